@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from parashard.api.functions import function as function
     from parashard.api.opened import open_data as open_data
     from parashard.api.script import is_worker as is_worker
+    from parashard.api.strategies import CentralStorageStrategy as CentralStorageStrategy
+    from parashard.api.strategies import MirroredStrategy as MirroredStrategy
+    from parashard.api.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from parashard.api.strategies import OneDeviceStrategy as OneDeviceStrategy
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
+    from parashard.api.strategies import TPUStrategy as TPUStrategy
     from parashard.api.trainer import History as History
     from parashard.api.trainer import Trainer as Trainer
     from parashard.layers.sequential import Sequential as Sequential
@@ -45,10 +50,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _OPTIMIZERS = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "FTRL", "LAMB")
+_STRATEGIES = (
+    "CentralStorageStrategy",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "ParameterServerStrategy",
+    "TPUStrategy",
+)
 _PLACES = {
     **dict.fromkeys(_OPTIMIZERS, "parashard.plan.optimizers"),
+    **dict.fromkeys(_STRATEGIES, "parashard.api.strategies"),
     "History": "parashard.api.trainer",
-    "ParameterServerStrategy": "parashard.api.strategies",
     "Sequential": "parashard.layers.sequential",
     "Trainer": "parashard.api.trainer",
     "Cluster": "parashard.api.cluster",

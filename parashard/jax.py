@@ -1,7 +1,7 @@
 """JAX models: `parashard.jax.Model` makes functions of a pytree of parameters trainable by a `Trainer`.
 
-Owns the names of a pytree's leaves, and the way of weights to JAX and of gradients back. Weights are copied into
-JAX's own memory: XLA may keep what it is handed, and pulled arrays are used again.
+Owns the names of a pytree's leaves, and the way of weights to JAX and of gradients back. Pulled arrays are used again:
+what computes a step has read them when it returns, and what a user keeps is a copy in JAX's own memory.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ except ImportError:
 Init = Callable[[Any], Any]
 Loss = Callable[[Any, Any, Any, Any], Any]
 Apply = Callable[[Any, Any], Any]
+Summed = Callable[
+    [Mapping[str, Float32s], Sequence[Batch]],
+    tuple[Sequence[float], dict[str, Float32s], list[dict[str, Float32s]]],
+]
+"""From weights and batches to their losses, the sum of their gradients, and what each pushes for its state."""
 
 
 def accuracy(outputs: Any, targets: Any) -> Any:
@@ -109,15 +114,11 @@ class Model:
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
-        trained, state = self._parted(self._leaves_of(variables))
+        trained, state = self._parted(self._arguments(variables))
         (loss, after), gradients = self._gradients(trained, state, *self._batch(batch), **_weights(batch))
         jax.block_until_ready(gradients)  # before the pulled arrays are used again
         found = {name: rows(_gradient(leaf, xp)) for name, leaf in gradients.items()}
-        for name, before in state.items():
-            if self._kinds[name] != FROZEN:
-                pushed = pushed_for(self._kinds[name], _numpy(before), _numpy(after.get(name, before)))
-                found[name] = xp.asarray(pushed)
-        return float(loss), found
+        return float(loss), found | self._pushed(state, after, xp)
 
     def check(self, batch: Batch) -> None:
         """Trace a step and an evaluation of such a batch without computing them.
@@ -140,9 +141,51 @@ class Model:
         if self._apply is not None:
             jax.eval_shape(self._apply, self._ready(), arguments[0])
 
+    def summed_over(self, mesh: Any) -> Summed:
+        """Return what computes batches of equal size at once, one on each device of a mesh of one axis."""
+        (axis,) = mesh.axis_names
+        split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
+        first = jax.tree_util.Partial(jax.tree_util.tree_map, lambda array: array[0])
+
+        def one(trained: Any, state: Any, data: Any, weights: Any) -> Any:
+            step = jax.value_and_grad(self._told, has_aux=True)
+            (loss, after), gradients = step(trained, state, *first(data), **first(weights))
+            return loss[None], jax.lax.psum(gradients, axis), jax.tree_util.tree_map(lambda leaf: leaf[None], after)
+
+        specs = {"in_specs": (whole, whole, split, split), "out_specs": (split, whole, split), "check_vma": False}
+        steps = jax.jit(jax.shard_map(one, mesh=mesh, **specs))
+        spread, same = (jax.sharding.NamedSharding(mesh, spec) for spec in (split, whole))
+
+        def summed(
+            variables: Mapping[str, Float32s], batches: Sequence[Batch]
+        ) -> tuple[Sequence[float], dict[str, Float32s], list[dict[str, Float32s]]]:
+            trained, state = self._parted(self._arguments(variables))
+            data = [(*self._batch(batch), _weights(batch)) for batch in batches]
+            *stacked, weights = jax.tree_util.tree_map(lambda *leaves: jax.numpy.stack(leaves), *data)
+            placed = jax.device_put(tuple(stacked), spread), jax.device_put(weights, spread)
+            losses, gradients, after = steps(*jax.device_put((trained, state), same), *placed)
+            jax.block_until_ready(gradients)  # before the pulled arrays are used again
+            found = {name: rows(_gradient(leaf, np)) for name, leaf in gradients.items()}
+            each = [{name: leaf[place] for name, leaf in after.items()} for place in range(len(batches))]
+            return np.array(losses).tolist(), found, [self._pushed(state, one_after, np) for one_after in each]
+
+        return summed
+
+    def _pushed(self, before: Mapping[str, Any], after: Mapping[str, Any], xp: Any) -> dict[str, Array]:
+        """Return what a step pushes for its state."""
+        return {
+            name: xp.asarray(pushed_for(self._kinds[name], _numpy(leaf), _numpy(after.get(name, leaf))))
+            for name, leaf in before.items()
+            if self._kinds[name] != FROZEN
+        }
+
+    def _key(self, batch: Batch) -> Any:
+        return jax.random.key(step_seed("jax", self._seed, batch.step, batch.part))
+
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the metrics, means over the batch."""
-        parameters, inputs, targets = self._tree(variables), _arrays(batch.inputs), _arrays(batch.targets)
+        parameters = self._tree_of(self._arguments(variables))
+        inputs, targets = _arrays(batch.inputs), _arrays(batch.targets)
         values = {"loss": self._judged(parameters, inputs, targets, **_weights(batch))}
         if self._metrics and self._apply is not None:
             outputs = self._apply(parameters, inputs)
@@ -184,8 +227,7 @@ class Model:
 
     def _batch(self, batch: Batch) -> tuple[Any, Any, Any]:
         """Return inputs, targets and the key of a step."""
-        key = jax.random.key(step_seed("jax", self._seed, batch.step, batch.part))
-        return _arrays(batch.inputs), _arrays(batch.targets), key
+        return _arrays(batch.inputs), _arrays(batch.targets), self._key(batch)
 
     def _judge(self, parameters: Any, inputs: Any, targets: Any, **weights: Any) -> Any:
         found = self._loss(parameters, inputs, targets, None, **weights)
@@ -193,6 +235,15 @@ class Model:
 
     def _kinds_changing(self) -> bool:
         return any(kind not in ("", FROZEN) for kind in self._kinds.values())
+
+    def _arguments(self, variables: Mapping[str, Array]) -> dict[str, Any]:
+        """Return the leaves of pulled arrays for one call of a compiled function, which may borrow their memory."""
+        return {
+            name: _argument(value_of(variables[name], self._kinds[name]))
+            .reshape(leaf.shape)
+            .astype(leaf.dtype, copy=False)
+            for name, leaf in _leaves(self._ready()).items()
+        }
 
     def _tree(self, variables: Mapping[str, Array]) -> Any:
         """Return the pytree of pulled arrays, in the shapes and types that `init` gave."""
@@ -286,14 +337,20 @@ def _numpy(leaf: Any) -> np.ndarray[Any, Any]:
     return np.array(leaf.astype(jax.numpy.float32) if floating else leaf)
 
 
+def _argument(array: Any) -> Any:
+    """Return an array for one call of a compiled function: NumPy's as it is, which XLA copies or borrows."""
+    return array if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
+
+
 def _arrays(tree: Any) -> Any:
-    return jax.tree_util.tree_map(_array, tree)
+    return jax.tree_util.tree_map(_argument, tree)
 
 
 def _weights(batch: Batch) -> dict[str, Any]:
-    return {} if batch.weights is None else {PARAMETER: _array(batch.weights)}
+    return {} if batch.weights is None else {PARAMETER: _argument(batch.weights)}
 
 
 def _gradient(leaf: Any, xp: Any) -> Array:
-    leaf = leaf.astype(jax.numpy.float32)
+    if leaf.dtype != np.float32:
+        leaf = leaf.astype(np.float32)
     return np.asarray(leaf) if xp is np else xp.from_dlpack(leaf)

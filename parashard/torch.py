@@ -156,8 +156,8 @@ class Model:
     def _computed(self, variables: Mapping[str, Array], batch: Batch, xp: Any, scale: float) -> Computed:
         module = self._ready()
         module.train()
-        torch.manual_seed(step_seed("torch", self._seed, batch.step, batch.part))
         pulled = self._pulled(variables)
+        _seed_generators(step_seed("torch", self._seed, batch.step, batch.part))
         trained = {name: tensor.requires_grad_() for name, tensor in pulled.items() if not self._kinds[name]}
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
         state = {name: tensor.clone() for name, tensor in pulled.items() if name not in trained}
@@ -345,6 +345,16 @@ def _named(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tenso
 def _plain(name: str) -> str:
     """Return a name without what `torch.compile` puts before it."""
     return name.replace("_orig_mod.", "")
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed the default generators that a step can draw from.
+
+    `torch.manual_seed` also notes the seed, with a traceback, for devices that are not in use: a millisecond each time.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 def _tensor(array: Any) -> torch.Tensor:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from parashard.api.background import BackgroundRun, Variables, within
-from parashard.api.jobs import Parts, checked_optimizer, checked_strategy, job_of
+from parashard.api.jobs import Parts, checked_optimizer, checked_servers, job_of
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.base import DataSpec
@@ -80,7 +80,7 @@ class Cluster:
         if examples < 1:
             raise ConfigurationError(f"examples must be at least 1, found {examples}")
         program = Path(sys.argv[0] or "session.py")
-        chosen = checked_strategy(strategy)
+        chosen = checked_servers(strategy)
         sessions = ParameterServerStrategy(consistency=chosen.consistency, **{**chosen.cluster, "workers": 0})
         parts = Parts(name or program.stem or "session", checked_optimizer(optimizer), sessions, seed, settings or {})
         loaded = job_of(parts, program, {"epochs": epochs, "batch_size": batch_size})

@@ -21,7 +21,7 @@ from typing import Any, Self
 from parashard.api.background import BackgroundRun, Variables, within
 from parashard.api.calls import Call, Calls, PerWorker
 from parashard.api.functions import Function, name_of, names_now
-from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_strategy, job_of
+from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_servers, job_of
 from parashard.api.scheduled import ScheduledFunctions, ScheduledSource
 from parashard.api.script import COORDINATOR, SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
@@ -136,7 +136,7 @@ class Coordinator:
     ) -> None:
         if queue < 1:
             raise ConfigurationError(f"queue must be at least 1, found {queue}")
-        chosen = checked_strategy(strategy)
+        chosen = checked_servers(strategy)
         if chosen.consistency.startswith("sync"):
             raise ConfigurationError(
                 f'ps.Coordinator with consistency = "{chosen.consistency}": functions are scheduled one by one, and '

@@ -1,8 +1,9 @@
-"""ClusterFollower: feeds callbacks with what a cluster's coordinator tells, each event once, whatever is killed.
+"""CallbackFollower: feeds callbacks with what a run's coordinator tells, each event once, whatever is killed.
 
 Owns the order that makes it so: an event is recorded in the run's folder before callbacks hear of it, and what they
 decided before the coordinator does. So after a crash an effect may be lost, and is never repeated. Implements rule P38
-of docs/protocol.md. Called by `parashard.launch.running`, and by `parashard.api.trainer` at the end.
+of docs/protocol.md. Called by `parashard.launch.running` or `parashard.api.in_process.training`, and by
+`parashard.api.trainer` at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ AT_ONCE = 16
 HERE = Path(__file__).parent.parent
 
 
-class ClusterFollower:
+class CallbackFollower:
     """Runs the callbacks of one run.
 
     Parameters
@@ -82,8 +83,18 @@ class ClusterFollower:
     @property
     def arguments(self) -> Sequence[str]:
         """What the coordinator is started with."""
-        store = ["--store-evaluated"] if self._callbacks.uses_weights else []
-        return ["--callbacks", "decide" if self._callbacks.decides else "follow", *store]
+        store = ["--store-evaluated"] if self.stores_evaluated else []
+        return ["--callbacks", "decide" if self.decides else "follow", *store]
+
+    @property
+    def decides(self) -> bool:
+        """Whether a callback may stop the run or change the learning rate."""
+        return self._callbacks.decides
+
+    @property
+    def stores_evaluated(self) -> bool:
+        """Whether a callback uses the weights that were evaluated."""
+        return self._callbacks.uses_weights
 
     def look(self, follow: Follow, *, last: bool) -> None:
         """Ask what has happened, and call the callbacks."""

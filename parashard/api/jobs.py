@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from parashard.api.optimizers import optimizer_of
-from parashard.api.strategies import ParameterServerStrategy
+from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import read_declaration
 from parashard.job.keys import leaves, shown
@@ -30,7 +30,7 @@ class Parts(NamedTuple):
 
     name: str
     optimizer: OptimizerSpec
-    strategy: ParameterServerStrategy
+    strategy: Strategy
     seed: int
     settings: Mapping[str, Any]
     variables: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
@@ -44,8 +44,16 @@ def checked_optimizer(optimizer: Any) -> OptimizerSpec:
     return mapped.spec
 
 
-def checked_strategy(strategy: ParameterServerStrategy | None) -> ParameterServerStrategy:
+def checked_strategy(strategy: Strategy | None) -> Strategy:
     """Return the strategy, by default two shards and two workers, asynchronous."""
+    if strategy is not None and not isinstance(strategy, Strategy):
+        found = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
+        raise ConfigurationError(f"strategy is one of parashard's, such as ps.OneDeviceStrategy(), found {found}")
+    return strategy or ParameterServerStrategy()
+
+
+def checked_servers(strategy: Strategy | None) -> ParameterServerStrategy:
+    """Return the strategy of what needs shards and workers."""
     if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
         raise ConfigurationError(f"strategy is a ps.ParameterServerStrategy(...), found {type(strategy).__name__}")
     return strategy or ParameterServerStrategy()
@@ -91,7 +99,13 @@ def tables_of(
             raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
         if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
             raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
+        if above == "cluster" and isinstance(parts.strategy, InProcessStrategy):
+            raise ConfigurationError(
+                f"settings: {key!r} is of a cluster; {type(parts.strategy).__name__} trains in this process, without one"
+            )
         table.setdefault(above, {})[name] = value
+    if isinstance(parts.strategy, InProcessStrategy):
+        table["job"].setdefault("max_attempts", 1)  # another one would go no better: there is no other process
     return table
 
 

@@ -203,6 +203,14 @@ class Script:
         return Path(parashard._folder, self._file)
 
     @property
+    def has_file(self) -> bool:
+        """Whether `path` is there."""
+        try:
+            return bool(self.path)
+        except ConfigurationError:
+            return False
+
+    @property
     def command(self) -> ScriptCommand:
         """What runs the script again."""
         words = [sys.executable, *sys.orig_argv[1:]]

@@ -1,11 +1,47 @@
-"""Strategies: on which processes a trainer's steps are computed, and how far they may run apart."""
+"""Strategies: on which processes and devices a trainer's steps are computed, and how far they may run apart.
+
+Owns what each is called with and what of a job file it stands for; `docs/python.md` compares them. Knows no model and
+starts nothing. Called by scripts and by `parashard.api.trainer`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from parashard.errors import ConfigurationError, Unavailable
+from parashard.process import cuda
 
-class ParameterServerStrategy:
+REPLICAS_MAX = 4096
+
+
+class Strategy:
+    """What all strategies have.
+
+    Attributes
+    ----------
+    consistency : str
+        async, ssp:K or sync:N, as in a job file.
+    cluster : dict of str to object
+        Keys of a job file's `[cluster]` table.
+    """
+
+    def __init__(self, consistency: str, cluster: dict[str, Any]) -> None:
+        self.consistency = consistency
+        self.cluster = cluster
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Do nothing: it is not needed.
+
+        TensorFlow makes variables where `scope` says. Here a model is built as anywhere else, and the trainer is told
+        the strategy; a script that has the `with` statement still runs.
+        """
+        yield
+
+
+class ParameterServerStrategy(Strategy):
     """Shards hold the variables, workers pull them and push gradients.
 
     Parameters
@@ -19,5 +55,163 @@ class ParameterServerStrategy:
     """
 
     def __init__(self, shards: int = 2, workers: int = 2, consistency: str = "async", **cluster: Any) -> None:
-        self.consistency = consistency
-        self.cluster: dict[str, Any] = {"shards": shards, "workers": workers, **cluster}
+        super().__init__(consistency, {"shards": shards, "workers": workers, **cluster})
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training over processes: a round has one step for each worker.
+
+    A shard beside every worker holds one part of the variables: pushes are a reduce-scatter, pulls an all-gather. A
+    worker that dies costs its step, which another one computes.
+
+    Parameters
+    ----------
+    workers : int
+        Processes that compute, and as many shards.
+    **cluster
+        Further keys of a job file's `[cluster]` table.
+    """
+
+    def __init__(self, workers: int = 2, **cluster: Any) -> None:
+        _check_count("workers", workers)
+        super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster})
+
+
+class InProcessStrategy(Strategy):
+    """Training in the process that calls `fit`: no other one is started, and no script is run again.
+
+    Parameters
+    ----------
+    replicas : int
+        Steps of a round.
+    device, variables_on : str
+        Where steps are computed, and where variables lie and move: cpu or cuda:N.
+    threads : int
+        Compute threads of NumPy, PyTorch and the kernels while it trains; 0: as the process has them.
+    """
+
+    def __init__(self, replicas: int, device: str, variables_on: str, threads: int) -> None:
+        if not isinstance(threads, int) or threads < 0:
+            raise ConfigurationError(f"threads is a whole number, 0 for as many as the process has, found {threads!r}")
+        super().__init__(
+            f"sync:{replicas}",
+            {
+                "shards": 1,
+                "workers": 1,
+                "device": device,
+                "shard_device": variables_on,
+                "shard_threads": threads,
+                "partitioner": {"kind": "whole"},
+            },
+        )
+        self.replicas = replicas
+        self.threads = threads
+
+
+class OneDeviceStrategy(InProcessStrategy):
+    """One device of this process computes step after step: as `sync:1`.
+
+    Parameters
+    ----------
+    device : str
+        cpu or cuda:N; auto: the first GPU where there is one.
+    threads : int
+        Compute threads; 0: as the process has them.
+    """
+
+    def __init__(self, device: str = "auto", threads: int = 0) -> None:
+        device = _present(device)
+        super().__init__(1, device, device, threads)
+
+
+class MirroredStrategy(InProcessStrategy):
+    """Replicas in this process, each with a step of its own in every round, as `sync:N`.
+
+    Parameters
+    ----------
+    devices : int or sequence of str
+        How many replicas, or the device of each. They share one device, the CPU or a GPU, and are computed one after
+        the other; the variables lie there, too.
+    threads : int
+        Compute threads; 0: as the process has them.
+    """
+
+    def __init__(self, devices: int | Sequence[str] = 2, threads: int = 0) -> None:
+        replicas, device = _replicas(devices)
+        super().__init__(replicas, device, device, threads)
+
+
+class CentralStorageStrategy(InProcessStrategy):
+    """Replicas as in `MirroredStrategy`, of variables that lie in the host's memory.
+
+    Parameters
+    ----------
+    devices : int or sequence of str
+        How many replicas, or the device of each; they share one.
+    threads : int
+        Compute threads; 0: as the process has them.
+    """
+
+    def __init__(self, devices: int | Sequence[str] = 2, threads: int = 0) -> None:
+        replicas, device = _replicas(devices)
+        super().__init__(replicas, device, "cpu", threads)
+
+
+class TPUStrategy(InProcessStrategy):
+    """A round's steps are computed at once, one on each of JAX's devices, which also add up their gradients.
+
+    The order of the sum is XLA's: weights differ from `sync:N` in their last bits. It trains `ps.jax.Model` only. The
+    variables lie in the host's memory and go to the devices in every round.
+
+    Parameters
+    ----------
+    devices : int, optional
+        How many of JAX's devices; None: all. On a machine without a TPU or GPU that many devices of the CPU are asked
+        for, which JAX can only be before it has computed anything.
+    """
+
+    def __init__(self, devices: int | None = None) -> None:
+        from parashard.api.jax_devices import devices_ready
+
+        if devices is not None:
+            _check_count("devices", devices)
+        super().__init__(devices_ready(devices), "cpu", "cpu", 0)
+
+
+def _replicas(devices: int | Sequence[str]) -> tuple[int, str]:
+    """Return how many replicas there are, and the device that they share."""
+    if isinstance(devices, int):
+        _check_count("devices", devices)
+        return devices, "cpu"
+    named = [devices] if isinstance(devices, str) else list(devices)
+    if not named:
+        raise ConfigurationError(
+            "devices is empty; allowed: a number, or a name such as cpu or cuda:0 for each replica"
+        )
+    found = {_present(name) for name in named}
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"devices are {', '.join(sorted(found))}: the replicas of one process share a device; "
+            f"ps.MultiWorkerMirroredStrategy(workers={len(named)}) has a process for each"
+        )
+    return len(named), found.pop()
+
+
+def _present(device: str) -> str:
+    """Return the device of a name, if this machine has it."""
+    if device == "auto":
+        try:
+            return "cuda:0" if cuda.device_count() else "cpu"
+        except (ConfigurationError, Unavailable):
+            return "cpu"
+    if device == "cuda":
+        device = "cuda:0"
+    if not isinstance(device, str) or (device != "cpu" and not device.startswith("cuda:")):
+        raise ConfigurationError(f"device {device!r} is unknown; allowed: auto, cpu, cuda:N")
+    cuda.check(device)
+    return device
+
+
+def _check_count(what: str, number: object) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= REPLICAS_MAX:
+        raise ConfigurationError(f"{what} is a whole number from 1 to {REPLICAS_MAX}, found {number!r}")

@@ -17,13 +17,13 @@ import numpy as np
 
 from parashard.api.batching import Accumulated, epochs_of_a_job, examples_of_a_step
 from parashard.api.examples import Indexed, indexed, indexed_inputs, joined, of_the_data
-from parashard.api.following import ClusterFollower
+from parashard.api.following import CallbackFollower
 from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_strategy, job_of, tables_of
 from parashard.api.optimizers import optimizer_of, variable_settings
 from parashard.api.script import SCRIPT, answers_in
 from parashard.api.source import source_of
-from parashard.api.strategies import ParameterServerStrategy
+from parashard.api.strategies import InProcessStrategy, Strategy
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.files import BackupAndRestore
 from parashard.callbacks.running import Callbacks, checked
@@ -48,6 +48,8 @@ from parashard.store import open_store
 from parashard.store.arrays import read_arrays
 
 EXAMPLES_AT_ONCE = 1000
+INTERACTIVE = "interactive"
+"""The name of a job that no script has, such as a notebook's."""
 METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
 
@@ -120,8 +122,8 @@ class Trainer:
     optimizer : OptimizerSpec or an optimizer of PyTorch, Keras or optax, optional
         Such as `parashard.Adam(1e-3)`; the shards run it, or their own that computes the same updates. Default: SGD
         with a rate of 0.01.
-    strategy : ParameterServerStrategy, optional
-        On which processes; default: two shards, two workers, asynchronous.
+    strategy : Strategy, optional
+        On which processes and devices; default: two shards, two workers, asynchronous.
     seed : int
         Of first values, the order of examples and all that is random in a step.
     name : str, optional
@@ -134,7 +136,7 @@ class Trainer:
         self,
         model: Model,
         optimizer: OptimizerSpec | Any = None,
-        strategy: ParameterServerStrategy | None = None,
+        strategy: Strategy | None = None,
         *,
         seed: int = 0,
         name: str | None = None,
@@ -229,7 +231,7 @@ class Trainer:
         resume = resume or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
         with SCRIPT.call("fit") as call:
             if resume and not call.answer and not SCRIPT.is_worker:
-                call.answer = _answered(self._name or SCRIPT.path.stem, SCRIPT.calls_made)
+                call.answer = _answered(self._job_name(), self._calls_before())
             if not call.answer:
                 source = source_of(
                     data,
@@ -341,6 +343,8 @@ class Trainer:
         """Run the job of a call and return its report and folder; in a worker be one, and end."""
         self._begin()
         loaded = self._job(sizes)
+        if isinstance(self._strategy, InProcessStrategy):
+            return self._fitted_here(self._strategy, loaded, source, model, resume=resume, verbose=verbose)
         if SCRIPT.is_worker:
             code = self._code_sha256()
             SCRIPT.work(
@@ -361,14 +365,51 @@ class Trainer:
         weights = follower.end() or outcome.run_dir / WEIGHTS_FILE
         history = follower.history
         if verbose:
-            words = _end_in_words(History(outcome.report, outcome.run_dir, history))
-            console_for(sys.stdout).print(words, soft_wrap=True, markup=False, highlight=False)
+            _say_end(History(outcome.report, outcome.run_dir, history))
         return {
             "report": outcome.report,
             "run_dir": str(outcome.run_dir),
             "weights": str(weights),
             "history": history,
         }
+
+    def _fitted_here(
+        self,
+        strategy: InProcessStrategy,
+        loaded: LoadedJob,
+        source: DataSource,
+        model: Model,
+        *,
+        resume: bool,
+        verbose: int,
+    ) -> dict[str, Any]:
+        """Train in this process, and return the report and the run's folder."""
+        if SCRIPT.is_worker:
+            raise ConfigurationError(
+                f"this call trains in its own process, by {type(strategy).__name__}, in this worker, and by worker "
+                "processes in the one that started it: a script makes the same calls wherever it runs"
+            )
+        from parashard.api.in_process.training import train
+
+        declared = declare(source.spec, self._declared(), self._code_sha256())
+        begun = _unfinished(loaded.job.job.name, self._calls_before()) if resume else None
+        run_dir = begun or new_run_dir(None, loaded.job.job.name)
+        view = _view(verbose)
+        follower = self._follower(loaded, source, run_dir, view.say, resume=begun is not None)
+        try:
+            SCRIPT.write_answers(run_dir)
+            report = train(
+                loaded, run_dir, view, strategy, model, source, declared, resume=begun is not None, follower=follower
+            )
+        finally:
+            self._training = None
+            view.close()
+            if begun is None:
+                discard_unbegun(run_dir, keep=False)
+        weights, history = follower.end() or run_dir / WEIGHTS_FILE, follower.history
+        if verbose:
+            _say_end(History(report, run_dir, history))
+        return {"report": report, "run_dir": str(run_dir), "weights": str(weights), "history": history}
 
     def _check(self, source: DataSource) -> None:
         """Try the model on two examples, if it can: what no worker could compute is said before any is started."""
@@ -436,7 +477,8 @@ class Trainer:
     def _code_sha256(self) -> str:
         """Return the digest of the script's text, and of what of the model is in no variable."""
         fixed = self._model.fixed_sha256() if isinstance(self._model, FrameworkModel) else ""
-        return hashlib.sha256(f"{SCRIPT.sha256}{fixed}".encode()).hexdigest()
+        text = SCRIPT.sha256 if self._has_script else ""
+        return hashlib.sha256(f"{text}{fixed}".encode()).hexdigest()
 
     def _variable_settings(self) -> dict[str, dict[str, Any]]:
         """Return what the groups of an optimizer of PyTorch say about the variables that are trained."""
@@ -456,15 +498,28 @@ class Trainer:
 
     def _job(self, sizes: Mapping[str, int]) -> LoadedJob:
         """Return the job of a call, checked as a job file is."""
-        return job_of(self._parts(SCRIPT.path.stem), SCRIPT.path, sizes)
+        program = SCRIPT.path if self._has_script else Path(INTERACTIVE)
+        return job_of(self._parts(program.stem), program, sizes)
 
     def _parts(self, name: str) -> Parts:
         settings = self._variable_settings()
         return Parts(self._name or name, self._optimizer.spec, self._strategy, self._seed, self._settings, settings)
 
+    @property
+    def _has_script(self) -> bool:
+        """Whether there is a script to name and to hash, which only training in this process can do without."""
+        return not isinstance(self._strategy, InProcessStrategy) or SCRIPT.has_file
+
+    def _job_name(self) -> str:
+        return self._name or (SCRIPT.path.stem if self._has_script else INTERACTIVE)
+
+    def _calls_before(self) -> int | None:
+        """Return how many calls came before the present one; None: without a script nobody has counted them."""
+        return SCRIPT.calls_made if self._has_script else None
+
     def _run(
         self, loaded: LoadedJob, source: DataSource, *, resume: bool, verbose: int
-    ) -> tuple[Outcome, ClusterFollower]:
+    ) -> tuple[Outcome, CallbackFollower]:
         name, command = loaded.job.job.name, SCRIPT.command
         declared = declare(source.spec, self._declared(), self._code_sha256())
         begun = _unfinished(name, SCRIPT.calls_made) if resume else None
@@ -493,10 +548,10 @@ class Trainer:
 
     def _follower(
         self, loaded: LoadedJob, source: DataSource, run_dir: Path, say: Callable[[str], None], *, resume: bool
-    ) -> ClusterFollower:
+    ) -> CallbackFollower:
         """Return what runs the callbacks of a fit."""
         job = loaded.job
-        steps = StepPlan(source.spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
+        steps = StepPlan(source.spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch)
         self._training = Training(job.optimizer.learning_rate, run_dir)
         callbacks = Callbacks(
             self._callbacks,
@@ -506,7 +561,7 @@ class Trainer:
             epochs=steps.epochs,
         )
         store = partial(open_store, job.checkpoint.url or str(run_dir / CHECKPOINTS))
-        return ClusterFollower(callbacks, run_dir, store, say, resume=resume)
+        return CallbackFollower(callbacks, run_dir, store, say, resume=resume)
 
     def _declared(self) -> Model:
         """Return the model with the present weights as its first ones."""
@@ -536,21 +591,24 @@ def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Example
         yield indices, data.take(indices, 0)
 
 
-def _end_in_words(history: History) -> str:
-    """Return the line that stays on the screen."""
+def _say_end(history: History) -> None:
+    """Print the line that stays on the screen."""
     found = [f"{name} {values[-1]:.4g}" for name, values in history.history.items() if values[-1] is not None]
-    return f"done in {history.report['wall_s']:.1f} s: {', '.join(found)}; {short_path(history.run_dir)}"
+    words = f"done in {history.report['wall_s']:.1f} s: {', '.join(found)}; {short_path(history.run_dir)}"
+    console_for(sys.stdout).print(words, soft_wrap=True, markup=False, highlight=False)
 
 
-def _unfinished(name: str, calls_before: int) -> Path | None:
-    """Return the newest run of a script, if it is not done and of the call with so many before it."""
+def _unfinished(name: str, calls_before: int | None) -> Path | None:
+    """Return the newest run of a script, if it is not done and of the call with so many before it; None: any."""
     run_dir = _newest(name)
-    return run_dir if run_dir is not None and len(answers_in(run_dir)) == calls_before else None
+    return run_dir if run_dir is not None and calls_before in (None, len(answers_in(run_dir))) else None
 
 
-def _answered(name: str, calls_before: int) -> dict[str, Any]:
+def _answered(name: str, calls_before: int | None) -> dict[str, Any]:
     """Return what a call returned before the newest run of its script, which is not done; empty: nothing is known."""
     run_dir = _newest(name)
+    if calls_before is None:
+        return {}
     answers = answers_in(run_dir) if run_dir is not None else []
     answer = answers[calls_before] if calls_before < len(answers) else {}
     return answer if answer.get("call") == "fit" and "error" not in answer else {}

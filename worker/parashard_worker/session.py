@@ -28,7 +28,7 @@ import numpy as np
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pull_buffers import read_only
 from parashard.client.shard_client import Pulled
-from parashard.data.base import Batch, Indices
+from parashard.data.base import Batch, Indices, examples_of
 from parashard.errors import (
     ConfigurationError,
     InvalidRequest,
@@ -156,7 +156,9 @@ class Session:
             if self._data and SCRIPT not in (job.data.source, job.model.kind):
                 self._task = load_task(reply, job, threads=None, device="cpu")
             self._job_seed, self._clip_norm = job.job.seed, job.optimizer.clip_norm
-            self._steps = StepPlan(reply.examples, job.job.batch_size, job.job.epochs, job.job.seed)
+            self._steps = StepPlan(
+                reply.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch
+            )
             membership = Membership(coordinator, reply, job, self._plan, credentials=credentials)
             # P13: the program's arithmetic is its own, and in sync:N every worker's must be the same.
             own = f"{device.fingerprint()}; a program's own loop"
@@ -301,7 +303,7 @@ class Session:
     def _step(self, number: int) -> Step:
         indices, epoch, batch = self._steps.indices(number), self._steps.epoch_of(number), None
         if self._task is not None:
-            batch = Batch(number, epoch, indices, *self._task.source.examples(indices))
+            batch = Batch(number, epoch, indices, *examples_of(self._task.source, number, indices))
         return Step(number, epoch, indices, step_seed("session", self._job_seed, number), batch)
 
     def _checked(self, step: int, loss: float | None, gradients: Mapping[str, Any]) -> dict[str, Float32s]:

@@ -233,14 +233,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def Follow(self, request: pb.FollowRequest, context: Any) -> pb.FollowReply:
         """Take what callbacks have handled and decided, and tell them what comes next."""
-        call = FollowCall(
-            handled=request.handled,
-            stop_reason=readable(request.stop_reason, REASON_BYTES_MAX),
-            learning_rate=request.learning_rate,
-            wants_steps=request.wants_steps,
-            steps_seen=request.steps_seen,
-            coordinator=request.coordinator,
-        )
+        call = follow_call(request)
 
         def follow(core: Core, now_s: float) -> FollowAnswer:
             core.job.check_run(request.run_id)
@@ -322,6 +315,18 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
         view=answer.view,
         retry_after_s=answer.retry_after_s,
         reason=answer.reason,
+    )
+
+
+def follow_call(request: pb.FollowRequest) -> FollowCall:
+    """Return what callbacks say as the core takes it."""
+    return FollowCall(
+        handled=request.handled,
+        stop_reason=readable(request.stop_reason, REASON_BYTES_MAX),
+        learning_rate=request.learning_rate,
+        wants_steps=request.wants_steps,
+        steps_seen=request.steps_seen,
+        coordinator=request.coordinator,
     )
 
 

@@ -246,7 +246,7 @@ class Core:
         if call.stop_reason and job.state is JobState.RUNNING and following.stopped_by is None:
             following.stopped_by = call.handled
             job.decisions += 1
-            self._stop_early(call.stop_reason)
+            self._stop_at_frontier(call.stop_reason)
         following.handle(call.handled)
         target = job.leases.target
         seen = call.steps_seen if call.coordinator == job.options.incarnation else 0

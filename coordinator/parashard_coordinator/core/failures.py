@@ -79,7 +79,8 @@ class Failures:
                 return Verdict(f"{reason}; the first {self._raised} attempts at steps all failed", must_be_fixed=True)
         if not result.given_up:
             return None
-        attempts = f"step {failed.step:,} failed {result.attempts} times{examples}"
+        often = "once" if result.attempts == 1 else f"{result.attempts} times"
+        attempts = f"step {failed.step:,} failed {often}{examples}"
         if not self._skip:
             return Verdict(f"{reason}; {attempts}", must_be_fixed=users)
         self._given_up_in_a_row += 1

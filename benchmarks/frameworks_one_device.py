@@ -1,0 +1,213 @@
+"""`OneDeviceStrategy` against the framework alone: `python -m benchmarks.frameworks_one_device [--write]`.
+
+The same MLP (784-256-128-10, Adam, batches of 128, random data in memory), one thread each. The framework's own loop
+takes slices of a permutation and has the framework's own Adam (PyTorch's, optax'). Both take turns every 50 steps in
+one run: only the ratio counts, the median over the turns. Ours is all that `fit` does between its first and last step:
+leases, pushes, the optimizer, the view, records; not its start and end. Beside the clock's time stands that of the
+processor, which other processes disturb less on a machine that is shared.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(OMP_NUM_THREADS="1", NPROC="1", JAX_PLATFORMS="cpu")  # before a framework is imported
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import parashard as ps
+from benchmarks.tables import spread, table, write
+
+SIZES = (784, 256, 128, 10)
+BATCH, STEPS, TURN = 128, 1500, 50
+FIRST = 2  # turns that warm up
+TARGETS = {"PyTorch": 0.95, "JAX": 0.9}
+
+RNG = np.random.default_rng(0)
+X = RNG.random((BATCH * 500, SIZES[0]), dtype=np.float32)
+Y = (X[:, :10] + X[:, 10:20]).argmax(1)
+
+Times = tuple[float, float]
+Plain = Callable[[], float]
+"""Takes a step, and returns its loss, or what becomes it."""
+
+
+class TakingTurns:
+    """A model of ours; after every TURN steps the other one takes as many.
+
+    Attributes
+    ----------
+    ours_s, plain_s : list of (float, float)
+        Seconds of each turn, by the clock and of the processor.
+    """
+
+    def __init__(self, model: Any, plain: Plain) -> None:
+        self._model = model
+        self._plain = plain
+        self.ours_s: list[Times] = []
+        self.plain_s: list[Times] = []
+        self.losses: list[float] = []
+        self._steps = 0
+        self._since_s = (0.0, 0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def loss_and_gradients(self, variables: Mapping[str, Any], batch: Any, xp: Any) -> Any:
+        """Compute a step, after a turn of the other."""
+        if self._steps % TURN == 0:
+            now_s = _now_s()
+            if self._steps:
+                self.ours_s.append(_between(self._since_s, now_s))
+            for _ in range(TURN):
+                loss = self._plain()
+            self.losses.append(float(loss))
+            self._since_s = _now_s()
+            self.plain_s.append(_between(now_s, self._since_s))
+        self._steps += 1
+        return self._model.loss_and_gradients(variables, batch, xp)
+
+
+def _now_s() -> Times:
+    return time.perf_counter(), time.process_time()
+
+
+def _between(first: Times, then: Times) -> Times:
+    return then[0] - first[0], then[1] - first[1]
+
+
+def batches() -> Callable[[], Any]:
+    """Return what returns the next batch's indices: slices of a permutation, a new one each epoch."""
+    order, at = np.random.default_rng(1).permutation(len(Y)), 0
+
+    def following() -> Any:
+        nonlocal order, at
+        if at >= len(Y):
+            order, at = np.random.default_rng(at).permutation(len(Y)), 0
+        at += BATCH
+        return order[at - BATCH : at]
+
+    return following
+
+
+def pytorch() -> tuple[Any, Plain]:
+    """Return a model of ours and PyTorch's own loop."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)
+
+    def net() -> nn.Module:
+        layers: list[nn.Module] = []
+        for rows, columns in pairwise(SIZES):
+            layers += [nn.Linear(rows, columns), nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+    module = net()
+    optimizer = torch.optim.Adam(module.parameters(), 1e-3)
+    x, y, following = torch.from_numpy(X), torch.from_numpy(Y), batches()
+
+    def step() -> float:
+        indices = torch.from_numpy(following())
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(module(x[indices]), y[indices])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return ps.torch.Model(net, loss=nn.functional.cross_entropy), step
+
+
+def jax() -> tuple[Any, Plain]:
+    """Return a model of ours and JAX' own loop, with optax' Adam in the same compiled step."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    def init(key: Any) -> Any:
+        return [
+            {"weight": jax.random.normal(key, (rows, columns)) * (2 / rows) ** 0.5, "bias": jnp.zeros(columns)}
+            for key, rows, columns in zip(jax.random.split(key, 3), SIZES[:-1], SIZES[1:], strict=True)
+        ]
+
+    def loss(parameters: Any, inputs: Any, targets: Any, key: Any) -> Any:
+        for layer in parameters[:-1]:
+            inputs = jax.nn.relu(inputs @ layer["weight"] + layer["bias"])
+        outputs = inputs @ parameters[-1]["weight"] + parameters[-1]["bias"]
+        return -jax.nn.log_softmax(outputs)[jnp.arange(len(targets)), targets].mean()
+
+    optimizer = optax.adam(1e-3)
+
+    @jax.jit
+    def update(parameters: Any, state: Any, inputs: Any, targets: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(parameters, inputs, targets, None)
+        updates, state = optimizer.update(gradients, state)
+        return optax.apply_updates(parameters, updates), state, value
+
+    parameters = init(jax.random.key(0))
+    state, x, y, following = optimizer.init(parameters), jnp.asarray(X), jnp.asarray(Y), batches()
+
+    def step() -> Any:
+        nonlocal parameters, state
+        indices = following()
+        parameters, state, value = update(parameters, state, x[indices], y[indices])
+        return value  # not waited for: the framework computes while the next batch is taken
+
+    return ps.jax.Model(init, loss), step
+
+
+def race(make: Callable[[], tuple[Any, Plain]]) -> dict[str, Any]:
+    """Return the seconds of every turn, after both have learned as much."""
+    model, plain = make()
+    turns = TakingTurns(model, plain)
+    trainer = ps.Trainer(turns, ps.Adam(1e-3), ps.OneDeviceStrategy(threads=1))
+    history = trainer.fit((X, Y), epochs=STEPS * BATCH // len(Y), batch_size=BATCH, verbose=0)
+    ours, theirs = history.history["loss"][0], statistics.fmean(turns.losses[-5:])
+    if not ours < turns.losses[0] * 0.9 or abs(ours - theirs) > 0.5 * theirs:
+        raise RuntimeError(f"the two did not learn the same: losses {ours:.3f} and {theirs:.3f}")
+    return {
+        "ours_s": turns.ours_s[FIRST:],
+        "plain_s": turns.plain_s[FIRST : len(turns.ours_s)],
+        "losses": [ours, theirs],
+    }
+
+
+def main() -> None:
+    """Race, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/frameworks_one_device.md")
+    write_it = parser.parse_args().write
+    rows, figures = [], {}
+    home = Path.cwd()
+    for name, make in (("PyTorch", pytorch), ("JAX", jax)):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)  # the run's folder is made there
+            try:
+                found = race(make)
+            finally:
+                os.chdir(home)
+        turns = list(zip(found["plain_s"], found["ours_s"], strict=True))
+        clock, processor = ([plain[kind] / ours[kind] for plain, ours in turns] for kind in (0, 1))
+        steps_ms = [
+            f"{1e3 * statistics.median(one[1] for one in found[key]) / TURN:.2f}" for key in ("plain_s", "ours_s")
+        ]
+        rows.append([name, *steps_ms, spread(processor), spread(clock), f"{TARGETS[name]}"])
+        figures[name] = {**found, "ratio": statistics.median(processor), "ratio_by_clock": statistics.median(clock)}
+    header = ["framework", "a step alone, ms", "of fit, ms", "speed of ours over alone, processor", "clock", "goal"]
+    text = table(header, rows)
+    print(text)
+    if write_it:
+        write("frameworks_one_device", {"OneDeviceStrategy and the framework alone": text}, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The in-memory state of a job at its start, from the resolved job. Called by whatever coordinates one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from parashard.job.schema import Job
+from parashard_coordinator.core.calls import Options
+from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
+from parashard_coordinator.core.job_record import JobRecord
+from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher
+from parashard_coordinator.core.policies import leasing_policy
+from parashard_coordinator.core.restarts import Restarts
+from parashard_coordinator.core.rounds import NoRounds, RoundBook, Rounds
+from parashard_coordinator.run.resolve import ResolvedJob
+
+
+class Callbacks(NamedTuple):
+    """What the launcher's callbacks want of the coordinator."""
+
+    followed: bool = False
+    decide: bool = False
+    store_evaluated: bool = False
+
+
+NO_CALLBACKS = Callbacks()
+
+
+def new_job_record(
+    resolved: ResolvedJob,
+    run_id: str,
+    incarnation: int,
+    callbacks: Callbacks = NO_CALLBACKS,
+    *,
+    open_: bool = False,
+) -> JobRecord:
+    """Return the state of a job at its start."""
+    job, steps = resolved.job, resolved.steps
+    policy = leasing_policy(job.consistency.policy)
+    after = evaluation_steps(steps.total, steps.steps_per_epoch, job.evaluation.every_epochs)
+    evaluations = Evaluations(after if resolved.spec.held_out else [], policy, steps.total)
+    launcher: Launcher = ExternalLauncher()
+    if job.cluster.launcher == "local":
+        restarts = Restarts(job.cluster.restart_backoff_s, job.cluster.max_restarts)
+        launcher = LocalLauncher(job.cluster.shards, restarts)
+    clipping = "set" if job.optimizer.clip_norm is None else "lower"
+    options = Options(
+        run_id=run_id,
+        incarnation=incarnation,
+        job_digest=resolved.digest,
+        steps_total=steps.total,
+        open=open_,
+        shards=job.cluster.shards,
+        workers=job.cluster.workers,
+        lease_batch=job.cluster.lease_batch,
+        lease_ttl_s=job.cluster.lease_ttl_s,
+        silence_s=job.cluster.silence_s,
+        start_s=job.cluster.start_s,
+        speculate_after=job.cluster.speculate_after,
+        max_attempts=job.job.max_attempts,
+        skip_bad_steps=job.job.on_bad_step == "skip",
+        target_accuracy=job.evaluation.target_accuracy,
+        target_loss=job.evaluation.target_loss,
+        target_mean_squared_error=job.evaluation.target_mean_squared_error,
+        same_arithmetic=job.consistency.policy.kind == "sync" and not job.cluster.allow_mixed,
+        examples_of=steps.examples_in_words,
+        steps_per_epoch=steps.steps_per_epoch if callbacks.followed else 0,
+        callbacks_decide=callbacks.decide,
+        stores_evaluated=callbacks.store_evaluated,
+        against_divergence=f"lower optimizer.learning_rate or {clipping} optimizer.clip_norm",
+    )
+    return JobRecord(options, policy, evaluations, launcher, round_book(job, steps.total))
+
+
+def round_book(job: Job, steps_total: int) -> RoundBook:
+    """Return what keeps track of rounds, where the job has them."""
+    policy = job.consistency.policy
+    if policy.kind != "sync":
+        return NoRounds()
+    return Rounds(job.cluster.shards, policy.bound, steps_total, job.checkpoint.every_s)

@@ -1,0 +1,56 @@
+"""What computes the steps of a round: replicas one after the other, by the worker's own arithmetic.
+
+Knows neither shard nor run. Called by `parashard.api.in_process.training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from parashard.plan.variables import Float32s
+from parashard_worker.computing import Task
+
+
+class Computed(NamedTuple):
+    """A step, and what is pushed for it."""
+
+    step: int
+    loss: float
+    examples: int
+    gradients: Mapping[str, Float32s]
+
+
+class Computing(Protocol):
+    """Computes steps."""
+
+    def groups(self, steps: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return a round's steps in parts, in order, each of which is computed by one call."""
+
+    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s]) -> Sequence[Computed]:
+        """Compute steps at values of the variables, which are only read; raises as `Task.gradients`."""
+
+
+class Replicas:
+    """Steps one after the other.
+
+    A replica's threads are those of the libraries: on one device nothing is gained by threads of the replicas, and a
+    model need not be safe for them.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def groups(self, steps: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return each step by itself."""
+        return [(step,) for step in steps]
+
+    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s]) -> Sequence[Computed]:
+        """Compute them in order."""
+        return [self._computed(step, values) for step in steps]
+
+    def _computed(self, step: int, values: Mapping[str, Float32s]) -> Computed:
+        loss, examples, gradients = self._task.gradients(step, values)
+        assert loss is not None, "a trainer's model returns one"
+        assert gradients is not None, "a trainer's model returns them"
+        return Computed(step, loss, examples, gradients)

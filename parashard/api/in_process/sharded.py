@@ -1,0 +1,87 @@
+"""A round's steps at once, one on each of JAX's devices, which add up their gradients: what `TPUStrategy` computes by.
+
+The sum is pushed as the gradient of the round's first step, and nothing as that of the others: their mean is the same.
+Knows neither shard nor run. Called by `parashard.api.in_process.training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from parashard.api.in_process.computing import Computed, Replicas
+from parashard.api.jax_devices import devices
+from parashard.data.base import Batch, examples_of
+from parashard.data.tree import rows_of
+from parashard.errors import ConfigurationError
+from parashard.jax import Model, Summed
+from parashard.job.schema import Job
+from parashard.models.base import Model as AnyModel
+from parashard.plan.variables import Float32s
+from parashard_worker.computing import Task
+
+
+def check(model: AnyModel, job: Job) -> None:
+    """Refuse what cannot be computed so.
+
+    Raises
+    ------
+    ConfigurationError
+        If the model is not one of JAX, or each step's gradient is to be clipped by itself.
+    """
+    if not isinstance(model, Model):
+        framework = type(model).__module__.rpartition("parashard.")[2]
+        raise ConfigurationError(
+            f"ps.TPUStrategy spreads arrays over JAX's devices: it trains a ps.jax.Model, found "
+            f"{f'ps.{framework}.' if framework in ('torch', 'keras') else ''}{type(model).__name__}"
+        )
+    if job.optimizer.clip_norm is not None:
+        raise ConfigurationError(
+            "optimizer.clip_norm clips each step's gradient, and ps.TPUStrategy adds them up on the devices; allowed: "
+            "clip_value, or another strategy"
+        )
+
+
+class ShardedSteps:
+    """Steps of a round, one on each device.
+
+    Parameters
+    ----------
+    task : Task
+        Of a model that `check` lets pass.
+    replicas : int
+        Devices.
+    """
+
+    def __init__(self, task: Task, replicas: int) -> None:
+        assert isinstance(task.model, Model), task.model
+        self._task = task
+        self._replicas = replicas
+        self._alone = Replicas(task)
+        self._summed: Summed = task.model.summed_over(jax.sharding.Mesh(np.array(devices(replicas)), ("steps",)))
+
+    def groups(self, steps: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return the whole round where there is a step of the same size for each device, else each step by itself."""
+        sizes = {len(self._task.steps.indices(step)) for step in steps}
+        if len(steps) == self._replicas and len(sizes) == 1:
+            return [steps]
+        return self._alone.groups(steps)
+
+    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s]) -> Sequence[Computed]:
+        """Compute them at once; where a gradient is not finite each by itself, which says whose it is."""
+        if len(steps) < self._replicas or self._replicas == 1:
+            return self._alone.compute(steps, values)
+        plan, batches = self._task.steps, []
+        for step in steps:
+            indices = plan.indices(step)
+            batches.append(Batch(step, plan.epoch_of(step), indices, *examples_of(self._task.source, step, indices)))
+        losses, gradients, states = self._summed(values, batches)
+        if not all(np.isfinite(gradient).all() for found in (gradients, *states) for gradient in found.values()):
+            return self._alone.compute(steps, values)
+        trained = {name: gradients[name] for name in gradients if not self._task.plan.variables[name].frozen}
+        return [
+            Computed(batch.step, loss, rows_of(batch.inputs), (trained if batch is batches[0] else {}) | state)
+            for batch, loss, state in zip(batches, losses, states, strict=True)
+        ]

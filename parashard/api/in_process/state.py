@@ -1,0 +1,283 @@
+"""State: the shard of a run in this process, its records in the run's store, pulls and pushes.
+
+A push and a pull take the way that a worker's take, from `ShardClient` to `Shard`; between the two is a function call.
+Owns the order in which the run's records and the shard come up and are saved. Knows no model and no step's content.
+Called by `parashard.api.in_process.training`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.checkpoints.catalogue import Catalogue
+from parashard.checkpoints.manifest import Part
+from parashard.client.shard_client import ShardClient
+from parashard.job.declaration import DeclaredJob
+from parashard.job.load import as_toml
+from parashard.job.schema import Job
+from parashard.plan.variables import Float32s
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, Push, Receipt, Weights
+from parashard.protocol.proto_conversion import plan_message
+from parashard.store.base import Store
+from parashard.store.claims import Claims, claim_incarnation
+from parashard.transports.base import Greeting, Pending, ShardAddress, View
+from parashard_coordinator.api.shard_reports import ShardRecord, record_of
+from parashard_coordinator.core.calls import Announcement
+from parashard_coordinator.core.leases import Grant
+from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.run.resolve import ResolvedJob, resolve
+from parashard_coordinator.run.store import Identity, RunStore
+from parashard_server.build import ShardBuilder
+from parashard_server.durability.checkpointer import Checkpointer
+from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
+from parashard_server.durability.recovery import Restorer
+from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.durability.shard_log import ShardLog
+from parashard_server.serving.admission_lock import AdmissionLock
+from parashard_server.serving.grpc_service import inspection
+from parashard_server.serving.request_handler import RequestHandler
+
+TURN_S = 60.0  # most that a request waits for a partition to be copied for a checkpoint
+
+_Answer = TypeVar("_Answer")
+
+
+class Run(NamedTuple):
+    """A run that has begun, or goes on."""
+
+    run_id: str
+    resolved: ResolvedJob
+    records: RunStore
+
+
+def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> Run:
+    """Begin a run in a store, or take up the one that it has.
+
+    Raises
+    ------
+    ConfigurationError
+        If job, data and model do not fit, or are not those of the run to take up; nothing is written then.
+    StoreFailed
+        If the store gives an error.
+    """
+    unclaimed, drawn = RunStore(store, 0), os.urandom(8).hex()
+    begun = unclaimed.find_run(drawn, resume=resume)
+    kept = None if begun is None else unclaimed.catalogue.initial_manifest(begun.job_digest)
+    resolved = resolve(job, declared, kept=kept)
+    identity = Identity(resolved.digest, resolved.identity, as_toml(job))
+    run_id = unclaimed.check_run(drawn, identity, resume=resume)
+    records = RunStore(store, claim_incarnation(store, "coordinator"))
+    records.keep_initial(resolved.digest, resolved.initial)
+    records.keep_preprocessing(resolved.spec.preprocessing)
+    records.begin_run(run_id, identity)
+    return Run(run_id, resolved, records)
+
+
+class State:
+    """The shard of a run, in this process.
+
+    Parameters
+    ----------
+    run : Run
+        Whose variables it holds; they are as its newest checkpoint has them, else as they begin.
+
+    Attributes
+    ----------
+    applied : int
+        Steps in the weights when it came up; the end of a round.
+    """
+
+    def __init__(self, run: Run) -> None:
+        resolved, store = run.resolved, run.records.store
+        job = resolved.job
+        plan, source = run.records.open_plan(resolved.plan)
+        reply = pb.GetJobReply(
+            run_id=run.run_id,
+            job_digest=resolved.digest,
+            job_toml=as_toml(job),
+            plan=plan_message(plan),
+            initial_sha256=resolved.initial_sha256,
+            steps_total=resolved.steps.total,
+            data_fingerprint=resolved.spec.fingerprint,
+            checkpoint_url=store.url,
+            source=source,
+        )
+        self.plan = plan
+        self._run = run
+        builder = ShardBuilder(reply, 0, store)
+        catalogue = Catalogue(store)
+        restorer = Restorer(catalogue, reply, plan, 0, builder.optimizer.slots, rounds=True)
+        claims = Claims(store, "shard-0", os.urandom(8).hex())
+        self._log = ShardLog(store, job.checkpoint, plan.version, 0)
+        first = begin_first_incarnation(builder, restorer, claims, self._log)
+        self._host = first.host
+        self._broken = False
+        self._host.lock = AdmissionLock(job.cluster.queue_pushes, self._note_broken)
+        shard = self._host.shard
+        self.applied = len(shard.updates.applied)
+        self._checkpointer = Checkpointer(
+            self._host,
+            catalogue,
+            CheckpointSchedule(
+                every_s=0.0,  # by `save_soon`
+                every_steps=job.checkpoint.every_steps,
+                round_steps=builder.round_steps,
+                steps=self.applied,
+                now_s=time.monotonic(),
+            ),
+            job.checkpoint,
+            first.known,
+            first.returns,
+            claims=claims,
+            log_=self._log,
+            last=first.restored,
+        )
+        self._lifecycle = ShardLifecycle(self._host, builder, restorer, claims, self._log, self._checkpointer)
+        self._plane = RequestHandler(self._host, self._lifecycle)
+        self._client = ShardClient(
+            run.run_id, resolved.digest, plan, "fit", retry_budget_s=0.0, connect=self._connected
+        )
+        self._client.use(View(1, (ShardAddress("fit", shard.identity.incarnation),)))
+        self._variables = {
+            placed.partition.variable: _read_only(shard.storage.weights[placed.offset : placed.stop]).reshape(
+                plan.variables[placed.partition.variable].shape
+            )
+            for placed in shard.storage.layout
+        }
+        self._checkpointer.start()
+
+    def pull(self, round_: int) -> Mapping[str, Float32s]:
+        """Return views of the variables that a round begins with, read-only; they move when the next one is pulled."""
+        shard = self._host.shard
+        run = PullRun(shard.identity, round_, None, 0, shard.storage.weights.nbytes, None, "")
+        self._plane.pull(run, TURN_S, lambda _: None)
+        self._checkpointer.cut_round = round_  # the only shard: every one has it once this one has
+        return self._variables
+
+    def push(self, grant: Grant, gradients: Mapping[str, Float32s]) -> None:
+        """Push a step's gradients; one to skip is an empty push."""
+        rate = grant.learning_rate or None
+        self._client.push(grant.step, gradients, None, skipped=grant.skip, learning_rate=rate)
+
+    def save_soon(self, round_: int) -> None:
+        """Save the variables that a later round begins with, beside the training."""
+        self._checkpointer.name_ahead(round_)
+
+    def save(self) -> None:
+        """Save the variables of the present round now.
+
+        Raises
+        ------
+        StoreFailed
+            If the store gives an error; what was saved before counts.
+        """
+        if not self._broken:
+            self._checkpointer.take()
+
+    def finish(self, steps: int, round_: int) -> str:
+        """Save the last checkpoint, after so many steps, and return its name.
+
+        Raises
+        ------
+        StoreFailed
+            If the store gives an error.
+        """
+        stored = self._checkpointer.take(round_)
+        part = Part(name=stored.id.folder, size_bytes=stored.manifest_bytes, sha256=stored.manifest_sha256)
+        run = self._run
+        return run.records.add_job_manifest(run.run_id, run.resolved.digest, self.plan, steps, [part], final=True)
+
+    @property
+    def incarnations(self) -> list[int]:
+        """The shard's present one, in the form in which all shards' are reported."""
+        return [self._host.shard.identity.incarnation]
+
+    @property
+    def saved_steps(self) -> int:
+        """Steps in the weights: after `save`, those that are saved."""
+        return len(self._host.shard.updates.applied)
+
+    def announcement(self) -> Announcement:
+        """Return what a shard says of itself to a coordinator."""
+        shard = self._host.shard
+        updates = shard.updates
+        where = ShardRegistration(shard.identity.incarnation, "this process", "")
+        returnable = frozenset(self._lifecycle.returnable())
+        restored = self._host.restored
+        return Announcement(where, updates.applied.copy(), updates.held, updates.skipped.copy(), returnable, restored)
+
+    def record(self) -> ShardRecord:
+        """Return what the shard has counted, as a coordinator is told."""
+        reply = inspection(self._host.shard)
+        saved = self._checkpointer.record
+        reply.checkpoints, reply.failed_checkpoints = saved.stored, saved.failed
+        reply.checkpoint_error, reply.checkpoint_bytes = saved.error, saved.bytes
+        reply.checkpoint_s, reply.checkpoint_stall_s = saved.seconds, saved.stall_s
+        self._log.describe(reply)
+        return record_of(0, reply)
+
+    def close(self) -> None:
+        """Finish a checkpoint in progress, and let go of everything."""
+        self._checkpointer.stop()
+        self._client.close()
+        self._log.close()
+
+    def _connected(self, where: ShardAddress, greeting: Greeting) -> _Calls:
+        return _Calls(self._plane)
+
+    def _note_broken(self, error: BaseException) -> None:
+        """Save nothing any more: the weights may be half changed. The error itself goes on to the caller."""
+        self._broken = True
+        self._checkpointer.pending = None
+
+
+def _read_only(view: Float32s) -> Float32s:
+    """A model that writes into the weights would change them for all later steps."""
+    view.flags.writeable = False
+    return view
+
+
+class _Done(Generic[_Answer]):
+    """A request that is made by the thread which waits for its answer."""
+
+    def __init__(self, call: Callable[[], _Answer]) -> None:
+        self._call = call
+
+    def start(self) -> None:
+        """Nothing: there is one shard, and this thread asks it."""
+
+    def result(self) -> _Answer:
+        """Make the request."""
+        return self._call()
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+class _Calls:
+    """A transport to the shard of this process."""
+
+    def __init__(self, plane: RequestHandler) -> None:
+        self._plane = plane
+
+    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+        """Push by a call."""
+        return _Done(lambda: self._plane.push(push, TURN_S))
+
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
+        """Copy by a call; `State.pull` has views instead."""
+
+        def read(weights: Weights) -> int:
+            for moved in weights.runs:
+                into.fill(moved.offset_bytes - run.offset_bytes, moved.values)
+            return weights.version
+
+        return _Done(lambda: self._plane.pull(run, TURN_S, read))
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,414 @@
+"""Training: a run in this process, from the declared job to weights and report.
+
+The coordinator's core decides here as on a cluster: what is leased, evaluated, skipped, given up and when the job ends.
+Owns the loop around it, in which this process is the one worker, the one shard and the clock. Called by
+`parashard.api.trainer`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import threadpoolctl
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.api.following import CallbackFollower
+from parashard.api.in_process.computing import Computed, Computing, Replicas
+from parashard.api.in_process.interruption import Interruption, interruption
+from parashard.api.in_process.state import Run, State, take_up
+from parashard.api.strategies import InProcessStrategy, TPUStrategy
+from parashard.data.base import DataSource
+from parashard.display.figures import count
+from parashard.display.live import JobView
+from parashard.display.paths import short_path
+from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, ParashardError, RetryLater, StoreFailed
+from parashard.job.declaration import DeclaredJob
+from parashard.job.load import LoadedJob, as_toml
+from parashard.launch.following import CallbackFailed
+from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
+from parashard.launch.run_folders import keep_origin, launcher_lock, read_report, script_of
+from parashard.models.base import Model
+from parashard.models.blame import described
+from parashard.plan.variables import Float32s
+from parashard.process.allocator import EVERY_STEP, keep_freed_memory
+from parashard.process.full_disk import disk_failed
+from parashard.process.side_effects import why_failed
+from parashard.store import open_store
+from parashard.store.durable import sync_upwards, write_durably
+from parashard_coordinator.api.service import follow_call, follow_reply
+from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.calls import CompletedStep, EvaluationResult, FailedStep, FailureKind, LeaseCall
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.evaluations import Evaluation
+from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
+from parashard_coordinator.core.leases import Grant
+from parashard_coordinator.run.history import History
+from parashard_coordinator.run.job_start import Callbacks, new_job_record
+from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
+from parashard_worker.computing import Task, WrongResult
+from parashard_worker.device import open_device
+from parashard_worker.evaluated import keep_evaluated
+
+NAME = "fit"
+LOOK_S = 0.25  # between two looks at time: the view, checkpoints
+HISTORY_S = 1.0
+
+
+def train(
+    loaded: LoadedJob,
+    run_dir: Path,
+    view: JobView,
+    strategy: InProcessStrategy,
+    model: Model,
+    source: DataSource,
+    declared: DeclaredJob,
+    *,
+    resume: bool,
+    follower: CallbackFollower,
+) -> dict[str, Any]:
+    """Train to the end, and return the report; it lies in the run's folder, with the weights.
+
+    Parameters
+    ----------
+    loaded : LoadedJob
+        The job.
+    run_dir : Path
+        The run's folder; with `resume` it has one.
+    view : JobView
+        Shows the progress.
+    strategy : InProcessStrategy
+        On what device.
+    model, source, declared
+        What computes, of which examples, and the declaration of both.
+    follower : CallbackFollower
+        Runs the callbacks, between rounds.
+
+    Raises
+    ------
+    ConfigurationError
+        If job, data and model do not fit; no run has begun then.
+    JobFailed
+        If the job failed; the last round that is in is saved.
+    KeyboardInterrupt
+        After Ctrl-C or SIGTERM, once the last round is saved.
+    """
+    if isinstance(strategy, TPUStrategy):
+        from parashard.api.in_process.sharded import check
+
+        check(model, loaded.job)
+    keep_freed_memory(EVERY_STEP)
+    lock = _locked(run_dir)
+    try:
+        store = open_store(loaded.job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
+        run = take_up(loaded.job, declared, store, resume=resume)
+        keep_origin(run_dir, loaded)
+        write_durably(run_dir / JOB_FILE, as_toml(loaded.job).encode())
+        sync_upwards(run_dir)
+        with interruption() as stop, _threads(strategy.threads):
+            training = Training(run, run_dir, view, strategy, model, source, follower, stop, resume)
+            return training.run()
+    except OSError as error:
+        if disk_failed(error):
+            raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and go on with it") from error
+        raise
+    finally:
+        os.close(lock)
+
+
+class Training:
+    """One run in progress.
+
+    Parameters
+    ----------
+    run : Run
+        What is trained.
+    run_dir : Path
+        Gets history, weights and report.
+    view, strategy, model, source, follower
+        As of `train`.
+    stop : Interruption
+        Whether to stop.
+    resume : bool
+        True: the run was begun earlier.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        run_dir: Path,
+        view: JobView,
+        strategy: InProcessStrategy,
+        model: Model,
+        source: DataSource,
+        follower: CallbackFollower,
+        stop: Interruption,
+        resume: bool,
+    ) -> None:
+        resolved = run.resolved
+        job = resolved.job
+        self._run = run
+        self._run_dir = run_dir
+        self._view = view
+        self._follower = follower
+        self._stop = stop
+        self._round_steps = job.consistency.policy.bound
+        device = open_device(job.cluster.device, NAME)
+        self._task = Task(
+            model=model,
+            source=source,
+            steps=resolved.steps,
+            plan=resolved.plan,
+            device=device,
+            clip_norm=job.optimizer.clip_norm,
+            round_steps=self._round_steps,
+        )
+        self._computing: Computing = Replicas(self._task)
+        if isinstance(strategy, TPUStrategy):
+            from parashard.api.in_process.sharded import ShardedSteps
+
+            self._computing = ShardedSteps(self._task, strategy.replicas)
+        self._status = StatusView(job.job.name, str(job.consistency.policy), 1)
+        self._state = State(run)  # before the record, which is of the plan in force
+        self._core = Core(_record(run, follower, resume=resume))
+        self._history = History(run_dir, lambda text, over: None)
+        self._call = LeaseCall(NAME, 0, 0)
+        self._error: BaseException | None = None  # of the user's code, the last one
+        self._look_s = self._history_s = 0.0
+        self._stored = -1  # decisions of the core that are stored
+
+    def run(self) -> dict[str, Any]:
+        """Train, and return the report."""
+        job, now_s = self._core.job, time.monotonic()
+        try:
+            self._core.announced(0, self._state.announcement(), now_s)
+            device = self._task.device
+            worker = self._core.register_worker(NAME, device.fingerprint(), device.name, "", now_s)
+            self._call = LeaseCall(worker.name, worker.incarnation, 0, want=self._round_steps)
+            self._save_records()
+            while not job.over and not job.complete and not self._stop.asked:
+                self._step()
+                self._look()
+            self._look(now=True)
+            if job.complete:
+                report = self._finished()
+                self._follow(last=True)
+                return report
+            if job.over:
+                raise self._failed()
+        except KeyboardInterrupt:
+            self._stop.asked = True
+        except CallbackFailed as failed:
+            self._stop.asked = True
+            self._view.say(f"stopping: {failed}")
+            raise failed.error from None
+        finally:
+            if self._stop.asked and not job.over:
+                self._save_stopped()
+            self._state.close()
+        raise KeyboardInterrupt(self._stopped_line())
+
+    def _step(self) -> None:
+        """Report what was done to the core, and do what it grants: a round, or what is left of it, or an evaluation."""
+        self._call = self._call._replace(sequence=self._call.sequence + 1)
+        answer = self._core.lease(self._call, time.monotonic())
+        self._call = self._call._replace(completed=(), failed=(), evaluated=())
+        if self._core.job.decisions != self._stored:
+            self._save_records()
+        handled = self._follow()
+        if answer.evaluations:
+            store = answer.stores_evaluated
+            self._call = self._call._replace(
+                evaluated=[self._evaluated(one, store=store) for one in answer.evaluations]
+            )
+        elif answer.granted:
+            self._round(answer.granted)
+        elif not handled and not self._core.job.over and not self._core.job.complete:
+            time.sleep(answer.retry_after_s)  # a step failed, and is due again after a pause
+
+    def _round(self, grants: Sequence[Grant]) -> None:
+        """Compute what is granted of a round, and push it."""
+        completed: list[CompletedStep] = []
+        values = self._state.pull(grants[0].step // self._round_steps)
+        for grant in grants:
+            if grant.skip:
+                self._state.push(grant, {})
+                completed.append(CompletedStep(grant.step, self._state.incarnations, 0.0, 0, skipped=True))
+        failed: list[FailedStep] = []
+        granted = {grant.step: grant for grant in grants}
+        for steps in self._computing.groups([grant.step for grant in grants if not grant.skip]):
+            try:
+                computed = self._computed(steps, values)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # whatever a user's model raises fails the step
+                if isinstance(error, ConfigurationError) and not isinstance(error, WrongResult):
+                    raise
+                self._error = error
+                failed.append(FailedStep(steps[0], described(error), _kind_of(error)))
+                break  # what follows is granted again
+            for one in computed:
+                self._state.push(granted[one.step], one.gradients)
+                completed.append(CompletedStep(one.step, self._state.incarnations, one.loss, one.examples))
+            if self._stop.asked:
+                break
+        self._call = self._call._replace(completed=completed, failed=failed)
+
+    def _computed(self, steps: Sequence[int], values: Mapping[str, Float32s]) -> Sequence[Computed]:
+        self._stop.in_users_code = True
+        try:
+            return self._computing.compute(steps, values)
+        finally:
+            self._stop.in_users_code = False
+
+    def _evaluated(self, evaluation: Evaluation, *, store: bool) -> EvaluationResult:
+        """Judge the weights that a round begins with."""
+        assert evaluation.round is not None, "a job of rounds"
+        values = self._state.pull(evaluation.round)
+        self._stop.in_users_code = True
+        try:
+            metrics = self._task.metrics(values, nullcontext)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # the model's code
+            self._error = error
+            self._core.job.fail(f"{described(error)}; the evaluation after step {evaluation.after_step:,} failed")
+            return EvaluationResult(evaluation.after_step, evaluation.incarnations, {}, described(error))
+        finally:
+            self._stop.in_users_code = False
+        weights = keep_evaluated(self._run.records.store.url, evaluation.after_step, values) if store else ""
+        return EvaluationResult(evaluation.after_step, evaluation.incarnations, metrics, weights=weights)
+
+    # --- callbacks ---
+
+    def _follow(self, *, last: bool = False) -> bool:
+        """Have the follower ask what has happened; return whether callbacks have handled something."""
+        following = self._core.job.following
+        before = following.handled
+        with suppress(RetryLater):  # nothing is leased yet
+            self._follower.look(lambda request: follow_reply(self._core.follow(follow_call(request))), last=last)
+        return following.handled > before
+
+    # --- time ---
+
+    def _look(self, *, now: bool = False) -> None:
+        """Show how it goes, and have a checkpoint taken if one is due; a few times a second."""
+        now_s = time.monotonic()
+        if now_s < self._look_s and not now:
+            return
+        self._look_s = now_s + LOOK_S
+        core = self._core
+        core.announced(0, self._state.announcement(), now_s)
+        round_ = core.job.rounds.due_cut(core.job.leases.lowest_incomplete, now_s)
+        if round_ is not None:
+            self._state.save_soon(round_)
+            core.job.rounds.cut_named()
+        status = self._present_status(now_s)
+        self._view.show(status)
+        if now_s >= self._history_s:
+            self._history_s = now_s + HISTORY_S
+            self._history.add(status)
+
+    def _present_status(self, now_s: float) -> pb.GetStatusReply:
+        self._status.saw(0, self._state.record())
+        return self._status.message(self._core.job, now_s)
+
+    # --- the end ---
+
+    def _finished(self) -> dict[str, Any]:
+        """Store the last checkpoint, weights and report; return the report."""
+        job, run = self._core.job, self._run
+        due = job.due_checkpoint()
+        assert due is not None, "the job is complete"
+        name = due.stored or self._state.finish(due.steps, due.round or 0)
+        model = run.records.model(name)
+        figures = self._report(due, model.steps_applied) | audited(run.resolved, model.variables)
+        figures["checkpoint"] = name
+        save_weights(self._run_dir, model.variables, run.run_id)
+        save_preprocessing(self._run_dir, run.resolved.spec.preprocessing)
+        save_report(self._run_dir, figures)
+        self._history.add(self._present_status(time.monotonic()))
+        run.records.keep_results(self._run_dir)
+        job.done()
+        self._save_records()
+        return read_report(self._run_dir)
+
+    def _report(self, due: DueCheckpoint | None, steps_saved: Sequence[int]) -> dict[str, Any]:
+        now_s = time.monotonic()
+        self._status.saw(0, self._state.record())
+        return report(self._core.job, self._run.resolved, self._status, now_s, due, steps_saved)
+
+    def _failed(self) -> JobFailed:
+        """Return the failure of a job, after what is in was saved; a user's own error is its cause."""
+        self._save_what_is_in()
+        failure = JobFailed(self._core.job.reason)
+        if self._error is not None and not isinstance(self._error, ParashardError):
+            failure.__cause__ = self._error
+        else:
+            failure.__suppress_context__ = True
+        return failure
+
+    def _save_stopped(self) -> None:
+        self._view.say("stopping: the state is saved")
+        self._core.job.stop("interrupted")
+        self._save_what_is_in()
+
+    def _save_what_is_in(self) -> None:
+        """Save the last round that is in, and a report of it; without room for them earlier ones count."""
+        with suppress(StoreFailed, OSError):
+            self._state.save()
+            self._save_records()
+            save_report(self._run_dir, self._report(None, [self._state.saved_steps]))
+
+    def _stopped_line(self) -> str:
+        steps, total = self._state.saved_steps, self._task.steps.total
+        script = script_of(self._run_dir)
+        what = f"{short_path(script)} again, with " if script is not None else ""
+        return f"stopped at step {count(steps)} of {count(total)} (saved). Continue: {what}fit(..., resume=True)"
+
+    def _save_records(self) -> None:
+        """Store what a resumed run cannot learn from the checkpoint: evaluations, an early stop, counts."""
+        self._stored = self._core.job.decisions
+        self._run.records.save(self._core.job.saved())
+
+
+def _record(run: Run, follower: CallbackFollower, *, resume: bool) -> JobRecord:
+    """Return the state of the job, with what the run has stored of it."""
+    callbacks = Callbacks(followed=True, decide=follower.decides, store_evaluated=follower.stores_evaluated)
+    job = new_job_record(run.resolved, run.run_id, run.records.incarnation, callbacks)
+    job.opened(run.resolved.summary(), run.resolved.spec.warnings)
+    saved = run.records.load_saved()
+    if saved is not None:
+        job.resume(saved)
+    if resume:
+        job.started_anew()
+    return job
+
+
+def _kind_of(error: BaseException) -> FailureKind:
+    if isinstance(error, WrongResult):
+        return FailureKind.WRONG_RESULT
+    return FailureKind.NOT_FINITE if isinstance(error, NonFiniteGradient) else FailureKind.MODEL
+
+
+def _locked(run_dir: Path) -> int:
+    try:
+        return launcher_lock(run_dir)
+    except OSError as error:
+        if disk_failed(error):
+            raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and start it again") from error
+        raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Compute with so many threads of BLAS and OpenMP in the block; 0: as many as the process has."""
+    if not number:
+        yield
+        return
+    with threadpoolctl.threadpool_limits(number):
+        yield

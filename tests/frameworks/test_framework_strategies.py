@@ -1,0 +1,110 @@
+"""Strategies with frameworks: the bits of a cluster under dropout, and JAX's devices as replicas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.script_run import ScriptRun
+
+pytest.importorskip("jax", reason="NO TEST OF ps.TPUStrategy: JAX is not installed; `make test-frameworks` has it")
+pytest.importorskip("torch", reason="NO TEST OF strategies with PyTorch; `make test-frameworks` has it")
+
+SCRIPT = """
+import json, sys
+import numpy as np
+import parashard as ps
+
+x = np.random.default_rng(0).normal(size=(130, 12)).astype(np.float32)
+y = (x[:, 0] > 0) + 2 * (x[:, 1] > 0)
+
+def jax_model():
+    import jax, jax.numpy as jnp
+    def init(key):
+        first, second = jax.random.split(key)
+        w, v = jax.random.normal(first, (12, 16)), jax.random.normal(second, (16, 4))
+        return {"w": w, "v": v, "scale": jnp.float32(1)}
+    def apply(p, inputs):
+        return jax.nn.relu(inputs @ p["w"]) @ p["v"] * p["scale"]
+    def loss(p, inputs, targets, key):
+        kept = inputs if key is None else inputs * jax.random.bernoulli(key, 0.8, inputs.shape)
+        return -jax.nn.log_softmax(apply(p, kept))[jnp.arange(len(targets)), targets].mean()
+    return ps.jax.Model(init, loss, apply=apply, metrics=["accuracy"])
+
+def torch_model():
+    import torch
+    from torch import nn
+    net = lambda: nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4))
+    return ps.torch.Model(net, loss=nn.functional.cross_entropy, metrics=["accuracy"])
+
+made = {
+    "one": lambda: ps.OneDeviceStrategy(threads=1),
+    "sync:1": lambda: ps.ParameterServerStrategy(1, 1, "sync:1"),
+    "mirrored": lambda: ps.MirroredStrategy(4, threads=1),
+    "sync:4": lambda: ps.MultiWorkerMirroredStrategy(4, shards=2),
+    "tpu": lambda: ps.TPUStrategy(devices=4),
+    "tpu late": lambda: (__import__("jax").devices(), ps.TPUStrategy(devices=4)),
+}[sys.argv[2]]
+strategy = made()
+trainer = ps.Trainer({"jax": jax_model, "torch": torch_model}[sys.argv[1]](), ps.Adam(0.01), strategy)
+history = trainer.fit((x, y), epochs=4, batch_size=8, validation_split=0.2, verbose=0)
+weights = {name: value.tolist() for name, value in trainer._current().items()}
+print(json.dumps([history.report["weights_sha256"], history.report["evaluations"], weights]))
+"""
+ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ONE_THREAD.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+
+def run(folder: Path, *words: str) -> ScriptRun:
+    folder.mkdir(exist_ok=True)
+    started = ScriptRun(folder, SCRIPT, *words)
+    try:
+        started.wait()
+    finally:
+        started.process.kill()
+    return started
+
+
+def said_by(folder: Path, *words: str) -> list[object]:
+    done = run(folder, *words)
+    assert done.process.returncode == 0, done.complaint()
+    found: list[object] = json.loads(done.output().splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.parametrize(("here", "there"), [("one", "sync:1"), ("mirrored", "sync:4")])
+def test_one_process_has_the_bits_of_a_cluster(tmp_path: Path, framework: str, here: str, there: str) -> None:
+    assert said_by(tmp_path / "here", framework, here) == said_by(tmp_path / "there", framework, there)
+
+
+def test_devices_of_jax_add_up_what_replicas_do(tmp_path: Path) -> None:
+    _, judged, weights = said_by(tmp_path / "tpu", "jax", "tpu")
+    _, due, alone = said_by(tmp_path / "mirrored", "jax", "mirrored")
+    assert [one["steps"] for one in judged] == [one["steps"] for one in due]  # type: ignore[attr-defined]
+    for name, values in alone.items():  # type: ignore[attr-defined]
+        assert weights[name] == [pytest.approx(row, rel=1e-3, abs=1e-5) for row in values]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ("torch", "tpu"),
+            "ps.TPUStrategy spreads arrays over JAX's devices: it trains a ps.jax.Model, found ps.torch.Model",
+        ),
+        (("jax", "tpu late"), "ps.TPUStrategy(devices=4): JAX has 1 (cpu), and its backend has started"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_by_a_sentence(tmp_path: Path, words: tuple[str, str], sentence: str) -> None:
+    done = run(tmp_path, *words)
+    assert done.process.returncode == 1
+    assert sentence in done.complaint().splitlines()[-1]

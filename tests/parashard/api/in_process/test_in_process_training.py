@@ -1,0 +1,265 @@
+"""Training in this process: what it leaves, how it goes on, and what becomes of mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parashard as ps
+from parashard.api import trainer as module
+from parashard.api.in_process import training
+from parashard.api.script import Script
+from parashard.api.strategies import InProcessStrategy
+from parashard.errors import ConfigurationError, JobFailed
+from parashard.store.arrays import read_arrays
+from support.line_model import Line, X, Y
+
+STEPS, EPOCH = 48, 12  # of 4 epochs with 90 examples in batches of 8
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """No script: pytest is none, as a notebook."""
+    monkeypatch.chdir(tmp_path)
+    script = Script(None)
+    monkeypatch.setattr(module, "SCRIPT", script)
+    return script
+
+
+def trainer(strategy: InProcessStrategy | None = None, model: Line | None = None, **settings: Any) -> ps.Trainer:
+    return ps.Trainer(model or Line(), ps.Adam(0.05), strategy or ps.MirroredStrategy(4), seed=3, settings=settings)
+
+
+def fit(trainer: ps.Trainer, **arguments: Any) -> ps.History:
+    return trainer.fit((X, Y), **{"epochs": 4, "batch_size": 8, "verbose": 0, **arguments})
+
+
+def digest(history: ps.History) -> str:
+    return str(history.report["weights_sha256"])
+
+
+def test_mirrored_and_central_storage_have_the_same_bits_and_one_device_others() -> None:
+    mirrored, central, one = (
+        digest(fit(trainer(strategy)))
+        for strategy in (ps.MirroredStrategy(4), ps.CentralStorageStrategy(4), ps.OneDeviceStrategy())
+    )
+    assert mirrored == central != one
+    assert one == digest(fit(trainer(ps.MirroredStrategy(["cpu"], threads=1))))
+
+
+def test_a_fit_leaves_report_weights_and_history() -> None:
+    mine = trainer()
+    history = fit(mine, validation_split=0.1)
+    report = json.loads((history.run_dir / "report.json").read_text())
+    assert report == history.report
+    assert (report["state"], report["consistency"], report["steps_applied"]) == ("done", "sync:4", [44])
+    assert [one["steps"] for one in report["evaluations"]] == [12, 24, 36, 44]  # moved up to the end of a round
+    assert history.history["val_loss"][-1] < history.history["val_loss"][0]
+    assert sorted(read_arrays(history.run_dir / "weights.safetensors")) == ["b", "w"]
+    assert (history.run_dir / "history.jsonl").exists()
+    assert history.run_dir.name.startswith("interactive-")
+    assert mine.evaluate((X, Y))["loss"] < ps.Trainer(Line()).evaluate((X, Y))["loss"]
+
+
+def test_a_second_fit_goes_on_from_the_weights() -> None:
+    mine = trainer()
+    first = fit(mine).history["loss"][0]
+    assert fit(mine).history["loss"][0] < first
+
+
+def interrupt_at(step: int) -> Line:
+    model = Line()
+    model.before = lambda batch: os.kill(os.getpid(), signal.SIGINT) if batch.step == step else None
+    return model
+
+
+@pytest.mark.parametrize("step", [0, 21, 47])
+def test_after_ctrl_c_a_resumed_run_has_the_digest_of_a_quiet_one(step: int) -> None:
+    quiet = fit(trainer(), validation_data=(X, Y))
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match=rf"stopped at step {step // 4 * 4} of 48 \(saved\). Continue: fit\("):
+        fit(trainer(model=interrupt_at(step)), validation_data=(X, Y))
+    assert signal.getsignal(signal.SIGINT) is before
+    again = fit(trainer(), validation_data=(X, Y), resume=True)
+    assert len(list(Path("runs").iterdir())) == 2
+    assert digest(again) == digest(quiet)
+    assert again.history["val_loss"] == quiet.history["val_loss"]
+    assert json.loads((again.run_dir / "report.json").read_text())["duplicate_pushes"] == 0
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = fit(trainer())
+
+    class Killed(BaseException):
+        pass
+
+    def die(batch: Any) -> None:
+        if batch.step == 30:
+            monkeypatch.setattr(training.State, "save", lambda self: None)
+            monkeypatch.setattr(training, "_kind_of", lambda error: (_ for _ in ()).throw(Killed()))
+            raise ValueError
+
+    model = Line()
+    model.before = die
+    with pytest.raises(Killed):
+        fit(trainer(model=model, **{"checkpoint.every_steps": 8}))
+    monkeypatch.undo()
+    os.chdir(quiet.run_dir.parents[1])
+    monkeypatch.setattr(module, "SCRIPT", Script(None))
+    begun: list[int] = []
+    model.before = lambda batch: begun.append(batch.step)
+    assert digest(fit(trainer(model=model, **{"checkpoint.every_steps": 8}), resume=True)) == digest(quiet)
+    assert 0 < begun[0] <= 28
+
+
+def test_a_changed_job_does_not_go_on() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer(model=interrupt_at(9)))
+    with pytest.raises(ConfigurationError, match=r"cannot go on with a changed job: .*consistency\.policy"):
+        fit(trainer(ps.MirroredStrategy(2)), resume=True)
+    assert fit(trainer(), resume=True).report["state"] == "done"
+
+
+def test_what_a_model_raises_is_one_sentence_with_its_line_and_the_error_is_the_cause() -> None:
+    model = Line()
+    model.before = lambda batch: {}["w"]  # type: ignore[call-overload]
+    with pytest.raises(
+        JobFailed, match=r"process_training.py:\d+: KeyError: 'w'; step 0 failed once \(examples "
+    ) as caught:
+        fit(trainer(model=model))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_failed_run_goes_on_after_what_was_in() -> None:
+    quiet = digest(fit(trainer()))
+    model = Line()
+    model.before = lambda batch: 1 / 0 if batch.step == 25 else None  # type: ignore[assignment,return-value]
+    with pytest.raises(JobFailed, match="ZeroDivisionError"):
+        fit(trainer(model=model))
+    computed: list[int] = []
+    model.before = lambda batch: computed.append(batch.step)
+    assert digest(fit(trainer(model=model), resume=True)) == quiet
+    assert computed == list(range(24, STEPS))
+
+
+def test_a_bad_step_is_skipped_where_the_job_says_so() -> None:
+    model = Line()
+    model.before = lambda batch: 1 / 0 if batch.step == 25 else None  # type: ignore[assignment,return-value]
+    report = fit(trainer(model=model, **{"job.on_bad_step": "skip"})).report
+    assert (report["skipped_steps"], report["steps_applied"]) == (1, [STEPS])
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "a gradient of another shape": (
+        lambda self, v, b, xp: (0.5, {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}),
+        r"returned a gradient for 'w' of shape \(2,\); the variable has \(3, 1\)",
+    ),
+    "a loss that is not finite": (
+        lambda self, v, b, xp: (np.nan, {"w": v["w"] * np.nan, "b": v["b"]}),
+        "loss became NaN at step 0, and no step was in before it",
+    ),
+    "weights that are written": (
+        lambda self, v, b, xp: (v["w"].fill(0), {}),
+        "assignment destination is read-only",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_model_is_one_sentence(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, sentence = WRONG[mistake]
+    monkeypatch.setattr(Line, "loss_and_gradients", method)
+    with pytest.raises(JobFailed, match=sentence):
+        fit(trainer())
+
+
+def test_an_evaluation_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Line, "evaluate", lambda self, v, b, xp: {"loss": "low"})
+    with pytest.raises(JobFailed, match=r"evaluate returned a str for 'loss'.*; the evaluation after step 12 failed"):
+        fit(trainer(), validation_data=(X, Y))
+
+
+def test_a_target_ends_the_run_early() -> None:
+    report = fit(trainer(**{"evaluation.target_loss": 1e9}), validation_data=(X, Y)).report
+    assert (report["steps_total"], report["reason"][:13]) == (12, "held-out loss")
+
+
+def test_settings_of_a_cluster_are_refused_and_no_run_begins() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"'cluster.transport' is of a cluster; MirroredStrategy trains in this"
+    ):
+        fit(trainer(**{"cluster.transport": "tcp"}))
+    assert not Path("runs").exists()
+
+
+def test_wrong_settings_leave_no_folder() -> None:
+    with pytest.raises(ConfigurationError, match=r"evaluation\.target_accuracy: the data's targets are values"):
+        fit(trainer(**{"evaluation.target_accuracy": 0.5}), validation_data=(X, Y))
+    assert list(Path("runs").iterdir()) == []
+
+
+class Notes:
+    """Notes what it sees; stops after so many steps."""
+
+    def __init__(self, last: int = STEPS + 1) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+        self.last = last
+
+    def steps_done(self, steps: int, loss: float | None) -> None:
+        self.seen.append(("steps", steps))
+
+    def epoch_ended(self, epoch: int, loss: float | None) -> None:
+        assert loss is not None
+        self.seen.append(("epoch", epoch))
+
+    def evaluated(self, steps: int, metrics: Mapping[str, float]) -> None:
+        self.seen.append(("evaluated", steps, *metrics))
+
+    def stop_reason(self) -> str:
+        return "enough" if self.seen[-1][1] >= self.last else ""
+
+
+def observed(monkeypatch: pytest.MonkeyPatch, notes: Notes) -> None:
+    train = training.train
+    monkeypatch.setattr(training, "train", lambda *given, **named: train(*given, **named, observer=notes))
+
+
+def test_an_observer_sees_rounds_evaluations_and_epochs_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes()
+    observed(monkeypatch, notes)
+    fit(trainer(), epochs=2, validation_data=(X, Y))
+    assert notes.seen == [
+        *[("steps", 4), ("steps", 8), ("steps", 12), ("evaluated", 12, "loss"), ("epoch", 0)],
+        *[("steps", 16), ("steps", 20), ("steps", 24), ("evaluated", 24, "loss"), ("epoch", 1)],
+    ]
+
+
+@pytest.mark.parametrize("held_out", [None, (X, Y)])
+def test_an_observer_stops_the_run_after_a_round(monkeypatch: pytest.MonkeyPatch, held_out: Any) -> None:
+    observed(monkeypatch, Notes(last=20))
+    report = fit(trainer(), validation_data=held_out).report
+    assert (report["steps_applied"], report["reason"]) == ([20], "enough")
+    assert [one["steps"] for one in report["evaluations"]] == ([12, 20] if held_out else [])
+
+
+def test_lines_are_printed_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(trainer(), validation_data=(X, Y), verbose=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("step 48: held-out loss") for line in lines)
+    assert lines[-1].startswith("done in ")
+
+
+def test_a_worker_of_a_cluster_refuses_a_call_that_trains_here(script: Script) -> None:
+    script.is_worker = True
+    script._answers, script._arguments = [], ["--name", "worker-0"]
+    mine = trainer()
+    source = module.source_of((X, Y), None, 0.0, 0)
+    with pytest.raises(ConfigurationError, match="this call trains in its own process, by MirroredStrategy"):
+        mine._fitted(source, 1, 8, resume=False, verbose=0)

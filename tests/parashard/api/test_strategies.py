@@ -1,0 +1,78 @@
+"""What each strategy stands for, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import parashard as ps
+from parashard.api.strategies import Strategy
+from parashard.errors import ConfigurationError
+from parashard.process import cuda
+from support.line_model import Line
+
+STRATEGIES: dict[str, tuple[Callable[[], Strategy], str, int]] = {
+    "OneDevice": (ps.OneDeviceStrategy, "sync:1", 1),
+    "Mirrored": (lambda: ps.MirroredStrategy(4), "sync:4", 1),
+    "Mirrored by names": (lambda: ps.MirroredStrategy(["cpu", "cpu", "cpu"]), "sync:3", 1),
+    "CentralStorage": (lambda: ps.CentralStorageStrategy(devices=4), "sync:4", 1),
+    "MultiWorkerMirrored": (lambda: ps.MultiWorkerMirroredStrategy(4), "sync:4", 4),
+    "MultiWorkerMirrored with fewer shards": (lambda: ps.MultiWorkerMirroredStrategy(4, shards=2), "sync:4", 2),
+    "ParameterServer": (lambda: ps.ParameterServerStrategy(3, 5, "ssp:2"), "ssp:2", 3),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_is_a_consistency_and_a_cluster(name: str) -> None:
+    make, consistency, shards = STRATEGIES[name]
+    strategy = make()
+    assert (strategy.consistency, strategy.cluster["shards"]) == (consistency, shards)
+    with strategy.scope():
+        ps.Trainer(Line(), strategy=strategy)
+
+
+def test_variables_lie_on_the_device_but_for_central_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    found = {
+        kind.__name__: [strategy.cluster[key] for key in ("device", "shard_device")]
+        for kind in (ps.MirroredStrategy, ps.CentralStorageStrategy)
+        for strategy in [kind(["cuda:1", "cuda:1"])]
+    }
+    assert found == {"MirroredStrategy": ["cuda:1", "cuda:1"], "CentralStorageStrategy": ["cuda:1", "cpu"]}
+    assert ps.OneDeviceStrategy().cluster["device"] == "cuda:0"
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    "no replica": (lambda: ps.MirroredStrategy(0), r"devices is a whole number from 1 to 4096, found 0"),
+    "no devices": (
+        lambda: ps.CentralStorageStrategy([]),
+        r"devices is empty; allowed: a number, or a name such as cpu",
+    ),
+    "an unknown device": (
+        lambda: ps.MirroredStrategy(["/gpu:0"]),
+        r"device '/gpu:0' is unknown; allowed: auto, cpu, cuda:N",
+    ),
+    "a device that is not there": (
+        lambda: ps.OneDeviceStrategy("cuda:9"),
+        r"device cuda:9 is not there: .* has 2 CUDA",
+    ),
+    "two devices": (
+        lambda: ps.MirroredStrategy(["cuda:0", "cuda:1"]),
+        r"devices are cuda:0, cuda:1: .*ps.MultiWorkerMirroredStrategy\(workers=2\) has a process for each",
+    ),
+    "no workers": (lambda: ps.MultiWorkerMirroredStrategy("4"), r"workers is a whole number from 1 to 4096, found '4'"),  # type: ignore[arg-type]
+    "threads": (lambda: ps.OneDeviceStrategy(threads=-1), r"threads is a whole number, 0 for as many .*, found -1"),
+    "a class": (
+        lambda: ps.Trainer(Line(), strategy=ps.MirroredStrategy),  # type: ignore[arg-type]
+        r"strategy is one of parashard's, such as ps.OneDeviceStrategy\(\), found MirroredStrategy",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    call, sentence = MISTAKES[mistake]
+    with pytest.raises(ConfigurationError, match=sentence):
+        call()
