@@ -112,7 +112,7 @@ def test_a_loss_that_is_not_finite_at_the_first_weights_is_none() -> None:
     attempt(Caller(core), "loss became NaN at step STEP", FailureKind.NOT_FINITE)
     assert core.job.reason == (
         "loss became NaN at step 0, and no step was in before it; check the model and its first values; "
-        "step 0 failed 1 times"
+        "step 0 failed once"
     )
 
 
