@@ -18,13 +18,15 @@ from parashard.models.state import FROZEN, checked_kind
 from parashard.plan.state import AVERAGE
 
 try:
-    import keras as keras
+    import keras
 except ImportError as error:
     if error.name == "keras":
         raise ConfigurationError("ps.keras needs Keras 3: pip install 'parashard[keras]'") from None
     raise ConfigurationError(
         f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
     ) from None
+
+__all__ = ["check", "is_seed", "keras", "kind_of", "seeded", "word"]
 
 
 def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
