@@ -8,10 +8,8 @@ pulled arrays in their place. `parashard.models.keras_backends` knows what diffe
 from __future__ import annotations
 
 import hashlib
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -23,18 +21,9 @@ from parashard.errors import ConfigurationError
 from parashard.models.base import Initial
 from parashard.models.framework import LOSS_SCALE, Computed, WrongModel, rows, step_seed, unscaled
 from parashard.models.keras_backends import open_backend
-from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
-from parashard.plan.state import AVERAGE
+from parashard.models.keras_variables import check, is_seed, keras, kind_of, seeded, word
+from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.plan.variables import Float32s
-
-try:
-    import keras
-except ImportError as error:
-    if error.name == "keras":
-        raise ConfigurationError("ps.keras needs Keras 3: pip install 'parashard[keras]'") from None
-    raise ConfigurationError(
-        f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
-    ) from None
 
 _State = tuple[list[Any], list[Any]]
 """Tensors of what is trained, and of what is not."""
@@ -96,7 +85,7 @@ class Model:
         self._ready()
         digest = hashlib.sha256()
         for variable in self._others:
-            if not _is_seed(variable):
+            if not is_seed(variable):
                 value = np.ascontiguousarray(variable.numpy())
                 digest.update(f"{variable.path}\0{value.dtype}\0{value.shape}\0".encode() + value.tobytes())
         return digest.hexdigest()
@@ -124,7 +113,7 @@ class Model:
         return unscaled(lambda scale: self._computed(state, data, batch.step, scale, xp), self._scale, xp)
 
     def _computed(self, state: _State, data: tuple[Any, Any], step: int, scale: float, xp: Any) -> Computed:
-        keras.utils.set_random_seed(_word(step_seed("keras", self._seed, step)))
+        keras.utils.set_random_seed(word(step_seed("keras", self._seed, step)))
         loss, after, found = self._step(scale, *state, *data)
         gradients: dict[str, Array | None] = {
             name: None if gradient is None else rows(self._backend.gradient(gradient, xp))
@@ -168,7 +157,7 @@ class Model:
         """Return the loss of a training step, and the new values of state by name."""
         model = self._model
         with keras.StatelessScope(self._mapping(trained, fixed), collect_losses=True) as scope:
-            held = [variable for variable in self._mapped() if not _is_seed(variable)]
+            held = [variable for variable in self._mapped() if not is_seed(variable)]
             before = [scope.get_current_value(variable) for variable in held]
             outputs = model(inputs, training=True)
             loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=None, training=True)
@@ -224,7 +213,7 @@ class Model:
         fixed = [tensor(value_of(variables[name], self._kinds[name])) for name in self._names(trained=False)]
         for index, variable in enumerate(self._others):
             value = variable.numpy()
-            if _is_seed(variable):
+            if is_seed(variable):
                 words = step_seed(f"keras {index}", self._seed, step)
                 value = np.array([words & 0xFFFFFFFF, words >> 32], np.uint32).view(value.dtype)
             fixed.append(tensor(value))
@@ -268,14 +257,14 @@ class Model:
 
     def _take(self, model: Any) -> None:
         """Check a model, and find what of it is a variable."""
-        _check(model)
+        check(model)
         owners = {
             id(v): layer for layer in model._flatten_layers() for v in layer.variables
         }  # the innermost comes last
         found: dict[str, tuple[Any, str]] = {}
         others: list[Any] = []
         for variable in model.variables:
-            kind = _kind_of(variable, owners.get(id(variable)), self._patterns)
+            kind = kind_of(variable, owners.get(id(variable)), self._patterns)
             if kind is None:
                 others.append(variable)
             elif found.setdefault(variable.path, (variable, kind))[0] is not variable:
@@ -306,7 +295,7 @@ class Model:
             return thread.submit(made).result()
 
     def _made(self) -> Any:
-        with _seeded(self._seed, self._backend.kept_generator):
+        with seeded(self._seed, self._backend.kept_generator):
             return self._given()
 
     def _copied(self) -> Any:
@@ -319,69 +308,3 @@ class Model:
                 f"Keras cannot copy this model ({says}): give ps.keras.Model a function that makes and compiles it"
             ) from error
         return copied
-
-
-def _kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
-    """Return what a variable is: "" it is trained, "frozen", or a kind of state; None: no variable of a job.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be what `patterns` say, or cannot be trained.
-    """
-    if _is_seed(variable):
-        return None
-    is_floating = keras.backend.is_float_dtype(variable.dtype)
-    declared = next((kind for pattern, kind in patterns.items() if fnmatchcase(variable.path, pattern)), None)
-    if declared is not None:
-        if variable.trainable:
-            raise ConfigurationError(f"state: {variable.path!r} is trained; allowed: weights that are not trainable")
-        return checked_kind(variable.path, declared, "float32" if is_floating else variable.dtype)
-    if not is_floating:
-        if variable.trainable:
-            raise ConfigurationError(f"weight {variable.path!r} is {variable.dtype}; allowed: real floating point")
-        return None
-    if variable.trainable:
-        return ""
-    if isinstance(owner, keras.layers.BatchNormalization) and owner.trainable and owner.momentum < 1:
-        return f"{AVERAGE}:{round(1 - owner.momentum, 12)}"
-    return FROZEN
-
-
-def _word(seed: int) -> int:
-    """Return what Keras takes for a seed: NumPy's global generator has 32 bits of it."""
-    return seed & 0xFFFFFFFF
-
-
-def _is_seed(variable: Any) -> bool:
-    return bool(variable.name == "seed_generator_state")
-
-
-def _check(model: Any) -> None:
-    """Refuse what cannot be trained by what `compile()` says."""
-    if not isinstance(model, keras.Model):
-        raise ConfigurationError(f"model() returned {type(model).__name__}; due is a compiled keras.Model")
-    if not model.built:
-        raise ConfigurationError(
-            f"{model.name} has no weights yet: begin it with keras.Input(shape), or call model.build(input_shape)"
-        )
-    if not model.compiled:
-        raise ConfigurationError(f"{model.name} is not compiled: model.compile(loss=..., metrics=[...])")
-    if type(model).train_step is not keras.Model.train_step:
-        raise ConfigurationError(
-            f"{type(model).__name__} has a train_step of its own, which shards and workers cannot run: what a step "
-            "computes goes into compute_loss or add_loss"
-        )
-
-
-@contextmanager
-def _seeded(seed: int, kept_generator: Callable[[], Any]) -> Iterator[None]:
-    """Seed all that Keras draws from, and leave the user's generators as they were."""
-    pythons, numpys = random.getstate(), np.random.get_state()
-    try:
-        with kept_generator():
-            keras.utils.set_random_seed(_word(seed))
-            yield
-    finally:
-        random.setstate(pythons)
-        np.random.set_state(numpys)

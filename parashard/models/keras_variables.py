@@ -1,0 +1,96 @@
+"""What of a Keras model can be trained here: the kinds of its variables, what is refused, its seeds.
+
+Owns the import of Keras. Knows no step. Called by `parashard.keras`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from parashard.errors import ConfigurationError
+from parashard.models.state import FROZEN, checked_kind
+from parashard.plan.state import AVERAGE
+
+try:
+    import keras
+except ImportError as error:
+    if error.name == "keras":
+        raise ConfigurationError("ps.keras needs Keras 3: pip install 'parashard[keras]'") from None
+    raise ConfigurationError(
+        f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
+    ) from None
+
+__all__ = ["check", "is_seed", "keras", "kind_of", "seeded", "word"]
+
+
+def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
+    """Return what a variable is: "" it is trained, "frozen", or a kind of state; None: no variable of a job.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be what `patterns` say, or cannot be trained.
+    """
+    if is_seed(variable):
+        return None
+    is_floating = keras.backend.is_float_dtype(variable.dtype)
+    declared = next((kind for pattern, kind in patterns.items() if fnmatchcase(variable.path, pattern)), None)
+    if declared is not None:
+        if variable.trainable:
+            raise ConfigurationError(f"state: {variable.path!r} is trained; allowed: weights that are not trainable")
+        return checked_kind(variable.path, declared, "float32" if is_floating else variable.dtype)
+    if not is_floating:
+        if variable.trainable:
+            raise ConfigurationError(f"weight {variable.path!r} is {variable.dtype}; allowed: real floating point")
+        return None
+    if variable.trainable:
+        return ""
+    if isinstance(owner, keras.layers.BatchNormalization) and owner.trainable and owner.momentum < 1:
+        return f"{AVERAGE}:{round(1 - owner.momentum, 12)}"
+    return FROZEN
+
+
+def word(seed: int) -> int:
+    """Return what Keras takes for a seed: NumPy's global generator has 32 bits of it."""
+    return seed & 0xFFFFFFFF
+
+
+def is_seed(variable: Any) -> bool:
+    """Tell whether a variable is the state of a `SeedGenerator`."""
+    return bool(variable.name == "seed_generator_state")
+
+
+def check(model: Any) -> None:
+    """Refuse what cannot be trained by what `compile()` says."""
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(f"model() returned {type(model).__name__}; due is a compiled keras.Model")
+    if not model.built:
+        raise ConfigurationError(
+            f"{model.name} has no weights yet: begin it with keras.Input(shape), or call model.build(input_shape)"
+        )
+    if not model.compiled:
+        raise ConfigurationError(f"{model.name} is not compiled: model.compile(loss=..., metrics=[...])")
+    if type(model).train_step is not keras.Model.train_step:
+        raise ConfigurationError(
+            f"{type(model).__name__} has a train_step of its own, which shards and workers cannot run: what a step "
+            "computes goes into compute_loss or add_loss"
+        )
+
+
+@contextmanager
+def seeded(seed: int, kept_generator: Callable[[], Any]) -> Iterator[None]:
+    """Seed all that Keras draws from, and leave the user's generators as they were."""
+    pythons, numpys = random.getstate(), np.random.get_state()
+    try:
+        with kept_generator():
+            keras.utils.set_random_seed(word(seed))
+            yield
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)
