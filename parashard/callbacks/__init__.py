@@ -14,3 +14,4 @@ from parashard.callbacks.history import History as History
 from parashard.callbacks.rates import LearningRateScheduler as LearningRateScheduler
 from parashard.callbacks.rates import ReduceLROnPlateau as ReduceLROnPlateau
 from parashard.callbacks.stopping import EarlyStopping as EarlyStopping
+from parashard.callbacks.tensorboard import TensorBoard as TensorBoard

@@ -149,7 +149,7 @@ class Callback:
         """Comes just before `on_test_end`: a worker has evaluated."""
 
     def on_test_end(self, logs: Logs) -> None:
-        """An evaluation has its result; names are without "val_" here."""
+        """An evaluation has its result; names have no prefix here."""
 
     def get_state(self) -> dict[str, Any]:
         """Return what to go on from after a crash, as JSON; kept in the run folder after each event."""

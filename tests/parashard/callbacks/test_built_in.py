@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from parashard.callbacks import (
     LearningRateScheduler,
     ModelCheckpoint,
     ReduceLROnPlateau,
+    TensorBoard,
     Training,
 )
 from parashard.callbacks.events import Milestone
@@ -152,3 +154,9 @@ def test_a_line_of_figures_for_each_epoch(tmp_path: Path, crash_after: int | Non
 )
 def test_what_is_better_goes_by_the_name(name: str, rises: bool) -> None:
     assert Monitor(name).better(2.0, 1.0) is rises
+
+
+def test_tensorboard_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'parashard\[tensorboard\]'"):
+        TensorBoard()

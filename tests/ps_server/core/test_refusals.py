@@ -54,6 +54,7 @@ def one_bad_value(value: float) -> Callable[[Shard], Push]:
 
 
 REFUSALS: dict[str, tuple[Callable[[Shard], Push], type[ParashardError]]] = {
+    "a learning rate that is none": (lambda shard: whole(shard, learning_rate=math.nan), MalformedFrame),
     "another run": (aimed_elsewhere(run_id="run-2"), WrongRun),
     "another job": (aimed_elsewhere(job_digest="e" * 64), WrongRun),
     "another shard": (aimed_elsewhere(shard=3), WrongRun),

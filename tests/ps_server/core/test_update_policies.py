@@ -252,7 +252,7 @@ def test_a_push_with_a_learning_rate_of_its_own_moves_the_weights_by_that_one() 
     for step, rate in enumerate([0.5, None, 0.25]):
         updates.take(step, ones(), None, rate)
     moved = 0.5 + COUNTING.learning_rate + 0.25
-    assert abs(storage.weights).tolist() == [moved] * 3
+    assert storage.weights.tolist() == [-moved] * 3
 
 
 def test_a_round_has_one_learning_rate_and_the_next_one_its_own() -> None:  # P37
@@ -266,10 +266,10 @@ def test_a_round_has_one_learning_rate_and_the_next_one_its_own() -> None:  # P3
     updates.admit(1, 0.5)
     updates.take(1, ones(), None, 0.5)
     updates.admit(2, 0.25)  # commits round 0
-    assert abs(storage.weights).tolist() == [0.5] * 3
+    assert storage.weights.tolist() == [-0.5] * 3
     updates.begin_again()
     updates.admit(3, None)
     for step in (2, 3):
         updates.take(step, ones(), None, None)
     updates.reach(2)
-    assert abs(storage.weights).tolist() == [0.5 + COUNTING.learning_rate] * 3
+    assert storage.weights.tolist() == [-(0.5 + COUNTING.learning_rate)] * 3

@@ -1,0 +1,189 @@
+"""ClusterFollower: an event is recorded before it fires, a decision before the coordinator hears of it (P38)."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.api import following
+from parashard.api.following import STATE_FILE, ClusterFollower
+from parashard.callbacks import Callback, LambdaCallback, Training
+from parashard.callbacks.running import Callbacks
+from parashard.errors import ConfigurationError, Unreachable
+from parashard.launch.following import CallbackFailed
+from parashard.store.local import LocalStore
+from support.store_fakes import MemoryStore
+
+
+class Coordinator:
+    """Tells of milestones at 4, 8 and so on, and keeps what it is asked."""
+
+    def __init__(self, reached: int = 1) -> None:
+        self.reached = reached
+        self.requests: list[pb.FollowRequest] = []
+        self.evaluated = ""
+        self.steps: list[int] = []
+
+    def follow(self, request: pb.FollowRequest) -> pb.FollowReply:
+        self.requests.append(request)
+        reply = pb.FollowReply(coordinator=1, steps_seen=len(self.steps))
+        reply.steps.extend(pb.StepEnd(step=step, loss=0.5) for step in self.steps[request.steps_seen :])
+        if request.handled < 4 * self.reached:
+            epoch = request.handled // 4
+            reply.milestone.after_steps, reply.milestone.first_epoch = request.handled + 4, epoch
+            reply.milestone.epoch_losses.append(0.5)
+            if self.evaluated:
+                reply.milestone.evaluated, reply.milestone.weights = True, self.evaluated
+        return reply
+
+    @property
+    def decided(self) -> list[tuple[int, float]]:
+        return [(request.handled, request.learning_rate) for request in self.requests]
+
+
+class Halving(Callback):
+    """Halves the rate at each epoch's end, and keeps what it heard."""
+
+    heard: list[int]
+
+    def __init__(self) -> None:
+        self.heard = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        self.heard.append(epoch)
+        self.model.learning_rate /= 2
+
+
+def follower_of(folder: Path, callbacks: Sequence[Callback], *, resume: bool = False) -> ClusterFollower:
+    running = Callbacks(callbacks, Training(1.0, folder), None, steps_per_epoch=4, epochs=9)
+    return ClusterFollower(running, folder, MemoryStore, print, resume=resume)
+
+
+def recorded(folder: Path) -> list[object]:
+    content = json.loads((folder / STATE_FILE).read_text())
+    return [content["fired"], content["decision"]["learning_rate"]]
+
+
+def test_each_milestone_is_handled_once_and_what_it_decided_is_told(tmp_path: Path) -> None:
+    halving, coordinator = Halving(), Coordinator(2)
+    it = follower_of(tmp_path, [halving])
+    it.look(coordinator.follow, last=False)
+    it.look(coordinator.follow, last=True)
+    assert halving.heard == [0, 1]
+    assert coordinator.decided == [(0, 0.0), (4, 0.5), (8, 0.25), (8, 0.25)]
+    assert recorded(tmp_path) == [8, 0.25]
+
+
+def test_the_record_goes_before_the_effect_and_the_decision_after_it(tmp_path: Path) -> None:
+    seen: list[list[object]] = []
+    watching = LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(recorded(tmp_path)))
+    coordinator = Coordinator()
+    follower_of(tmp_path, [Halving(), watching]).look(coordinator.follow, last=False)
+    assert (seen, recorded(tmp_path)) == ([[4, None]], [4, 0.5])
+
+
+def test_a_crash_in_a_callback_loses_its_effect_and_repeats_none(tmp_path: Path) -> None:
+    def crash(epoch: int, logs: dict[str, float]) -> None:
+        if epoch == 1:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        follower_of(tmp_path, [Halving(), LambdaCallback(on_epoch_end=crash)]).look(Coordinator(2).follow, last=False)
+    halving, coordinator = Halving(), Coordinator(3)
+    follower_of(tmp_path, [halving, LambdaCallback()], resume=True).look(coordinator.follow, last=False)
+    assert halving.heard == [2]
+    assert coordinator.decided == [(8, 0.0), (12, 0.25)]
+
+
+def test_a_crash_before_the_coordinator_heard_has_the_decision_told_again(tmp_path: Path) -> None:
+    def once(request: pb.FollowRequest) -> pb.FollowReply:
+        if request.handled:
+            raise Unreachable("gone")
+        return Coordinator().follow(request)
+
+    with pytest.raises(Unreachable):
+        follower_of(tmp_path, [Halving()]).look(once, last=False)
+    halving, coordinator = Halving(), Coordinator()
+    follower_of(tmp_path, [halving], resume=True).look(coordinator.follow, last=False)
+    assert (halving.heard, coordinator.decided) == ([], [(4, 0.5)])
+
+
+def test_other_callbacks_do_not_go_on_with_a_run(tmp_path: Path) -> None:
+    follower_of(tmp_path, [Halving()]).look(Coordinator().follow, last=False)
+    with pytest.raises(ConfigurationError, match=r"has the callbacks Halving, this call \(none\)"):
+        follower_of(tmp_path, [], resume=True)
+
+
+def test_steps_are_told_once_whichever_coordinator_counts_them(tmp_path: Path) -> None:
+    told: list[int] = []
+    it = follower_of(tmp_path, [LambdaCallback(on_train_batch_end=lambda batch, logs: told.append(batch))])
+    coordinator = Coordinator(0)
+    coordinator.steps = [2, 0]
+    it.look(coordinator.follow, last=False)
+    coordinator.steps += [1, 2]
+    it.look(coordinator.follow, last=False)
+    assert told == [2, 0, 1]
+    assert coordinator.requests[-1].wants_steps
+
+
+def test_nothing_fires_that_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    halving, coordinator = Halving(), Coordinator()
+    it = follower_of(tmp_path, [halving])
+    with monkeypatch.context() as patch:
+        patch.setattr(following, "write_durably", full)
+        it.look(coordinator.follow, last=False)
+    assert halving.heard == []
+    it.look(coordinator.follow, last=False)
+    assert halving.heard == [0]
+
+
+def test_an_error_begins_with_the_users_own_line(tmp_path: Path) -> None:
+    def fail(epoch: int, logs: dict[str, float]) -> None:
+        raise RuntimeError("no more room")
+
+    with pytest.raises(CallbackFailed) as raised:
+        follower_of(tmp_path, [LambdaCallback(on_epoch_end=fail)]).look(Coordinator().follow, last=False)
+    lines = traceback.extract_tb(raised.value.error.__traceback__)
+    assert [frame.name for frame in lines] == ["fail"]
+
+
+def test_a_state_that_is_no_json_is_named(tmp_path: Path) -> None:
+    class Odd(Callback):
+        def get_state(self) -> dict[str, object]:
+            return {"file": object()}
+
+    with pytest.raises(CallbackFailed, match="a callback's state is no JSON"):
+        follower_of(tmp_path, [Odd()]).look(Coordinator().follow, last=False)
+
+
+def test_evaluated_weights_are_copied_and_then_forgotten(tmp_path: Path) -> None:
+    class Keeping(Callback):
+        uses_weights = True
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            self.model.save_weights(tmp_path / f"kept-{epoch}")
+
+    for number, store in enumerate((LocalStore(tmp_path / "store"), MemoryStore())):
+        name = "evaluated/000000000004-ab.safetensors"
+        store.create(name, b"weights")
+        store.create("evaluated/000000000008-cd.safetensors", b"later")
+        running = Callbacks([Keeping()], Training(1.0, tmp_path), None, steps_per_epoch=4, epochs=9)
+        coordinator = Coordinator()
+        coordinator.evaluated = name
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        it = ClusterFollower(running, folder, lambda store=store: store, print, resume=False)
+        it.look(coordinator.follow, last=False)
+        assert (tmp_path / "kept-0").read_bytes() == b"weights"
+        assert store.names("evaluated") == ["000000000008-cd.safetensors"]
+        it.end()
+        assert store.names("evaluated") == []
+        assert list(it.arguments) == ["--callbacks", "decide", "--store-evaluated"]
