@@ -52,7 +52,7 @@ def worker(
     --connect RUN train.py ARGS`.
     """
     place = place_of(connect)
-    if Path(place).is_dir():
+    if script and Path(place).is_dir():
         place = str(Path(place).absolute())  # a script may go to another folder
     arguments = ["--connect", place, "--name", name, "--device", device or "", "--log-format", log_format]
     arguments += [part for text in set_ or () for part in ("--set", text)]
