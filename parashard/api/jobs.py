@@ -101,7 +101,7 @@ def tables_of(
             raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
         if above == "cluster" and isinstance(parts.strategy, InProcessStrategy):
             raise ConfigurationError(
-                f"settings: {key!r} is of a cluster; {type(parts.strategy).__name__} trains in this process, without one"
+                f"settings: {key!r} is of a cluster, and {type(parts.strategy).__name__} has none"
             )
         table.setdefault(above, {})[name] = value
     if isinstance(parts.strategy, InProcessStrategy):
