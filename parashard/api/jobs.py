@@ -100,9 +100,7 @@ def tables_of(
         if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
             raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
         if above == "cluster" and isinstance(parts.strategy, InProcessStrategy):
-            raise ConfigurationError(
-                f"settings: {key!r} is of a cluster, and {type(parts.strategy).__name__} has none"
-            )
+            raise ConfigurationError(f"settings: {key!r} is of a cluster, and {type(parts.strategy).__name__} has none")
         table.setdefault(above, {})[name] = value
     if isinstance(parts.strategy, InProcessStrategy):
         table["job"].setdefault("max_attempts", 1)  # another one would go no better: there is no other process

@@ -551,7 +551,9 @@ class Trainer:
     ) -> CallbackFollower:
         """Return what runs the callbacks of a fit."""
         job = loaded.job
-        steps = StepPlan(source.spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch)
+        steps = StepPlan(
+            source.spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0
+        )
         self._training = Training(job.optimizer.learning_rate, run_dir)
         callbacks = Callbacks(
             self._callbacks,
@@ -559,6 +561,7 @@ class Trainer:
             self,
             steps_per_epoch=steps.steps_per_epoch,
             epochs=steps.epochs,
+            first_epoch=steps.first_epoch,
         )
         store = partial(open_store, job.checkpoint.url or str(run_dir / CHECKPOINTS))
         return CallbackFollower(callbacks, run_dir, store, say, resume=resume)

@@ -54,16 +54,26 @@ class Callbacks:
         What they see as `self.trainer`.
     steps_per_epoch : int
     epochs : int
+    first_epoch : int
+        What the first one is called.
     """
 
     def __init__(
-        self, callbacks: Sequence[Callback], training: Training, trainer: object, *, steps_per_epoch: int, epochs: int
+        self,
+        callbacks: Sequence[Callback],
+        training: Training,
+        trainer: object,
+        *,
+        steps_per_epoch: int,
+        epochs: int,
+        first_epoch: int = 0,
     ) -> None:
         self.history = History()
         self.training = training
         self._all: list[Callback] = [*callbacks, self.history]  # which keeps what the others add to the logs
         self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
+        self._first_epoch = first_epoch  # what callbacks are told for 0
         self._epoch = 0  # whose on_epoch_begin was called last, or is to be
         self._begun = False
         for callback in self._all:
@@ -113,7 +123,7 @@ class Callbacks:
             logs: Logs = {} if math.isnan(loss) else {"loss": loss}
             if index == last:
                 logs |= {f"val_{name}": value for name, value in (milestone.metrics or {}).items()}
-            self._call("on_epoch_end", self._epoch, logs)
+            self._call("on_epoch_end", self._first_epoch + self._epoch, logs)
             self._epoch, self._begun = self._epoch + 1, False
         if last >= 0 and not training.stop_training:
             self._begin_epoch()
@@ -136,7 +146,7 @@ class Callbacks:
     def _begin_epoch(self) -> None:
         if not self._begun and self._epoch < self._epochs:
             self._begun = True
-            self._call("on_epoch_begin", self._epoch, {})
+            self._call("on_epoch_begin", self._first_epoch + self._epoch, {})
 
     def _decision(self, rate_before: float) -> Decision:
         training = self.training

@@ -63,11 +63,11 @@ class JobOptions(Table):
         default=0, ge=0, le=2**63 - 1, description="Seed of initial values, data order and all that is random."
     )
     epochs: int = key(ge=1, le=10**9, description="Number of times that every training example is used.")
-    first_epoch: int = key(
-        default=0,
+    first_epoch: int | None = key(
+        default=None,
         ge=0,
         le=10**9,
-        description="Number of the first epoch, where others were trained before: each has an order of its own.",
+        description="Number of the first epoch, 0 unless others were trained before: each has an order of its own.",
     )
     batch_size: int = key(ge=1, le=2**31 - 1, description="Examples of one step.")
     max_attempts: int = key(

@@ -104,7 +104,7 @@ def load_task(
     return Task(
         model=build_model(job.model, spec, job.job.seed, folder) if model is None else model,
         source=opened,
-        steps=StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch),
+        steps=StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0),
         plan=plan,
         device=opened_device,
         clip_norm=job.optimizer.clip_norm,

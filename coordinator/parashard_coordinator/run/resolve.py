@@ -109,7 +109,7 @@ def resolve(
     _check_memory(job, variables, memory_bytes())
     plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
     _check_push_memory(job, plan)
-    steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch)
+    steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0)
     digest = identity_digest(identity)
     return ResolvedJob(job, spec, declared.auditor, plan, steps, identity, digest, arrays, initial_sha256)
 

@@ -1,4 +1,4 @@
-"""ClusterFollower: an event is recorded before it fires, a decision before the coordinator hears of it (P38)."""
+"""CallbackFollower: an event is recorded before it fires, a decision before the coordinator hears of it (P38)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.api import following
-from parashard.api.following import STATE_FILE, ClusterFollower
+from parashard.api.following import STATE_FILE, CallbackFollower
 from parashard.callbacks import Callback, LambdaCallback, Training
 from parashard.callbacks.running import Callbacks
 from parashard.errors import ConfigurationError, Unreachable
@@ -59,9 +59,9 @@ class Halving(Callback):
         self.model.learning_rate /= 2
 
 
-def follower_of(folder: Path, callbacks: Sequence[Callback], *, resume: bool = False) -> ClusterFollower:
+def follower_of(folder: Path, callbacks: Sequence[Callback], *, resume: bool = False) -> CallbackFollower:
     running = Callbacks(callbacks, Training(1.0, folder), None, steps_per_epoch=4, epochs=9)
-    return ClusterFollower(running, folder, MemoryStore, print, resume=resume)
+    return CallbackFollower(running, folder, MemoryStore, print, resume=resume)
 
 
 def recorded(folder: Path) -> list[object]:
@@ -180,7 +180,7 @@ def test_evaluated_weights_are_copied_and_then_forgotten(tmp_path: Path) -> None
         coordinator.evaluated = name
         folder = tmp_path / str(number)
         folder.mkdir()
-        it = ClusterFollower(running, folder, lambda store=store: store, print, resume=False)
+        it = CallbackFollower(running, folder, lambda store=store: store, print, resume=False)
         it.look(coordinator.follow, last=False)
         assert (tmp_path / "kept-0").read_bytes() == b"weights"
         assert store.names("evaluated") == ["000000000008-cd.safetensors"]

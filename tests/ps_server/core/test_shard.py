@@ -293,9 +293,9 @@ def test_a_void_push_replays_as_one() -> None:  # P18
     logged: list[object] = []
 
     class Kept(Positions):
-        def append(self, step: int, gradient: object, *, staleness: int | None, skipped: bool) -> int:
+        def append(self, step: int, gradient: object, **about: object) -> int:
             logged.append(gradient)
-            return super().append(step, gradient, staleness=staleness, skipped=skipped)
+            return super().append(step, gradient, **about)
 
     shard = zeros_shard()
     shard.journal = Kept()

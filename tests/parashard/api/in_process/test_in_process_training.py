@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,19 +99,18 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(monkeypatch: pyt
     class Killed(BaseException):
         pass
 
-    def die(batch: Any) -> None:
-        if batch.step == 30:
-            monkeypatch.setattr(training.State, "save", lambda self: None)
-            monkeypatch.setattr(training, "_kind_of", lambda error: (_ for _ in ()).throw(Killed()))
-            raise ValueError
-
     model = Line()
-    model.before = die
-    with pytest.raises(Killed):
-        fit(trainer(model=model, **{"checkpoint.every_steps": 8}))
-    monkeypatch.undo()
-    os.chdir(quiet.run_dir.parents[1])
-    monkeypatch.setattr(module, "SCRIPT", Script(None))
+    with monkeypatch.context() as patched:
+
+        def die(batch: Any) -> None:
+            if batch.step == 30:
+                patched.setattr(training.State, "save", lambda self: None)
+                patched.setattr(training, "_kind_of", lambda error: (_ for _ in ()).throw(Killed()))
+                raise ValueError
+
+        model.before = die
+        with pytest.raises(Killed):
+            fit(trainer(model=model, **{"checkpoint.every_steps": 8}))
     begun: list[int] = []
     model.before = lambda batch: begun.append(batch.step)
     assert digest(fit(trainer(model=model, **{"checkpoint.every_steps": 8}), resume=True)) == digest(quiet)
@@ -192,9 +190,7 @@ def test_a_target_ends_the_run_early() -> None:
 
 
 def test_settings_of_a_cluster_are_refused_and_no_run_begins() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"'cluster.transport' is of a cluster; MirroredStrategy trains in this"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'cluster.transport' is of a cluster, and MirroredStrategy has none"):
         fit(trainer(**{"cluster.transport": "tcp"}))
     assert not Path("runs").exists()
 
@@ -205,48 +201,69 @@ def test_wrong_settings_leave_no_folder() -> None:
     assert list(Path("runs").iterdir()) == []
 
 
-class Notes:
-    """Notes what it sees; stops after so many steps."""
+class Notes(ps.callbacks.Callback):
+    """Notes what it is told; after so many epochs it stops the run."""
 
-    def __init__(self, last: int = STEPS + 1) -> None:
-        self.seen: list[tuple[Any, ...]] = []
-        self.last = last
+    def __init__(self, epochs: int = 99) -> None:
+        self.seen: list[Any] = []
+        self.epochs = epochs
 
-    def steps_done(self, steps: int, loss: float | None) -> None:
-        self.seen.append(("steps", steps))
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.seen.append("begin")
 
-    def epoch_ended(self, epoch: int, loss: float | None) -> None:
-        assert loss is not None
-        self.seen.append(("epoch", epoch))
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(epoch)
 
-    def evaluated(self, steps: int, metrics: Mapping[str, float]) -> None:
-        self.seen.append(("evaluated", steps, *metrics))
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(f"step {batch}")
 
-    def stop_reason(self) -> str:
-        return "enough" if self.seen[-1][1] >= self.last else ""
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(sorted(logs))
+        if epoch + 1 == self.epochs:
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.seen.append("end")
 
 
-def observed(monkeypatch: pytest.MonkeyPatch, notes: Notes) -> None:
-    train = training.train
-    monkeypatch.setattr(training, "train", lambda *given, **named: train(*given, **named, observer=notes))
-
-
-def test_an_observer_sees_rounds_evaluations_and_epochs_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callbacks_see_steps_evaluations_and_epochs_in_this_order() -> None:
     notes = Notes()
-    observed(monkeypatch, notes)
-    fit(trainer(), epochs=2, validation_data=(X, Y))
-    assert notes.seen == [
-        *[("steps", 4), ("steps", 8), ("steps", 12), ("evaluated", 12, "loss"), ("epoch", 0)],
-        *[("steps", 16), ("steps", 20), ("steps", 24), ("evaluated", 24, "loss"), ("epoch", 1)],
-    ]
+    history = fit(trainer(), epochs=2, validation_data=(X, Y), callbacks=[notes])
+    steps, known = [f"step {step}" for step in range(EPOCH)], ["loss", "val_loss"]
+    assert notes.seen == ["begin", 0, *steps, known, 1, *steps, known, "end"]
+    assert {name: len(values) for name, values in history.history.items()} == {"loss": 2, "val_loss": 2}
 
 
 @pytest.mark.parametrize("held_out", [None, (X, Y)])
-def test_an_observer_stops_the_run_after_a_round(monkeypatch: pytest.MonkeyPatch, held_out: Any) -> None:
-    observed(monkeypatch, Notes(last=20))
-    report = fit(trainer(), validation_data=held_out).report
-    assert (report["steps_applied"], report["reason"]) == ([20], "enough")
-    assert [one["steps"] for one in report["evaluations"]] == ([12, 20] if held_out else [])
+def test_a_callback_stops_the_run_at_the_end_of_an_epoch(held_out: Any) -> None:
+    report = fit(trainer(), validation_data=held_out, callbacks=[Notes(epochs=2)]).report
+    assert report["steps_applied"] == [2 * EPOCH]
+    assert [one["steps"] for one in report["evaluations"]] == ([EPOCH, 2 * EPOCH] if held_out else [])
+
+
+def test_a_learning_rate_that_a_callback_sets_is_that_of_the_steps_after_it() -> None:
+    slower = ps.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 2 else 1e-30)
+    still = fit(trainer(), callbacks=[slower])
+    assert digest(still) != digest(fit(trainer()))
+    expected, found = read_arrays(fit(trainer(), epochs=2).run_dir / "weights.safetensors"), still.run_dir
+    for name, values in read_arrays(found / "weights.safetensors").items():
+        np.testing.assert_allclose(values, expected[name], atol=1e-6)
+
+
+def test_the_best_weights_are_those_that_were_evaluated() -> None:
+    kept = trainer()
+    stop = ps.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
+    history = fit(kept, validation_data=(X, Y), callbacks=[stop])
+    assert kept.evaluate((X, Y))["loss"] == pytest.approx(max(history.history["val_loss"]), rel=1e-6)
+
+
+def test_what_a_callback_raises_ends_the_run_saved_and_is_raised_by_fit() -> None:
+    class Raising(ps.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            raise KeyError(epoch)
+
+    with pytest.raises(KeyError):
+        fit(trainer(), callbacks=[Raising()])
 
 
 def test_lines_are_printed_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,4 +279,4 @@ def test_a_worker_of_a_cluster_refuses_a_call_that_trains_here(script: Script) -
     mine = trainer()
     source = module.source_of((X, Y), None, 0.0, 0)
     with pytest.raises(ConfigurationError, match="this call trains in its own process, by MirroredStrategy"):
-        mine._fitted(source, 1, 8, resume=False, verbose=0)
+        mine._fitted(source, Line(), {"epochs": 1, "batch_size": 8}, resume=False, verbose=0)
