@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from parashard.api.coordinator import FunctionFailed as FunctionFailed
     from parashard.api.coordinator import RemoteValue as RemoteValue
     from parashard.api.functions import function as function
+    from parashard.api.history import History as History
     from parashard.api.opened import open_data as open_data
     from parashard.api.script import is_worker as is_worker
     from parashard.api.strategies import CentralStorageStrategy as CentralStorageStrategy
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from parashard.api.strategies import OneDeviceStrategy as OneDeviceStrategy
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
     from parashard.api.strategies import TPUStrategy as TPUStrategy
-    from parashard.api.trainer import History as History
     from parashard.api.trainer import Trainer as Trainer
     from parashard.layers.sequential import Sequential as Sequential
     from parashard.plan.optimizers import FTRL as FTRL
@@ -61,7 +61,7 @@ _STRATEGIES = (
 _PLACES = {
     **dict.fromkeys(_OPTIMIZERS, "parashard.plan.optimizers"),
     **dict.fromkeys(_STRATEGIES, "parashard.api.strategies"),
-    "History": "parashard.api.trainer",
+    "History": "parashard.api.history",
     "Sequential": "parashard.layers.sequential",
     "Trainer": "parashard.api.trainer",
     "Cluster": "parashard.api.cluster",

@@ -21,12 +21,13 @@ from typing import Any, Self
 
 from parashard.api.background import BackgroundRun, Variables, within
 from parashard.api.jobs import Parts, checked_optimizer, checked_servers, job_of
+from parashard.api.resuming import unfinished
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import declare
-from parashard.launch.run_folders import is_done, new_run_dir, resumed_run_dir
+from parashard.launch.run_folders import new_run_dir
 from parashard.launch.steering import Steering
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s
@@ -85,7 +86,7 @@ class Cluster:
         parts = Parts(name or program.stem or "session", checked_optimizer(optimizer), sessions, seed, settings or {})
         loaded = job_of(parts, program, {"epochs": epochs, "batch_size": batch_size})
         declared = declare(DataSpec(examples, 0, (), 0, "of the sessions"), Variables(variables))
-        begun = _unfinished(parts.name) if resume else None
+        begun = unfinished(parts.name) if resume else None
         self.run_dir = (begun or new_run_dir(None, parts.name)).absolute()
         self._run = BackgroundRun(loaded, self.run_dir, declared, Steering(), resume=begun is not None)
 
@@ -109,11 +110,3 @@ class Cluster:
     def stop(self) -> None:
         """End it here: shards save their state, and `resume=True` goes on."""
         self._run.stop()
-
-
-def _unfinished(name: str) -> Path | None:
-    try:
-        run_dir = resumed_run_dir(None, name)
-    except ConfigurationError:
-        return None
-    return None if is_done(run_dir) else run_dir

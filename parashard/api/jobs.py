@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from parashard.api.code import code_of
 from parashard.api.optimizers import optimizer_of
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
 from parashard.errors import ConfigurationError
@@ -128,7 +129,8 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256
             f"the data of this call are others in this worker ({summary}) than in the process that started it "
             f"({declared.summary()}); a script loads the same data wherever it runs"
         )
-    if code_sha256 != whole.model_sha256:
+    code = code_of(run_dir)
+    if code_sha256 != (whole.model_sha256 if code is None else code.present):
         raise ConfigurationError(
             "the model is another one in this worker than in the process that started it: the script was edited, or a "
             "buffer of the module is drawn without a seed"

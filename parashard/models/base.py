@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from parashard.data.base import Array, Batch
+from parashard.data.tree import Tree
 from parashard.plan.variables import Float32s, Variable
 
 Initial = Variable | Float32s | tuple[Variable, Float32s]
@@ -70,6 +71,28 @@ class Seeded(Protocol):
 
     def seed(self, seed: int) -> None:
         """Draw what is random by this seed, the job's, and the step."""
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A model that can tell before a job begins that its steps cannot be computed."""
+
+    def check(self, batch: Batch) -> None:
+        """Raise what a step or an evaluation of such a batch would raise."""
+
+
+@runtime_checkable
+class FrameworkModel(Model, Seeded, Protocol):
+    """A model that a trainer can also predict with and give back, such as `parashard.torch.Model`."""
+
+    def fixed_sha256(self) -> str:
+        """Return SHA-256 (hex) of what of the model is in no variable and decides its gradients; "" for nothing."""
+
+    def predict(self, values: Mapping[str, Float32s], inputs: Tree) -> Tree:
+        """Return the outputs for inputs, in their order: an array, or a dict, tuple or list of them."""
+
+    def own(self, values: Mapping[str, Float32s]) -> Any:
+        """Return the user's own object with these weights."""
 
 
 @runtime_checkable

@@ -50,7 +50,7 @@ made = {
 strategy = made()
 trainer = ps.Trainer({"jax": jax_model, "torch": torch_model}[sys.argv[1]](), ps.Adam(0.01), strategy)
 history = trainer.fit((x, y), epochs=4, batch_size=8, validation_split=0.2, verbose=0)
-weights = {name: value.tolist() for name, value in trainer._current().items()}
+weights = {name: value.tolist() for name, value in trainer._present.weights().items()}
 print(json.dumps([history.report["weights_sha256"], history.report["evaluations"], weights]))
 """
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}

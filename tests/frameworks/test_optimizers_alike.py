@@ -185,12 +185,12 @@ def test_groups_of_a_module_s_parameters_are_settings_of_its_variables() -> None
         trainer = ps.Trainer(model, made)
         if module is not net:
             with pytest.raises(ConfigurationError, match="parameters are not those of the model"):
-                trainer._variable_settings()
+                trainer._present.variable_settings(trainer._optimizer)
         elif made is optimizer:
-            assert trainer._variable_settings() == {
+            assert trainer._present.variable_settings(trainer._optimizer) == {
                 "0.bias": {"decay": False},
                 "1.bias": {"frozen": True},
                 "2.weight": {"learning_rate_factor": 0.1},
             }
         else:
-            assert trainer._variable_settings() == {}
+            assert trainer._present.variable_settings(trainer._optimizer) == {}

@@ -159,12 +159,24 @@ def test_a_mistake_is_one_sentence_and_ends_the_run(start: Callable[..., ScriptR
     assert run.complaint().count("Traceback") == 1, "of the script's own call"
 
 
-def test_an_edited_script_is_a_changed_job(start: Callable[..., ScriptRun], tmp_path: Path) -> None:
+def test_an_edited_script_is_a_changed_job_until_that_is_accepted(
+    start: Callable[..., ScriptRun], tmp_path: Path
+) -> None:
     (tmp_path / "slow").touch()
     run = start(LEDGER + FIT + TELL, "20", "async")
     eventually(lambda: reached(run, QUICK - 8), "steps are done", told=run.complaint)
     run.interrupt()
     run.wait()
-    again = start(LEDGER + FIT + TELL + "# edited\n", "20", "async", "resume")
-    assert again.wait() == 1
-    assert "the code of the model" in again.complaint().splitlines()[-1]
+    (tmp_path / "slow").unlink()
+    refused = start(LEDGER + FIT + TELL + "# edited\n", "20", "async", "resume")
+    assert refused.wait() == 1
+    assert refused.complaint().splitlines()[-1].endswith("or go on with it: accept_code_change=True")
+    accepting = FIT.replace("verbose=0", "accept_code_change=True")
+    other_data = start(LEDGER + "data = (data[0][::-1], data[1])\n" + accepting + TELL, "20", "async", "resume")
+    assert other_data.wait() == 1
+    assert "the data differ" in other_data.complaint().splitlines()[-1]
+    accepted = start(LEDGER + accepting + TELL, "20", "async", "resume")
+    assert done(accepted)[0] == 20.0
+    assert "going on with code that was changed" in accepted.output()
+    [folder] = accepted.runs()
+    assert "accepted_code_sha256" in json.loads((folder / "report.json").read_text())

@@ -2,7 +2,7 @@
 
 The coordinator's core decides here as on a cluster: what is leased, evaluated, skipped, given up and when the job ends.
 Owns the loop around it, in which this process is the one worker, the one shard and the clock. Called by
-`parashard.api.trainer`.
+`parashard.api.fit_here`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ from typing import Any
 import threadpoolctl
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.api.fits import Fit
 from parashard.api.following import CallbackFollower
 from parashard.api.in_process.computing import Computed, Computing, Replicas
 from parashard.api.in_process.interruption import Interruption, interruption
 from parashard.api.in_process.state import Run, State, take_up
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
-from parashard.data.base import DataSource
 from parashard.display.figures import count
-from parashard.display.live import JobView
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, ParashardError, RetryLater, StoreFailed
-from parashard.job.declaration import DeclaredJob
-from parashard.job.load import LoadedJob, as_toml
+from parashard.job.load import as_toml
 from parashard.launch.following import CallbackFailed
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report, script_of
-from parashard.models.base import Model
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
@@ -59,59 +56,23 @@ LOOK_S = 0.25  # between two looks at time: the view, checkpoints
 HISTORY_S = 1.0
 
 
-def train(
-    loaded: LoadedJob,
-    run_dir: Path,
-    view: JobView,
-    strategy: InProcessStrategy,
-    model: Model,
-    source: DataSource,
-    declared: DeclaredJob,
-    *,
-    resume: bool,
-    follower: CallbackFollower,
-) -> dict[str, Any]:
-    """Train to the end, and return the report; it lies in the run's folder, with the weights.
-
-    Parameters
-    ----------
-    loaded : LoadedJob
-        The job.
-    run_dir : Path
-        The run's folder; with `resume` it has one.
-    view : JobView
-        Shows the progress.
-    strategy : InProcessStrategy
-        On what device.
-    model, source, declared
-        What computes, of which examples, and the declaration of both.
-    follower : CallbackFollower
-        Runs the callbacks, between rounds.
-
-    Raises
-    ------
-    ConfigurationError
-        If job, data and model do not fit; no run has begun then.
-    JobFailed
-        If the job failed; the last round that is in is saved.
-    KeyboardInterrupt
-        After Ctrl-C or SIGTERM, once the last round is saved.
-    """
+def train(fit: Fit, strategy: InProcessStrategy) -> dict[str, Any]:
+    """Train to the end on a strategy's device, and return the report, as `parashard.api.fits.Place.train` says."""
+    run_dir, job = fit.run_dir, fit.loaded.job
     if isinstance(strategy, TPUStrategy):
         from parashard.api.in_process.sharded import check
 
-        check(model, loaded.job)
+        check(fit.model, job)
     keep_freed_memory(EVERY_STEP)
     lock = _locked(run_dir)
     try:
-        store = open_store(loaded.job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
-        run = take_up(loaded.job, declared, store, resume=resume)
-        keep_origin(run_dir, loaded)
-        write_durably(run_dir / JOB_FILE, as_toml(loaded.job).encode())
+        store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
+        run = take_up(job, fit.declared, store, resume=fit.resumed)
+        keep_origin(run_dir, fit.loaded)
+        write_durably(run_dir / JOB_FILE, as_toml(job).encode())
         sync_upwards(run_dir)
         with interruption() as stop, _threads(strategy.threads):
-            training = Training(run, run_dir, view, strategy, model, source, follower, stop, resume)
-            return training.run()
+            return Training(run, fit, strategy, stop).run()
     except OSError as error:
         if disk_failed(error):
             raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and go on with it") from error
@@ -127,40 +88,27 @@ class Training:
     ----------
     run : Run
         What is trained.
-    run_dir : Path
-        Gets history, weights and report.
-    view, strategy, model, source, follower
-        As of `train`.
+    fit : Fit
+        Its call.
+    strategy : InProcessStrategy
+        On what device.
     stop : Interruption
         Whether to stop.
-    resume : bool
-        True: the run was begun earlier.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        run_dir: Path,
-        view: JobView,
-        strategy: InProcessStrategy,
-        model: Model,
-        source: DataSource,
-        follower: CallbackFollower,
-        stop: Interruption,
-        resume: bool,
-    ) -> None:
+    def __init__(self, run: Run, fit: Fit, strategy: InProcessStrategy, stop: Interruption) -> None:
         resolved = run.resolved
         job = resolved.job
         self._run = run
-        self._run_dir = run_dir
-        self._view = view
-        self._follower = follower
+        self._run_dir = run_dir = fit.run_dir
+        self._view = fit.view
+        self._follower = fit.follower
         self._stop = stop
         self._round_steps = job.consistency.policy.bound
         device = open_device(job.cluster.device, NAME)
         self._task = Task(
-            model=model,
-            source=source,
+            model=fit.model,
+            source=fit.source,
             steps=resolved.steps,
             plan=resolved.plan,
             device=device,
@@ -174,7 +122,7 @@ class Training:
             self._computing = ShardedSteps(self._task, strategy.replicas)
         self._status = StatusView(job.job.name, str(job.consistency.policy), 1)
         self._state = State(run)  # before the record, which is of the plan in force
-        self._core = Core(_record(run, follower, resume=resume))
+        self._core = Core(_record(run, fit.follower, resume=fit.resumed))
         self._history = History(run_dir, lambda text, over: None)
         self._call = LeaseCall(NAME, 0, 0)
         self._error: BaseException | None = None  # of the user's code, the last one

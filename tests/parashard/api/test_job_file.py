@@ -47,7 +47,7 @@ def test_the_job_file_is_the_trainer_s_job(trainer: ps.Trainer) -> None:
     assert (job.cluster.shards, job.cluster.workers, job.checkpoint.every_s) == (1, 3, 7)
     model = build_model(job.model, open_source(job.data).spec, job.job.seed, Path.cwd())
     assert model.initial_variables()["dense_0.weight"].shape == (2, 8)
-    assert repr(model) == repr(trainer._model)
+    assert repr(model) == repr(trainer._present.given)
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

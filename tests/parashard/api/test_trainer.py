@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 
 import parashard as ps
+from parashard.api import fit_on_cluster, fits
 from parashard.api import trainer as module
+from parashard.api.code import code_of
 from parashard.api.script import Script
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError, JobFailed
+from parashard.job.declaration import read_declaration
 from parashard.job.load import LoadedJob, as_toml
 from parashard.launch.run import Outcome
 from parashard.models.framework import WrongModel
@@ -67,8 +71,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     (tmp_path / "train.py").write_text("")
     script = Script(None)
     script._file = str(tmp_path / "train.py")
-    monkeypatch.setattr(module, "SCRIPT", script)
-    monkeypatch.setattr(module, "run_job", runs)
+    for user in (module, fits, fit_on_cluster):
+        monkeypatch.setattr(user, "SCRIPT", script)
+    monkeypatch.setattr(fit_on_cluster, "run_job", runs)
     return runs
 
 
@@ -142,7 +147,7 @@ def test_an_evaluation_is_of_the_first_values_and_then_of_the_trained_ones(runs:
 
 def test_a_second_fit_goes_on_from_the_weights(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     declared = []
-    monkeypatch.setattr(module, "write_declaration", lambda folder, declared_job: declared.append(declared_job))
+    monkeypatch.setattr(fit_on_cluster, "write_declaration", lambda folder, declared_job: declared.append(declared_job))
     trainer = ps.Trainer(Line())
     trainer.fit((X, Y), verbose=0)
     trainer.fit((X, Y), verbose=0)
@@ -210,6 +215,38 @@ def test_a_script_is_resumed_at_the_call_that_was_interrupted(runs: Runs) -> Non
     assert first.fit((X, Y), resume=True, verbose=0).run_dir == history.run_dir
     assert len(runs.jobs) == begun, "it is done, and answered from what the second one kept"
     assert second.fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[begun - 1][1]
+
+
+def test_an_edited_script_goes_on_where_that_is_accepted(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    script, trainer = Path("train.py"), ps.Trainer(Line())
+
+    def fit(**arguments: Any) -> ps.History:
+        module.SCRIPT._calls, module.SCRIPT._answers = 0, []
+        return trainer.fit((X, Y), resume=True, **arguments)
+
+    runs.exit_code = 130
+    with pytest.raises(KeyboardInterrupt):
+        fit()
+    [(_, run_dir)] = runs.jobs
+    begun = read_declaration(run_dir).model_sha256
+    script.write_text("# edited")
+    before = {path: path.read_bytes() for path in run_dir.iterdir()}
+    with pytest.raises(ConfigurationError, match=r"or go on with it: accept_code_change=True"):
+        fit(verbose=0)
+    assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
+    assert len(runs.jobs) == 1
+    with pytest.raises(KeyboardInterrupt):
+        fit(accept_code_change=True)
+    assert "going on with code that was changed since the run began" in capsys.readouterr().out
+    code = code_of(run_dir)
+    assert code is not None
+    assert (code.begun, code.is_changed, read_declaration(run_dir).model_sha256) == (begun, True, begun)
+    runs.exit_code = 0
+    report = fit(verbose=0).report  # what was accepted once is known
+    assert report["accepted_code_sha256"] == code.present
+    assert json.loads((run_dir / "report.json").read_text()) == report
+    with pytest.raises(ConfigurationError, match="accept_code_change is of a run that is resumed"):
+        trainer.fit((X, Y), accept_code_change=True)
 
 
 def test_a_model_without_a_framework_neither_predicts_nor_is_given_back(runs: Runs) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.trainer import FrameworkModel
 from parashard.data.base import Batch
+from parashard.models.base import FrameworkModel
 from support.model_cases import finite_differences, start
 
 L = ps.layers

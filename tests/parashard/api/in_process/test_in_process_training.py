@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
+from parashard.api import fit_here, fits
 from parashard.api import trainer as module
 from parashard.api.in_process import training
 from parashard.api.script import Script
@@ -28,7 +29,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     """No script: pytest is none, as a notebook."""
     monkeypatch.chdir(tmp_path)
     script = Script(None)
-    monkeypatch.setattr(module, "SCRIPT", script)
+    for user in (module, fits, fit_here):
+        monkeypatch.setattr(user, "SCRIPT", script)
     return script
 
 
@@ -276,7 +278,6 @@ def test_lines_are_printed_where_there_is_no_terminal(capsys: pytest.CaptureFixt
 def test_a_worker_of_a_cluster_refuses_a_call_that_trains_here(script: Script) -> None:
     script.is_worker = True
     script._answers, script._arguments = [], ["--name", "worker-0"]
-    mine = trainer()
-    source = module.source_of((X, Y), None, 0.0, 0)
+    call = trainer()._call(module.source_of((X, Y), None, 0.0, 0), {"epochs": 1, "batch_size": 8}, 1, [])
     with pytest.raises(ConfigurationError, match="this call trains in its own process, by MirroredStrategy"):
-        mine._fitted(source, Line(), {"epochs": 1, "batch_size": 8}, resume=False, verbose=0)
+        fit_here.Here(ps.MirroredStrategy(4)).enter(call)

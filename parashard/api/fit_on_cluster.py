@@ -1,0 +1,57 @@
+"""OnCluster: a fit on shards and workers, which this process starts; a worker is the script run again.
+
+`parashard.launch.run` runs the job; `parashard.api.script` knows what this process is. Called by
+`parashard.api.trainer`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parashard.api.code import code_of
+from parashard.api.fits import Fit, FitCall
+from parashard.api.jobs import check_same_call, check_same_job
+from parashard.api.script import SCRIPT
+from parashard.errors import ConfigurationError, JobFailed
+from parashard.job.declaration import write_declaration
+from parashard.launch.run import INTERRUPTED, run_job
+from parashard.process.shell import ExitCode
+
+
+class OnCluster:
+    """The place of a fit with worker processes, as `parashard.api.fits.Place`."""
+
+    def enter(self, call: FitCall) -> None:
+        """Be the worker that this process is for, and end; else try the model."""
+        if SCRIPT.is_worker:
+            loaded, spec, code = call.loaded, call.source.spec, call.code_sha256
+            known = code_of(SCRIPT.run_dir) if SCRIPT.run_dir is not None else None
+            SCRIPT.work(
+                call.model,
+                call.source,
+                known.begun if known is not None else code,
+                lambda run_dir: check_same_call(loaded, spec.fingerprint, spec.summary(), code, run_dir),
+                lambda theirs: check_same_job(loaded, theirs),
+            )
+        call.present.try_step(call.source)
+
+    def train(self, fit: Fit) -> dict[str, Any]:
+        """Run the job to its end."""
+        write_declaration(fit.run_dir, fit.declared)
+        outcome = run_job(
+            fit.loaded,
+            fit.run_dir,
+            fit.view,
+            init=None,
+            output=None,
+            resume=fit.resumed,
+            script=SCRIPT.command,
+            follower=fit.follower,
+        )
+        if outcome.raised is not None:
+            raise outcome.raised
+        if outcome.exit_code == INTERRUPTED:
+            raise KeyboardInterrupt(outcome.reason)
+        if outcome.exit_code != ExitCode.DONE:
+            raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
+        return outcome.report

@@ -1,0 +1,180 @@
+"""A call of `Trainer.fit` from its folder to its answer, and the interface of the places that train it.
+
+Knows neither place: `parashard.api.fit_on_cluster` and `parashard.api.fit_here`. Called by `parashard.api.trainer`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from parashard.api.code import Code, note_code, resumed_code, write_code
+from parashard.api.following import CallbackFollower
+from parashard.api.history import History, say_end
+from parashard.api.models import PresentModel
+from parashard.api.script import SCRIPT
+from parashard.callbacks.base import Callback, Training
+from parashard.callbacks.running import Callbacks
+from parashard.data.base import DataSource
+from parashard.display.live import JobView, NoView, console_for, open_view
+from parashard.errors import JobFailed
+from parashard.job.declaration import DeclaredJob, declare
+from parashard.job.load import LoadedJob
+from parashard.launch.run_files import CHECKPOINTS, WEIGHTS_FILE
+from parashard.launch.run_folders import discard_unbegun, new_run_dir
+from parashard.models.base import Model
+from parashard.plan.steps import StepPlan
+from parashard.store import open_store
+
+
+class FitCall(NamedTuple):
+    """What a call says.
+
+    Attributes
+    ----------
+    loaded : LoadedJob
+        The job.
+    present : PresentModel
+        The trainer's model, with its weights.
+    model, source : Model, DataSource
+        What computes the job's steps, of which examples.
+    code_sha256 : str
+        Of the model's code, as it is now.
+    callbacks : list of Callback
+        As `parashard.callbacks.running.checked` returned them.
+    trainer : object
+        What they see as `self.trainer`.
+    """
+
+    loaded: LoadedJob
+    present: PresentModel
+    model: Model
+    source: DataSource
+    code_sha256: str
+    callbacks: list[Callback]
+    trainer: object
+
+
+class Fit(NamedTuple):
+    """A run that is about to begin, or to go on.
+
+    Attributes
+    ----------
+    loaded : LoadedJob
+        The job.
+    model, source : Model, DataSource
+        What computes its steps, of which examples.
+    declared : DeclaredJob
+        The declaration of both.
+    run_dir : Path
+        The run's folder.
+    resumed : bool
+        It has a run.
+    view : JobView
+        Shows the progress.
+    follower : CallbackFollower
+        Runs the callbacks.
+    """
+
+    loaded: LoadedJob
+    model: Model
+    source: DataSource
+    declared: DeclaredJob
+    run_dir: Path
+    resumed: bool
+    view: JobView
+    follower: CallbackFollower
+
+
+class Place(Protocol):
+    """Where a fit is trained."""
+
+    def enter(self, call: FitCall) -> None:
+        """Refuse what cannot be trained there, before there is a run; in a worker for this call be it, and end."""
+
+    def train(self, fit: Fit) -> dict[str, Any]:
+        """Train to the end, and return the report; it lies in the run's folder, with the weights.
+
+        Raises
+        ------
+        ConfigurationError
+            If job, data and model do not fit; no run has begun then.
+        JobFailed
+            If the job failed; the run's folder says why.
+        KeyboardInterrupt
+            After Ctrl-C or SIGTERM, once the state is saved.
+        """
+
+
+def run_fit(
+    place: Place, call: FitCall, begun: Path | None, *, accept_code_change: bool, quiet: bool
+) -> dict[str, Any]:
+    """Train, and return what the call answers: "report", "run_dir", "weights" and "history".
+
+    Parameters
+    ----------
+    place : Place
+        Where.
+    call : FitCall
+        What.
+    begun : Path, optional
+        The folder of the run to go on with.
+    accept_code_change : bool
+        True: go on with it also where the code was changed.
+    quiet : bool
+        True: show nothing.
+
+    Raises
+    ------
+    ConfigurationError
+        If the job is refused; nothing of it is left.
+    JobFailed, KeyboardInterrupt
+        As `Place.train`.
+    """
+    code = Code(call.code_sha256, call.code_sha256)
+    if begun is not None:
+        code = resumed_code(begun, call.code_sha256, accept_change=accept_code_change)
+    declared = declare(call.source.spec, call.present.declared(), code.begun)
+    run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
+    view = NoView() if quiet else open_view(console_for(sys.stdout))
+    try:
+        if code.is_changed:
+            view.say("going on with code that was changed since the run began (accept_code_change)")
+        follower = _follower(call, run_dir, view, resume=begun is not None)
+        write_code(run_dir, code)
+        SCRIPT.write_answers(run_dir)
+        fit = Fit(call.loaded, call.model, call.source, declared, run_dir, begun is not None, view, follower)
+        report = note_code(run_dir, place.train(fit))
+    except (JobFailed, KeyboardInterrupt):
+        raise  # the folder says why
+    except BaseException:
+        if begun is None:
+            discard_unbegun(run_dir, keep=False)
+        raise
+    finally:
+        call.present.training = None
+        view.close()
+    weights, history = follower.end() or run_dir / WEIGHTS_FILE, follower.history
+    if not quiet:
+        say_end(History(report, run_dir, history))
+    return {"report": report, "run_dir": str(run_dir), "weights": str(weights), "history": history}
+
+
+def _follower(call: FitCall, run_dir: Path, view: JobView, *, resume: bool) -> CallbackFollower:
+    """Return what runs the callbacks, which see the weights that were evaluated as the trainer's own."""
+    job = call.loaded.job
+    first_epoch = job.job.first_epoch or 0
+    steps = StepPlan(call.source.spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, first_epoch)
+    call.present.training = training = Training(job.optimizer.learning_rate, run_dir)
+    callbacks = Callbacks(
+        call.callbacks,
+        training,
+        call.trainer,
+        steps_per_epoch=steps.steps_per_epoch,
+        epochs=steps.epochs,
+        first_epoch=steps.first_epoch,
+    )
+    store = partial(open_store, job.checkpoint.url or str(run_dir / CHECKPOINTS))
+    return CallbackFollower(callbacks, run_dir, store, view.say, resume=resume)

@@ -1,0 +1,48 @@
+"""History: what a `fit` did, by epoch, as `Trainer.fit` returns and tells it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from parashard.display.live import console_for
+from parashard.display.paths import short_path
+
+
+class History:
+    """What a `fit` did.
+
+    Attributes
+    ----------
+    history : dict of str to list of float
+        By epoch: "loss", the mean over its examples, what the validation data gave at its end as "val_NAME", and what
+        callbacks added.
+    report : dict
+        The run's report (`report.json`).
+    run_dir : Path
+        The run's folder: weights, checkpoints, logs.
+    """
+
+    def __init__(self, report: dict[str, Any], run_dir: Path, history: Mapping[str, list[float]] | None = None) -> None:
+        self.report = report
+        self.run_dir = run_dir
+        self.history: dict[str, list[float]] = dict(history or {"loss": [report["training_loss"]]})
+        if history:
+            return
+        for evaluation in report["evaluations"]:
+            for name, value in evaluation.items():
+                if name != "steps":
+                    self.history.setdefault(f"val_{name}", []).append(value)
+
+    def __repr__(self) -> str:
+        last = ", ".join(f"{name} {values[-1]:.4g}" for name, values in self.history.items() if values[-1] is not None)
+        return f"History({last}; {self.run_dir})"
+
+
+def say_end(history: History) -> None:
+    """Print the line that stays on the screen."""
+    found = [f"{name} {values[-1]:.4g}" for name, values in history.history.items() if values[-1] is not None]
+    words = f"done in {history.report['wall_s']:.1f} s: {', '.join(found)}; {short_path(history.run_dir)}"
+    console_for(sys.stdout).print(words, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,189 @@
+"""PresentModel: a trainer's model with its present weights: what begins a job, evaluates, predicts and is given back.
+
+Owns what a trainer asks of a model, and the weights between its calls. Knows no job and no run. Called by
+`parashard.api.trainer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parashard.api.batching import Accumulated
+from parashard.api.examples import Indexed, joined, of_the_data
+from parashard.api.optimizers import Mapped, variable_settings
+from parashard.callbacks.base import Training
+from parashard.data.base import Batch, DataSource, Examples, Indices, examples_of
+from parashard.data.tree import Tree, rows_of
+from parashard.errors import BadData, ConfigurationError
+from parashard.job.declaration import parts_of
+from parashard.models.base import Checked, FrameworkModel, Initial, Model, Seeded
+from parashard.models.blame import named_with_line
+from parashard.models.framework import WrongModel
+from parashard.plan.variables import Float32s, as_imported, initial_rows
+from parashard.store.arrays import read_arrays
+
+METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
+
+
+class PresentModel:
+    """A model and its weights.
+
+    Parameters
+    ----------
+    model : Model
+        The user's.
+    seed : int
+        Of its first values, and of what is random in a step.
+
+    Attributes
+    ----------
+    training : Training or None
+        While a `fit` runs, what its callbacks see: then the weights are those that were evaluated.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no model.
+    """
+
+    def __init__(self, model: Model, seed: int) -> None:
+        lacking = [name for name in METHODS if not callable(getattr(model, name, None))]
+        if lacking or isinstance(model, type):
+            raise ConfigurationError(
+                f"a trainer's model is ps.torch.Model(Net, loss=...) or an object with the methods "
+                f"{', '.join(METHODS)}; found {model.__name__ if isinstance(model, type) else type(model).__name__}"
+            )
+        self.given = model
+        self.training: Training | None = None
+        self._seed = seed
+        self._weights: Path | None = None  # of the last fit
+        self._values: dict[str, Float32s] | None = None
+
+    def begin(self) -> None:
+        """Seed the model, if it can be."""
+        if isinstance(self.given, Seeded):
+            self.given.seed(self._seed)
+
+    def go_on_from(self, weights: Path) -> None:
+        """Take the weights of a file as the present ones."""
+        self._weights, self._values = weights, None
+
+    def weights(self) -> dict[str, Float32s]:
+        """Return the present weights: those of the last `fit`, else those that the model begins with."""
+        if self.training is not None:
+            return self.training.weights()
+        if self._values is None and self._weights is not None:
+            self._values = as_imported(read_arrays(self._weights))
+        if self._values is None:
+            self.begin()
+            initial = {name: parts_of(name, value) for name, value in self.given.initial_variables().items()}
+            self._values = {
+                name: initial_rows(variable, self._seed, 0, variable.rows) if array is None else array
+                for name, (variable, array) in initial.items()
+            }
+        return self._values
+
+    def declared(self) -> Model:
+        """Return the model with the present weights as its first ones."""
+        if self._weights is None and self._values is None:
+            return self.given
+        return _Begun(self.given, self.weights())
+
+    def fixed_sha256(self) -> str:
+        """Return the digest of what of the model is in no variable; "" for nothing."""
+        return self.given.fixed_sha256() if isinstance(self.given, FrameworkModel) else ""
+
+    def variable_settings(self, optimizer: Mapped) -> dict[str, dict[str, Any]]:
+        """Return what the groups of an optimizer of PyTorch say about the variables that are trained."""
+        if not optimizer.groups:
+            return {}
+        names: Mapping[int, str] = getattr(self.given, "parameter_names", dict)()
+        initial = self.given.initial_variables()
+        variables = [parts_of(name, value)[0] for name, value in initial.items()]
+        trained = [variable.name for variable in variables if not variable.frozen and not variable.state]
+        others = [variable.name for variable in variables if variable.frozen or variable.state]
+        return variable_settings(optimizer.groups, names, trained, others)
+
+    def computing(self, source: DataSource, gradient_accumulation: int) -> Model:
+        """Return the model as a worker computes the steps of these data with it."""
+        if getattr(source, "weighted", False):
+            self._check_weighted()
+        return Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
+
+    def try_step(self, source: DataSource) -> None:
+        """Try the model on two examples, if it can: what no worker could compute is said before any is started."""
+        if isinstance(self.given, Checked):
+            indices = np.arange(min(1 if source.spec.batched else 2, source.spec.examples))
+            with of_the_data():
+                examples = examples_of(source, 0, indices)
+            try:
+                self.given.check(Batch(0, 0, indices, *examples))
+            except (ConfigurationError, WrongModel) as error:
+                raise ConfigurationError(str(error)) from None
+            except Exception as error:
+                raise ConfigurationError(f"the model cannot compute a step: {named_with_line(error)}") from error
+
+    def evaluate(self, data: Indexed, batch_size: int) -> dict[str, float]:
+        """Return the metrics of the present weights, means over all examples."""
+        if any(field.name == "weights" for field in data.fields()):
+            self._check_weighted()
+        totals: dict[str, float] = {}
+        judged = 0
+        for indices, examples in _in_order(data, batch_size):
+            rows = rows_of(examples[0])
+            judged += rows
+            batch = Batch(-1, -1, indices, *examples)
+            for name, value in self.given.evaluate(self.weights(), batch, np).items():
+                totals[name] = totals.get(name, 0.0) + float(value) * rows
+        if not judged:
+            raise BadData("data has no examples")
+        return {name: total / judged for name, total in totals.items()}
+
+    def predict(self, inputs: Indexed, batch_size: int) -> Tree:
+        """Return the outputs of the present weights, in the order of the inputs."""
+        model, values = self._framework("predict"), self.weights()
+        parts = [model.predict(values, some[0]) for _, some in _in_order(inputs, batch_size)]
+        if not parts:
+            raise BadData("inputs has no examples")
+        return joined(parts)
+
+    def own(self) -> Any:
+        """Return the user's own object with the present weights."""
+        return self._framework("own").own(self.weights())
+
+    def _check_weighted(self) -> None:
+        if not getattr(self.given, "weighted", False):
+            raise ConfigurationError(
+                "examples have weights, and the model's loss takes none: give the loss a parameter sample_weight, or "
+                "take one of PyTorch's with reduction; a model of your own reads batch.weights and has weighted = True"
+            )
+
+    def _framework(self, what: str) -> FrameworkModel:
+        if not isinstance(self.given, FrameworkModel):
+            raise ConfigurationError(f"{type(self.given).__name__} has no method {what!r}: only its weights are known")
+        return self.given
+
+
+class _Begun:
+    """A model that goes on from given weights."""
+
+    def __init__(self, model: Model, values: Mapping[str, Float32s]) -> None:
+        self._variables = {name: parts_of(name, value)[0] for name, value in model.initial_variables().items()}
+        self._values = values
+        self.loss_and_gradients = model.loss_and_gradients
+        self.evaluate = model.evaluate
+
+    def initial_variables(self) -> Mapping[str, Initial]:
+        return {name: (variable, self._values[name]) for name, variable in self._variables.items()}
+
+
+def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Examples]]:
+    """Yield all examples in their order, so many at once; of batches one."""
+    at_once = 1 if data.batched else batch_size
+    for start in range(0, len(data), at_once):
+        indices = np.arange(start, min(len(data), start + at_once))
+        yield indices, data.take(indices, 0)
