@@ -1,14 +1,12 @@
 """JAX models: `parashard.jax.Model` makes functions of a pytree of parameters trainable by a `Trainer`.
 
-Owns the names of a pytree's leaves, and the way of weights to JAX and of gradients back. Pulled arrays are used again:
+Owns the way of weights into the functions and of gradients out of them. Pulled arrays are used again:
 what computes a step has read them when it returns, and what a user keeps is a copy in JAX's own memory.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -18,14 +16,11 @@ from parashard.errors import ConfigurationError
 from parashard.models.base import Initial
 from parashard.models.blame import named_with_line
 from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name, rows, step_seed
-from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
+from parashard.models.jax_arrays import all_borrowed, array_of, borrowed, gradient_of, jax, tensor_of
+from parashard.models.jax_variables import check, kinds_of, leaves_of
+from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.weighted import PARAMETER, takes_weights
 from parashard.plan.variables import Float32s
-
-try:
-    import jax
-except ImportError:
-    raise ConfigurationError("ps.jax needs JAX: pip install 'parashard[jax]'") from None
 
 Init = Callable[[Any], Any]
 Loss = Callable[[Any, Any, Any, Any], Any]
@@ -107,8 +102,8 @@ class Model:
 
     def initial_variables(self) -> Mapping[str, Initial]:
         """Return the leaves with their first values, as float32."""
-        leaves = _leaves(self._ready())
-        return {name: initial_of(name, _numpy(leaf), self._kinds[name]) for name, leaf in leaves.items()}
+        leaves = leaves_of(self._ready())
+        return {name: initial_of(name, array_of(leaf), self._kinds[name]) for name, leaf in leaves.items()}
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
@@ -117,7 +112,7 @@ class Model:
         trained, state = self._parted(self._arguments(variables))
         (loss, after), gradients = self._gradients(trained, state, *self._batch(batch), **_weights(batch))
         jax.block_until_ready(gradients)  # before the pulled arrays are used again
-        found = {name: rows(_gradient(leaf, xp)) for name, leaf in gradients.items()}
+        found = {name: rows(gradient_of(leaf, xp)) for name, leaf in gradients.items()}
         return float(loss), found | self._pushed(state, after, xp)
 
     def check(self, batch: Batch) -> None:
@@ -130,7 +125,7 @@ class Model:
         """
         arguments = self._batch(batch)
         weights = _weights(batch)
-        jax.eval_shape(self._gradients, *self._parted(_leaves(self._ready())), *arguments, **weights)
+        jax.eval_shape(self._gradients, *self._parted(leaves_of(self._ready())), *arguments, **weights)
         try:
             jax.eval_shape(self._judged, self._ready(), *arguments[:2], **weights)
         except Exception as error:
@@ -165,7 +160,7 @@ class Model:
             placed = jax.device_put(tuple(stacked), spread), jax.device_put(weights, spread)
             losses, gradients, after = steps(*jax.device_put((trained, state), same), *placed)
             jax.block_until_ready(gradients)  # before the pulled arrays are used again
-            found = {name: rows(_gradient(leaf, np)) for name, leaf in gradients.items()}
+            found = {name: rows(gradient_of(leaf, np)) for name, leaf in gradients.items()}
             each = [{name: leaf[place] for name, leaf in after.items()} for place in range(len(batches))]
             return np.array(losses).tolist(), found, [self._pushed(state, one_after, np) for one_after in each]
 
@@ -174,7 +169,7 @@ class Model:
     def _pushed(self, before: Mapping[str, Any], after: Mapping[str, Any], xp: Any) -> dict[str, Array]:
         """Return what a step pushes for its state."""
         return {
-            name: xp.asarray(pushed_for(self._kinds[name], _numpy(leaf), _numpy(after.get(name, leaf))))
+            name: xp.asarray(pushed_for(self._kinds[name], array_of(leaf), array_of(after.get(name, leaf))))
             for name, leaf in before.items()
             if self._kinds[name] != FROZEN
         }
@@ -185,7 +180,7 @@ class Model:
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the metrics, means over the batch."""
         parameters = self._tree_of(self._arguments(variables))
-        inputs, targets = _arrays(batch.inputs), _arrays(batch.targets)
+        inputs, targets = all_borrowed(batch.inputs), all_borrowed(batch.targets)
         values = {"loss": self._judged(parameters, inputs, targets, **_weights(batch))}
         if self._metrics and self._apply is not None:
             outputs = self._apply(parameters, inputs)
@@ -196,7 +191,7 @@ class Model:
         """Return the outputs as NumPy arrays, in the form in which `apply` returns them."""
         if self._apply is None:
             raise ConfigurationError("predict needs the model's apply=, a function of parameters and inputs")
-        outputs = self._apply(self._tree(values), _arrays(inputs))
+        outputs = self._apply(self._tree(values), all_borrowed(inputs))
         return jax.tree_util.tree_map(np.array, outputs)
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
@@ -212,7 +207,7 @@ class Model:
             return _scalar(found), {}
         if not isinstance(found, tuple) or len(found) != 2:
             raise WrongModel("with state=, the loss returns two things: the scalar, and the new values of the state")
-        after = _leaves(found[1])
+        after = leaves_of(found[1])
         for name, leaf in after.items():
             if self._kinds.get(name, "") in ("", FROZEN):
                 raise WrongModel(f"the loss returned a new value of {name!r}, which state= does not say how to change")
@@ -227,7 +222,7 @@ class Model:
 
     def _batch(self, batch: Batch) -> tuple[Any, Any, Any]:
         """Return inputs, targets and the key of a step."""
-        return _arrays(batch.inputs), _arrays(batch.targets), self._key(batch)
+        return all_borrowed(batch.inputs), all_borrowed(batch.targets), self._key(batch)
 
     def _judge(self, parameters: Any, inputs: Any, targets: Any, **weights: Any) -> Any:
         found = self._loss(parameters, inputs, targets, None, **weights)
@@ -239,10 +234,10 @@ class Model:
     def _arguments(self, variables: Mapping[str, Array]) -> dict[str, Any]:
         """Return the leaves of pulled arrays for one call of a compiled function, which may borrow their memory."""
         return {
-            name: _argument(value_of(variables[name], self._kinds[name]))
+            name: borrowed(value_of(variables[name], self._kinds[name]))
             .reshape(leaf.shape)
             .astype(leaf.dtype, copy=False)
-            for name, leaf in _leaves(self._ready()).items()
+            for name, leaf in leaves_of(self._ready()).items()
         }
 
     def _tree(self, variables: Mapping[str, Array]) -> Any:
@@ -251,13 +246,15 @@ class Model:
 
     def _leaves_of(self, variables: Mapping[str, Array]) -> dict[str, Any]:
         return {
-            name: _array(value_of(variables[name], self._kinds[name])).reshape(leaf.shape).astype(leaf.dtype)
-            for name, leaf in _leaves(self._ready()).items()
+            name: tensor_of(value_of(variables[name], self._kinds[name])).reshape(leaf.shape).astype(leaf.dtype)
+            for name, leaf in leaves_of(self._ready()).items()
         }
 
     def _tree_of(self, leaves: Mapping[str, Any]) -> Any:
         own = self._ready()
-        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(own), [leaves[name] for name in _leaves(own)])
+        return jax.tree_util.tree_unflatten(
+            jax.tree_util.tree_structure(own), [leaves[name] for name in leaves_of(own)]
+        )
 
     def _ready(self) -> Any:
         if self._parameters is None:
@@ -266,47 +263,15 @@ class Model:
 
     def _made(self) -> Any:
         made = self._init(jax.random.key(self._seed))
-        for path, leaf in jax.tree_util.tree_flatten_with_path(made)[0]:
-            _check_leaf("/".join(map(_word, path)), leaf)
+        check(made)
         made = jax.tree_util.tree_map(jax.numpy.asarray, made)
-        leaves = _leaves(made)
+        leaves = leaves_of(made)
         if len(leaves) < len(jax.tree_util.tree_leaves(made)):
             raise ConfigurationError(f"two parameters have the same path; the paths are {', '.join(leaves)}")
         if not leaves:
             raise ConfigurationError("init returned no arrays")
-        self._kinds = self._kinds_of(leaves)
+        self._kinds = kinds_of(leaves, self._patterns)
         return made
-
-    def _kinds_of(self, leaves: Mapping[str, Any]) -> dict[str, str]:
-        kinds = dict.fromkeys(leaves, "")
-        for pattern, kind in self._patterns.items():
-            names = [name for name in leaves if fnmatchcase(name, pattern)]
-            if not names:
-                raise ConfigurationError(f"state: {pattern!r} matches none of the leaves: {', '.join(leaves)}")
-            kinds |= {name: checked_kind(name, kind, _numpy(leaves[name]).dtype) for name in names}
-        for name, leaf in leaves.items():
-            if not kinds[name] and not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
-                raise ConfigurationError(
-                    f"parameter {name!r} is {leaf.dtype}; allowed: real floating point, or whole numbers that state= "
-                    "names as a counter"
-                )
-        return kinds
-
-
-def _check_leaf(name: str, leaf: Any) -> None:
-    """Refuse what is no array, such as an object that JAX does not take for a tree."""
-    if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex):
-        return
-    kind = type(leaf).__name__
-    if dataclasses.is_dataclass(leaf):
-        raise ConfigurationError(
-            f"init returned a {kind}, which JAX takes for one value: decorate the class with "
-            "@jax.tree_util.register_dataclass"
-        )
-    raise ConfigurationError(
-        f"parameter {name!r} is a {kind}; allowed: arrays. What is no array goes into the functions: flax.nnx.split "
-        "and equinox.partition part a module"
-    )
 
 
 def _scalar(loss: Any) -> Any:
@@ -316,41 +281,5 @@ def _scalar(loss: Any) -> Any:
     return loss
 
 
-def _leaves(tree: Any) -> dict[str, Any]:
-    """Return the leaves by their paths."""
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {"/".join(_word(key) for key in path) or "parameters": leaf for path, leaf in found}
-
-
-def _word(key: Any) -> str:
-    return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
-
-
-def _array(array: Any) -> Any:
-    """Return an array of JAX: a copy of NumPy's, which is used again; CuPy's as it is."""
-    return jax.numpy.array(array) if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
-
-
-def _numpy(leaf: Any) -> np.ndarray[Any, Any]:
-    """Return a NumPy array of a leaf's values, floating ones as float32."""
-    floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
-    return np.array(leaf.astype(jax.numpy.float32) if floating else leaf)
-
-
-def _argument(array: Any) -> Any:
-    """Return an array for one call of a compiled function: NumPy's as it is, which XLA copies or borrows."""
-    return array if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
-
-
-def _arrays(tree: Any) -> Any:
-    return jax.tree_util.tree_map(_argument, tree)
-
-
 def _weights(batch: Batch) -> dict[str, Any]:
-    return {} if batch.weights is None else {PARAMETER: _argument(batch.weights)}
-
-
-def _gradient(leaf: Any, xp: Any) -> Array:
-    if leaf.dtype != np.float32:
-        leaf = leaf.astype(np.float32)
-    return np.asarray(leaf) if xp is np else xp.from_dlpack(leaf)
+    return {} if batch.weights is None else {PARAMETER: borrowed(batch.weights)}

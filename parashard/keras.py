@@ -21,7 +21,7 @@ from parashard.errors import ConfigurationError
 from parashard.models.base import Initial
 from parashard.models.framework import LOSS_SCALE, Computed, WrongModel, rows, step_seed, unscaled
 from parashard.models.keras_backends import open_backend
-from parashard.models.keras_variables import check, is_seed, keras, kind_of, seeded, word
+from parashard.models.keras_variables import check, copied, is_seed, keras, kind_of, seeded, word
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.plan.variables import Float32s
 
@@ -141,7 +141,7 @@ class Model:
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return a Keras model of its own, compiled as the given one, with these weights in it."""
-        own = self._apart(self._copied if isinstance(self._given, keras.Model) else self._made)
+        own = self._apart(partial(copied, self._given) if isinstance(self._given, keras.Model) else self._made)
         ours = self._ready()
         if own is ours:
             raise ConfigurationError("the factory returns the same model each time: give the model itself")
@@ -297,14 +297,3 @@ class Model:
     def _made(self) -> Any:
         with seeded(self._seed, self._backend.kept_generator):
             return self._given()
-
-    def _copied(self) -> Any:
-        try:
-            copied = keras.models.clone_model(self._given)
-            copied.compile_from_config(self._given.get_compile_config())
-        except (TypeError, ValueError, NotImplementedError) as error:
-            says = next(iter(str(error).splitlines()), "")
-            raise ConfigurationError(
-                f"Keras cannot copy this model ({says}): give ps.keras.Model a function that makes and compiles it"
-            ) from error
-        return copied

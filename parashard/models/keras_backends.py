@@ -73,24 +73,21 @@ class Jax:
     def __init__(self) -> None:
         import jax
 
-        from parashard import jax as ours
+        from parashard.models import jax_arrays as ours
 
         self._jax, self._ours = jax, ours
 
     def tensor(self, array: Any) -> Any:
         """Return a copy in JAX's memory: XLA may keep what it is handed, and pulled arrays are used again."""
-        return self._ours._array(array)
+        return self._ours.tensor_of(array)
 
     def array(self, tensor: Any) -> Any:
         """Return a copy."""
-        import numpy as np
-
-        is_floating = self._jax.numpy.issubdtype(tensor.dtype, self._jax.numpy.floating)
-        return np.array(tensor, np.float32 if is_floating else None)
+        return self._ours.array_of(tensor)
 
     def gradient(self, tensor: Any, xp: Any) -> Array:
         """Return it, once it is computed."""
-        return self._ours._gradient(tensor, xp)
+        return self._ours.gradient_of(tensor, xp)
 
     def value_and_gradients(self, function: Function) -> Function:
         """Return a compiled function."""
@@ -134,21 +131,21 @@ class Torch:
     def __init__(self) -> None:
         import torch
 
-        from parashard import torch as ours
+        from parashard.models import torch_arrays as ours
 
         self._torch, self._ours = torch, ours
 
     def tensor(self, array: Any) -> Any:
         """Return a tensor that shares the array's memory if it may be written."""
-        return self._ours._tensor(array)
+        return self._ours.tensor_of(array)
 
     def array(self, tensor: Any) -> Any:
         """Return a copy."""
-        return self._ours._array(tensor)
+        return self._ours.array_of(tensor)
 
     def gradient(self, tensor: Any, xp: Any) -> Array:
         """Return it."""
-        return self._ours._gradient(tensor, xp)
+        return self._ours.gradient_of(tensor, xp)
 
     def value_and_gradients(self, function: Function) -> Function:
         """Return a function that differentiates by autograd, and refuses what writes into trained tensors."""

@@ -1,4 +1,4 @@
-"""What of a Keras model can be trained here: the kinds of its variables, what is refused, its seeds.
+"""What of a Keras model can be trained here: the kinds of its variables, what is refused, its seeds and copies.
 
 Owns the import of Keras. Knows no step. Called by `parashard.keras`.
 """
@@ -26,7 +26,7 @@ except ImportError as error:
         f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
     ) from None
 
-__all__ = ["check", "is_seed", "keras", "kind_of", "seeded", "word"]
+__all__ = ["check", "copied", "is_seed", "keras", "kind_of", "seeded", "word"]
 
 
 def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
@@ -81,6 +81,19 @@ def check(model: Any) -> None:
             f"{type(model).__name__} has a train_step of its own, which shards and workers cannot run: what a step "
             "computes goes into compute_loss or add_loss"
         )
+
+
+def copied(model: Any) -> Any:
+    """Return a compiled model like another one, with weights of its own."""
+    try:
+        own = keras.models.clone_model(model)
+        own.compile_from_config(model.get_compile_config())
+    except (TypeError, ValueError, NotImplementedError) as error:
+        says = next(iter(str(error).splitlines()), "")
+        raise ConfigurationError(
+            f"Keras cannot copy this model ({says}): give ps.keras.Model a function that makes and compiles it"
+        ) from error
+    return own
 
 
 @contextmanager

@@ -1,0 +1,48 @@
+"""Arrays of JAX: pulled arrays as JAX's, and values and gradients of JAX's as arrays.
+
+Owns the import of JAX. Knows no tree's meaning. Called by `parashard.jax` and `parashard.models.keras_backends`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parashard.data.base import Array
+from parashard.errors import ConfigurationError
+
+try:
+    import jax
+except ImportError:
+    raise ConfigurationError("ps.jax needs JAX: pip install 'parashard[jax]'") from None
+
+__all__ = ["all_borrowed", "array_of", "borrowed", "gradient_of", "jax", "tensor_of"]
+
+
+def tensor_of(array: Any) -> Any:
+    """Return an array of JAX: a copy of NumPy's, which is used again; CuPy's as it is."""
+    return jax.numpy.array(array) if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
+
+
+def borrowed(array: Any) -> Any:
+    """Return an array for one call of a compiled function: NumPy's as it is, which XLA copies or borrows."""
+    return array if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
+
+
+def all_borrowed(tree: Any) -> Any:
+    """Return a tree of arrays as `borrowed` does each."""
+    return jax.tree_util.tree_map(borrowed, tree)
+
+
+def array_of(leaf: Any) -> np.ndarray[Any, Any]:
+    """Return a NumPy array of a leaf's values, floating ones as float32."""
+    floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+    return np.array(leaf.astype(jax.numpy.float32) if floating else leaf)
+
+
+def gradient_of(leaf: Any, xp: Any) -> Array:
+    """Return a gradient as an array of `xp` of float32."""
+    if leaf.dtype != np.float32:
+        leaf = leaf.astype(np.float32)
+    return np.asarray(leaf) if xp is np else xp.from_dlpack(leaf)

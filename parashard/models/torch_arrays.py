@@ -1,0 +1,59 @@
+"""Arrays of PyTorch: pulled arrays as tensors, and values and gradients of tensors as arrays.
+
+Owns the import of PyTorch. Knows no module. Called by `parashard.torch` and `parashard.models.keras_backends`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parashard.data.base import Array
+from parashard.errors import ConfigurationError
+
+try:
+    import torch
+except ImportError:
+    raise ConfigurationError("ps.torch needs PyTorch: pip install 'parashard[torch]'") from None
+
+__all__ = ["array_of", "gradient_of", "output_of", "seed_generators", "tensor_of", "torch"]
+
+
+def tensor_of(array: Any) -> torch.Tensor:
+    """Return a tensor that shares an array's memory, or that of a copy if the array may not be written."""
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return torch.as_tensor(array)  # CuPy's, by __cuda_array_interface__
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a NumPy array of a tensor's values, floating ones as float32."""
+    values = tensor.detach().cpu()
+    return np.array((values.float() if values.is_floating_point() else values).numpy())
+
+
+def output_of(value: Any) -> np.ndarray[Any, Any]:
+    """Return an output of a module as a NumPy array; ConfigurationError: it is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        raise ConfigurationError(f"predict needs a module that returns tensors, found {type(value).__name__}")
+    return array_of(value)
+
+
+def gradient_of(gradient: torch.Tensor, xp: Any, scale: float = 1.0) -> Array:
+    """Return a gradient, divided by a scale, as an array of `xp` of float32."""
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    gradient = gradient.detach().float()
+    gradient = gradient if scale == 1 else gradient / scale
+    return gradient.numpy() if xp is np else xp.from_dlpack(gradient)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the default generators that a step can draw from.
+
+    `torch.manual_seed` also notes the seed, with a traceback, for devices that are not in use: a millisecond each time.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
