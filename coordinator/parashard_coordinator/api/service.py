@@ -17,6 +17,7 @@ from parashard.protocol.rpc import SERVER_THREADS, Server
 from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard_coordinator.api.shard_reports import announcement, check_count
 from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import (
     CompletedStep,
     EvaluationResult,
@@ -30,6 +31,7 @@ from parashard_coordinator.core.calls import (
 )
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer
+from parashard_coordinator.core.early_stop import open_steps
 from parashard_coordinator.core.input_limits import (
     DEVICE_BYTES_MAX,
     FINGERPRINT_BYTES_MAX,
@@ -218,7 +220,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 core.job.stop(request.stop_reason)
             orders = core.supervise(exits, running, now_s)
             if request.HasField("scheduled"):
-                core.scheduled(request.scheduled, closed=request.closed)
+                open_steps(core.job, request.scheduled, closed=request.closed)
             return pb.SuperviseReply(
                 start=_processes(orders.start),
                 stop=_processes(orders.stop),
@@ -235,11 +237,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Take what callbacks have handled and decided, and tell them what comes next."""
         call = follow_call(request)
 
-        def follow(core: Core, now_s: float) -> FollowAnswer:
+        def followed(core: Core, now_s: float) -> FollowAnswer:
             core.job.check_run(request.run_id)
-            return core.follow(call)
+            return follow(core.job, call)
 
-        return follow_reply(self._core.run_exclusive(follow))
+        return follow_reply(self._core.run_exclusive(followed))
 
     def CreateCheckpoint(self, request: pb.CreateCheckpointRequest, context: Any) -> pb.CreateCheckpointReply:
         """Take a request for a drained checkpoint, or say how far it is."""

@@ -1,26 +1,24 @@
-"""Core: the coordinator's decisions, all of them, as functions of (state, call, now).
+"""Core: the coordinator's decisions, as functions of (state, call, now).
 
-Pure: no gRPC, no clock, no disk, no randomness. Here is what every call does to the state of the job, which
-`parashard_coordinator.core.job_record` has. `parashard_coordinator.api.service` translates calls, and
-`parashard_coordinator.run.exclusive` holds a lock around this object.
+Pure: no gRPC, no clock, no disk, no randomness. Here is what calls of shards, workers and launchers do to the state of
+the job, which `parashard_coordinator.core.job_record` has; `callbacks`, `judging` and `early_stop` beside it have the
+rest. `parashard_coordinator.api.service` translates calls, and `parashard_coordinator.run.exclusive` holds a lock
+around this object.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from parashard.display.figures import counted, metric, metric_name
-from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, NotReady, QueueFull
+from parashard.display.figures import counted
+from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, QueueFull
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import (
     Announcement,
     CompletedStep,
-    EvaluationResult,
     FailedStep,
     FailureKind,
-    FollowAnswer,
-    FollowCall,
     JobState,
     LeaseAnswer,
     LeaseCall,
@@ -28,6 +26,7 @@ from parashard_coordinator.core.calls import (
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import JobRecord
+from parashard_coordinator.core.judging import take_result
 from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import Worker
@@ -38,7 +37,6 @@ WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0
 NO_WORKER = "no worker"
 SLOW = "slow"
-HELD_OUT = "held-out "  # a metric's problem's key, with its name
 
 
 class Core:
@@ -166,7 +164,7 @@ class Core:
         for failed in call.failed:
             self._failed(worker, FailedStep(*failed), now_s)
         for result in call.evaluated:
-            self._evaluated(result)
+            take_result(job, result)
         job.evaluations.renew(call.worker, list(call.held_evaluations))
         revoked = job.leases.renew(call.worker, call.held, now_s)
         worker.computing = tuple(call.computing)
@@ -214,55 +212,6 @@ class Core:
             self._left(worker, silent)
         self._check_slow(now_s)
 
-    # --- callbacks ---
-
-    def follow(self, call: FollowCall) -> FollowAnswer:
-        """Take what callbacks decided at the milestone that they have handled last, and tell them of the next one.
-
-        Raises
-        ------
-        ConfigurationError
-            If a learning rate is none, or nobody may decide in this run, or that is one decision too many.
-        NotReady
-            While not every shard is up: how far leasing has gone is not known.
-        """
-        job, following = self.job, self.job.following
-        if job.state is JobState.STARTING:
-            raise NotReady("not every shard is up")
-        if call.learning_rate and not 0.0 < call.learning_rate < math.inf:
-            raise ConfigurationError(f"a learning rate must be finite and more than 0, found {call.learning_rate!r}")
-        if (call.learning_rate or call.stop_reason) and not following.decides:
-            raise ConfigurationError("callbacks decide nothing in this run: it was started without --callbacks=decide")
-        if call.handled > following.handled:
-            job.leases.reach(call.handled - 1)  # an earlier coordinator told of it, so all before was leased
-        if call.learning_rate and not job.over:
-            decided = following.decide(call.learning_rate, call.handled, job.leases.leased_so_far())
-            if decided is not None:
-                job.decisions += 1
-                job.add_event(
-                    f"the learning rate is {metric(decided.learning_rate)} from step {decided.first_step:,} on: "
-                    f"callbacks decided it after step {decided.after_steps:,}"
-                )
-        if call.stop_reason and job.state is JobState.RUNNING and following.stopped_by is None:
-            following.stopped_by = call.handled
-            job.decisions += 1
-            self._stop_at_frontier(call.stop_reason)
-        following.handle(call.handled)
-        target = job.leases.target
-        seen = call.steps_seen if call.coordinator == job.options.incarnation else 0
-        ends, seen, missed = following.ends_since(seen) if call.wants_steps else ([], 0, 0)
-        return FollowAnswer(
-            job.options.incarnation,
-            job.state,
-            following.reached(job.leases.lowest_incomplete, target),
-            ends,
-            seen,
-            missed,
-            target,
-            following.rates[-1] if following.rates else None,
-            following.stopped_by,
-        )
-
     # --- operators and the launcher ---
 
     def scale(self, workers: int) -> None:
@@ -281,16 +230,6 @@ class Core:
         job.workers_wanted = workers
         job.scale_requests += 1
         job.decisions += 1
-
-    def scheduled(self, steps: int, *, closed: bool) -> None:
-        """Open the steps below `steps`, in a job of open length; once it is closed, the job ends when they are in."""
-        job = self.job
-        if job.scheduled is None or job.over:
-            return
-        job.scheduled = max(job.scheduled, steps)
-        if closed and not job.early_stop and job.state is JobState.RUNNING:
-            job.leases.stop_at(max(job.scheduled, job.leases.leased_so_far()))
-            self._stop_early("the schedule is closed")
 
     def supervise(self, exits: Sequence[Exit], running: Sequence[ProcessName], now_s: float) -> Orders:
         """Take note of processes that ended, their leases with them, and say what to start and stop."""
@@ -432,28 +371,6 @@ class Core:
         for shard, (applied, skipped) in enumerate(parts):
             self._has_skipped(shard, applied, skipped)
 
-    def _evaluated(self, result: EvaluationResult) -> None:
-        job = self.job
-        after_step, metrics = result.after_step, result.metrics
-        if tuple(result.incarnations) != job.shards.incarnations():
-            job.add_event(
-                f"a result of the evaluation after step {after_step:,} is void: a shard has another incarnation by now"
-            )
-        elif result.error:
-            if not job.over:
-                job.add_event(f"the evaluation after step {after_step:,} failed: {result.error}")
-            given_up = job.evaluations.fail(after_step, result.error)
-            if given_up:
-                job.fail(given_up, must_be_fixed=True)
-        elif job.evaluations.finish(after_step, metrics, result.weights):
-            job.decisions += 1
-            for one in job.evaluations.unreported():
-                metrics_then = sorted((one.metrics or {}).items())
-                shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
-                job.add_event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
-                self._check_finite(one)
-            self._check_targets(metrics)
-
     def _check_slow(self, now_s: float) -> None:
         """Tell what the job waits for, of all leases the one that is held longest."""
         job = self.job
@@ -469,48 +386,6 @@ class Core:
             worker, number, held_s = slowest
             job.warn(SLOW, f"{worker} has been at {what} {number} for {held_s:.0f} s")
             self._slow_told = True
-
-    def _check_finite(self, evaluation: Evaluation) -> None:
-        job = self.job
-        for name, value in (evaluation.metrics or {}).items():
-            named = f"held-out {metric_name(name)}"
-            if math.isfinite(value):
-                job.resolved(f"{HELD_OUT}{name}", f"{named} is finite again after step {evaluation.after_step:,}")
-            else:
-                what = "NaN" if math.isnan(value) else "infinite"
-                job.warn(f"{HELD_OUT}{name}", f"{named} is {what} after step {evaluation.after_step:,}")
-
-    def _check_targets(self, metrics: Mapping[str, float]) -> None:
-        job = self.job
-        reached = ""
-        for name, bound, largest in job.options.targets():
-            if name not in metrics:
-                found = ", ".join(sorted(metrics)) or "none"
-                job.warn(
-                    f"target {name}",
-                    f"evaluation.target_{name} cannot be reached: the model's evaluations have no {name}; "
-                    f"their metrics: {found}",
-                )
-            elif (metrics[name] >= bound) if largest else (metrics[name] <= bound):
-                reached = f"held-out {metric_name(name)} {metric(metrics[name])} reached the target {bound}"
-        if reached:
-            self._stop_at_frontier(reached)
-
-    def _stop_at_frontier(self, why: str) -> None:
-        """Lease no new step; the job ends with what is leased (P8). Nothing, if it ends anyway."""
-        if self.job.state is JobState.RUNNING and not self.job.leases.finished:
-            self.job.leases.stop_at_frontier()
-            self._stop_early(why)
-
-    def _stop_early(self, why: str) -> None:
-        """End the job at the steps below the leases' lowered target."""
-        job = self.job
-        target = job.leases.target
-        job.evaluations.stop_at(target)
-        job.early_stop = why
-        job.decisions += 1
-        of_all = "" if job.scheduled is not None else f" of {job.options.steps_total:,}"
-        job.change_state(JobState.DRAINING, f"{why}; finishing {target:,}{of_all} steps")
 
     def _exited(self, exit_: Exit, now_s: float) -> None:
         job = self.job

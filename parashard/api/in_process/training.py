@@ -39,6 +39,7 @@ from parashard.store import open_store
 from parashard.store.durable import sync_upwards, write_durably
 from parashard_coordinator.api.service import follow_call, follow_reply
 from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import CompletedStep, EvaluationResult, FailedStep, FailureKind, LeaseCall
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluation
@@ -238,7 +239,7 @@ class Training:
         following = self._core.job.following
         before = following.handled
         with suppress(RetryLater):  # nothing is leased yet
-            self._follower.look(lambda request: follow_reply(self._core.follow(follow_call(request))), last=last)
+            self._follower.look(lambda request: follow_reply(follow(self._core.job, follow_call(request))), last=last)
         return following.handled > before
 
     # --- time ---

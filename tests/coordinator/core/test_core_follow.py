@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parashard.errors import ConfigurationError, NotReady
+from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall, JobState, LeaseCall, Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
@@ -40,48 +41,48 @@ def lease(core: Core, sequence: int, *completed: int, want: int = 16) -> dict[in
 def test_a_round_after_a_milestone_has_the_rate_that_was_decided_there() -> None:  # P37
     core = core_of(Sync(2))
     assert lease(core, 1) == {}
-    core.follow(FollowCall(handled=0))
+    follow(core.job, FollowCall(handled=0))
     assert lease(core, 2) == {0: 0.0, 1: 0.0}
     assert lease(core, 3, 0, 1) == {2: 0.0, 3: 0.0}
     assert lease(core, 4, 2, 3) == {}
     assert core.job.why_no_step == "waiting for callbacks"
-    reached = core.follow(FollowCall(handled=0)).milestone
+    reached = follow(core.job, FollowCall(handled=0)).milestone
     assert reached is not None
     assert (reached.after_steps, reached.epoch_losses) == (4, [0.5])
     decisions = core.job.decisions
-    core.follow(FollowCall(handled=4, learning_rate=0.25))
+    follow(core.job, FollowCall(handled=4, learning_rate=0.25))
     assert core.job.decisions == decisions + 1  # it is stored before anyone hears of it
-    core.follow(FollowCall(handled=4, learning_rate=0.25))
+    follow(core.job, FollowCall(handled=4, learning_rate=0.25))
     assert core.job.decisions == decisions + 1
     assert lease(core, 5) == {4: 0.25, 5: 0.25}
 
 
 def test_a_successor_goes_on_with_the_rates_and_the_losses() -> None:
     core = core_of(Sync(2))
-    core.follow(FollowCall(handled=0, learning_rate=0.5))
+    follow(core.job, FollowCall(handled=0, learning_rate=0.5))
     lease(core, 1)
     lease(core, 2, 0, 1)
     saved = core.job.saved()
     successor = core_of(Sync(2), saved)
-    successor.follow(FollowCall(handled=0, learning_rate=0.5))
+    follow(successor.job, FollowCall(handled=0, learning_rate=0.5))
     assert successor.job.saved().learning_rates == ((0, 0.5, 0),)
     assert successor.job.following.epoch_losses() == core.job.following.epoch_losses()
 
 
 def test_a_milestone_that_was_told_lies_below_all_that_is_decided_at_it() -> None:  # P12 may lose steps of all
     core = core_of(Sync(2))
-    core.follow(FollowCall(handled=4, learning_rate=0.25))
+    follow(core.job, FollowCall(handled=4, learning_rate=0.25))
     assert core.job.following.rates == [(4, 0.25, 4)]
-    core.follow(FollowCall(handled=4, stop_reason="enough"))
+    follow(core.job, FollowCall(handled=4, stop_reason="enough"))
     assert (core.job.leases.target, core.job.state) == (4, JobState.DRAINING)
 
 
 def test_a_stop_at_a_milestone_of_rounds_ends_there_and_is_told() -> None:  # P7
     core = core_of(Sync(2))
-    core.follow(FollowCall(handled=0))
+    follow(core.job, FollowCall(handled=0))
     for sequence, completed in enumerate([(), (0, 1), (2, 3)]):
         lease(core, sequence + 1, *completed)
-    answer = core.follow(FollowCall(handled=4, stop_reason="enough"))
+    answer = follow(core.job, FollowCall(handled=4, stop_reason="enough"))
     assert (answer.stopped_by, answer.steps_total, answer.milestone) == (4, 4, None)
     assert core.job.saved().stopped_by == 4
     assert core.job.early_stop == "enough"
@@ -89,11 +90,11 @@ def test_a_stop_at_a_milestone_of_rounds_ends_there_and_is_told() -> None:  # P7
 
 def test_without_rounds_a_stop_finishes_what_is_leased() -> None:
     core = core_of(Async())
-    core.follow(FollowCall(handled=0))
+    follow(core.job, FollowCall(handled=0))
     lease(core, 1, want=6)
     lease(core, 2, 0, 1, 2, 3, want=6)
     leased = core.job.leases.leased_so_far()
-    assert core.follow(FollowCall(handled=4, stop_reason="enough")).steps_total == leased > 4
+    assert follow(core.job, FollowCall(handled=4, stop_reason="enough")).steps_total == leased > 4
 
 
 def test_what_cannot_be_decided_is_refused_and_changes_nothing() -> None:
@@ -101,8 +102,8 @@ def test_what_cannot_be_decided_is_refused_and_changes_nothing() -> None:
     before = core.job.saved()
     for call in (FollowCall(learning_rate=0.5), FollowCall(stop_reason="x"), FollowCall(learning_rate=float("nan"))):
         with pytest.raises(ConfigurationError):
-            core.follow(call)
+            follow(core.job, call)
     core.job.state = JobState.STARTING
     with pytest.raises(NotReady):
-        core.follow(FollowCall())
+        follow(core.job, FollowCall())
     assert core.job.saved() == before

@@ -1,0 +1,62 @@
+"""What callbacks decide, and what they are told of next; `parashard_coordinator.core.following` has both.
+
+Pure. Called for a program's `Follow` calls.
+"""
+
+from __future__ import annotations
+
+import math
+
+from parashard.display.figures import metric
+from parashard.errors import ConfigurationError, NotReady
+from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
+from parashard_coordinator.core.early_stop import stop_at_frontier
+from parashard_coordinator.core.job_record import JobRecord
+
+
+def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
+    """Take what callbacks decided at the milestone that they have handled last, and tell them of the next one.
+
+    Raises
+    ------
+    ConfigurationError
+        If a learning rate is none, or nobody may decide in this run, or that is one decision too many.
+    NotReady
+        While not every shard is up: how far leasing has gone is not known.
+    """
+    following = job.following
+    if job.state is JobState.STARTING:
+        raise NotReady("not every shard is up")
+    if call.learning_rate and not 0.0 < call.learning_rate < math.inf:
+        raise ConfigurationError(f"a learning rate must be finite and more than 0, found {call.learning_rate!r}")
+    if (call.learning_rate or call.stop_reason) and not following.decides:
+        raise ConfigurationError("callbacks decide nothing in this run: it was started without --callbacks=decide")
+    if call.handled > following.handled:
+        job.leases.reach(call.handled - 1)  # an earlier coordinator told of it, so all before was leased
+    if call.learning_rate and not job.over:
+        decided = following.decide(call.learning_rate, call.handled, job.leases.leased_so_far())
+        if decided is not None:
+            job.decisions += 1
+            job.add_event(
+                f"the learning rate is {metric(decided.learning_rate)} from step {decided.first_step:,} on: "
+                f"callbacks decided it after step {decided.after_steps:,}"
+            )
+    if call.stop_reason and job.state is JobState.RUNNING and following.stopped_by is None:
+        following.stopped_by = call.handled
+        job.decisions += 1
+        stop_at_frontier(job, call.stop_reason)
+    following.handle(call.handled)
+    target = job.leases.target
+    seen = call.steps_seen if call.coordinator == job.options.incarnation else 0
+    ends, seen, missed = following.ends_since(seen) if call.wants_steps else ([], 0, 0)
+    return FollowAnswer(
+        job.options.incarnation,
+        job.state,
+        following.reached(job.leases.lowest_incomplete, target),
+        ends,
+        seen,
+        missed,
+        target,
+        following.rates[-1] if following.rates else None,
+        following.stopped_by,
+    )
