@@ -20,7 +20,7 @@ from parashard.api.examples import Indexed, indexed, indexed_inputs, joined, of_
 from parashard.api.following import CallbackFollower
 from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_strategy, job_of, tables_of
-from parashard.api.optimizers import optimizer_of, variable_settings
+from parashard.api.optimizers import optimizer_for, variable_settings
 from parashard.api.script import SCRIPT, answers_in
 from parashard.api.source import source_of
 from parashard.api.strategies import InProcessStrategy, Strategy
@@ -120,8 +120,8 @@ class Trainer:
     model : Model
         Such as `parashard.torch.Model`, or an object with hand-written gradients (`parashard.models.base.Model`).
     optimizer : OptimizerSpec or an optimizer of PyTorch, Keras or optax, optional
-        Such as `parashard.Adam(1e-3)`; the shards run it, or their own that computes the same updates. Default: SGD
-        with a rate of 0.01.
+        Such as `parashard.Adam(1e-3)`; the shards run it, or their own that computes the same updates. Default: that
+        of `compile()` of a Keras model, else SGD with a rate of 0.01.
     strategy : Strategy, optional
         On which processes and devices; default: two shards, two workers, asynchronous.
     seed : int
@@ -149,7 +149,7 @@ class Trainer:
                 f"{', '.join(METHODS)}; found {model.__name__ if isinstance(model, type) else type(model).__name__}"
             )
         self._model = model
-        self._optimizer = optimizer_of(optimizer)
+        self._optimizer = optimizer_for(optimizer, model, seed)
         self._strategy = checked_strategy(strategy)
         self._seed = seed
         self._name = name
