@@ -15,7 +15,17 @@ from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.models.base import Initial
 from parashard.models.blame import named_with_line
-from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name, rows, step_seed
+from parashard.models.framework import (
+    ACCURACY,
+    LOSS_SCALE,
+    Computed,
+    Metric,
+    WrongModel,
+    metrics_by_name,
+    rows,
+    step_seed,
+    unscaled,
+)
 from parashard.models.jax_arrays import all_borrowed, array_of, borrowed, gradient_of, jax, tensor_of
 from parashard.models.jax_variables import check, kinds_of, leaves_of
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
@@ -61,7 +71,7 @@ class Model:
     Notes
     -----
     Variables are the leaves, named by their path, such as "dense/weight" or "layers/0"; they travel as float32,
-    a scalar as one row.
+    a scalar as one row. Where parameters are float16 the loss is scaled, as in `parashard.torch.Model`.
     """
 
     def __init__(
@@ -86,7 +96,9 @@ class Model:
         self._patterns = dict(state or {})
         self._kinds: dict[str, str] = {}
         self._parameters: Any = None
+        self._scale = 1.0
         self._gradients = jax.jit(jax.value_and_grad(self._told, has_aux=True))
+        self._scaled = jax.jit(jax.value_and_grad(self._told_scaled, has_aux=True))
         self._judged = jax.jit(self._judge)
         self.weighted = takes_weights(loss)
 
@@ -110,10 +122,18 @@ class Model:
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         trained, state = self._parted(self._arguments(variables))
-        (loss, after), gradients = self._gradients(trained, state, *self._batch(batch), **_weights(batch))
-        jax.block_until_ready(gradients)  # before the pulled arrays are used again
-        found = {name: rows(gradient_of(leaf, xp)) for name, leaf in gradients.items()}
-        return float(loss), found | self._pushed(state, after, xp)
+        data, weights = self._batch(batch), _weights(batch)
+
+        def computed(scale: float) -> Computed:
+            if scale == 1:
+                (loss, after), gradients = self._gradients(trained, state, *data, **weights)
+            else:
+                (_, (loss, after)), gradients = self._scaled(trained, state, scale, *data, **weights)
+            jax.block_until_ready(gradients)  # before the pulled arrays are used again
+            found = {name: rows(gradient_of(leaf, xp, scale)) for name, leaf in gradients.items()}
+            return float(loss), found | self._pushed(state, after, xp)
+
+        return unscaled(computed, self._scale, xp)
 
     def check(self, batch: Batch) -> None:
         """Trace a step and an evaluation of such a batch without computing them.
@@ -138,6 +158,12 @@ class Model:
 
     def summed_over(self, mesh: Any) -> Summed:
         """Return what computes batches of equal size at once, one on each device of a mesh of one axis."""
+        self._ready()
+        if self._scale != 1:
+            raise ConfigurationError(
+                "parameters of float16 need a loss that is scaled step by step, and here the devices' steps are one; "
+                "allowed: float32 and bfloat16"
+            )
         (axis,) = mesh.axis_names
         split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
         first = jax.tree_util.Partial(jax.tree_util.tree_map, lambda array: array[0])
@@ -215,6 +241,13 @@ class Model:
                 raise WrongModel(f"the new value of {name!r} has shape {leaf.shape}; it is {state[name].shape}")
         return _scalar(found[0]), after
 
+    def _told_scaled(
+        self, trained: Any, state: Any, scale: Any, inputs: Any, targets: Any, key: Any, **weights: Any
+    ) -> tuple[Any, tuple[Any, dict[str, Any]]]:
+        """Return the loss times the scale in float32, and what `_told` returns; traced."""
+        loss, after = self._told(trained, state, inputs, targets, key, **weights)
+        return jax.numpy.asarray(loss, np.float32) * scale, (loss, after)
+
     def _parted(self, leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the leaves that are trained, and the others."""
         trained = {name: leaf for name, leaf in leaves.items() if not self._kinds[name]}
@@ -271,6 +304,8 @@ class Model:
         if not leaves:
             raise ConfigurationError("init returned no arrays")
         self._kinds = kinds_of(leaves, self._patterns)
+        half = any(leaf.dtype == np.float16 for name, leaf in leaves.items() if not self._kinds[name])
+        self._scale = LOSS_SCALE if half else 1.0
         return made
 
 

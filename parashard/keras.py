@@ -27,6 +27,8 @@ from parashard.plan.variables import Float32s
 
 _State = tuple[list[Any], list[Any]]
 """Tensors of what is trained, and of what is not."""
+_Data = tuple[Any, Any, Any]
+"""Inputs, targets and weights."""
 _PREDICTION = -1
 """Stands for a step where there is none: what is random in a prediction is the same each time."""
 
@@ -47,13 +49,16 @@ class Model:
     Notes
     -----
     A step computes what `compile()` says: loss, loss weights, `add_loss` and regularisers in training, metrics in
-    evaluations. The optimizer is the trainer's. Variables are the weights by their paths, such as
-    "sequential/dense/kernel"; those of frozen layers are not trained. They travel as float32 whatever the model
+    evaluations; weights of examples go where Keras has `sample_weight`. The optimizer is the trainer's, or where that
+    has none the equal of the compiled one. Variables are the weights by their paths, such as "sequential/dense/kernel";
+    those of frozen layers are not trained. They travel as float32 whatever the model
     computes in, a scalar as one row. Running statistics of batch normalisation are averaged on the shards: a step
     pushes its batch's. Keras' seed generators are set from the job's seed and the step before each step, so that
     dropout is the same wherever the step is computed. Where layers compute in float16 the loss is scaled, as in
     `parashard.torch.Model`.
     """
+
+    weighted = True
 
     def __init__(self, model: Any, *, state: Mapping[str, str] | None = None) -> None:
         if not callable(model):
@@ -80,6 +85,15 @@ class Model:
         self._seed = seed
         self._ready()
 
+    def compiled_optimizer(self, seed: int) -> Any:
+        """Return what `compile()` was given, without Keras' wrapper that scales the loss, which is done here; or None.
+
+        The model is begun with this seed.
+        """
+        self.seed(seed)
+        optimizer = self._ready().optimizer
+        return getattr(optimizer, "inner_optimizer", optimizer)
+
     def fixed_sha256(self) -> str:
         """Return SHA-256 (hex) of the state that is no variable, such as a table of whole numbers."""
         self._ready()
@@ -101,19 +115,20 @@ class Model:
         first = {
             name: value[1] if isinstance(value, tuple) else value for name, value in self.initial_variables().items()
         }
-        state, data = self._state(first, batch.step), self._data(batch)
+        state, data = self._state(first, batch), self._data(batch)
         self._backend.try_out(partial(self._step, 1.0), *state, *data)
-        self._backend.try_out(self._judged, *state, *data)
+        self._backend.try_out(self._judged, *state, *data[:2], None)
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
-        state, data = self._state(variables, batch.step), self._data(batch)
-        return unscaled(lambda scale: self._computed(state, data, batch.step, scale, xp), self._scale, xp)
+        state, data = self._state(variables, batch), self._data(batch)
+        seed = word(step_seed("keras", self._seed, batch.step, batch.part))
+        return unscaled(lambda scale: self._computed(state, data, seed, scale, xp), self._scale, xp)
 
-    def _computed(self, state: _State, data: tuple[Any, Any], step: int, scale: float, xp: Any) -> Computed:
-        keras.utils.set_random_seed(word(step_seed("keras", self._seed, step)))
+    def _computed(self, state: _State, data: _Data, seed: int, scale: float, xp: Any) -> Computed:
+        keras.utils.set_random_seed(seed)
         loss, after, found = self._step(scale, *state, *data)
         gradients: dict[str, Array | None] = {
             name: None if gradient is None else rows(self._backend.gradient(gradient, xp))
@@ -127,17 +142,13 @@ class Model:
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the compiled metrics, means over the batch."""
-        state, data = self._state(variables, batch.step), self._data(batch)
+        state, data = self._state(variables, batch), self._data(batch)
         return {name: float(value) for name, value in self._judged(*state, *data).items()}
 
     def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
-        """Return the outputs as a NumPy array."""
-        outputs = self._outputs(*self._state(values, _PREDICTION), self._tensors(inputs))
-        if keras.tree.is_nested(outputs):
-            raise ConfigurationError(
-                "predict returns one array and this model has several outputs: trainer.model().predict(...) has them"
-            )
-        return self._backend.array(outputs)
+        """Return the outputs as NumPy arrays, in the form in which the model returns them."""
+        outputs = self._outputs(*self._state(values, None), self._tensors(inputs))
+        return keras.tree.map_structure(self._backend.array, outputs)
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return a Keras model of its own, compiled as the given one, with these weights in it."""
@@ -153,14 +164,16 @@ class Model:
 
     # --- what is compiled: functions of tensors ---
 
-    def _loss(self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
+    def _loss(
+        self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any, weights: Any
+    ) -> tuple[Any, dict[str, Any]]:
         """Return the loss of a training step, and the new values of state by name."""
         model = self._model
         with keras.StatelessScope(self._mapping(trained, fixed), collect_losses=True) as scope:
             held = [variable for variable in self._mapped() if not is_seed(variable)]
             before = [scope.get_current_value(variable) for variable in held]
             outputs = model(inputs, training=True)
-            loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=None, training=True)
+            loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=weights, training=True)
             after = {}
             for variable, value in zip(held, before, strict=True):
                 kind, now = self._kinds.get(variable.path, FROZEN), scope.get_current_value(variable)
@@ -178,12 +191,17 @@ class Model:
             raise WrongModel(f"the loss must be one number, the mean over a batch; found {found}")
         return loss, after
 
-    def _metrics(self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any) -> dict[str, Any]:
+    def _metrics(self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any, weights: Any) -> dict[str, Any]:
         """Return the loss and the metrics of a batch alone: metrics begin at zero in the scope, and stay there."""
         model = self._model
+        if weights is not None and getattr(model._compile_metrics, "_user_weighted_metrics", None):
+            raise ConfigurationError(
+                "weighted_metrics of weighted examples are divided by the sum of the weights, and evaluations put "
+                "batches together by their examples: evaluate them in Keras, trainer.model().evaluate(...)"
+            )
         with keras.StatelessScope(self._mapping(trained, fixed), collect_losses=True):
             outputs = model(inputs, training=False)
-            loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=None, training=False)
+            loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=weights, training=False)
             found = model.compute_metrics(inputs, targets, outputs, sample_weight=None)
         return {**found, "loss": loss}
 
@@ -205,8 +223,9 @@ class Model:
 
     # --- arrays to tensors ---
 
-    def _state(self, variables: Mapping[str, Array], step: int) -> _State:
-        """Return what is trained and what is not, in the order of `_mapping`."""
+    def _state(self, variables: Mapping[str, Array], batch: Batch | None) -> _State:
+        """Return what is trained and what is not, in the order of `_mapping`; None: of a prediction."""
+        step, part = (_PREDICTION, 0) if batch is None else (batch.step, batch.part)
         self._ready()
         tensor = self._backend.tensor
         trained = [tensor(variables[name]) for name in self._names(trained=True)]
@@ -214,17 +233,17 @@ class Model:
         for index, variable in enumerate(self._others):
             value = variable.numpy()
             if is_seed(variable):
-                words = step_seed(f"keras {index}", self._seed, step)
+                words = step_seed(f"keras {index}", self._seed, step, part)
                 value = np.array([words & 0xFFFFFFFF, words >> 32], np.uint32).view(value.dtype)
             fixed.append(tensor(value))
         return trained, fixed
 
-    def _data(self, batch: Batch) -> tuple[Any, Any]:
-        """Return inputs and targets as tensors; the first ones build the loss and the metrics."""
+    def _data(self, batch: Batch) -> _Data:
+        """Return inputs, targets and weights as tensors; the first ones build the loss and the metrics."""
         inputs, targets = self._tensors(batch.inputs), self._tensors(batch.targets)
         if not self._is_built:
             self._build(inputs, targets)
-        return inputs, targets
+        return inputs, targets, None if batch.weights is None else self._backend.tensor(batch.weights)
 
     def _tensors(self, data: Any) -> Any:
         return keras.tree.map_structure(self._backend.tensor, data)

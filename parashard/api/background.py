@@ -26,7 +26,7 @@ from parashard.launch.run import Outcome, run_job
 from parashard.launch.run_files import WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun
 from parashard.launch.steering import Steering
-from parashard.plan.variables import Float32s
+from parashard.plan.variables import Float32s, as_imported
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.protocol.proto_conversion import plan_from, view_from
@@ -149,7 +149,7 @@ class BackgroundRun:
         """Return the weights: the final ones, or those that the shards have now, each at a moment of its own."""
         if self._steering.ended:
             self.check()
-            return read_arrays(self.run_dir / WEIGHTS_FILE)
+            return as_imported(read_arrays(self.run_dir / WEIGHTS_FILE))
         coordinator = CoordinatorClient(find_coordinator(str(self.run_dir)), where=str(self.run_dir))
         try:
             reply = coordinator.get_job()

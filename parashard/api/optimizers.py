@@ -82,8 +82,7 @@ def optimizer_of(given: Any) -> Mapped:
         case "torch" if hasattr(given, "param_groups"):
             return _of_torch(given)
         case "keras" if hasattr(function, "get_config"):
-            config = (given() if inspect.isclass(function) else given).get_config()
-            return Mapped(keras_spec(named.__name__, config))
+            return Mapped(_of_keras(given() if inspect.isclass(function) else given))
         case "optax" if isinstance(given, functools.partial):
             return Mapped(optax_spec(function.__name__, _arguments(given)))
         case "optax":
@@ -95,6 +94,27 @@ def optimizer_of(given: Any) -> Mapped:
         "the shards run the optimizer: it is one of parashard's, such as ps.Adam(1e-3), or one of PyTorch, Keras or "
         f"optax that equals one of them; found {named.__name__}"
     )
+
+
+def optimizer_for(given: Any, model: object, seed: int) -> Mapped:
+    """Return a trainer's optimizer: what it was given, else what its model was compiled with, else SGD.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no equal; the sentence names the setting, and says so if it is of `compile()`.
+    """
+    compiled = getattr(model, "compiled_optimizer", None)
+    if given is not None or compiled is None:
+        return optimizer_of(given)
+    found = compiled(seed)
+    try:
+        return optimizer_of(found)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            "the trainer is given no optimizer, and that of compile(), where rmsprop is the default, has no equal: "
+            f"{error.message}; give the trainer one, such as ps.Adam(1e-3)"
+        ) from None
 
 
 def variable_settings(
@@ -142,6 +162,18 @@ def _made(given: Callable[..., Any]) -> Any:
         return given([torch.nn.Parameter(torch.zeros(1))])
     except (TypeError, ValueError) as error:  # what PyTorch says about the settings
         raise ConfigurationError(f"the optimizer could not be made: {error}") from None
+
+
+def _of_keras(optimizer: Any) -> OptimizerSpec:
+    """Return the equal of an optimizer; which variables it leaves alone is not in its configuration."""
+    name = type(optimizer).__name__
+    excluded = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
+    if any(getattr(optimizer, kept, None) for kept in excluded):
+        raise ConfigurationError(
+            f"keras.optimizers.{name}: exclude_from_weight_decay is not taken over; allowed: "
+            'settings={"variables.*bias": {"decay": False}} of the trainer'
+        )
+    return keras_spec(name, optimizer.get_config())
 
 
 def _of_torch(optimizer: Any) -> Mapped:

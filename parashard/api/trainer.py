@@ -20,7 +20,7 @@ from parashard.api.history import History
 from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
 from parashard.api.models import PresentModel
-from parashard.api.optimizers import optimizer_of
+from parashard.api.optimizers import optimizer_for
 from parashard.api.resuming import answered, unfinished
 from parashard.api.script import SCRIPT
 from parashard.api.source import source_of
@@ -48,8 +48,8 @@ class Trainer:
     model : Model
         Such as `parashard.torch.Model`, or an object with hand-written gradients (`parashard.models.base.Model`).
     optimizer : OptimizerSpec or an optimizer of PyTorch, Keras or optax, optional
-        Such as `parashard.Adam(1e-3)`; the shards run it, or their own that computes the same updates. Default: SGD
-        with a rate of 0.01.
+        Such as `parashard.Adam(1e-3)`; the shards run it, or their own that computes the same updates. Default: that
+        of `compile()` of a Keras model, else SGD with a rate of 0.01.
     strategy : Strategy, optional
         On which processes and devices; default: two shards, two workers, asynchronous.
     seed : int
@@ -71,7 +71,7 @@ class Trainer:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._present = PresentModel(model, seed)
-        self._optimizer = optimizer_of(optimizer)
+        self._optimizer = optimizer_for(optimizer, model, seed)
         self._strategy = checked_strategy(strategy)
         self._place: Place = Here(self._strategy) if isinstance(self._strategy, InProcessStrategy) else OnCluster()
         self._seed = seed

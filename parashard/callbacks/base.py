@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from parashard.errors import ConfigurationError
-from parashard.plan.variables import Float32s
+from parashard.plan.variables import Float32s, as_imported
 from parashard.store.arrays import read_arrays
 
 Logs = dict[str, float]
@@ -94,7 +94,7 @@ class Training:
         if self._values is None:
             path = self.run_dir / "callback_weights.safetensors"
             self.save_weights(path)
-            self._values = read_arrays(path)
+            self._values = as_imported(read_arrays(path))
             path.unlink()
         return self._values
 

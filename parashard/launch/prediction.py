@@ -25,7 +25,7 @@ from parashard.launch.run_files import PREPROCESSING_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import resumed_job
 from parashard.models import build_model
 from parashard.models.options import ScriptModelOptions
-from parashard.plan.variables import Float32s
+from parashard.plan.variables import Float32s, as_imported
 from parashard.store.arrays import read_arrays
 
 EXAMPLES_AT_ONCE = 1000
@@ -78,7 +78,7 @@ def predict_file(run_dir: Path, file: Path) -> Predictions:
     inputs = _inputs(file, spec, loaded)
     if inputs.shape[1:] != spec.input_shape:
         raise BadData(f"{file}: an example has shape {inputs.shape[1:]}; the model's inputs have {spec.input_shape}")
-    values = read_arrays(weights)
+    values = as_imported(read_arrays(weights))
     parts = [predict(values, inputs[some]) for some in _slices(len(inputs))]
     outputs = np.concatenate(parts)
     return Predictions(outputs, _rows(outputs, spec))

@@ -41,8 +41,9 @@ def array_of(leaf: Any) -> np.ndarray[Any, Any]:
     return np.array(leaf.astype(jax.numpy.float32) if floating else leaf)
 
 
-def gradient_of(leaf: Any, xp: Any) -> Array:
-    """Return a gradient as an array of `xp` of float32."""
+def gradient_of(leaf: Any, xp: Any, scale: float = 1.0) -> Array:
+    """Return the gradient of a loss that was scaled, as an array of `xp` of float32, unscaled."""
     if leaf.dtype != np.float32:
         leaf = leaf.astype(np.float32)
+    leaf = leaf if scale == 1 else leaf / scale
     return np.asarray(leaf) if xp is np else xp.from_dlpack(leaf)

@@ -50,6 +50,11 @@ def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | Non
             raise ConfigurationError(f"weight {variable.path!r} is {variable.dtype}; allowed: real floating point")
         return None
     if variable.trainable:
+        if variable.constraint is not None:
+            raise ConfigurationError(
+                f"weight {variable.path!r} has the constraint {type(variable.constraint).__name__}, which Keras "
+                "applies after each update, and the shards do not: leave it out; a regularizer is a part of the loss"
+            )
         return ""
     if isinstance(owner, keras.layers.BatchNormalization) and owner.trainable and owner.momentum < 1:
         return f"{AVERAGE}:{round(1 - owner.momentum, 12)}"

@@ -77,6 +77,30 @@ def test_gradients_are_those_of_jax_alone() -> None:
     assert gradients["unused"].tolist() == [0, 0]
 
 
+def in_float16(factor: float) -> Any:
+    """Return a model whose gradient is the factor times the mean of the inputs, past what float16 has of small ones."""
+    return ps.jax.Model(
+        lambda key: {"w": jnp.zeros(4, jnp.float16), "still": jnp.ones(1)},
+        lambda parameters, inputs, targets, key: (inputs.astype(jnp.float16) @ parameters["w"] * factor).mean(),
+        state={"still": "frozen"},
+    )
+
+
+@pytest.mark.parametrize("factor", [2.0**-23, 30.0])
+def test_the_loss_of_float16_parameters_is_scaled_and_halved_where_that_overflows(factor: float) -> None:
+    ours = in_float16(factor)
+    values = {name: value[1] if isinstance(value, tuple) else value for name, value in ours.initial_variables().items()}
+    given = Batch(0, 0, np.arange(8), np.ones((8, 4), np.float32), Y)
+    loss, gradients = ours.loss_and_gradients(values, given, np)
+    assert (loss, gradients["w"].dtype) == (0.0, np.float32)
+    assert gradients["w"].tolist() == [factor] * 4
+
+
+def test_float16_parameters_are_refused_where_devices_compute_their_steps_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="parameters of float16 need a loss that is scaled"):
+        in_float16(1.0).summed_over(jax.sharding.Mesh(np.array(jax.devices()[:1]), "replica"))
+
+
 def test_a_step_computed_again_has_the_same_gradient_and_another_step_has_another() -> None:
     ours = model()
     values = ours.initial_variables()

@@ -28,8 +28,9 @@ def under(backend: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_models_on_pytorch() -> None:
-    done = under("torch", "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "tests/frameworks/test_keras_models.py")
+@pytest.mark.parametrize("tests", ["test_keras_models.py", "test_keras_training.py"])
+def test_models_on_pytorch(tests: str) -> None:
+    done = under("torch", "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", f"tests/frameworks/{tests}")
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout

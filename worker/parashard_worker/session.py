@@ -165,7 +165,7 @@ class Session:
             member = membership.join(Introduction(self._name, own, device.name))
             self._name = member.name
             evaluates = self._task is not None
-            self._keep = partial(keep_evaluated, reply.checkpoint_url)
+            self._keep = partial(keep_evaluated, reply.checkpoint_url, self._plan.variables)
             self._leasing, self._client = membership.connected(member, stop, _tell_hung, evaluates=evaluates)
             policy = job.consistency.policy
             round_steps = policy.bound if policy.kind == "sync" else None

@@ -173,7 +173,7 @@ class Worker:
                 log.info("joined", device=device.name, threads=threads, http=http.address)
                 on_hung = end_process if settings.own_process else tell_hung
                 leasing, client = membership.connected(member, stop, on_hung)
-                keep = partial(keep_evaluated, reply.checkpoint_url)
+                keep = partial(keep_evaluated, reply.checkpoint_url, task.plan.variables)
                 loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth, keep=keep)
                 metrics.add(partial(_collector, loop, member.name))
                 with (

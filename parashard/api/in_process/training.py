@@ -31,7 +31,7 @@ from parashard.launch.following import CallbackFailed
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report, script_of
 from parashard.models.blame import described
-from parashard.plan.variables import Float32s
+from parashard.plan.variables import Float32s, as_exported
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.full_disk import disk_failed
 from parashard.process.side_effects import why_failed
@@ -229,7 +229,10 @@ class Training:
             return EvaluationResult(evaluation.after_step, evaluation.incarnations, {}, described(error))
         finally:
             self._stop.in_users_code = False
-        weights = keep_evaluated(self._run.records.store.url, evaluation.after_step, values) if store else ""
+        weights = ""
+        if store:
+            url, variables = self._run.records.store.url, self._run.resolved.plan.variables
+            weights = keep_evaluated(url, variables, evaluation.after_step, values)
         return EvaluationResult(evaluation.after_step, evaluation.incarnations, metrics, weights=weights)
 
     # --- callbacks ---
@@ -277,7 +280,7 @@ class Training:
         model = run.records.model(name)
         figures = self._report(due, model.steps_applied) | audited(run.resolved, model.variables)
         figures["checkpoint"] = name
-        save_weights(self._run_dir, model.variables, run.run_id)
+        save_weights(self._run_dir, as_exported(model.variables, model.plan.variables), run.run_id)
         save_preprocessing(self._run_dir, run.resolved.spec.preprocessing)
         save_report(self._run_dir, figures)
         self._history.add(self._present_status(time.monotonic()))

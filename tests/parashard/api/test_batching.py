@@ -10,6 +10,8 @@ import pytest
 from parashard.api.batching import Accumulated, epochs_of_a_job, examples_of_a_step
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
+from parashard.plan.state import counter_rows, counter_values
+from parashard.plan.variables import Variable
 
 
 @pytest.mark.parametrize(
@@ -114,6 +116,32 @@ def test_a_gradient_in_pieces_is_the_mean_over_all_examples(examples: int, sizes
     assert loss == pytest.approx(due, rel=1e-5)
     np.testing.assert_allclose(found["w"], gradients["w"], rtol=1e-5)
     assert found["still"] == pytest.approx(sizes[0] / examples)
+
+
+class Stateful(Mean):
+    """A model that counts examples, and pushes a piece's own value for its average and what is added to its sum."""
+
+    def initial_variables(self) -> Any:
+        counter = Variable("seen", (1, 8), state="counter"), np.zeros((1, 8), np.float32)
+        average = Variable("mean", (2,), state="average:0.1"), np.zeros(2, np.float32)
+        added = Variable("added", (1,), state="sum"), np.zeros(1, np.float32)
+        return {"w": np.ones(2, np.float32), "seen": counter, "mean": average, "added": added}
+
+    def loss_and_gradients(self, variables: Any, batch: Batch, xp: Any) -> Any:
+        loss, gradients = super().loss_and_gradients(variables, batch, xp)
+        total = np.array([batch.inputs["x"].sum()], np.float32)
+        counted = counter_rows(np.array([200 * len(batch.targets)]))
+        return loss, {"w": gradients["w"], "seen": counted, "mean": gradients["w"], "added": total}
+
+
+@pytest.mark.parametrize("examples", [8, 7])
+def test_state_in_pieces_counters_and_sums_are_added_and_averages_averaged(examples: int) -> None:
+    x = np.random.default_rng(0).normal(size=(examples, 2)).astype(np.float32)
+    batch = Batch(3, 1, np.arange(examples), {"x": x}, np.arange(examples))
+    found = Accumulated(Stateful(), 4).loss_and_gradients({"w": np.array([1, 2], np.float32)}, batch, np)[1]
+    assert counter_values(found["seen"]).tolist() == [200 * examples]  # past a byte: carries are exact, too
+    np.testing.assert_allclose(found["mean"], x.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(found["added"], [x.sum()], rtol=1e-5)
 
 
 def test_it_begins_and_is_judged_as_the_model() -> None:
