@@ -171,7 +171,7 @@ def race(make: Callable[[], tuple[Any, Plain]]) -> dict[str, Any]:
     turns = TakingTurns(model, plain)
     trainer = ps.Trainer(turns, ps.Adam(1e-3), ps.OneDeviceStrategy(threads=1))
     history = trainer.fit((X, Y), epochs=STEPS * BATCH // len(Y), batch_size=BATCH, verbose=0)
-    ours, theirs = history.history["loss"][0], statistics.fmean(turns.losses[-5:])
+    ours, theirs = history.history["loss"][-1], statistics.fmean(turns.losses[-5:])
     if not ours < turns.losses[0] * 0.9 or abs(ours - theirs) > 0.5 * theirs:
         raise RuntimeError(f"the two did not learn the same: losses {ours:.3f} and {theirs:.3f}")
     return {
