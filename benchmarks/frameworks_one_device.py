@@ -17,7 +17,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def batches() -> Callable[[], Any]:
     return following
 
 
-def pytorch() -> tuple[Any, Plain]:
+def pytorch(sizes: Sequence[int] = SIZES) -> tuple[Any, Plain]:
     """Return a model of ours and PyTorch's own loop."""
     import torch
     from torch import nn
@@ -108,7 +108,7 @@ def pytorch() -> tuple[Any, Plain]:
 
     def net() -> nn.Module:
         layers: list[nn.Module] = []
-        for rows, columns in pairwise(SIZES):
+        for rows, columns in pairwise(sizes):
             layers += [nn.Linear(rows, columns), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
@@ -127,7 +127,7 @@ def pytorch() -> tuple[Any, Plain]:
     return ps.torch.Model(net, loss=nn.functional.cross_entropy), step
 
 
-def jax() -> tuple[Any, Plain]:
+def jax(sizes: Sequence[int] = SIZES) -> tuple[Any, Plain]:
     """Return a model of ours and JAX' own loop, with optax' Adam in the same compiled step."""
     import jax
     import jax.numpy as jnp
@@ -136,7 +136,7 @@ def jax() -> tuple[Any, Plain]:
     def init(key: Any) -> Any:
         return [
             {"weight": jax.random.normal(key, (rows, columns)) * (2 / rows) ** 0.5, "bias": jnp.zeros(columns)}
-            for key, rows, columns in zip(jax.random.split(key, 3), SIZES[:-1], SIZES[1:], strict=True)
+            for key, rows, columns in zip(jax.random.split(key, len(sizes) - 1), sizes[:-1], sizes[1:], strict=True)
         ]
 
     def loss(parameters: Any, inputs: Any, targets: Any, key: Any) -> Any:
@@ -171,7 +171,7 @@ def race(make: Callable[[], tuple[Any, Plain]]) -> dict[str, Any]:
     turns = TakingTurns(model, plain)
     trainer = ps.Trainer(turns, ps.Adam(1e-3), ps.OneDeviceStrategy(threads=1))
     history = trainer.fit((X, Y), epochs=STEPS * BATCH // len(Y), batch_size=BATCH, verbose=0)
-    ours, theirs = history.history["loss"][0], statistics.fmean(turns.losses[-5:])
+    ours, theirs = history.history["loss"][-1], statistics.fmean(turns.losses[-5:])
     if not ours < turns.losses[0] * 0.9 or abs(ours - theirs) > 0.5 * theirs:
         raise RuntimeError(f"the two did not learn the same: losses {ours:.3f} and {theirs:.3f}")
     return {

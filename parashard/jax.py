@@ -200,9 +200,6 @@ class Model:
             if self._kinds[name] != FROZEN
         }
 
-    def _key(self, batch: Batch) -> Any:
-        return jax.random.key(step_seed("jax", self._seed, batch.step, batch.part))
-
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the metrics, means over the batch."""
         parameters = self._tree_of(self._arguments(variables))
@@ -225,10 +222,10 @@ class Model:
         return self._tree(values)
 
     def _told(
-        self, trained: Any, state: Any, inputs: Any, targets: Any, key: Any, **weights: Any
+        self, trained: Any, state: Any, inputs: Any, targets: Any, seed: Any, **weights: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the loss, and the new values of state by path; traced."""
-        found = self._loss(self._tree_of({**trained, **state}), inputs, targets, key, **weights)
+        """Return the loss, and the new values of state by path; traced, the step's key with it."""
+        found = self._loss(self._tree_of({**trained, **state}), inputs, targets, jax.random.key(seed), **weights)
         if not self._kinds_changing():
             return _scalar(found), {}
         if not isinstance(found, tuple) or len(found) != 2:
@@ -254,8 +251,9 @@ class Model:
         return trained, {name: leaf for name, leaf in leaves.items() if name not in trained}
 
     def _batch(self, batch: Batch) -> tuple[Any, Any, Any]:
-        """Return inputs, targets and the key of a step."""
-        return all_borrowed(batch.inputs), all_borrowed(batch.targets), self._key(batch)
+        """Return inputs, targets and the seed of a step."""
+        seed = np.int64(step_seed("jax", self._seed, batch.step, batch.part))
+        return all_borrowed(batch.inputs), all_borrowed(batch.targets), seed
 
     def _judge(self, parameters: Any, inputs: Any, targets: Any, **weights: Any) -> Any:
         found = self._loss(parameters, inputs, targets, None, **weights)

@@ -31,7 +31,7 @@ from parashard.models.framework import (
 )
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, tensor_of, torch
-from parashard.models.torch_variables import check, kinds_of, named, plain_name, tensors_of
+from parashard.models.torch_variables import check, full_names, kinds_of, plain_name, tensors_of
 from parashard.models.weighted import weighted_loss
 from parashard.plan.variables import Float32s
 
@@ -107,7 +107,8 @@ class Model:
         self._state_kinds = dict(state or {})
         self._kinds: dict[str, str] = {}
         self._own: dict[str, torch.Tensor] = {}
-        self._full: dict[str, str] = {}  # the module's own names by ours
+        self._full: dict[str, list[str]] = {}  # the module's own names by ours: more than one of a tensor that is tied
+        self._modules: list[tuple[str, torch.nn.Module]] = []  # all within, by what their tensors' names begin with
         self._dtype: torch.dtype | None = None
 
     @property
@@ -150,13 +151,14 @@ class Model:
 
     def _computed(self, variables: Mapping[str, Array], batch: Batch, xp: Any, scale: float) -> Computed:
         module = self._ready()
-        module.train()
+        if not all(within.training for _, within in self._modules):
+            module.train()
         pulled = self._pulled(variables)
         seed_generators(step_seed("torch", self._seed, batch.step, batch.part))
         trained = {name: tensor.requires_grad_() for name, tensor in pulled.items() if not self._kinds[name]}
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
         state = {name: tensor.clone() for name, tensor in pulled.items() if name not in trained}
-        constants = {name: b for name, b in named(module.named_buffers()).items() if name not in pulled}
+        constants = {name: b for name, b in self._buffers().items() if name not in pulled}
         versions = {name: tensor._version for name, tensor in {**trained, **constants}.items()}
         tensors = {**trained, **state}
         inputs, targets = self._trees(batch.inputs), self._trees(batch.targets)
@@ -169,7 +171,7 @@ class Model:
         written = [name for name, tensor in trained.items() if tensor._version != versions[name]]
         if written:
             raise WrongModel(f"parameter {written[0]!r} is written in place while a step is computed")
-        now = named(module.named_buffers())
+        now = self._buffers() if constants else constants
         written = [name for name, b in constants.items() if now[name] is not b or b._version != versions[name]]
         frozen = [name for name in state if self._kinds[name] == FROZEN]
         written += [name for name in frozen if not torch.equal(tensors[name], pulled[name])]
@@ -178,7 +180,8 @@ class Model:
                 f"{written[0]!r} is written while a step is computed, and has no gradient to push; say how it changes: "
                 f"state={{{written[0]!r}: 'average:0.1'}} for a running average, 'counter' for whole numbers, 'sum'"
             )
-        whole = loss.reshape(()) if scale == 1 else loss.reshape(()).float() * scale
+        single = loss.reshape(()) if loss.ndim else loss
+        whole = single if scale == 1 else single.float() * scale
         found = torch.autograd.grad(whole, list(trained.values()), allow_unused=True)
         gradients = {
             name: None if g is None else rows(gradient_of(g, xp, scale)) for name, g in zip(trained, found, strict=True)
@@ -223,13 +226,12 @@ class Model:
 
         The tensors of a dict are given by their names, those of a tuple or list one after the other.
         """
-        own = {self._full[name]: tensor for name, tensor in tensors.items()}
-        if isinstance(inputs, dict):
-            outputs = torch.func.functional_call(module, own, (), inputs)
-        else:
-            several = isinstance(inputs, tuple | list)
-            outputs = torch.func.functional_call(module, own, tuple(inputs) if several else (inputs,))
-        tensors.update((plain_name(name), tensor) for name, tensor in own.items())
+        own = {full: tensor for name, tensor in tensors.items() for full in self._full[name]}
+        named = inputs if isinstance(inputs, dict) else {}
+        ordered = () if named is inputs else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        # Every name of a tied tensor is in `own`: PyTorch need not look for them in each step.
+        outputs = torch.func.functional_call(module, own, ordered, named, tie_weights=False)
+        tensors.update((name, own[self._full[name][0]]) for name in tensors)
         return outputs
 
     def _loss_of(self, outputs: Any, targets: Any, weights: Any) -> Any:
@@ -247,12 +249,21 @@ class Model:
 
     def _pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Return the module's tensors as views of pulled arrays, converted where the module has another type."""
+        pulled = {}
+        for name, own in self._tensors().items():
+            tensor = tensor_of(value_of(variables[name], self._kinds[name]))
+            if tensor.shape != own.shape:
+                tensor = tensor.reshape(own.shape)
+            pulled[name] = tensor if tensor.dtype == own.dtype else tensor.to(own.dtype)
+        return pulled
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Return the module's buffers by our names, as they are now."""
         return {
-            name: tensor_of(value_of(variables[name], self._kinds[name]))
-            .reshape(tensor.shape)
-            .to(tensor.dtype)
-            .detach()
-            for name, tensor in self._tensors().items()
+            f"{prefix}{name}": buffer
+            for prefix, within in self._modules
+            for name, buffer in within._buffers.items()
+            if buffer is not None
         }
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -272,8 +283,8 @@ class Model:
             self._module = self._built()
             self._kinds = kinds_of(self._module, self._state_kinds)  # once, not in each step
             self._own = tensors_of(self._module, self._kinds)
-            every = [*self._module.named_parameters(), *self._module.named_buffers()]
-            self._full = {plain_name(name): name for name, _ in every}
+            self._full = full_names(self._module)
+            self._modules = [(plain_name(f"{p}." if p else ""), within) for p, within in self._module.named_modules()]
             half = any(parameter.dtype == torch.float16 for parameter in self._module.parameters())
             self._scale = LOSS_SCALE if half or self._autocast == torch.float16 else 1.0
             types = {parameter.dtype for parameter in self._module.parameters()}

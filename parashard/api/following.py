@@ -96,6 +96,11 @@ class CallbackFollower:
         """Whether a callback uses the weights that were evaluated."""
         return self._callbacks.uses_weights
 
+    @property
+    def wants_steps(self) -> bool:
+        """Whether a callback is told of every step."""
+        return self._callbacks.wants_steps
+
     def look(self, follow: Follow, *, last: bool) -> None:
         """Ask what has happened, and call the callbacks."""
         if not self._begun:

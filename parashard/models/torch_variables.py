@@ -76,3 +76,12 @@ def named(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor
 def plain_name(name: str) -> str:
     """Return a name without what `torch.compile` puts before it."""
     return name.replace("_orig_mod.", "")
+
+
+def full_names(module: torch.nn.Module) -> dict[str, list[str]]:
+    """Return all names that a module has for each parameter and buffer, by the first of them as `plain_name` has it."""
+    names: dict[int, list[str]] = {}
+    for tensors in (module.named_parameters, module.named_buffers):
+        for name, tensor in tensors(remove_duplicate=False):
+            names.setdefault(id(tensor), []).append(name)
+    return {plain_name(full[0]): full for full in names.values()}

@@ -79,6 +79,19 @@ def test_a_step_computed_again_has_the_same_gradient_and_another_step_has_anothe
     assert any(not np.array_equal(first[name], other[name]) for name in first)
 
 
+def test_a_step_trains_every_layer_whatever_an_evaluation_or_the_user_has_left() -> None:
+    ours = model()
+    values = ours.initial_variables()
+    first = ours.loss_and_gradients(values, batch(), np)[1]
+    ours.evaluate(values, batch(), np)
+    after_evaluation = ours.loss_and_gradients(values, batch(), np)[1]
+    dropout = next(layer for layer in ours._ready() if isinstance(layer, torch.nn.Dropout))
+    dropout.eval()
+    after_user = ours.loss_and_gradients(values, batch(), np)[1]
+    assert all(np.array_equal(first[name], after_evaluation[name]) for name in first)
+    assert all(np.array_equal(first[name], after_user[name]) for name in first)
+
+
 def test_pulled_arrays_are_neither_written_nor_needed_writable() -> None:
     ours = model()
     values = locked({name: value.copy() for name, value in ours.initial_variables().items()})

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from parashard.data.base import Batch
+from parashard.errors import NonFiniteGradient
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Initializer, Variable
-from parashard_worker.computing import Task, WrongResult
+from parashard_worker.computing import Task, WrongResult, sendable
 from parashard_worker.device import Cpu
 from support.in_process import plan_of, variables_of
 from support.loop_cases import BATCH_SIZE, EXAMPLES, Numbered
@@ -63,3 +64,14 @@ def test_nothing_to_add_is_zeros() -> None:  # every push that is not empty has 
 def test_an_average_needs_the_batch_s_value() -> None:
     with pytest.raises(WrongResult, match="returned None for 'mean'; due is the batch's value: it is an average"):
         pushed(mean=None)
+
+
+def test_large_finite_gradients_pass_and_others_do_not_whatever_their_layout() -> None:
+    variables = {"w": Variable("w", (3, 2))}
+    for order in ("C", "F"):
+        gradient = np.full((3, 2), 3e38, np.float32, order=order)  # their squares overflow, and their sum
+        assert sendable(0, 1.0, {"w": gradient}, None, variables)["w"] is gradient
+        for bad in (np.nan, np.inf, -np.inf):
+            gradient[2, 0] = bad
+            with pytest.raises(NonFiniteGradient, match="'w' became"):
+                sendable(0, 1.0, {"w": gradient}, None, variables)

@@ -40,7 +40,14 @@ from parashard.store.durable import sync_upwards, write_durably
 from parashard_coordinator.api.service import follow_call, follow_reply
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.callbacks import follow
-from parashard_coordinator.core.calls import CompletedStep, EvaluationResult, FailedStep, FailureKind, LeaseCall
+from parashard_coordinator.core.calls import (
+    CompletedStep,
+    EvaluationResult,
+    FailedStep,
+    FailureKind,
+    JobState,
+    LeaseCall,
+)
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
@@ -129,6 +136,7 @@ class Training:
         self._error: BaseException | None = None  # of the user's code, the last one
         self._look_s = self._history_s = 0.0
         self._stored = -1  # decisions of the core that are stored
+        self._milestone = 0  # callbacks hear of nothing before so many steps are complete
 
     def run(self) -> dict[str, Any]:
         """Train, and return the report."""
@@ -238,11 +246,16 @@ class Training:
     # --- callbacks ---
 
     def _follow(self, *, last: bool = False) -> bool:
-        """Have the follower ask what has happened; return whether callbacks have handled something."""
-        following = self._core.job.following
+        """Have the follower ask what has happened, if anything has; return whether callbacks have handled something."""
+        job, following = self._core.job, self._core.job.following
+        told = last or self._follower.wants_steps or job.state is not JobState.RUNNING
+        if not told and job.leases.lowest_incomplete < self._milestone:
+            return False
         before = following.handled
         with suppress(RetryLater):  # nothing is leased yet
             self._follower.look(lambda request: follow_reply(follow(self._core.job, follow_call(request))), last=last)
+        ahead = following.next_milestone(job.leases.target)
+        self._milestone = 0 if ahead is None else ahead.after_steps
         return following.handled > before
 
     # --- time ---
