@@ -32,6 +32,7 @@ html_theme_options: dict[str, Any] = {"navbar_align": "left", "show_toc_level": 
 
 default_role = "code"  # docstrings write code between single backticks
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["torch", "jax", "keras"]  # a build needs no framework
 autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_google_docstring = False
 napoleon_use_param = False  # types of numpydoc are prose ("array of float32, shape (n,)"), not names to link
@@ -63,8 +64,8 @@ def adapt_links(app: Any, name: str, source: list[str]) -> None:
 
 
 def escape_stars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Keep the star of `(n, *input_shape)` in a docstring from beginning emphasis; runs before napoleon."""
-    lines[:] = [re.sub(r"(?<![\w`*\\])\*(?=\w)", r"\\*", line) for line in lines]
+    """Keep the star of `(n, *input_shape)` or "stats/*" in a docstring from beginning emphasis; before napoleon."""
+    lines[:] = [re.sub(r"(?<![\w`*\\])\*(?=[\w/\"])", r"\\*", line) for line in lines]
 
 
 def setup(app: Any) -> None:

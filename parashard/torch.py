@@ -31,7 +31,7 @@ from parashard.models.framework import (
 )
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, tensor_of, torch
-from parashard.models.torch_variables import check, full_names, kinds_of, plain_name, tensors_of
+from parashard.models.torch_variables import check, full_names, kinds_of, named, plain_name, tensors_of
 from parashard.models.weighted import weighted_loss
 from parashard.plan.variables import Float32s
 

@@ -1,19 +1,21 @@
-"""The live view of `parashard run`: redrawn on a terminal, plain lines elsewhere."""
+"""The live view of a run: redrawn on a terminal, one line that changes in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import importlib
 import time
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.display.screen import WARNING, StatusScreen, plain_line, shown_warnings
+from parashard.display.screen import WARNING, StatusScreen, plain_line, progress_line, shown_warnings
 from parashard.process.side_effects import lossy
 
 PLAIN_EVERY_S = 2.0
+NOTEBOOK_EVERY_S = 0.25
 STAYING_EVENTS = (WARNING, "resolved: ", "data: ")
 
 
@@ -101,6 +103,44 @@ class PlainView:
         """Do nothing."""
 
 
+class NotebookView:
+    """One line of a notebook's cell, updated in place; what stays of the events is printed below it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._display = importlib.import_module("IPython.display").display  # only a notebook has it
+        self._handle: Any = None
+        self._events = NewEvents()
+        self._line, self._shown, self._next_s = "", "", 0.0
+
+    def show(self, status: pb.GetStatusReply) -> None:
+        """Update the line if it is time, and print the events that stay."""
+        self._line = progress_line(status)
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + NOTEBOOK_EVERY_S
+            self._update()
+        for event in self._events.of(status):
+            if event.startswith(STAYING_EVENTS):
+                self.say(event)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the line as it was last."""
+        self._update()
+
+    def _update(self) -> None:
+        if self._line == self._shown:
+            return
+        self._shown, content = self._line, {"text/plain": self._line}
+        if self._handle is None:
+            self._handle = self._display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+
 class NoView:
     """Shows nothing: standard output is for the report alone."""
 
@@ -121,4 +161,6 @@ def console_for(stream: TextIO) -> Console:
 
 def open_view(console: Console) -> JobView:
     """Return the view that fits a console."""
+    if console.is_jupyter:
+        return NotebookView(console)
     return TerminalView(console) if console.is_terminal else PlainView(console)

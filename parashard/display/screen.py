@@ -20,6 +20,7 @@ from parashard.display.text_table import cut, item_lines, table_lines, text_line
 
 BAR_CELLS = 40
 BAR_CELLS_MIN = 10
+PROGRESS_CELLS = 80  # of bar, steps and time in a line for a notebook
 EVENTS_SHOWN = 6
 EVENT_LINES = 3  # of one event
 EVENT_LINES_MIN = 2  # of all events, where the tables do not fit
@@ -98,6 +99,12 @@ def plain_line(status: pb.GetStatusReply) -> str:
     staleness = f"p50 {count(status.staleness_p50)}, max {count(status.staleness_max)} pushes"
     figures = [*progress_figures(status), ("staleness", staleness)]
     return "  ".join([f"step {_steps(status)}", *(ITEM.format(*figure) for figure in figures), _workers_up(status)])
+
+
+def progress_line(status: pb.GetStatusReply) -> str:
+    """Return the status as one line with a bar, without colours, for a notebook's cell."""
+    figures = "  ".join(ITEM.format(*figure) for figure in progress_figures(status))
+    return f"{_bar(status, PROGRESS_CELLS, ascii_only=True).plain}  {figures}"
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,24 @@
 """Where the status of a running job goes: a view that redraws itself on a terminal, plain lines elsewhere."""
 
 import io
+import sys
+from types import ModuleType
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.display.live import STAYING_EVENTS, NoView, PlainView, TerminalView, console_for, open_view
-from parashard.display.screen import plain_line, screen_lines
+from parashard.display.live import (
+    STAYING_EVENTS,
+    NotebookView,
+    NoView,
+    PlainView,
+    TerminalView,
+    console_for,
+    open_view,
+)
+from parashard.display.screen import plain_line, progress_line, screen_lines
 from support.status_cases import status_of
 
 
@@ -22,6 +33,42 @@ def test_a_terminal_gets_a_view_that_redraws_and_anything_else_plain_lines():
     view.close()
     assert isinstance(view, TerminalView)
     assert isinstance(open_view(console_of()[0]), PlainView)
+
+
+def test_a_notebook_gets_one_line_that_is_updated_in_place_and_the_events_that_stay(monkeypatch):
+    cells: list[list[str]] = []  # each is an output of the cell, with what it has shown
+
+    class Handle:
+        def __init__(self, cell: list[str]) -> None:
+            self.cell = cell
+
+        def update(self, content: dict[str, str], *, raw: bool) -> None:
+            assert raw
+            self.cell.append(content["text/plain"])
+
+    def display(content: Any, *, raw: bool = False, display_id: bool = False) -> Handle:
+        found = content if raw else content._repr_mimebundle_(["text/plain"], [])
+        cells.append([found["text/plain"].strip()])
+        return Handle(cells[-1])
+
+    fake = ModuleType("IPython.display")
+    fake.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    now_s = [100.0]
+    monkeypatch.setattr("parashard.display.live.time.monotonic", lambda: now_s[0])
+    view = open_view(Console(file=io.StringIO(), force_jupyter=True))
+    assert isinstance(view, NotebookView)
+    statuses = [status_of(steps_complete=steps, events=[], events_total=0) for steps in (0, 100, 400, 1000)]
+    view.show(statuses[0])
+    view.show(statuses[1])  # too soon
+    now_s[0] += 1.0
+    view.show(statuses[2])
+    view.show(status_of(steps_complete=1000, events=["fit started (cpu)", "warning: slow"], events_total=2))
+    view.close()
+    view.close()
+    assert cells == [[progress_line(statuses[place]) for place in (0, 2, 3)], ["warning: slow"]]
+    assert "----- 400 of 1,000 steps (40 %)" in cells[0][1]
 
 
 def test_plain_lines_come_now_and_then_and_every_event_once(monkeypatch):
