@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 
-from parashard.api.batching import Accumulated, epochs_of_a_job, examples_of_a_step
+from parashard.api.batching import Accumulated, checked_size, epochs_of_a_job, examples_of_a_step
 from parashard.api.examples import Indexed, indexed, indexed_inputs, joined, of_the_data
 from parashard.api.following import CallbackFollower
 from parashard.api.job_file import write_job_file
@@ -26,7 +26,7 @@ from parashard.api.source import source_of
 from parashard.api.strategies import InProcessStrategy, Strategy
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.files import BackupAndRestore
-from parashard.callbacks.running import Callbacks, checked
+from parashard.callbacks.running import Callbacks, checked, listed
 from parashard.data.base import Batch, DataSource, Examples, Indices, examples_of
 from parashard.data.tree import Tree, rows_of
 from parashard.display.live import JobView, NoView, console_for, open_view
@@ -148,6 +148,10 @@ class Trainer:
                 f"a trainer's model is ps.torch.Model(Net, loss=...) or an object with the methods "
                 f"{', '.join(METHODS)}; found {model.__name__ if isinstance(model, type) else type(model).__name__}"
             )
+        if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
+            raise ConfigurationError(
+                f"seed is a whole number: what is random comes again in each process; found {seed!r}"
+            )
         self._model = model
         self._optimizer = optimizer_of(optimizer)
         self._strategy = checked_strategy(strategy)
@@ -175,7 +179,7 @@ class Trainer:
         class_weight: Mapping[int, float] | None = None,
         transform: Callable[..., Any] | None = None,
         fingerprint: str | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] | Callback | None = (),
         resume: bool = False,
         verbose: int = 1,
     ) -> History:
@@ -228,6 +232,7 @@ class Trainer:
         KeyboardInterrupt
             After Ctrl-C, once the state is saved: `resume=True` goes on with it.
         """
+        callbacks = listed(callbacks)
         resume = resume or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
         with SCRIPT.call("fit") as call:
             if resume and not call.answer and not SCRIPT.is_worker:
@@ -588,7 +593,7 @@ class _Begun:
 
 def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Examples]]:
     """Yield all examples in their order, so many at once; of batches one."""
-    at_once = 1 if data.batched else batch_size
+    at_once = 1 if data.batched else checked_size("batch_size", batch_size)
     for start in range(0, len(data), at_once):
         indices = np.arange(start, min(len(data), start + at_once))
         yield indices, data.take(indices, 0)

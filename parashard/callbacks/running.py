@@ -16,6 +16,13 @@ from parashard.callbacks.history import History
 from parashard.errors import ConfigurationError
 
 
+def listed(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
+    """Return callbacks as a sequence: Keras takes one, or None, too."""
+    if callbacks is None:
+        return ()
+    return callbacks if isinstance(callbacks, Sequence) else [callbacks]
+
+
 def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Callback]:
     """Return callbacks that can be run.
 
@@ -37,6 +44,12 @@ def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Cal
         if callback.uses_weights and not has_evaluations:
             raise ConfigurationError(
                 f"{name} keeps weights that were evaluated: give fit validation_data or validation_split"
+            )
+        monitor = callback.monitor
+        if isinstance(monitor, str) and monitor.startswith("val_") and not has_evaluations:
+            raise ConfigurationError(
+                f"{name} monitors {monitor!r}, and nothing is evaluated: give fit validation_data or validation_split, "
+                "or take monitor='loss'"
             )
     return list(callbacks)
 

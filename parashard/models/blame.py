@@ -7,14 +7,15 @@ model is called: `parashard.models.user`, the coordinator's `resolve` and the wo
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import os
+import sys
 import traceback
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import parashard
 from parashard.display.paths import short_path
 from parashard.errors import ParashardError
 
@@ -70,6 +71,12 @@ def _not_the_users() -> tuple[str, ...]:
     """Return the folders whose code is not the user's."""
     import sysconfig  # only where a model's code failed
 
-    installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    ours = (str(Path(parashard.__file__).parent.with_name(name)) for name in _OURS)
-    return tuple(f"{folder}{os.sep}" for folder in {*ours, *map(os.path.abspath, installed)})
+    standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    installed = {folder for folder in sys.path[1:] if any(Path(folder).glob("*.dist-info"))}  # such as by pip --target
+    ours = {folder for name in _OURS for folder in _folders_of(name)}
+    return tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in standard | installed | ours)
+
+
+def _folders_of(package: str) -> list[str]:
+    spec = importlib.util.find_spec(package)
+    return list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -178,6 +178,7 @@ def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
         ),
         ({"settings": {"optimizer.kind": "sgd"}}, "settings: 'optimizer.kind' is an argument"),
         ({"strategy": "async"}, "strategy is one of parashard's, such as ps.OneDeviceStrategy(), found str"),
+        ({"seed": None}, "seed is a whole number: what is random comes again in each process; found None"),
         ({"settings": {"every_s": 2}}, "settings: 'every_s'; allowed: TABLE.KEY of a job file"),
     ],
 )
@@ -210,6 +211,12 @@ def test_a_script_is_resumed_at_the_call_that_was_interrupted(runs: Runs) -> Non
     assert first.fit((X, Y), resume=True, verbose=0).run_dir == history.run_dir
     assert len(runs.jobs) == begun, "it is done, and answered from what the second one kept"
     assert second.fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[begun - 1][1]
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_as_many_examples_at_once_as_there_can_be(runs: Runs, size: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"batch_size must be a whole number of at least 1, found {size}"):
+        ps.Trainer(Line()).evaluate((X, Y), batch_size=size)
 
 
 def test_a_model_without_a_framework_neither_predicts_nor_is_given_back(runs: Runs) -> None:
@@ -255,5 +262,6 @@ def test_what_no_worker_could_compute_starts_none(runs: Runs, wrong: Exception, 
 
 def test_names_are_imported_when_they_are_used() -> None:
     assert {"Trainer", "Adam", "ParameterServerStrategy", "torch", "is_worker"} <= set(dir(ps))
+    assert (ps.JobFailed, ps.ConfigurationError) == (JobFailed, ConfigurationError)
     with pytest.raises(AttributeError, match="no attribute 'Trainner'"):
         ps.Trainner  # noqa: B018

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import parashard
+import parashard_coordinator
+import parashard_server
+import parashard_worker
 from parashard.display.paths import short_path
 from parashard.errors import NotReady
-from parashard.models.blame import described, place_of
+from parashard.models.blame import _is_the_users, _not_the_users, described, place_of
 from parashard.models.softmax import SoftmaxRegression
 
 
@@ -31,6 +38,25 @@ def in_the_library() -> None:
 def test_the_last_line_of_the_user_s_own_is_named(fails: object) -> None:
     line = fails.__code__.co_firstlineno + 1  # type: ignore[attr-defined]
     assert described(raised(fails)).startswith(f"{short_path(__file__)}:{line}: ")
+
+
+def test_libraries_are_not_the_user_s_wherever_they_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "library-1.0.dist-info").mkdir()
+    (tmp_path / "of_a_library.py").write_text("def fail():\n    raise KeyError('w')\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    _not_the_users.cache_clear()
+    try:
+        said = described(raised(lambda: importlib.import_module("of_a_library").fail()))
+    finally:
+        _not_the_users.cache_clear()
+    assert said.startswith(f"{short_path(__file__)}:")
+
+
+def test_the_services_are_not_the_user_s() -> None:
+    services = [parashard, parashard_coordinator, parashard_server, parashard_worker]
+    assert not any(_is_the_users(str(service.__file__)) for service in services)
 
 
 def test_an_error_without_any_such_line_is_reported_without_a_place() -> None:
