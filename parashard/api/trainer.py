@@ -35,7 +35,7 @@ from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.job.declaration import declare, parts_of, write_declaration
 from parashard.job.load import LoadedJob
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
-from parashard.launch.run_files import CHECKPOINTS, WEIGHTS_FILE
+from parashard.launch.run_files import CHECKPOINTS, LOGS, WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, resumed_run_dir
 from parashard.models.base import Initial, Model
 from parashard.models.blame import named_with_line
@@ -145,8 +145,9 @@ class Trainer:
         lacking = [name for name in METHODS if not callable(getattr(model, name, None))]
         if lacking or isinstance(model, type):
             raise ConfigurationError(
-                f"a trainer's model is ps.torch.Model(Net, loss=...) or an object with the methods "
-                f"{', '.join(METHODS)}; found {model.__name__ if isinstance(model, type) else type(model).__name__}"
+                "a trainer's model is ps.torch.Model(Net, loss=...), ps.jax.Model, ps.keras.Model, ps.Sequential or an "
+                f"object with the methods {', '.join(METHODS)}; found "
+                f"{model.__name__ if isinstance(model, type) else type(model).__name__}"
             )
         if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
             raise ConfigurationError(
@@ -349,6 +350,7 @@ class Trainer:
         self._begin()
         loaded = self._job(sizes)
         if isinstance(self._strategy, InProcessStrategy):
+            self._check(source)
             return self._fitted_here(self._strategy, loaded, source, model, resume=resume, verbose=verbose)
         if SCRIPT.is_worker:
             code = self._code_sha256()
@@ -366,7 +368,9 @@ class Trainer:
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
         if outcome.exit_code != ExitCode.DONE:
-            raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
+            if outcome.is_refused:
+                raise ConfigurationError(outcome.reason)
+            raise JobFailed(f"{outcome.reason} (logs: {short_path(outcome.run_dir / LOGS)})")
         weights = follower.end() or outcome.run_dir / WEIGHTS_FILE
         history = follower.history
         if verbose:
@@ -453,8 +457,9 @@ class Trainer:
     def _check_weighted(self) -> None:
         if not getattr(self._model, "weighted", False):
             raise ConfigurationError(
-                "examples have weights, and the model's loss takes none: give the loss a parameter sample_weight, or "
-                "take one of PyTorch's with reduction; a model of your own reads batch.weights and has weighted = True"
+                "examples have weights, and the model's loss takes none: give the loss of a PyTorch or JAX model a "
+                "parameter sample_weight, or take one of PyTorch's with reduction; ps.keras.Model takes no weights; a "
+                "model of your own reads batch.weights and has weighted = True"
             )
 
     def _current(self) -> dict[str, Float32s]:

@@ -34,9 +34,10 @@ def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Cal
     for callback in callbacks:
         name = type(callback).__name__
         if not isinstance(callback, Callback):
+            kind = callback if isinstance(callback, type) else type(callback)
             raise ConfigurationError(
-                f"callbacks are objects of parashard.callbacks, or of a class derived from its Callback; found "
-                f"{callback.__name__ if isinstance(callback, type) else name}"
+                "callbacks are objects of parashard.callbacks, or of a class derived from its Callback; found "
+                f"{'the class ' if kind is callback else ''}{kind.__module__.partition('.')[0]}.{kind.__name__}"
             )
         for hook, why in NEVER.items():
             if hasattr(callback, hook):

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -19,6 +20,9 @@ from typing import Any
 from parashard.display.paths import short_path
 from parashard.errors import ParashardError
 
+_HEADING = "Exception encountered when calling"
+"""How a message of Keras begins that says in its next line what the matter is."""
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _OURS = ("parashard", "parashard_coordinator", "parashard_server", "parashard_worker")
 
 
@@ -49,12 +53,16 @@ def place_of(method: Any) -> str:
 
 def _named(error: BaseException) -> str:
     said = _first_line(error)
+    if said and type(error).__module__.partition(".")[0] in _OURS:
+        return said
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:
     """Return an error's message as valid UTF-8: file names in it may have undecodable bytes."""
-    return next(iter(str(error).splitlines()), "").encode("utf-8", "replace").decode()
+    lines = [line for line in _STYLE.sub("", str(error)).splitlines() if line.strip()]
+    heads = 2 if lines and lines[0].startswith(_HEADING) else 1
+    return " ".join(lines[:heads]).encode("utf-8", "replace").decode()
 
 
 def _line_of(error: BaseException) -> str:

@@ -152,20 +152,23 @@ def test_a_second_fit_goes_on_from_the_weights(runs: Runs, monkeypatch: pytest.M
 
 def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
     trainer = ps.Trainer(Line())
-    for exit_code, accepted, kind in (
-        (1, True, JobFailed),
-        (2, False, ConfigurationError),
-        (130, True, KeyboardInterrupt),
+    for exit_code, accepted, kind, says in (
+        (1, True, JobFailed, r"^why \(logs: .*runs/.*/logs\)$"),
+        (2, False, ConfigurationError, "^why$"),
+        (130, True, KeyboardInterrupt, "^why$"),
     ):
         runs.exit_code, runs.accepted = exit_code, accepted
-        with pytest.raises(kind, match="why"):
+        with pytest.raises(kind, match=says):
             trainer.fit((X, Y), verbose=0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"model": object()}, "a trainer's model is ps.torch.Model(Net, loss=...) or an object with the methods"),
+        (
+            {"model": object()},
+            "a trainer's model is ps.torch.Model(Net, loss=...), ps.jax.Model, ps.keras.Model, ",
+        ),
         ({"model": Line}, "found Line"),
         ({"optimizer": "adam"}, "it is one of parashard's, such as ps.Adam(1e-3), or one of PyTorch, Keras or"),
         ({"optimizer": ps.Adam(-1.0)}, "optimizer.learning_rate"),

@@ -103,7 +103,7 @@ def test_hooks_that_cannot_be_true_are_refused_by_name() -> None:
 
 
 def test_what_is_no_callback_or_lacks_evaluations_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="found Deciding"):
+    with pytest.raises(ConfigurationError, match=r"found the class test_callback_events\.Deciding"):
         checked([Deciding], has_evaluations=True)  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="ModelCheckpoint keeps weights that were evaluated: give fit"):
         checked([ModelCheckpoint("a.safetensors")], has_evaluations=False)

@@ -17,6 +17,7 @@ import parashard_worker
 from parashard.display.paths import short_path
 from parashard.errors import NotReady
 from parashard.models.blame import _is_the_users, _not_the_users, described, place_of
+from parashard.models.framework import WrongModel
 from parashard.models.softmax import SoftmaxRegression
 
 
@@ -72,6 +73,17 @@ def test_an_error_of_ours_says_what_it_is_about_by_itself() -> None:
 def test_a_message_has_one_line_and_may_be_missing() -> None:
     assert described(ValueError("first\nsecond")) == "ValueError: first"
     assert described(ValueError()) == "ValueError"
+
+
+def test_a_message_of_keras_says_what_the_matter_is() -> None:
+    error = ValueError(
+        "Exception encountered when calling Net.call().\n\n\x1b[1mInput 0 has shape (2, 5)\x1b[0m\n\nmore"
+    )
+    assert described(error) == "ValueError: Exception encountered when calling Net.call(). Input 0 has shape (2, 5)"
+
+
+def test_what_we_say_of_a_model_needs_no_class_of_ours() -> None:
+    assert described(WrongModel("the loss must be a scalar")) == "the loss must be a scalar"
 
 
 def test_a_message_is_text_that_can_be_sent() -> None:
