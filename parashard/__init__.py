@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
     from parashard.api.strategies import TPUStrategy as TPUStrategy
     from parashard.api.trainer import Trainer as Trainer
+    from parashard.errors import BadData as BadData
+    from parashard.errors import ConfigurationError as ConfigurationError
+    from parashard.errors import JobFailed as JobFailed
     from parashard.layers.sequential import Sequential as Sequential
     from parashard.plan.optimizers import FTRL as FTRL
     from parashard.plan.optimizers import LAMB as LAMB
@@ -58,7 +61,9 @@ _STRATEGIES = (
     "ParameterServerStrategy",
     "TPUStrategy",
 )
+_ERRORS = ("BadData", "ConfigurationError", "JobFailed")
 _PLACES = {
+    **dict.fromkeys(_ERRORS, "parashard.errors"),
     **dict.fromkeys(_OPTIMIZERS, "parashard.plan.optimizers"),
     **dict.fromkeys(_STRATEGIES, "parashard.api.strategies"),
     "History": "parashard.api.history",

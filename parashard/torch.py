@@ -92,8 +92,12 @@ class Model:
             raise ConfigurationError(
                 f"module is a torch.nn.Module, its class or a factory, found {type(module).__name__}"
             )
-        if not callable(loss):
-            raise ConfigurationError(f"loss is a function of outputs and targets, found {type(loss).__name__}")
+        if not callable(loss) or isinstance(loss, type):
+            found = f"the class {loss.__name__}" if isinstance(loss, type) else type(loss).__name__
+            raise ConfigurationError(
+                "loss is a function of outputs and targets, or an object such as torch.nn.CrossEntropyLoss(), found "
+                f"{found}"
+            )
         if autocast is not None and autocast not in AUTOCAST:
             raise ConfigurationError(f"autocast is {' or '.join(AUTOCAST)}, found {autocast!r}")
         self._given = module

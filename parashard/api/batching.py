@@ -18,6 +18,19 @@ from parashard.plan.state import COUNTER, SUM
 BATCH_SIZE = 32
 
 
+def checked_size(name: str, size: int) -> int:
+    """Return a number of examples, or of pieces.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is none.
+    """
+    if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+        raise ConfigurationError(f"{name} must be a whole number of at least 1, found {size!r}")
+    return size
+
+
 def examples_of_a_step(
     consistency: str,
     batch_size: int | None,
@@ -55,8 +68,8 @@ def examples_of_a_step(
         "gradient_accumulation": gradient_accumulation,
     }
     for name, size in sizes.items():
-        if size is not None and (isinstance(size, bool) or not hasattr(size, "__index__") or size < 1):
-            raise ConfigurationError(f"{name} must be a whole number of at least 1, found {size!r}")
+        if size is not None:
+            checked_size(name, size)
     if batch_size is not None and global_batch_size is not None:
         raise ConfigurationError("batch_size and global_batch_size: allowed is one of the two")
     if batched:

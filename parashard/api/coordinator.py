@@ -304,6 +304,7 @@ class Coordinator:
         SCRIPT.work(functions, source, SCRIPT.sha256, check, lambda theirs: check_same_job(loaded, theirs))
 
     def _start(self, loaded: LoadedJob) -> None:
+        command = SCRIPT.command
         declared = declare(ScheduledSource.spec, self._variables, SCRIPT.sha256)
         self.run_dir = new_run_dir(None, loaded.job.job.name).absolute()
         self._calls = Calls(self.run_dir)
@@ -311,7 +312,7 @@ class Coordinator:
         SCRIPT.write_answers(self.run_dir)
         self._store_url = loaded.job.checkpoint.url or str(self.run_dir / CHECKPOINTS)
         self._kept_checkpoints = loaded.job.checkpoint.keep
-        self._run = BackgroundRun(loaded, self.run_dir, declared, self._steering, script=SCRIPT.command)
+        self._run = BackgroundRun(loaded, self.run_dir, declared, self._steering, script=command)
         self._run.start()
 
     def _outstanding(self) -> int:

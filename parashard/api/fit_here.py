@@ -26,12 +26,13 @@ class Here:
         self._strategy = strategy
 
     def enter(self, call: FitCall) -> None:
-        """Refuse a worker: this call has none."""
+        """Refuse a worker: this call has none; try the model."""
         if SCRIPT.is_worker:
             raise ConfigurationError(
                 f"this call trains in its own process, by {type(self._strategy).__name__}, in this worker, and by "
                 "worker processes in the one that started it: a script makes the same calls wherever it runs"
             )
+        call.present.try_step(call.source)
 
     def train(self, fit: Fit) -> dict[str, Any]:
         """Train by this process's own shard and replicas."""

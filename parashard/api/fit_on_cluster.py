@@ -12,9 +12,11 @@ from parashard.api.code import code_of
 from parashard.api.fits import Fit, FitCall
 from parashard.api.jobs import check_same_call, check_same_job
 from parashard.api.script import SCRIPT
+from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.declaration import write_declaration
 from parashard.launch.run import INTERRUPTED, run_job
+from parashard.launch.run_files import LOGS
 from parashard.process.shell import ExitCode
 
 
@@ -53,5 +55,7 @@ class OnCluster:
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
         if outcome.exit_code != ExitCode.DONE:
-            raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
+            if outcome.is_refused:
+                raise ConfigurationError(outcome.reason)
+            raise JobFailed(f"{outcome.reason} (logs: {short_path(outcome.run_dir / LOGS)})")
         return outcome.report

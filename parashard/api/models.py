@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
-from parashard.api.batching import Accumulated
+from parashard.api.batching import Accumulated, checked_size
 from parashard.api.examples import Indexed, joined, of_the_data
 from parashard.api.optimizers import Mapped, variable_settings
 from parashard.callbacks.base import Training
@@ -54,8 +54,13 @@ class PresentModel:
         lacking = [name for name in METHODS if not callable(getattr(model, name, None))]
         if lacking or isinstance(model, type):
             raise ConfigurationError(
-                f"a trainer's model is ps.torch.Model(Net, loss=...) or an object with the methods "
-                f"{', '.join(METHODS)}; found {model.__name__ if isinstance(model, type) else type(model).__name__}"
+                "a trainer's model is ps.torch.Model(Net, loss=...), ps.jax.Model, ps.keras.Model, ps.Sequential or an "
+                f"object with the methods {', '.join(METHODS)}; found "
+                f"{model.__name__ if isinstance(model, type) else type(model).__name__}"
+            )
+        if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
+            raise ConfigurationError(
+                f"seed is a whole number: what is random comes again in each process; found {seed!r}"
             )
         self.given = model
         self.training: Training | None = None
@@ -158,8 +163,9 @@ class PresentModel:
     def _check_weighted(self) -> None:
         if not getattr(self.given, "weighted", False):
             raise ConfigurationError(
-                "examples have weights, and the model's loss takes none: give the loss a parameter sample_weight, or "
-                "take one of PyTorch's with reduction; a model of your own reads batch.weights and has weighted = True"
+                "examples have weights, and the model's loss takes none: give the loss of a PyTorch or JAX model a "
+                "parameter sample_weight, or take one of PyTorch's with reduction; a model of your own reads "
+                "batch.weights and has weighted = True"
             )
 
     def _framework(self, what: str) -> FrameworkModel:
@@ -183,7 +189,7 @@ class _Begun:
 
 def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Examples]]:
     """Yield all examples in their order, so many at once; of batches one."""
-    at_once = 1 if data.batched else batch_size
+    at_once = 1 if data.batched else checked_size("batch_size", batch_size)
     for start in range(0, len(data), at_once):
         indices = np.arange(start, min(len(data), start + at_once))
         yield indices, data.take(indices, 0)

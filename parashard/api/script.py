@@ -14,6 +14,7 @@ import hashlib
 import json
 import multiprocessing
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -212,7 +213,18 @@ class Script:
 
     @property
     def command(self) -> ScriptCommand:
-        """What runs the script again."""
+        """What runs the script again.
+
+        Raises
+        ------
+        ConfigurationError
+            If it could not be run again, or this is a thread: Ctrl-C comes to the main one, and a run is saved there.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError(
+                "processes are started from the script's main thread: call fit there, or take a strategy of this "
+                "process, such as ps.OneDeviceStrategy()"
+            )
         words = [sys.executable, *sys.orig_argv[1:]]
         if sys.modules["__main__"].__spec__ is not None:  # python -m: the folder that it was started in comes first
             return ScriptCommand(tuple(words), sys.path[0] or parashard._folder)

@@ -27,7 +27,7 @@ from parashard.api.source import source_of
 from parashard.api.strategies import InProcessStrategy, Strategy
 from parashard.callbacks.base import Callback
 from parashard.callbacks.files import BackupAndRestore
-from parashard.callbacks.running import checked
+from parashard.callbacks.running import checked, listed
 from parashard.data.base import DataSource
 from parashard.data.tree import Tree
 from parashard.errors import ConfigurationError
@@ -94,7 +94,7 @@ class Trainer:
         class_weight: Mapping[int, float] | None = None,
         transform: Callable[..., Any] | None = None,
         fingerprint: str | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] | Callback | None = (),
         resume: bool = False,
         accept_code_change: bool = False,
         verbose: int = 1,
@@ -150,6 +150,7 @@ class Trainer:
         KeyboardInterrupt
             After Ctrl-C, once the state is saved: `resume=True` goes on with it.
         """
+        callbacks = listed(callbacks)
         resume = resume or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
         if accept_code_change and not resume:
             raise ConfigurationError("accept_code_change is of a run that is resumed: resume=True, too")

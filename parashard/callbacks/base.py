@@ -60,9 +60,12 @@ class Training:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        rate = float(value)
+        try:
+            rate = math.nan if isinstance(value, str | bool) else float(value)
+        except (TypeError, ValueError):
+            rate = math.nan
         if not 0.0 < rate < math.inf:
-            raise ConfigurationError(f"a learning rate must be finite and more than 0, found {value!r}")
+            raise ConfigurationError(f"a learning rate must be a finite number of more than 0, found {value!r}")
         self._learning_rate = rate
 
     @property
@@ -123,10 +126,13 @@ class Callback:
         Whether it may stop the training or change the learning rate; in `sync:N` the next round waits for it then.
     uses_weights : bool
         Whether it needs the weights that were evaluated: workers store them before they report.
+    monitor : str or None
+        The figure that it follows; one of an evaluation, such as "val_loss", needs validation data.
     """
 
     decides: ClassVar[bool] = True
     uses_weights: bool = False
+    monitor: str | None = None
     model: Training
     trainer: Any
 

@@ -70,6 +70,7 @@ class ReduceLROnPlateau(Callback):
     ) -> None:
         if not 0.0 < factor < 1.0:
             raise ConfigurationError(f"ReduceLROnPlateau: factor must be more than 0 and less than 1, found {factor!r}")
+        self.monitor = monitor
         self._monitor = Monitor(monitor, mode, min_delta)
         self._factor, self._patience, self._cooldown, self._min_lr = factor, patience, cooldown, min_lr
         self._reset()

@@ -16,6 +16,13 @@ from parashard.callbacks.history import History
 from parashard.errors import ConfigurationError
 
 
+def listed(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
+    """Return callbacks as a sequence: Keras takes one, or None, too."""
+    if callbacks is None:
+        return ()
+    return callbacks if isinstance(callbacks, Sequence) else [callbacks]
+
+
 def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Callback]:
     """Return callbacks that can be run.
 
@@ -27,9 +34,10 @@ def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Cal
     for callback in callbacks:
         name = type(callback).__name__
         if not isinstance(callback, Callback):
+            kind = callback if isinstance(callback, type) else type(callback)
             raise ConfigurationError(
-                f"callbacks are objects of parashard.callbacks, or of a class derived from its Callback; found "
-                f"{callback.__name__ if isinstance(callback, type) else name}"
+                "callbacks are objects of parashard.callbacks, or of a class derived from its Callback; found "
+                f"{'the class ' if kind is callback else ''}{kind.__module__.partition('.')[0]}.{kind.__name__}"
             )
         for hook, why in NEVER.items():
             if hasattr(callback, hook):
@@ -37,6 +45,12 @@ def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Cal
         if callback.uses_weights and not has_evaluations:
             raise ConfigurationError(
                 f"{name} keeps weights that were evaluated: give fit validation_data or validation_split"
+            )
+        monitor = callback.monitor
+        if isinstance(monitor, str) and monitor.startswith("val_") and not has_evaluations:
+            raise ConfigurationError(
+                f"{name} monitors {monitor!r}, and nothing is evaluated: give fit validation_data or validation_split, "
+                "or take monitor='loss'"
             )
     return list(callbacks)
 

@@ -95,6 +95,7 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = False,
         start_from_epoch: int = 0,
     ) -> None:
+        self.monitor = monitor
         self._monitor = Monitor(monitor, mode, min_delta)
         self._patience = patience
         self._baseline = baseline

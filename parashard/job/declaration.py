@@ -20,7 +20,7 @@ from parashard.checkpoints.manifest import Count, Name, Sha256, StoredVariable
 from parashard.data import open_source
 from parashard.data.base import DataSpec, Field
 from parashard.data.preprocessing import Preprocessing
-from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint
+from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint, StoreFailed
 from parashard.job.schema import Job
 from parashard.models import build_model, code_sha256
 from parashard.models.base import Audited, Model
@@ -180,12 +180,12 @@ class _Declaration(Record):
 
 
 def write_declaration(folder: Path, declared: DeclaredJob) -> None:
-    """Write a declaration's files; the record comes last, and makes it whole. OSError leaves no record.
+    """Write a declaration's files; the record comes last, and makes it whole.
 
     Raises
     ------
     StoreFailed
-        If the record would be larger than any that is read.
+        If the record would be larger than any that is read, or cannot be written; there is no record then.
     """
     spec, arrays = declared.spec, dict(declared.arrays)
     record = _Declaration(
@@ -205,9 +205,12 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
         model_sha256=declared.model_sha256,
     )
     content = encode(record)
-    if arrays:
-        replace_durably(folder / VALUES_FILE, lambda temporary: write_arrays(temporary, arrays))
-    write_durably(folder / RECORD_FILE, content)
+    try:
+        if arrays:
+            replace_durably(folder / VALUES_FILE, lambda temporary: write_arrays(temporary, arrays))
+        write_durably(folder / RECORD_FILE, content)
+    except OSError as error:
+        raise StoreFailed(f"{folder}: cannot write what the job begins with: {error.strerror or error}") from error
 
 
 def read_declaration(folder: Path) -> DeclaredJob:

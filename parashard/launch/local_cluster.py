@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from parashard.launch.run_files import LOGS
 from parashard.process.side_effects import SideEffect, why_failed
 
 LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it
@@ -64,7 +65,7 @@ class LocalCluster:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._logs = run_dir / "logs"
+        self._logs = run_dir / LOGS
         self._logs.mkdir(parents=True, exist_ok=True)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._log_starts: dict[str, int] = {}  # offset in bytes at which the present process's log begins

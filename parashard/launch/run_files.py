@@ -12,6 +12,8 @@ PREPROCESSING_FILE = "preprocessing.json"
 HISTORY_FILE = "history.jsonl"
 CHECKPOINTS = "checkpoints"
 """The default checkpoint store."""
+LOGS = "logs"
+"""The folder of a file for each process."""
 
 
 def beside(weights: Path) -> Path:

@@ -7,17 +7,22 @@ model is called: `parashard.models.user`, the coordinator's `resolve` and the wo
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import os
+import re
+import sys
 import traceback
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import parashard
 from parashard.display.paths import short_path
 from parashard.errors import ParashardError
 
+_HEADING = "Exception encountered when calling"
+"""How a message of Keras begins that says in its next line what the matter is."""
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _OURS = ("parashard", "parashard_coordinator", "parashard_server", "parashard_worker")
 
 
@@ -48,12 +53,16 @@ def place_of(method: Any) -> str:
 
 def _named(error: BaseException) -> str:
     said = _first_line(error)
+    if said and type(error).__module__.partition(".")[0] in _OURS:
+        return said
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:
     """Return an error's message as valid UTF-8: file names in it may have undecodable bytes."""
-    return next(iter(str(error).splitlines()), "").encode("utf-8", "replace").decode()
+    lines = [line for line in _STYLE.sub("", str(error)).splitlines() if line.strip()]
+    heads = 2 if lines and lines[0].startswith(_HEADING) else 1
+    return " ".join(lines[:heads]).encode("utf-8", "replace").decode()
 
 
 def _line_of(error: BaseException) -> str:
@@ -70,6 +79,12 @@ def _not_the_users() -> tuple[str, ...]:
     """Return the folders whose code is not the user's."""
     import sysconfig  # only where a model's code failed
 
-    installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    ours = (str(Path(parashard.__file__).parent.with_name(name)) for name in _OURS)
-    return tuple(f"{folder}{os.sep}" for folder in {*ours, *map(os.path.abspath, installed)})
+    standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    installed = {folder for folder in sys.path[1:] if any(Path(folder).glob("*.dist-info"))}  # such as by pip --target
+    ours = {folder for name in _OURS for folder in _folders_of(name)}
+    return tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in standard | installed | ours)
+
+
+def _folders_of(package: str) -> list[str]:
+    spec = importlib.util.find_spec(package)
+    return list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -37,6 +37,8 @@ def metrics_by_name(
     ConfigurationError
         If a name is unknown, or two have the same.
     """
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+        raise ConfigurationError(f"metrics is a list of names and functions, such as ['accuracy'], found {metrics!r}")
     found: dict[str, Callable[[Any, Any], Any]] = {}
     for metric in metrics:
         name = metric if isinstance(metric, str) else getattr(metric, "__name__", "metric")

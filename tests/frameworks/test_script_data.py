@@ -229,7 +229,7 @@ def test_a_loss_of_several_numbers_an_example_is_weighed_by_example() -> None:
 def test_a_loss_that_takes_no_weights_is_refused_before_anything_is_started(loss: Any) -> None:
     trainer = ps.Trainer(ps.torch.Model(lambda: torch.nn.Linear(4, 3), loss))
     for call in (lambda: trainer.evaluate((X, Y, W)), lambda: trainer.fit((X, Y), class_weight={0: 2.0})):
-        with pytest.raises(ConfigurationError, match="the model's loss takes none: give the loss a parameter"):
+        with pytest.raises(ConfigurationError, match="the model's loss takes none: give the loss of a Py"):
             call()
 
 

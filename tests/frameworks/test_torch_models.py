@@ -242,6 +242,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no module": (lambda: model(lambda: 3), "module() returned int; due is a torch.nn.Module"),
     "not callable": (lambda: model(3), "module is a torch.nn.Module, its class or a factory, found int"),
     "nothing to train": (lambda: model(torch.nn.ReLU), "ReLU has no parameter that needs a gradient"),
+    "a class of losses": (
+        lambda: model(loss=torch.nn.MSELoss),
+        "such as torch.nn.CrossEntropyLoss(), found the class MSE",
+    ),
+    "one metric": (
+        lambda: model(metrics="accuracy"),
+        "metrics is a list of names and functions, such as ['accuracy'], ",
+    ),
     "an unknown metric": (lambda: model(metrics=["acc"]), "metric 'acc' is unknown; allowed: accuracy, or a function"),
 }
 

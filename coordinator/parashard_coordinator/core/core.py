@@ -331,7 +331,8 @@ class Core:
             job.add_event(f"{worker.name} failed at step {failed.step:,}{examples}: {failed.reason}")
         verdict = job.failures.failed(failed, result, examples, any_succeeded=before)
         if verdict is not None:
-            job.fail(verdict.reason, must_be_fixed=verdict.must_be_fixed)
+            where = f"{worker.name}: " if failed.kind is FailureKind.MODEL else ""  # its log has the whole traceback
+            job.fail(f"{where}{verdict.reason}", must_be_fixed=verdict.must_be_fixed)
         elif result.given_up:
             job.decisions += 1
             named = job.failures.named(failed, any_succeeded=before)

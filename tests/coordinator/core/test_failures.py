@@ -37,7 +37,7 @@ def test_a_model_that_raises_at_every_step_stops_the_job_before_any_step_is_give
     core = core_of(retry_pause_s=1.0, skip_bad_steps=True)
     caller = Caller(core)
     assert [attempt(caller, RAISES, FailureKind.MODEL) for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert ended(core) == (f"{RAISES}; the first 5 attempts at steps all failed", CONFIGURATION)
+    assert ended(core) == (f"guest-0: {RAISES}; the first 5 attempts at steps all failed", CONFIGURATION)
 
 
 def test_one_bad_step_at_the_very_beginning_is_skipped_like_any_other() -> None:
@@ -61,12 +61,12 @@ def test_once_a_step_has_succeeded_others_that_fail_are_bad_steps() -> None:
 
 
 def test_a_bad_step_that_stops_the_job_is_the_user_s_error_if_the_model_raised() -> None:
-    for kind, code in ((FailureKind.MODEL, CONFIGURATION), (FailureKind.OTHER, FAILED)):
+    for kind, where, code in ((FailureKind.MODEL, "guest-0: ", CONFIGURATION), (FailureKind.OTHER, "", FAILED)):
         core = core_of(max_attempts=2)
         caller = Caller(core)
         for _ in range(2):
             attempt(caller, RAISES, kind)
-        assert ended(core) == (f"{RAISES}; step 0 failed 2 times", code)
+        assert ended(core) == (f"{where}{RAISES}; step 0 failed 2 times", code)
 
 
 def test_where_only_skips_are_left_the_job_stops() -> None:

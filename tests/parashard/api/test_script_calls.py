@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -155,3 +156,8 @@ def test_children_of_a_worker_do_not_take_themselves_for_it(tmp_path: Path) -> N
         [sys.executable, "-u", "-c", text], env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert done.stdout == "True None\n", done.stderr
+
+
+def test_a_thread_starts_no_processes() -> None:
+    with ThreadPoolExecutor(1) as threads, pytest.raises(ConfigurationError, match="from the script's main thread"):
+        threads.submit(lambda: Script(None).command).result()

@@ -157,20 +157,23 @@ def test_a_second_fit_goes_on_from_the_weights(runs: Runs, monkeypatch: pytest.M
 
 def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
     trainer = ps.Trainer(Line())
-    for exit_code, accepted, kind in (
-        (1, True, JobFailed),
-        (2, False, ConfigurationError),
-        (130, True, KeyboardInterrupt),
+    for exit_code, accepted, kind, says in (
+        (1, True, JobFailed, r"^why \(logs: .*runs/.*/logs\)$"),
+        (2, False, ConfigurationError, "^why$"),
+        (130, True, KeyboardInterrupt, "^why$"),
     ):
         runs.exit_code, runs.accepted = exit_code, accepted
-        with pytest.raises(kind, match="why"):
+        with pytest.raises(kind, match=says):
             trainer.fit((X, Y), verbose=0)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"model": object()}, "a trainer's model is ps.torch.Model(Net, loss=...) or an object with the methods"),
+        (
+            {"model": object()},
+            "a trainer's model is ps.torch.Model(Net, loss=...), ps.jax.Model, ps.keras.Model, ",
+        ),
         ({"model": Line}, "found Line"),
         ({"optimizer": "adam"}, "it is one of parashard's, such as ps.Adam(1e-3), or one of PyTorch, Keras or"),
         ({"optimizer": ps.Adam(-1.0)}, "optimizer.learning_rate"),
@@ -183,6 +186,7 @@ def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
         ),
         ({"settings": {"optimizer.kind": "sgd"}}, "settings: 'optimizer.kind' is an argument"),
         ({"strategy": "async"}, "strategy is one of parashard's, such as ps.OneDeviceStrategy(), found str"),
+        ({"seed": None}, "seed is a whole number: what is random comes again in each process; found None"),
         ({"settings": {"every_s": 2}}, "settings: 'every_s'; allowed: TABLE.KEY of a job file"),
     ],
 )
@@ -249,6 +253,12 @@ def test_an_edited_script_goes_on_where_that_is_accepted(runs: Runs, capsys: pyt
         trainer.fit((X, Y), accept_code_change=True)
 
 
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_as_many_examples_at_once_as_there_can_be(runs: Runs, size: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"batch_size must be a whole number of at least 1, found {size}"):
+        ps.Trainer(Line()).evaluate((X, Y), batch_size=size)
+
+
 def test_a_model_without_a_framework_neither_predicts_nor_is_given_back(runs: Runs) -> None:
     with pytest.raises(ConfigurationError, match="Line has no method 'predict'"):
         ps.Trainer(Line()).predict(X)
@@ -292,5 +302,6 @@ def test_what_no_worker_could_compute_starts_none(runs: Runs, wrong: Exception, 
 
 def test_names_are_imported_when_they_are_used() -> None:
     assert {"Trainer", "Adam", "ParameterServerStrategy", "torch", "is_worker"} <= set(dir(ps))
+    assert (ps.JobFailed, ps.ConfigurationError) == (JobFailed, ConfigurationError)
     with pytest.raises(AttributeError, match="no attribute 'Trainner'"):
         ps.Trainner  # noqa: B018

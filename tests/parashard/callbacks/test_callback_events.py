@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parashard.callbacks import Callback, LambdaCallback, ModelCheckpoint, Training
+from parashard.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau, Training
 from parashard.callbacks.base import HOOKS
 from parashard.callbacks.events import Decision, Milestone, StepEnd
-from parashard.callbacks.running import Callbacks, checked
+from parashard.callbacks.running import Callbacks, checked, listed
 from parashard.errors import ConfigurationError
 
 
@@ -102,16 +103,29 @@ def test_hooks_that_cannot_be_true_are_refused_by_name() -> None:
 
 
 def test_what_is_no_callback_or_lacks_evaluations_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="found Deciding"):
+    with pytest.raises(ConfigurationError, match=r"found the class test_callback_events\.Deciding"):
         checked([Deciding], has_evaluations=True)  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="ModelCheckpoint keeps weights that were evaluated: give fit"):
         checked([ModelCheckpoint("a.safetensors")], has_evaluations=False)
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_learning_rate_is_a_positive_number(rate: float) -> None:
+@pytest.mark.parametrize("callback", [EarlyStopping(), ReduceLROnPlateau()])
+def test_a_figure_of_evaluations_that_there_are_not_is_refused(callback: Callback) -> None:
+    with pytest.raises(ConfigurationError, match="monitors 'val_loss', and nothing is evaluated: give fit"):
+        checked([callback], has_evaluations=False)
+    assert checked([callback], has_evaluations=True) == [callback]
+    assert len(checked([EarlyStopping("loss"), Callback()], has_evaluations=False)) == 2
+
+
+def test_one_callback_and_none_are_taken_as_keras_takes_them() -> None:
+    one = Callback()
+    assert [listed(None), listed(one), listed([one])] == [(), [one], [one]]
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf"), None, "0.1", True, [1, 2]])
+def test_a_learning_rate_is_a_positive_number(rate: Any) -> None:
     training = Training(0.1, Path())
-    with pytest.raises(ConfigurationError, match="finite and more than 0"):
+    with pytest.raises(ConfigurationError, match=f"finite number of more than 0, found {re.escape(repr(rate))}"):
         training.learning_rate = rate
     assert training.learning_rate == 0.1
 

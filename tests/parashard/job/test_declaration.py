@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from parashard.data import open_source
 from parashard.data.base import DataSpec, Field
-from parashard.errors import BadData, ConfigurationError
+from parashard.errors import BadData, ConfigurationError, StoreFailed
 from parashard.job.declaration import (
     RECORD_FILE,
     VALUES_FILE,
@@ -88,6 +88,18 @@ def test_the_arrays_of_an_example_arrive_too(tmp_path: Path) -> None:
     declared = declare(DataSpec(20, 4, (12,), 0, "ab" * 32, fields=fields, batched=True), Mine(STARTS))
     write_declaration(tmp_path, declared)
     assert_equal(read_declaration(tmp_path), declared)
+
+
+def test_a_disk_that_is_full_is_a_sentence_with_its_place(
+    declared: DeclaredJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("parashard.job.declaration.write_arrays", full)
+    with pytest.raises(StoreFailed, match=rf"{tmp_path}: cannot write what the job begins with: I/O error: No space"):
+        write_declaration(tmp_path, declared)
+    assert not (tmp_path / RECORD_FILE).exists()
 
 
 def test_without_arrays_there_is_one_file(tmp_path: Path) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import parashard
+import parashard_coordinator
+import parashard_server
+import parashard_worker
 from parashard.display.paths import short_path
 from parashard.errors import NotReady
-from parashard.models.blame import described, place_of
+from parashard.models.blame import _is_the_users, _not_the_users, described, place_of
+from parashard.models.framework import WrongModel
 from parashard.models.softmax import SoftmaxRegression
 
 
@@ -33,6 +41,25 @@ def test_the_last_line_of_the_user_s_own_is_named(fails: object) -> None:
     assert described(raised(fails)).startswith(f"{short_path(__file__)}:{line}: ")
 
 
+def test_libraries_are_not_the_user_s_wherever_they_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "library-1.0.dist-info").mkdir()
+    (tmp_path / "of_a_library.py").write_text("def fail():\n    raise KeyError('w')\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    _not_the_users.cache_clear()
+    try:
+        said = described(raised(lambda: importlib.import_module("of_a_library").fail()))
+    finally:
+        _not_the_users.cache_clear()
+    assert said.startswith(f"{short_path(__file__)}:")
+
+
+def test_the_services_are_not_the_user_s() -> None:
+    services = [parashard, parashard_coordinator, parashard_server, parashard_worker]
+    assert not any(_is_the_users(str(service.__file__)) for service in services)
+
+
 def test_an_error_without_any_such_line_is_reported_without_a_place() -> None:
     error = raised(json.loads, "{")
     error.__traceback__ = error.__traceback__.tb_next.tb_next  # type: ignore[union-attr]  # as if we had called it
@@ -46,6 +73,17 @@ def test_an_error_of_ours_says_what_it_is_about_by_itself() -> None:
 def test_a_message_has_one_line_and_may_be_missing() -> None:
     assert described(ValueError("first\nsecond")) == "ValueError: first"
     assert described(ValueError()) == "ValueError"
+
+
+def test_a_message_of_keras_says_what_the_matter_is() -> None:
+    error = ValueError(
+        "Exception encountered when calling Net.call().\n\n\x1b[1mInput 0 has shape (2, 5)\x1b[0m\n\nmore"
+    )
+    assert described(error) == "ValueError: Exception encountered when calling Net.call(). Input 0 has shape (2, 5)"
+
+
+def test_what_we_say_of_a_model_needs_no_class_of_ours() -> None:
+    assert described(WrongModel("the loss must be a scalar")) == "the loss must be a scalar"
 
 
 def test_a_message_is_text_that_can_be_sent() -> None:

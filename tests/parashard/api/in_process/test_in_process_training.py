@@ -137,6 +137,14 @@ def test_what_a_model_raises_is_one_sentence_with_its_line_and_the_error_is_the_
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_what_a_model_can_tell_before_is_said_before_a_run_begins(tmp_path: Path) -> None:
+    model = Line()
+    model.check = lambda batch: {}["w"]  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r"the model cannot compute a step: KeyError: 'w' \(.*training.py:"):
+        fit(trainer(model=model))
+    assert not list(tmp_path.glob("runs/*"))
+
+
 def test_a_failed_run_goes_on_after_what_was_in() -> None:
     quiet = digest(fit(trainer()))
     model = Line()
