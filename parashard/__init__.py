@@ -52,35 +52,45 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_OPTIMIZERS = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "FTRL", "LAMB")
-_STRATEGIES = (
-    "CentralStorageStrategy",
-    "MirroredStrategy",
-    "MultiWorkerMirroredStrategy",
-    "OneDeviceStrategy",
-    "ParameterServerStrategy",
-    "TPUStrategy",
-)
-_ERRORS = ("BadData", "ConfigurationError", "JobFailed")
 _PLACES = {
-    **dict.fromkeys(_ERRORS, "parashard.errors"),
-    **dict.fromkeys(_OPTIMIZERS, "parashard.plan.optimizers"),
-    **dict.fromkeys(_STRATEGIES, "parashard.api.strategies"),
-    "History": "parashard.api.history",
-    "Sequential": "parashard.layers.sequential",
-    "Trainer": "parashard.api.trainer",
-    "Cluster": "parashard.api.cluster",
-    "Coordinator": "parashard.api.coordinator",
-    "FunctionFailed": "parashard.api.coordinator",
-    "RemoteValue": "parashard.api.coordinator",
-    "connect": "parashard.api.connect",
-    "function": "parashard.api.functions",
+    "Adagrad": "parashard.plan.optimizers",
+    "Adam": "parashard.plan.optimizers",
+    "AdamW": "parashard.plan.optimizers",
+    "BadData": "parashard.errors",
     "cached": "parashard.api.cached",
+    "callbacks": "parashard.callbacks",
+    "CentralStorageStrategy": "parashard.api.strategies",
+    "Cluster": "parashard.api.cluster",
+    "ConfigurationError": "parashard.errors",
+    "connect": "parashard.api.connect",
+    "Coordinator": "parashard.api.coordinator",
+    "FTRL": "parashard.plan.optimizers",
+    "function": "parashard.api.functions",
+    "FunctionFailed": "parashard.api.coordinator",
+    "History": "parashard.api.history",
     "is_worker": "parashard.api.script",
+    "jax": "parashard.jax",
+    "JobFailed": "parashard.errors",
+    "keras": "parashard.keras",
+    "LAMB": "parashard.plan.optimizers",
+    "layers": "parashard.layers",
+    "MirroredStrategy": "parashard.api.strategies",
+    "Momentum": "parashard.plan.optimizers",
+    "MultiWorkerMirroredStrategy": "parashard.api.strategies",
+    "Nesterov": "parashard.plan.optimizers",
+    "OneDeviceStrategy": "parashard.api.strategies",
     "open_data": "parashard.api.opened",
+    "ParameterServerStrategy": "parashard.api.strategies",
     "parquet": "parashard.api.cached",
+    "RemoteValue": "parashard.api.coordinator",
+    "RMSProp": "parashard.plan.optimizers",
+    "Sequential": "parashard.layers.sequential",
+    "SGD": "parashard.plan.optimizers",
+    "torch": "parashard.torch",
+    "TPUStrategy": "parashard.api.strategies",
+    "Trainer": "parashard.api.trainer",
 }
-_MODULES = ("callbacks", "jax", "keras", "layers", "torch")
+"""By public name the module that has it, or that it is."""
 
 _folder = _os.getcwd()
 """Where the program was started: a script that is run again is started there, too."""
@@ -91,12 +101,11 @@ _worker_arguments = _os.environ.pop("PARASHARD_WORKER_ARGUMENTS", None)
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in _MODULES:
-        return importlib.import_module(f"parashard.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module 'parashard' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    module = importlib.import_module(_PLACES[name])
+    return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES, *_MODULES})
+    return sorted({*globals(), *_PLACES})

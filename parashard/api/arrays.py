@@ -85,7 +85,7 @@ def arrays_of(data: Sequence[Any], what: str) -> ArrayExamples:
 
 
 def _weights(given: Any, rows: int, what: str) -> AnyArray:
-    weights = array_of(given, f"{what}: weights")
+    weights = rows_array(given, f"{what}: weights")
     if weights.shape != (rows,):
         raise BadData(f"{what}: weights are one number for each of {rows:,} examples, found shape {weights.shape}")
     return weights.astype(np.float32)
@@ -103,7 +103,7 @@ def tree_of(values: Any, what: str, leaf: Callable[[Any, str], AnyArray] | None 
     what : str
         For errors.
     leaf : callable (values, what) -> ndarray, optional
-        Makes an array; default: `array_of`.
+        Makes an array; default: `rows_array`.
     """
     if isinstance(values, Mapping):
         for key in values:
@@ -117,10 +117,10 @@ def tree_of(values: Any, what: str, leaf: Callable[[Any, str], AnyArray] | None 
         if isinstance(values, list):
             return made
         return type(values)(*made) if hasattr(values, "_fields") else tuple(made)
-    return (leaf or array_of)(values, what)
+    return (leaf or rows_array)(values, what)
 
 
-def array_of(values: Any, what: str) -> AnyArray:
+def rows_array(values: Any, what: str) -> AnyArray:
     """Return an array of numbers, one example after the other, that is not the caller's if it had to be converted."""
     array = numbers_of(values, what)
     if array.ndim < 1:
@@ -131,6 +131,11 @@ def array_of(values: Any, what: str) -> AnyArray:
     if converted.dtype.kind == "f" and not np.isfinite(converted).all():
         raise BadData(f"{what}: example {_first_bad(converted)} has a value that is not finite")
     return converted
+
+
+def handed_out(array: AnyArray) -> AnyArray:
+    """Return an array in the type in which models get it."""
+    return array.astype(allowed(array.dtype), copy=False)
 
 
 def numbers_of(values: Any, what: str) -> AnyArray:

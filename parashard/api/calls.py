@@ -168,7 +168,7 @@ def decoded(content: bytes) -> Any:
     return _value(json.loads(arrays[_JSON].tobytes()), arrays)
 
 
-def host_array(value: Any) -> NDArray[Any]:
+def numpy_of(value: Any) -> NDArray[Any]:
     """Return an array of any framework as one of NumPy."""
     if hasattr(value, "detach"):  # a tensor of PyTorch, wherever it is
         value = value.detach().cpu()
@@ -189,7 +189,7 @@ def _tree(value: Any, arrays: dict[str, NDArray[Any]], depth: int) -> Any:  # on
         if not all(isinstance(name, str) for name in value):
             raise ConfigurationError(f"a dict has a key that is no text; {_ALLOWED}")
         return {"dict": {name: _tree(item, arrays, depth + 1) for name, item in value.items()}}
-    array = host_array(value) if hasattr(value, "__array__") else None
+    array = numpy_of(value) if hasattr(value, "__array__") else None
     if array is None or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         found = f"an array of {array.dtype}" if array is not None else type(value).__name__
         raise ConfigurationError(f"found {found}; {_ALLOWED}")

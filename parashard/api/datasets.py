@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.arrays import allowed, numbers_of, spread, tree_of
-from parashard.data.arrays import AnyArray, fingerprint
+from parashard.api.arrays import allowed, handed_out, numbers_of, spread, tree_of
+from parashard.data.arrays import fingerprint
 from parashard.data.base import BadExample, Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData, ConfigurationError, shown_names
@@ -281,13 +281,9 @@ def _trees(parts: list[tuple[str, Any]], where: str) -> tuple[Tree, ...]:
 
 def _converted(parts: tuple[Tree, ...]) -> Any:
     """Return parts with numbers in the types that are handed out."""
-    inputs, targets, *weights = map_leaves(_handed_out, parts)
+    inputs, targets, *weights = map_leaves(handed_out, parts)
     targets = map_leaves(lambda array: array.astype(np.int64) if array.dtype == np.uint8 else array, targets)
     return (inputs, targets, *(weight.astype(np.float32) for weight in weights))
-
-
-def _handed_out(array: AnyArray) -> AnyArray:
-    return array.astype(allowed(array.dtype), copy=False)
 
 
 def _by_name(parts: tuple[Tree, ...]) -> dict[str, Tree]:

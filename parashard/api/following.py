@@ -3,7 +3,7 @@
 Owns the order that makes it so: an event is recorded in the run's folder before callbacks hear of it, and what they
 decided before the coordinator does. So after a crash an effect may be lost, and is never repeated. Implements rule P38
 of docs/protocol.md. Called by `parashard.launch.running` or `parashard.api.in_process.training`, and by
-`parashard.api.trainer` at the end.
+`parashard.api.fits` at the end.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.calls import Call, Calls, PerWorker, host_array
+from parashard.api.calls import Call, Calls, PerWorker, numpy_of
 from parashard.api.functions import Function, found
 from parashard.client.pull_buffers import read_only
 from parashard.data.base import Batch, DataSpec, Indices
@@ -103,7 +103,7 @@ class ScheduledFunctions:
         return returned[0], self._checked(returned[1])
 
     def _checked(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        arrays = {name: host_array(gradient) for name, gradient in gradients.items()}
+        arrays = {name: numpy_of(gradient) for name, gradient in gradients.items()}
         for name, array in arrays.items():
             if name not in self._variables:
                 known = ", ".join(sorted(self._variables))

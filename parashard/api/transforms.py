@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.arrays import allowed, numbers_of, tree_of
+from parashard.api.arrays import handed_out, numbers_of, tree_of
 from parashard.data.base import BadExample, Examples, Indices
 from parashard.data.tree import Tree, leaves, map_leaves, rows_of
 from parashard.errors import BadData
@@ -68,13 +68,13 @@ def _of_each(function: Any, examples: Examples, seed: int, step: int, indices: I
                 f"{where}: returned the shapes {[shape for _, shape in this]}, and {[shape for _, shape in first]} of "
                 f"example {indices[0]}: those of a step are the same"
             )
-    stacked = map_leaves(lambda *arrays: _handed_out(np.stack(arrays)), *made)
+    stacked = map_leaves(lambda *arrays: handed_out(np.stack(arrays)), *made)
     return (*stacked, *examples[2:])
 
 
 def _of_batch(function: Any, examples: Examples, seed: int, step: int) -> Examples:
     where = f"transform of step {step}"
-    made = map_leaves(_handed_out, _pair(function, examples[:2], np.random.default_rng((seed, step)), where))
+    made = map_leaves(handed_out, _pair(function, examples[:2], np.random.default_rng((seed, step)), where))
     rows = rows_of(examples[0])
     if any(array.shape[:1] != (rows,) for _, array in leaves(made)):
         raise BadExample(f"{where}: arrays have one row for each of {rows} examples")
@@ -92,7 +92,3 @@ def _pair(function: Any, given: Tree, rng: np.random.Generator, where: str) -> t
         return tree_of(made[0], f"{where}: inputs", numbers_of), tree_of(made[1], f"{where}: targets", numbers_of)
     except BadData as error:
         raise BadExample(error.message) from error
-
-
-def _handed_out(array: Any) -> Any:
-    return array.astype(allowed(array.dtype), copy=False)

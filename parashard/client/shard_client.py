@@ -315,7 +315,7 @@ class ShardClient:
         version = pulled.versions[shard] if pulled is not None and known else None
         target = self._target(shard, view)
         context = self._observer.traceparent()
-        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces), context, void)
+        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces), context, void=void)
 
     # --- both ---
 

@@ -180,16 +180,13 @@ class DataSource(Protocol):
         """Return the same of the held-out examples [start, stop)."""
 
 
-class SteppedSource(DataSource, Protocol):
-    """A source whose examples depend on the step that they are for, such as those that are transformed at random."""
-
-    def examples_of(self, step: int, indices: Indices) -> Examples:
-        """Return what `examples` does, for a step; the same whenever and wherever it is computed."""
-
-
 def examples_of(source: DataSource, step: int, indices: Indices) -> Examples:
-    """Return the examples of a step."""
-    of_step = getattr(source, "examples_of", None)  # quicker than isinstance of a protocol
+    """Return the examples of a step, the same whenever and wherever it is computed.
+
+    A source whose examples depend on the step, such as those that are transformed at random, has a method
+    `examples_of(step, indices)`.
+    """
+    of_step = getattr(source, "examples_of", None)
     if of_step is None:
         return source.examples(indices)
     examples: Examples = of_step(step, indices)

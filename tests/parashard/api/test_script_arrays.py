@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.api.arrays import array_of
+from parashard.api.arrays import rows_array
 from parashard.api.source import source_of
 from parashard.errors import BadData
 
@@ -62,7 +62,7 @@ def test_examples_are_handed_out_as_they_are_by_index() -> None:
     ],
 )
 def test_numbers_have_one_of_three_types(given: Any, dtype: Any) -> None:
-    assert array_of(given, "inputs").dtype == dtype
+    assert rows_array(given, "inputs").dtype == dtype
 
 
 def test_a_split_is_of_the_seed_and_takes_each_example_once() -> None:
