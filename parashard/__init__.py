@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from parashard.api.functions import function as function
     from parashard.api.opened import open_data as open_data
     from parashard.api.script import is_worker as is_worker
+    from parashard.api.sidecar import SidecarEvaluator as SidecarEvaluator
     from parashard.api.strategies import CentralStorageStrategy as CentralStorageStrategy
     from parashard.api.strategies import MirroredStrategy as MirroredStrategy
     from parashard.api.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
@@ -62,6 +63,7 @@ _PLACES = {
     **dict.fromkeys(_OPTIMIZERS, "parashard.plan.optimizers"),
     **dict.fromkeys(_STRATEGIES, "parashard.api.strategies"),
     "History": "parashard.api.trainer",
+    "SidecarEvaluator": "parashard.api.sidecar",
     "Sequential": "parashard.layers.sequential",
     "Trainer": "parashard.api.trainer",
     "Cluster": "parashard.api.cluster",
