@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from parashard.api.history import History as History
     from parashard.api.opened import open_data as open_data
     from parashard.api.script import is_worker as is_worker
+    from parashard.api.sidecar import SidecarEvaluator as SidecarEvaluator
     from parashard.api.strategies import CentralStorageStrategy as CentralStorageStrategy
     from parashard.api.strategies import MirroredStrategy as MirroredStrategy
     from parashard.api.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
@@ -86,6 +87,7 @@ _PLACES = {
     "RMSProp": "parashard.plan.optimizers",
     "Sequential": "parashard.layers.sequential",
     "SGD": "parashard.plan.optimizers",
+    "SidecarEvaluator": "parashard.api.sidecar",
     "torch": "parashard.torch",
     "TPUStrategy": "parashard.api.strategies",
     "Trainer": "parashard.api.trainer",

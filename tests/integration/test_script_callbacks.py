@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,20 @@ history = trainer.fit(
 )
 print(json.dumps(history.history.get("val_least")))
 """
+
+
+ADAM = """
+class Line(Ledger):
+    def initial_variables(self):
+        return {"counts": np.linspace(-9.0, 9.0, EXAMPLES, dtype=np.float32)}
+
+    def loss_and_gradients(self, variables, batch, xp):
+        loss, gradients = super().loss_and_gradients(variables, batch, xp)
+        return loss, {"counts": (0.5 - variables["counts"]) * gradients["counts"]}
+
+trainer = ps.Trainer(Line(), ps.Adam(0.25), strategy, settings={"checkpoint.every_s": 0.2})
+"""
+"""Takes the place of the ledger's trainer: what a step's rate moves depends on all steps before it."""
 
 
 @pytest.fixture
@@ -102,6 +117,39 @@ def test_a_step_has_one_learning_rate_whatever_is_killed(  # P37, P38
     assert len((run.folder / "log.csv").read_text().splitlines()) == 7
     steps = told(run, "step")
     assert all(steps.count(str(batch)) <= 6 for batch in range(15))  # of each epoch at most once
+
+
+def test_with_adam_and_a_scheduler_the_weights_are_those_of_the_quiet_run_whatever_is_killed(  # P13, P37
+    tmp_path: Path,
+) -> None:
+    quiet = _with_adam(tmp_path / "quiet", "checkpoint")
+    for durability in ("checkpoint", "log"):
+        killed = _with_adam(tmp_path / durability, durability, kill=("worker-0", "shard-1", "coordinator"))
+        assert killed == quiet, durability
+
+
+def _with_adam(folder: Path, durability: str, kill: Sequence[str] = ()) -> str:
+    """Train, kill processes when the rate has changed and the next epoch is under way; return the weights' digest."""
+    folder.mkdir()
+    if kill:
+        (folder / "slow").touch()
+    text = (LEDGER + ADAM + FIT).replace("settings={", f'settings={{"checkpoint.durability": "{durability}", ')
+    run = ScriptRun(folder, text, "4", "sync:2")
+    try:
+        if kill:
+            eventually(lambda: decided(run), "the rate has changed", told=run.complaint)
+            for process in kill:
+                run.kill(process)
+            (folder / "slow").unlink()
+        assert run.wait() == 0, run.complaint()
+    finally:
+        run.clean_up()
+    report = json.loads((run.runs()[-1] / "report.json").read_text())
+    rates = report["callbacks"]["learning_rates"]
+    assert [(rate["first_step"], rate["learning_rate"]) for rate in rates] == [(0, 1.0), (30, 0.5)]
+    assert [report[f"{role}_restarts"] > 0 for role in ("coordinator", "shard")] == [bool(kill)] * 2
+    weights = read_arrays(run.runs()[-1] / "weights.safetensors")["counts"]
+    return hashlib.sha256(weights.tobytes()).hexdigest()
 
 
 def test_after_a_crash_of_the_script_an_effect_may_be_lost_and_is_never_repeated(  # P38

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.calls import EvaluationResult, Options
+from parashard_coordinator.core.calls import LeaseAnswer, LeaseCall, Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.following import Following
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import Launcher
 from parashard_coordinator.core.leases import StepLeases
@@ -18,6 +19,33 @@ from parashard_coordinator.core.membership import Shards, Worker
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.rounds import ANY_STEP, RoundBook, Rounds
 from parashard_coordinator.run.store import RunStore
+
+
+class NewestRate(Following):
+    """P37 off: a step is leased at the learning rate of the moment."""
+
+    def rate_of(self, step: int) -> float:
+        return self.rates[-1].learning_rate if self.rates else 0.0
+
+
+def record_following(following: type[Following]) -> type[JobRecord]:
+    """Return the record of a job that decides learning rates by another class."""
+
+    class Variant(JobRecord):
+        def __init__(
+            self,
+            options: Options,
+            policy: LeasingPolicy,
+            evaluations: Evaluations,
+            launcher: Launcher,
+            rounds: RoundBook,
+        ) -> None:
+            super().__init__(options, policy, evaluations, launcher, rounds)
+            self.following = following(
+                options.steps_total, options.steps_per_epoch, policy, evaluations, decides=options.callbacks_decide
+            )
+
+    return Variant
 
 
 def record_with(leases: type[StepLeases]) -> type[JobRecord]:
@@ -141,8 +169,11 @@ class BlindRounds(Rounds):
 class KeptEvaluations(Core):
     """P25 off: a result counts, whichever incarnations' weights it judged."""
 
-    def _evaluated(self, result: EvaluationResult) -> None:
-        super()._evaluated(result._replace(incarnations=self.job.shards.incarnations()))
+    def lease(self, call: LeaseCall, now_s: float) -> LeaseAnswer:
+        present = self.job.shards.incarnations()
+        return super().lease(
+            call._replace(evaluated=[result._replace(incarnations=present) for result in call.evaluated]), now_s
+        )
 
 
 class UncheckedRunStore(RunStore):

@@ -17,24 +17,29 @@ from broken_coordinators import (
     KeptEvaluations,
     LosingLeases,
     MergingLeases,
+    NewestRate,
     NoRollback,
     PausingCore,
     TrustingLeases,
     UnboundedLeases,
     UncheckedRunStore,
     UncountedCore,
+    record_following,
     record_with,
 )
 from broken_shards import (
     ArrivalOrder,
+    CountingEmptyPushes,
     EagerRounds,
     Forgetful,
     HastyShard,
     HastyStorage,
     HospitableShard,
     KeepingRounds,
+    KeptCount,
     LateSet,
     LogsFromStart,
+    RatelessReplay,
     ReplayingAll,
     UncopiedStorage,
     UncriticalLogs,
@@ -113,6 +118,7 @@ JUDGED = {
     "checkpoint_every_steps": 8,
     "until_s": 30.0,
 }
+RATES = {"decides": True, "bad_step": None, "until_s": 10.0}
 RETURNS = {"shard_crash": 0.01, "durability": "checkpoint"}
 
 SKIPS = {
@@ -254,6 +260,18 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "poison",
         {"poison": 0.05, "bad_step": None, "durability": "checkpoint"},
     ),
+    "P15-empty-push-counts": BrokenRule(
+        replace(REAL, rounds=CountingEmptyPushes),
+        "digest",
+        "sync:4",
+        "digest",
+        (0, 1, 2),
+        "skipped",
+        {"bad_step": 5, "bad_step_fails": 1.0, "bad_step_kills": False, "poison": 0.0},
+    ),
+    "P15-count-kept": BrokenRule(
+        replace(REAL, rounds=KeptCount), "digest", "sync:4", "digest", (5, 6, 7), "round began again", SKIPS
+    ),
     "P18-replayed-twice": BrokenRule(
         replace(REAL, shard=ReplayingAll, logs=LogsFromStart),
         "ledger",
@@ -310,5 +328,23 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
     ),
     "P25-held-evaluations-kept": BrokenRule(
         replace(REAL, core=KeptEvaluations), "torn", "async", "report", (25, 42), "void evaluation", JUDGED
+    ),
+    "P37-replayed-without-its-rate": BrokenRule(
+        replace(REAL, shard=RatelessReplay),
+        "ledger",
+        "async",
+        "ledger",
+        (0, 1, 2),
+        "log replayed",
+        RATES | LOG,
+    ),
+    "P37-leased-at-the-newest-rate": BrokenRule(
+        replace(REAL, job_record=record_following(NewestRate)),
+        "digest",
+        "sync:4",
+        "digest",
+        (12, 22, 28),
+        "rollback",
+        RATES | RETURNS,
     ),
 }

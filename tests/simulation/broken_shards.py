@@ -170,6 +170,39 @@ class ReplayingAll(Shard):
         return True
 
 
+class RatelessReplay(Shard):
+    """P37 off: what the log has is applied with the job's learning rate, not the step's."""
+
+    def replay(
+        self,
+        position: int,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        *,
+        skipped: bool,
+        learning_rate: float | None = None,
+    ) -> bool:
+        return super().replay(position, step, gradient, staleness, skipped=skipped)
+
+
+class CountingEmptyPushes(RoundUpdates):
+    """P15 off: an empty push counts in the average of a state without a gradient, as one of zeros."""
+
+    def _fold(self, gradient: Float32s | None) -> None:
+        super()._fold(gradient)
+        self._pushes += gradient is None
+
+
+class KeptCount(RoundUpdates):
+    """P15 off: a round that begins again goes on counting the pushes that its average is of."""
+
+    def begin_again(self) -> None:
+        pushes = self._pushes
+        super().begin_again()
+        self._pushes = pushes
+
+
 class LogsFromStart(Logs):
     """P18 off: a log is read from its beginning."""
 

@@ -31,6 +31,7 @@ from parashard_coordinator.api.shard_reports import saved_shard
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer
+from parashard_coordinator.core.following import Rate
 from parashard_coordinator.core.job_record import DueCheckpoint
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.run.exclusive import ExclusiveCore
@@ -49,6 +50,8 @@ class Ending:
     stops: set[int] = field(default_factory=set)  # where workers were told that it ends early
     registrations: dict[str, list[ShardRegistration]] = field(default_factory=dict)  # of the shards, by last checkpoint
     by: CoordinatorProcess | None = None  # who has ended it
+    decided: dict[int, float] = field(default_factory=dict)  # learning rates that callbacks decided, by milestone
+    told_rates: set[Rate] = field(default_factory=set)  # that they were told to hold
 
 
 class CoordinatorProcess(Process):
@@ -101,6 +104,7 @@ class CoordinatorProcess(Process):
             world.fired["end taken over"] += self.core.job.ending is not None
         self._run_store.save(self.core.job.saved())  # before it serves (P23)
         self._stored_skips = frozenset(self.core.job.leases.skips)
+        self._stored_rates = _rates(self.core)
         self._stop_stored = bool(self.core.job.early_stop)
         self.exclusive = ExclusiveCore(self.core, AwakeClock(STALL_S, lambda: world.now_s).now_s)
         self.exclusive.on_decision = self._save_decision
@@ -132,6 +136,8 @@ class CoordinatorProcess(Process):
                 answer = service.CreateCheckpoint(request, None)
             case pb.SuperviseRequest():
                 answer = service.Supervise(request, None)
+            case pb.FollowRequest():
+                answer = service.Follow(request, None)
             case _:
                 answer = self._lease(request)
         self.wake()
@@ -327,13 +333,14 @@ class CoordinatorProcess(Process):
             return
         try:
             for _ in range(DECISION_TRIES):
-                if self._save(core) or core.job.leases.skips <= self._stored_skips:
+                stored = core.job.leases.skips <= self._stored_skips and _rates(core) == self._stored_rates
+                if self._save(core) or stored:
                     return  # what is not stored, a successor finds out again (P21)
         except Superseded:
             self.end("superseded")
             raise
-        self.end("a skip could not be stored")
-        raise StoreFailed("a skip could not be stored")
+        self.end("a decision could not be stored")
+        raise StoreFailed("a decision could not be stored")
 
     def _save_if_changed(self) -> bool:
         return "P7-decision-not-stored" in self._habits or self._save(self.core)
@@ -344,8 +351,14 @@ class CoordinatorProcess(Process):
         except StoreFailed:
             return False
         self._stored_skips, self._stop_stored = frozenset(core.job.leases.skips), bool(core.job.early_stop)
+        self._stored_rates = _rates(core)
         return True
 
     def ended(self, why: str) -> None:
         """Drop the calls that wait."""
         self._held.drop()
+
+
+def _rates(core: Core) -> tuple[int, int]:
+    """Return what must be stored of learning rates before it acts (P37)."""
+    return len(core.job.following.rates), core.job.following.leased_to

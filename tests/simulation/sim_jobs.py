@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -113,11 +113,20 @@ class Job:
         return dict(self.model.loss_and_gradients(variables, self.batches[step], np)[1])
 
     def audit(
-        self, variables: Mapping[str, Float32s], steps: Collection[int], partitions: Sequence[Partition]
+        self,
+        variables: Mapping[str, Float32s],
+        steps: Collection[int],
+        partitions: Sequence[Partition],
+        rate_of: Callable[[int], float],
     ) -> list[str]:
-        """Return what a shard's part of the final weights violates, by itself, if exactly these steps are in it."""
+        """Return what a shard's part of the final weights violates, by itself, if exactly these steps are in it.
+
+        `rate_of` is the learning rate of a step; 0: the job's own.
+        """
         if isinstance(self.model, Ledger):  # a sum of gradients that are the same for any weights
-            due = np.sum([self.model.loss_and_gradients(variables, self.batches[s], np)[1]["ledger"] for s in steps], 0)
+            entries = [self.model.loss_and_gradients(variables, self.batches[s], np)[1]["ledger"] for s in steps]
+            rates = [rate_of(step) or self.spec.learning_rate for step in steps]
+            due = np.sum([-rate * entry for rate, entry in zip(rates, entries, strict=True)], 0)  # exact: powers of two
             counted = np.sum([added(s) for s in steps], 0) if steps else np.zeros(5, np.int64)
             unequal = {
                 "ledger": (variables["ledger"] != due).any(axis=1),
@@ -156,6 +165,11 @@ def job(oracle: str, policy: Policy) -> Job:
     declared = model.initial_variables()
     variables = {name: v for name, v in declared.items() if isinstance(v, Variable)}
     return Job(oracle, policy, model, variables, tuple(batches), spec, oracle == "digest", partitioner)
+
+
+def learning_rate_after(after_steps: int) -> float:
+    """Return the learning rate that callbacks decide after so many steps: a power of two, so that sums are exact."""
+    return 2.0 ** -(1 + after_steps % 4)
 
 
 def fingerprint(variables: Mapping[str, Float32s]) -> float:

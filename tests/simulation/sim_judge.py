@@ -5,11 +5,11 @@ Reads final weights, the store and the shards that live. Knows nothing of what h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
-from sim_coordinator import CoordinatorProcess
+from sim_coordinator import CoordinatorProcess, Ending
 from sim_jobs import STEPS, Job, digest, fingerprint, job
 from sim_parts import REAL, Builder
 from sim_settings import Setting
@@ -24,23 +24,34 @@ from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Float32s
 from parashard.store.claims import newest_claim
 from parashard_coordinator.core.calls import JobState
+from parashard_coordinator.core.following import Rate
 from support.store_fakes import MemoryStore
 
 
 @lru_cache
-def faultless_digest(oracle: str, policy: Policy, steps: int = STEPS, skipped: tuple[int, ...] = ()) -> str:
-    """Return the digest of the weights after so many steps, one after the other, computed without any process."""
+def faultless_digest(
+    oracle: str,
+    policy: Policy,
+    steps: int = STEPS,
+    skipped: tuple[int, ...] = (),
+    rates: tuple[tuple[int, float], ...] = (),
+) -> str:
+    """Return the digest of the weights after so many steps, one after the other, computed without any process.
+
+    `rates` are the learning rates, each with the first step that it governs.
+    """
     job_ = job(oracle, policy)
     plan, round_steps = job_.plan(1), job_.round_steps
     shard = Builder(job_, plan, 0, 1 << 20, REAL).build(1, None)
     for step in range(steps):
-        shard.updates.admit(step)
+        rate = next((rate for first, rate in reversed(rates) if first <= step), None)
+        shard.updates.admit(step, rate)
         pulled = joined(plan, [shard.storage.weights])
         gradients = job_.model.loss_and_gradients(pulled, job_.batches[step], np)[1]
         vector = np.zeros_like(shard.storage.weights)
         for placed in plan.layouts[0]:
             vector[placed.offset : placed.stop] = rows_of(gradients, placed.partition)
-        shard.updates.take(step, None if step in skipped else vector, None)
+        shard.updates.take(step, None if step in skipped else vector, None, rate)
     if round_steps is not None:
         shard.updates.reach(-(-steps // round_steps))
     return digest(joined(plan, [shard.storage.weights]))
@@ -52,7 +63,7 @@ def violations(
     coordinator: CoordinatorProcess,
     shards: Sequence[ShardProcess],
     store: MemoryStore,
-    stops: Collection[int],
+    ending: Ending,
     plan: Plan,
 ) -> list[str]:
     """Return what is wrong with a run whose job is over; each line begins with the oracle's name."""
@@ -63,14 +74,15 @@ def violations(
         return ["checkpoint: the job is done without one"]
     target = core.job.leases.target
     # A stop that was told may only move up, to what some shard has applied already.
-    forgotten = [s for s in stops if not s <= target or not core.job.early_stop]
+    forgotten = [s for s in ending.stops if not s <= target or not core.job.early_stop]
     found = [f"stop: workers were told of a stop at step {s}, and it was at {target}" for s in forgotten]
     reported = coordinator.metrics["weights"] if coordinator.metrics is not None else None
     if setting.evaluate_every_epochs and reported != fingerprint(final):
         found.append("report: its metrics are not those of the final weights")
     skipped = _skipped(store)
     found += _skips(setting, coordinator, skipped)
-    found += _audits(setting, job_, final, range(target), plan, skipped)
+    found += _rates(setting, coordinator, ending, target)
+    found += _audits(setting, job_, final, range(target), plan, skipped, core.job.following.rate_of)
     found += _checkpoints(store, target)
     for process in shards:
         shard = process.shard
@@ -91,7 +103,8 @@ def violations(
     found += _pace(setting, coordinator, shards)
     if setting.oracle == "digest":
         everywhere = tuple(step for step in range(target) if step in skipped[0])
-        expected = faultless_digest("digest", setting.policy, target, everywhere)
+        rates = tuple((rate.first_step, rate.learning_rate) for rate in core.job.following.rates)
+        expected = faultless_digest("digest", setting.policy, target, everywhere, rates)
         if digest(final) != expected:
             found.append(f"digest: {digest(final)[:12]} is not the faultless {expected[:12]}")
     return found
@@ -113,6 +126,20 @@ def _pace(setting: Setting, coordinator: CoordinatorProcess, shards: Sequence[Sh
     return found
 
 
+def _rates(setting: Setting, coordinator: CoordinatorProcess, ending: Ending, target: int) -> list[str]:
+    """Check that what callbacks were told of learning rates holds; in rounds, from the milestone on (P37)."""
+    rates = coordinator.core.job.following.rates
+    found = [f"rate: {rate} was told, and does not hold" for rate in sorted(ending.told_rates - set(rates))]
+    if setting.policy.kind == "sync":
+        due = [Rate(after, rate, after) for after, rate in sorted(ending.decided.items()) if after < target]
+        found += (
+            [f"rate: {rates}, and callbacks decided {due}"]
+            if [r for r in rates if r.first_step < target] != due
+            else []
+        )
+    return found
+
+
 def _skipped(store: MemoryStore) -> list[IntervalSet]:
     """Return which steps each shard says were skipped, in its part of the last drained checkpoint."""
     catalogue = Catalogue(store)
@@ -128,13 +155,14 @@ def _audits(
     steps: Sequence[int],
     plan: Plan,
     skipped: Sequence[IntervalSet],
+    rate_of: Callable[[int], float],
 ) -> list[str]:
     """Check each shard's part of the final weights for the steps that it has not skipped."""
     never = setting.bad_step if setting.bad_step_fails == 1.0 else None  # P6: no attempt at it reaches any shard
     found = []
     for shard, partitions in enumerate(plan.shards):
         due = [step for step in steps if step not in skipped[shard] and step != never]
-        found += [f"{setting.oracle}: {text}" for text in job_.audit(final, due, partitions)]
+        found += [f"{setting.oracle}: {text}" for text in job_.audit(final, due, partitions, rate_of)]
     return found
 
 

@@ -19,7 +19,7 @@ from sim_settings import Setting
 from sim_shard import ShardProcess
 from sim_store import SimulatedStore
 from sim_supervisor import SILENCE_S, Starts, Supervisor
-from sim_visitors import Claimer, Operator, Stray
+from sim_visitors import Claimer, Follower, Operator, Stray
 from sim_worker import Habits, WorkerProcess
 from sim_world import CALM, Process, Stillborn, Stuck, World
 
@@ -95,6 +95,9 @@ class _Run:
         Supervisor(world, starts, setting.shards, setting.workers, tells=setting.supervised, ending=self._ending)
         operator = Operator(world, self._network, setting.drained_checkpoints)
         operator.spawn(operator.work)
+        if setting.decides:
+            follower = Follower(world, self._network, self._ending)
+            follower.spawn(follower.work)
         if setting.faults.stray_claim:
             claimer = Claimer(world, self._store.sound, setting.shards)
             claimer.spawn(claimer.work)
@@ -111,8 +114,8 @@ class _Run:
             weights = "" if coordinator.final is None else digest(coordinator.final)
             world.faults = CALM
             world.work_on(lambda: not self._network.under_way)  # what dead workers have sent must not matter
-            store, stops = self._store.sound, self._ending.stops
-            found += violations(setting, self._job, coordinator, self._shards, store, stops, self._plan)
+            store = self._store.sound
+            found += violations(setting, self._job, coordinator, self._shards, store, self._ending, self._plan)
         world.note(weights)
         cores = [coordinator.core for coordinator in self._coordinators]
         world.fired["speculative lease"] += sum(core.job.leases.speculative_leases for core in cores)
@@ -208,6 +211,8 @@ class _Run:
             target_accuracy=0.5,
             same_arithmetic=setting.policy.kind == "sync",
             incarnation=incarnation,
+            steps_per_epoch=steps // EPOCHS if setting.decides else 0,
+            callbacks_decide=setting.decides,
         )
         book: RoundBook = NoRounds()
         if setting.policy.kind == "sync":

@@ -23,6 +23,9 @@ JOBS: tuple[tuple[str, str], ...] = (
 )
 """Oracles and policies that the tests and `__main__` run."""
 
+FOLLOWED = (("ledger", "async"), ("digest", "sync:4"))
+"""Of these, the jobs that callbacks follow in some seeds."""
+
 OUT_OF_ORDER = ("crash", "pause", "leave", "hang", "poison", "replaced", "log_damaged")
 """Faults that change in which order an `async` job applies its steps."""
 
@@ -50,6 +53,7 @@ class Setting:
     checkpoints_kept: int = 2
     durability: Literal["checkpoint", "log"] = "checkpoint"
     drained_checkpoints: int = 0  # that an operator asks for
+    decides: bool = False  # callbacks change the learning rate at milestones (P37)
     strays: bool = False  # processes of another run are about
     same_address: bool = False  # a shard that is started again listens where it did
     supervised: bool = True  # the coordinator is told of exits
@@ -110,6 +114,7 @@ def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = Tr
         checkpoints_kept=rng.choice((1, 2, 3)),
         durability=rng.choice(("checkpoint", "checkpoint", "log")),
         drained_checkpoints=rng.choice((0, 0, 1, 3)),
+        decides=(oracle, policy) in FOLLOWED and late.random() < 0.4,
         strays=rng.random() < 0.2,
         same_address=rng.random() < 0.5,
         supervised=rng.random() < 0.5,

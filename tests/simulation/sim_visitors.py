@@ -1,11 +1,15 @@
-"""Visitors: an operator that asks for drained checkpoints, strays of another run (P2), and strays of this run (P23)."""
+"""Visitors: an operator that asks for drained checkpoints, callbacks that decide learning rates (P37), and strays.
+
+Strays are of another run (P2), or of this one (P23).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from sim_jobs import Job
+from sim_coordinator import Ending
+from sim_jobs import Job, learning_rate_after
 from sim_network import Network
 from sim_parts import COORDINATOR, DIGEST, RUN_ID, PushMessage
 from sim_shard import ShardProcess
@@ -19,9 +23,11 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Push, Slice, Target
 from parashard.store.base import Store
 from parashard.store.claims import claim_incarnation
+from parashard_coordinator.core.following import Rate
 
 DEADLINE_S = 0.3
 OPERATOR_PAUSE_S = (0.2, 3.0)
+FOLLOW_PAUSE_S = (0.02, 0.3)
 STRAY_PAUSE_S = (0.05, 0.5)
 
 
@@ -51,6 +57,38 @@ class Operator(Process):
                 await self.world.sleep(0.05)
             if reply.checkpoint:
                 self.stored.append(reply.checkpoint)
+
+
+class Follower(Process):
+    """Callbacks of the job: each milestone sets the learning rate, and is repeated until the next one is told (P38)."""
+
+    def __init__(self, world: World, network: Network, ending: Ending) -> None:
+        super().__init__(world, "follower")
+        self._network = network
+        self._ending = ending
+
+    async def work(self) -> None:
+        """Follow the job to its end."""
+        ending, handled = self._ending, 0
+        while ending.by is None:
+            request = pb.FollowRequest(
+                run_id=RUN_ID, handled=handled, learning_rate=ending.decided.get(handled, 0.0), wants_steps=True
+            )
+            try:
+                reply: pb.FollowReply = await self._network.call(self, COORDINATOR, request, DEADLINE_S)
+            except RetryLater:
+                await self.world.sleep(self.world.rng.uniform(*FOLLOW_PAUSE_S))
+                continue
+            if reply.HasField("learning_rate"):
+                now = reply.learning_rate
+                rate = Rate(now.first_step, now.learning_rate, now.after_steps)
+                self.world.fired["learning rate changed"] += rate not in ending.told_rates
+                ending.told_rates.add(rate)
+            if reply.HasField("milestone"):
+                handled = reply.milestone.after_steps
+                ending.decided[handled] = learning_rate_after(handled)
+            else:
+                await self.world.sleep(self.world.rng.uniform(*FOLLOW_PAUSE_S))
 
 
 class Claimer(Process):

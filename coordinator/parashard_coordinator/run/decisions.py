@@ -45,10 +45,11 @@ class DecisionStore:
         self._run_store = run_store
         self._saving = SideEffect("the coordinator's records", on_trouble, STEADY_S)
         self._saved: Saved | None = None
-        self._stored_skips, self._stored_rates, self._stored_fingerprint = core.run_exclusive(
+        self._stored_skips, self._stored_rates, self._stored_leased_to, self._stored_fingerprint = core.run_exclusive(
             lambda core, _: (
                 frozenset(core.job.leases.skips),
                 len(core.job.following.rates),
+                core.job.following.leased_to,
                 core.job.workers.fingerprint,
             )
         )
@@ -83,7 +84,7 @@ class DecisionStore:
         if not self._saving.attempt(lambda: self._run_store.save(saved)):
             return False
         self._saved, self._stored_skips, self._stored_fingerprint = saved, frozenset(saved.skips), saved.fingerprint
-        self._stored_rates = len(saved.learning_rates)
+        self._stored_rates, self._stored_leased_to = len(saved.learning_rates), saved.leased_to
         return True
 
     def check_claim(self) -> None:
@@ -96,8 +97,8 @@ class DecisionStore:
 
         A failing store does not block work: a result, a stop or a scaling, which a later coordinator can derive again,
         is stored later. A step must not be skipped by one coordinator and computed by another, nor have two learning
-        rates: for such a decision a store that fails for long ends this process, as a later coordinator does, before
-        the decision is visible.
+        rates, nor be leased where a later coordinator would change its rate: for such a decision a store that fails
+        for long ends this process, as a later coordinator does, before the decision is visible.
 
         Raises
         ------
@@ -107,7 +108,7 @@ class DecisionStore:
         deadline_s = time.monotonic() + SKIP_RETRY_S_MAX
         try:
             while not self._save(core.job.saved()):
-                if core.job.leases.skips <= self._stored_skips and len(core.job.following.rates) <= self._stored_rates:
+                if self._harms_nothing_if_forgotten(core):
                     break
                 if time.monotonic() > deadline_s:
                     _give_up("decision-not-stored", self.error, ExitCode.RETRY)
@@ -119,6 +120,15 @@ class DecisionStore:
         if core.job.options.same_arithmetic and core.job.workers.fingerprint != self._stored_fingerprint:
             core.job.workers.fingerprint = self._stored_fingerprint
             raise NotReady(f"the coordinator's store does not work: {self.error}")
+
+    def _harms_nothing_if_forgotten(self, core: Core) -> bool:
+        """Tell whether skips, learning rates and how far may be leased are stored (P7, P37)."""
+        following = core.job.following
+        return (
+            core.job.leases.skips <= self._stored_skips
+            and len(following.rates) <= self._stored_rates
+            and following.leased_to <= self._stored_leased_to
+        )
 
 
 def _give_up(event: str, error: str, code: ExitCode) -> NoReturn:

@@ -8,8 +8,9 @@ import pytest
 
 from parashard.errors import NotReady
 from parashard.store.claims import claim_incarnation
-from parashard_coordinator.core.calls import LeaseCall
+from parashard_coordinator.core.calls import FollowCall, LeaseCall
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.following import LEASED_AHEAD
 from parashard_coordinator.run import decisions as module
 from parashard_coordinator.run.decisions import DecisionStore
 from parashard_coordinator.run.exclusive import ExclusiveCore
@@ -70,6 +71,18 @@ def test_a_step_is_not_skipped_before_that_is_stored(  # P7, P24
     answer = job.call(caller, failed=[(0, "NaN")], want=1)
     assert [(grant.step, grant.skip) for grant in answer.granted] == [(0, True)]
     assert (fault.fired, '"skips":[0]' in job.stored().replace(" ", "")) == (3, True), "the answer waited for it"
+
+
+def test_no_step_is_leased_in_async_before_it_is_stored_how_far_that_may_go(  # P37
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SKIP_PAUSE_S", 0.0)
+    job = Job(steps_total=4, steps_per_epoch=2, callbacks_decide=True)
+    caller = Caller(job.core)
+    job.exclusive.run_exclusive(lambda core, _: core.follow(FollowCall(handled=0)))
+    fault = job.store.fail("replace", "coordinator/", times=3)
+    assert [grant.step for grant in job.call(caller, want=1).granted] == [0]
+    assert (fault.fired, f'"leased_to":{LEASED_AHEAD}' in job.stored().replace(" ", "")) == (3, True)
 
 
 def test_a_skip_that_cannot_be_stored_ends_the_process_before_it_takes_effect(

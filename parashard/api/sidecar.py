@@ -1,0 +1,293 @@
+"""SidecarEvaluator: judges the newest weights that `ModelCheckpoint` keeps in a folder, beside the training.
+
+Owns which file is judged when, and where the figures go. Knows no run and no coordinator: files alone say how far the
+training is, on whatever machine it goes on. Called by a user's script, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parashard.api.examples import indexed, of_the_data
+from parashard.api.trainer import EXAMPLES_AT_ONCE
+from parashard.callbacks.files import SUFFIX
+from parashard.callbacks.tensorboard import TensorBoard
+from parashard.data.base import Batch
+from parashard.data.tree import rows_of
+from parashard.display.live import console_for
+from parashard.errors import BadData, ConfigurationError
+from parashard.job.declaration import parts_of
+from parashard.models.base import FrameworkModel, Model
+from parashard.plan.variables import Float32s, as_imported
+from parashard.store.arrays import from_bytes
+from parashard.telemetry.http import HttpPort
+from parashard.telemetry.metrics import Metrics
+
+TIMEOUT_S = 3600.0
+POLL_S = 1.0
+COLUMNS = ("time", "file")
+"""Of the CSV file, before the figures."""
+
+
+class Kept(NamedTuple):
+    """A file of weights as it was read: a file that is replaced is another one."""
+
+    modified_ns: int
+    name: str
+    inode: int
+
+
+class SidecarEvaluator:
+    """Evaluates the newest file of weights in a folder, again whenever there is a newer one.
+
+    Files that became old while another one was evaluated are left out. A file is read whole or not at all:
+    `ModelCheckpoint` replaces files atomically.
+
+    Parameters
+    ----------
+    model : Model
+        The model that is trained, as `Trainer` takes it.
+    data
+        The examples to judge by, as `Trainer.evaluate` takes them.
+    checkpoint_dir : str or Path
+        The folder of `ModelCheckpoint`'s files; it may appear later.
+    targets : str or sequence of str, optional
+        As in `Trainer.evaluate`.
+    batch_size : int
+        Examples that are judged at once.
+    max_evaluations : int, optional
+        End after so many evaluations.
+    timeout_s : float
+        End after so many seconds without a new file.
+    poll_s : float
+        Seconds between two looks at the folder.
+    csv_path : str or Path, optional
+        Gets a line of figures for every evaluation; a file that there is already is continued.
+    log_dir : str or Path, optional
+        Gets the figures for TensorBoard (extra `tensorboard`), with the number of the evaluation as their step.
+    metrics_address : str, optional
+        "HOST:PORT" to show the newest figures at as Prometheus metrics; port 0 picks a free one.
+
+    Raises
+    ------
+    ConfigurationError
+        If a number is out of bounds, an address is none, examples have weights that the model cannot use, or
+        TensorBoard is asked for and is not installed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        data: Any,
+        checkpoint_dir: str | Path,
+        *,
+        targets: str | Sequence[str] | None = None,
+        batch_size: int = EXAMPLES_AT_ONCE,
+        max_evaluations: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+        poll_s: float = POLL_S,
+        csv_path: str | Path | None = None,
+        log_dir: str | Path | None = None,
+        metrics_address: str | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("max_evaluations", max_evaluations, 1),
+            ("timeout_s", timeout_s, 0),
+            ("poll_s", poll_s, 0.01),
+        ):
+            if value is not None and not value >= least:
+                raise ConfigurationError(f"SidecarEvaluator: {name} must be at least {least}, found {value!r}")
+        self._model = model
+        with of_the_data():
+            self._examples = indexed(data, "data", targets=targets)
+        if not len(self._examples):
+            raise BadData("data has no examples")
+        if any(field.name == "weights" for field in self._examples.fields()) and not getattr(model, "weighted", False):
+            raise ConfigurationError("SidecarEvaluator: the examples have weights, and the model's loss takes none")
+        self._folder = Path(checkpoint_dir)
+        self._batch_size = batch_size
+        self._max_evaluations = max_evaluations
+        self._timeout_s = timeout_s
+        self._poll_s = poll_s
+        self._csv_path = None if csv_path is None else Path(csv_path)
+        self._board = None if log_dir is None else TensorBoard(log_dir)
+        self._address = None if metrics_address is None else _host_and_port(metrics_address)
+        self._shapes = self._declared()
+        self._judged: Kept | None = None
+        self.evaluations = 0
+        """How many there were."""
+        self.metrics: dict[str, float] = {}
+        """The figures of the newest file that was evaluated."""
+        self.file = ""
+        """Its name."""
+        self.evaluated_s = 0.0
+        """When that was, in Unix time."""
+        self.address = ""
+        """Where the metrics are, while `start` runs."""
+
+    def start(self) -> dict[str, float]:
+        """Evaluate until `max_evaluations`, `timeout_s` without a new file, or Ctrl-C; return the newest figures.
+
+        Raises
+        ------
+        BadData
+            If a file is none of this model's weights; what was written stays.
+        ConfigurationError
+            If the CSV file that there is has other columns.
+        Unavailable
+            If the address of the metrics cannot be listened on.
+        """
+        with ExitStack() as open_:
+            if self._address is not None:
+                self._serve(open_, *self._address)
+            if self._board is not None:
+                open_.callback(self._board.on_train_end, {})
+            with suppress(KeyboardInterrupt):
+                self._follow()
+        return dict(self.metrics)
+
+    def _follow(self) -> None:
+        until_s = time.monotonic() + self._timeout_s
+        while True:
+            kept = self._newest()
+            if kept is not None and self._evaluate(self._folder / kept.name):
+                until_s = time.monotonic() + self._timeout_s
+                if self.evaluations == self._max_evaluations:
+                    return
+            elif time.monotonic() >= until_s:
+                return
+            else:
+                time.sleep(min(self._poll_s, max(0.0, until_s - time.monotonic())))
+
+    def _newest(self) -> Kept | None:
+        """Return the newest file, if it is no older than the last that was evaluated, and another one."""
+        found: list[Kept] = []
+        with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if entry.name.endswith(SUFFIX) and entry.is_file():
+                        found.append(_kept(entry.name, entry.stat()))
+        newest = max(found, default=None)
+        judged = self._judged
+        if newest is None or judged is None:
+            return newest
+        return None if newest == judged or newest.modified_ns < judged.modified_ns else newest
+
+    def _evaluate(self, path: Path) -> bool:
+        """Judge a file, and tell; return False if it is gone."""
+        try:
+            with path.open("rb") as file:
+                kept = _kept(path.name, os.fstat(file.fileno()))  # of what is read, though it is replaced meanwhile
+                content = file.read()
+        except FileNotFoundError:
+            return False
+        values = self._values(path, content)
+        totals: dict[str, float] = {}
+        at_once = 1 if self._examples.batched else self._batch_size
+        judged = 0
+        for start in range(0, len(self._examples), at_once):
+            indices = np.arange(start, min(len(self._examples), start + at_once))
+            batch = Batch(-1, -1, indices, *self._examples.take(indices, 0))
+            rows = rows_of(batch.inputs)
+            judged += rows
+            for name, value in self._model.evaluate(values, batch, np).items():
+                totals[name] = totals.get(name, 0.0) + float(value) * rows
+        self._judged = kept
+        self.metrics = {name: total / judged for name, total in totals.items()}
+        self.file, self.evaluated_s = path.name, time.time()
+        self.evaluations += 1
+        self._tell()
+        return True
+
+    def _values(self, path: Path, content: bytes) -> Mapping[str, Float32s]:
+        """Return the variables in a file's content.
+
+        Raises
+        ------
+        BadData
+            If they are not this model's.
+        """
+        try:
+            values = as_imported(from_bytes(content))
+        except ValueError as error:
+            raise BadData(f"{path}: cannot be read as safetensors: {error}") from None
+        found = {name: array.shape for name, array in values.items()}
+        for name in sorted(found.keys() | self._shapes.keys()):
+            if found.get(name) != self._shapes.get(name):
+                raise BadData(
+                    f"{path} has no weights of this model: variable {name!r} is {_shape(found.get(name))} there and "
+                    f"{_shape(self._shapes.get(name))} in the model"
+                )
+        return values
+
+    def _declared(self) -> dict[str, tuple[int, ...]]:
+        if isinstance(self._model, FrameworkModel):
+            self._model.seed(0)
+        declared = self._model.initial_variables().items()
+        return {name: tuple(parts_of(name, value)[0].shape) for name, value in declared}
+
+    # --- where figures go ---
+
+    def _tell(self) -> None:
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        console_for(sys.stdout).print(f"{self.file}: {figures}", soft_wrap=True, markup=False, highlight=False)
+        if self._csv_path is not None:
+            self._add_line(self._csv_path)
+        if self._board is not None:
+            self._board.on_epoch_end(self.evaluations, {f"val_{name}": value for name, value in self.metrics.items()})
+
+    def _add_line(self, path: Path) -> None:
+        columns = [*COLUMNS, *sorted(self.metrics)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+", newline="") as file:
+            file.seek(0)
+            there = next(csv.reader(file), None)
+            if there not in (None, columns):
+                raise ConfigurationError(
+                    f"{path} has the columns {', '.join(there or [])}, and the evaluation {', '.join(columns)}: give "
+                    "csv_path another name, or remove the file"
+                )
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            if there is None:
+                writer.writeheader()
+            when = datetime.fromtimestamp(self.evaluated_s, UTC).isoformat(timespec="seconds")
+            writer.writerow({"time": when, "file": self.file, **self.metrics})
+
+    def _serve(self, open_: ExitStack, host: str, port: int) -> None:
+        def collector() -> Any:
+            from parashard.telemetry.evaluations import Evaluations
+
+            return Evaluations(lambda: (self.evaluations, self.evaluated_s, dict(self.metrics)))
+
+        shown = Metrics("evaluator")
+        shown.add(collector)
+        http = HttpPort(host, port, shown, lambda: "" if self.evaluations else "no file was evaluated yet")
+        self.address = http.address
+        http.start()
+        open_.callback(http.stop)
+
+
+def _kept(name: str, about: os.stat_result) -> Kept:
+    return Kept(about.st_mtime_ns, name, about.st_ino)
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else f"of shape {shape}"
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"SidecarEvaluator: metrics_address must be HOST:PORT, found {address!r}")
+    return host.strip("[]"), int(port)
