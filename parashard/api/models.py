@@ -136,17 +136,7 @@ class PresentModel:
         """Return the metrics of the present weights, means over all examples."""
         if any(field.name == "weights" for field in data.fields()):
             self._check_weighted()
-        totals: dict[str, float] = {}
-        judged = 0
-        for indices, examples in _in_order(data, batch_size):
-            rows = rows_of(examples[0])
-            judged += rows
-            batch = Batch(-1, -1, indices, *examples)
-            for name, value in self.given.evaluate(self.weights(), batch, np).items():
-                totals[name] = totals.get(name, 0.0) + float(value) * rows
-        if not judged:
-            raise BadData("data has no examples")
-        return {name: total / judged for name, total in totals.items()}
+        return means_over(data, batch_size, self.given, self.weights())
 
     def predict(self, inputs: Indexed, batch_size: int) -> Tree:
         """Return the outputs of the present weights, in the order of the inputs."""
@@ -185,6 +175,26 @@ class _Begun:
 
     def initial_variables(self) -> Mapping[str, Initial]:
         return {name: (variable, self._values[name]) for name, variable in self._variables.items()}
+
+
+def means_over(data: Indexed, batch_size: int, model: Model, values: Mapping[str, Float32s]) -> dict[str, float]:
+    """Return the means of a model's metrics over all examples, so many at once.
+
+    Raises
+    ------
+    BadData
+        If there are none.
+    """
+    totals: dict[str, float] = {}
+    judged = 0
+    for indices, examples in _in_order(data, batch_size):
+        rows = rows_of(examples[0])
+        judged += rows
+        for name, value in model.evaluate(values, Batch(-1, -1, indices, *examples), np).items():
+            totals[name] = totals.get(name, 0.0) + float(value) * rows
+    if not judged:
+        raise BadData("data has no examples")
+    return {name: total / judged for name, total in totals.items()}
 
 
 def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Examples]]:

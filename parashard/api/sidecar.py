@@ -16,14 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from parashard.api.examples import indexed, of_the_data
+from parashard.api.models import means_over
 from parashard.api.trainer import EXAMPLES_AT_ONCE
 from parashard.callbacks.files import SUFFIX
 from parashard.callbacks.tensorboard import TensorBoard
-from parashard.data.base import Batch
-from parashard.data.tree import rows_of
 from parashard.display.live import console_for
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.declaration import parts_of
@@ -193,18 +190,7 @@ class SidecarEvaluator:
         except FileNotFoundError:
             return False
         values = self._values(path, content)
-        totals: dict[str, float] = {}
-        at_once = 1 if self._examples.batched else self._batch_size
-        judged = 0
-        for start in range(0, len(self._examples), at_once):
-            indices = np.arange(start, min(len(self._examples), start + at_once))
-            batch = Batch(-1, -1, indices, *self._examples.take(indices, 0))
-            rows = rows_of(batch.inputs)
-            judged += rows
-            for name, value in self._model.evaluate(values, batch, np).items():
-                totals[name] = totals.get(name, 0.0) + float(value) * rows
-        self._judged = kept
-        self.metrics = {name: total / judged for name, total in totals.items()}
+        self._judged, self.metrics = kept, means_over(self._examples, self._batch_size, self._model, values)
         self.file, self.evaluated_s = path.name, time.time()
         self.evaluations += 1
         self._tell()
