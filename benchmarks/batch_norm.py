@@ -53,7 +53,7 @@ def images(folder: Path, prefix: str) -> tuple[Any, Any]:
 def accuracy(net: torch.nn.Module, data: tuple[Any, Any]) -> float:
     """Return the fraction of examples that a net judges rightly."""
     with torch.no_grad():
-        return float((net.eval()(data[0]).argmax(1) == data[1]).float().mean())
+        return round(float((net.eval()(data[0]).argmax(1) == data[1]).float().mean()), 4)
 
 
 def recomputed(net: torch.nn.Module, inputs: Any) -> torch.nn.Module:
@@ -72,7 +72,7 @@ def recomputed(net: torch.nn.Module, inputs: Any) -> torch.nn.Module:
 def trained(workers: int, consistency: str, data: tuple[Any, Any], epochs: int, seed: int) -> tuple[Any, Any]:
     """Return the net and the run's report."""
     strategy = ps.ParameterServerStrategy(shards=1, workers=workers, consistency=consistency)
-    depth = 6 if consistency == "async" else 0
+    depth = 4 if consistency == "async" else 0
     settings = {"cluster.pipeline_depth": depth, "cluster.worker_threads": 1}
     model = ps.torch.Model(Net, functional.cross_entropy, state={"calls": "counter"})
     trainer = ps.Trainer(model, ps.Adam(1e-3), strategy, seed=seed, settings=settings)
@@ -84,7 +84,7 @@ def main() -> None:
     """Train both ways for each seed, compare, and print or write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -100,7 +100,7 @@ def main() -> None:
                 "accuracy": accuracy(net, held_out),
                 "recomputed": accuracy(recomputed(net, training[0]), held_out),
                 "one_process": accuracy(alone, held_out),
-                "least_variance": min(float(variance.min()) for variance in variances),
+                "least_variance": round(min(float(variance.min()) for variance in variances), 4),
                 "calls": int(net.calls),
                 "steps": report["steps_total"],
                 "staleness": report["staleness"],
