@@ -8,6 +8,7 @@ import pytest
 
 from parashard.errors import NotReady
 from parashard.store.claims import claim_incarnation
+from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall, LeaseCall
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.following import LEASED_AHEAD
@@ -79,7 +80,7 @@ def test_no_step_is_leased_in_async_before_it_is_stored_how_far_that_may_go(  # 
     monkeypatch.setattr(module, "SKIP_PAUSE_S", 0.0)
     job = Job(steps_total=4, steps_per_epoch=2, callbacks_decide=True)
     caller = Caller(job.core)
-    job.exclusive.run_exclusive(lambda core, _: core.follow(FollowCall(handled=0)))
+    job.exclusive.run_exclusive(lambda core, _: follow(core.job, FollowCall(handled=0)))
     fault = job.store.fail("replace", "coordinator/", times=3)
     assert [grant.step for grant in job.call(caller, want=1).granted] == [0]
     assert (fault.fired, f'"leased_to":{LEASED_AHEAD}' in job.stored().replace(" ", "")) == (3, True)
