@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 
 os.environ.update(OMP_NUM_THREADS="1", NPROC="1", JAX_PLATFORMS="cpu")  # before a framework is imported
-os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 import argparse
 import statistics
@@ -188,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/frameworks_one_device.md")
     write_it = parser.parse_args().write
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before XLA makes its threads
     rows, figures = [], {}
     home = Path.cwd()
     for name, make in (("PyTorch", pytorch), ("JAX", jax)):
