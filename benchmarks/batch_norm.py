@@ -72,7 +72,7 @@ def recomputed(net: torch.nn.Module, inputs: Any) -> torch.nn.Module:
 def trained(workers: int, consistency: str, data: tuple[Any, Any], epochs: int, seed: int) -> tuple[Any, Any]:
     """Return the net and the run's report."""
     strategy = ps.ParameterServerStrategy(shards=1, workers=workers, consistency=consistency)
-    depth = 7 if consistency == "async" else 0
+    depth = 4 if consistency == "async" else 0
     settings = {"cluster.pipeline_depth": depth, "cluster.worker_threads": 1}
     model = ps.torch.Model(Net, functional.cross_entropy, state={"calls": "counter"})
     trainer = ps.Trainer(model, ps.Adam(1e-3), strategy, seed=seed, settings=settings)
@@ -107,8 +107,11 @@ def main() -> None:
             }
         )
     if not ps.is_worker():
-        shown = [[str(row[key]) if key != "staleness" else str(row[key]["p50"]) for key in rows[0]] for row in rows]
-        text = table([*list(rows[0])[:-1], "median staleness"], shown)
+        shown = [
+            [str(row[key]) if key != "staleness" else "{p50}, {p95}, {max}".format(**row[key]) for key in rows[0]]
+            for row in rows
+        ]
+        text = table([*list(rows[0])[:-1], "staleness: median, 95 %, most"], shown)
         print(text)
         print(json.dumps(rows))
         if options.write:
