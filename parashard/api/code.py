@@ -1,4 +1,4 @@
-"""Code of a run: the digest of that which it was begun with, and of that which a user accepted on the way.
+"""Code of a run: the digest of the code at its beginning, and of the code that a user accepted later.
 
 A run is identified by the first, whatever computes later. The second lies beside it, in `code.json`: a run's workers
 compare theirs with it. Knows no script and no model. Called by the trainer, and by a worker's check of its call.
@@ -21,7 +21,7 @@ CODE_KEY = "accepted_code_sha256"
 
 
 class Code(NamedTuple):
-    """SHA-256 (hex) of the code that a run was begun with, and of that which computes now."""
+    """SHA-256 (hex) of the code at a run's beginning, and of the code that computes now."""
 
     begun: str
     present: str

@@ -1,4 +1,4 @@
-"""Follower: whoever follows a run in progress, for callbacks; and the error with which one ends the run.
+"""Follower: what follows a run in progress, for callbacks; and the error with which a callback ends the run.
 
 Knows no callback. `parashard.launch.running` calls it; `parashard.api.following` implements it.
 """

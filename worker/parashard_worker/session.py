@@ -72,7 +72,7 @@ class Step:
     Parameters
     ----------
     number : int
-        Its identity: whoever computes it, it is in once.
+        Its identity: it is in once, whatever computes it.
     epoch : int
     indices : ndarray of int64
         Its examples, by their places in the training split.
@@ -231,7 +231,7 @@ class Session:
         loss: float | None = None,
         examples: int | None = None,
     ) -> bool:
-        """Push the present step, to all shards; it is in once, whoever else has computed it.
+        """Push the present step, to all shards; it is in once, whatever else has computed it.
 
         Parameters
         ----------

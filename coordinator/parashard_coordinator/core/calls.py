@@ -48,7 +48,7 @@ class Options(NamedTuple):
     retry_pause_s: float = RETRY_PAUSE_S
     steps_per_epoch: int = 0  # 0: nobody follows the job for callbacks
     callbacks_decide: bool = False
-    stores_evaluated: bool = False  # whoever evaluates weights stores them before the result is reported
+    stores_evaluated: bool = False  # evaluated weights are stored before the result is reported
     examples_of: Callable[[int], str] = lambda step: ""  # a step's examples, for people
     against_divergence: str = "lower optimizer.learning_rate or set optimizer.clip_norm"
 
