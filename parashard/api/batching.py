@@ -94,6 +94,7 @@ def epochs_of_a_job(epochs: int, initial_epoch: int) -> dict[str, int]:
     """Return the keys of a job that trains the epochs from `initial_epoch` up to `epochs`; ConfigurationError: none."""
     if isinstance(initial_epoch, bool) or not hasattr(initial_epoch, "__index__") or initial_epoch < 0:
         raise ConfigurationError(f"initial_epoch must be a whole number of at least 0, found {initial_epoch!r}")
+    checked_size("epochs", epochs)
     if not initial_epoch:
         return {"epochs": epochs}
     if epochs <= initial_epoch:

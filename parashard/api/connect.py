@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parashard.errors import ConfigurationError
 from parashard.launch.run_folders import place_of
 
 if TYPE_CHECKING:
@@ -40,9 +41,18 @@ def connect(
         What is elsewhere on this machine, such as {"data.path": "/mnt/mnist"}.
     tls_dir : path, optional
         Credentials, of a cluster that asks for them.
+
+    Raises
+    ------
+    ConfigurationError
+        If `run` is none of these.
     """
     from parashard_worker.session import Session
 
+    if not isinstance(run, str | os.PathLike) or not os.fspath(run):
+        raise ConfigurationError(
+            f"ps.connect takes a run directory, a name under runs/ or the coordinator's host:port, found {run!r}"
+        )
     return Session(
         place_of(os.fspath(run)),
         name=name,

@@ -7,6 +7,7 @@ Owns what a trainer asks of a model, and the weights between its calls. Knows no
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -18,7 +19,7 @@ from parashard.api.optimizers import Mapped, variable_settings
 from parashard.callbacks.base import Training
 from parashard.data.base import Batch, DataSource, Examples, Indices, examples_of
 from parashard.data.tree import Tree, rows_of
-from parashard.errors import BadData, ConfigurationError
+from parashard.errors import BadData, ConfigurationError, ParashardError
 from parashard.job.declaration import parts_of
 from parashard.models.base import Checked, FrameworkModel, Initial, Model, Seeded
 from parashard.models.blame import named_with_line
@@ -136,12 +137,15 @@ class PresentModel:
         """Return the metrics of the present weights, means over all examples."""
         if any(field.name == "weights" for field in data.fields()):
             self._check_weighted()
-        return means_over(data, batch_size, self.given, self.weights())
+        values = self.weights()
+        with _computing("evaluate", data):
+            return means_over(data, batch_size, self.given, values)
 
     def predict(self, inputs: Indexed, batch_size: int) -> Tree:
         """Return the outputs of the present weights, in the order of the inputs."""
         model, values = self._framework("predict"), self.weights()
-        parts = [model.predict(values, some[0]) for _, some in _in_order(inputs, batch_size)]
+        with _computing("predict", inputs):
+            parts = [model.predict(values, some[0]) for _, some in _in_order(inputs, batch_size)]
         if not parts:
             raise BadData("inputs has no examples")
         return joined(parts)
@@ -195,6 +199,21 @@ def means_over(data: Indexed, batch_size: int, model: Model, values: Mapping[str
     if not judged:
         raise BadData("data has no examples")
     return {name: total / judged for name, total in totals.items()}
+
+
+@contextmanager
+def _computing(what: str, data: Indexed) -> Iterator[None]:
+    """Turn what a model raises into one sentence, with the examples that it was given: their shapes are often why."""
+    try:
+        yield
+    except ParashardError:
+        raise
+    except Exception as error:
+        given = ", ".join(map(str, data.fields()))
+        raise ConfigurationError(
+            f"{what}: the model cannot compute these {'batches' if data.batched else 'examples'}, each of which has "
+            f"{given}: {named_with_line(error)}"
+        ) from error
 
 
 def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Examples]]:

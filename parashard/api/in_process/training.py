@@ -323,7 +323,7 @@ class Training:
         self._save_what_is_in()
 
     def _save_what_is_in(self) -> None:
-        """Save the last round that is in, and a report of it; on a full disk the earlier checkpoint stays the newest."""
+        """Save the last round that is in, and a report; on a full disk the earlier checkpoint stays the newest."""
         with suppress(StoreFailed, OSError):
             self._state.save()
             self._save_records()

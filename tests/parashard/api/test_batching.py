@@ -148,3 +148,9 @@ def test_it_begins_and_is_judged_as_the_model() -> None:
     model = Accumulated(Mean(), 4)
     assert model.initial_variables()["w"].tolist() == [1, 1]
     assert model.evaluate({}, None, np) == {"loss": 1.0}
+
+
+@pytest.mark.parametrize("epochs", [0, "3", 1.5, True])
+def test_epochs_are_named_as_in_fit(epochs: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^epochs must be a whole number of at least 1, found"):
+        epochs_of_a_job(epochs, 0)

@@ -197,6 +197,21 @@ def test_what_cannot_be_used_is_named(runs: Runs, arguments: dict[str, Any], say
     assert runs.jobs == []
 
 
+def test_examples_that_the_model_cannot_compute_are_named_with_their_shapes() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        ps.Trainer(Line()).evaluate((np.zeros((6, 5)), Y))
+    assert refused.value.message.startswith(
+        "evaluate: the model cannot compute these examples, each of which has inputs (5) float"
+    )
+    assert "ValueError: matmul" in refused.value.message
+
+
+@pytest.mark.parametrize("run", ["", 5, None])
+def test_what_is_no_run_is_refused_at_once(run: Any) -> None:
+    with pytest.raises(ConfigurationError, match="takes a run directory, a name under runs/ or the coordinator's"):
+        ps.connect(run)
+
+
 def test_no_examples_are_refused(runs: Runs) -> None:
     with pytest.raises(ConfigurationError, match="data has no examples"):
         ps.Trainer(Line()).evaluate((X[:0], Y[:0]))
