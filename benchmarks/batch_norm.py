@@ -72,7 +72,7 @@ def recomputed(net: torch.nn.Module, inputs: Any) -> torch.nn.Module:
 def trained(workers: int, consistency: str, data: tuple[Any, Any], epochs: int, seed: int) -> tuple[Any, Any]:
     """Return the net and the run's report."""
     strategy = ps.ParameterServerStrategy(shards=1, workers=workers, consistency=consistency)
-    depth = 4 if consistency == "async" else 0
+    depth = 8 if consistency == "async" else 0
     settings = {"cluster.pipeline_depth": depth, "cluster.worker_threads": 1}
     model = ps.torch.Model(Net, functional.cross_entropy, state={"calls": "counter"})
     trainer = ps.Trainer(model, ps.Adam(1e-3), strategy, seed=seed, settings=settings)

@@ -96,6 +96,8 @@ class Model:
         self._patterns = dict(state or {})
         self._kinds: dict[str, str] = {}
         self._parameters: Any = None
+        self._leaves: dict[str, Any] = {}  # of the parameters, by path, once they are made
+        self._forms: dict[str, tuple[tuple[int, ...], Any]] = {}  # their shapes and types
         self._scale = 1.0
         self._gradients = jax.jit(jax.value_and_grad(self._told, has_aux=True))
         self._scaled = jax.jit(jax.value_and_grad(self._told_scaled, has_aux=True))
@@ -114,8 +116,8 @@ class Model:
 
     def initial_variables(self) -> Mapping[str, Initial]:
         """Return the leaves with their first values, as float32."""
-        leaves = leaves_of(self._ready())
-        return {name: initial_of(name, array_of(leaf), self._kinds[name]) for name, leaf in leaves.items()}
+        self._ready()
+        return {name: initial_of(name, array_of(leaf), self._kinds[name]) for name, leaf in self._leaves.items()}
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
@@ -145,16 +147,17 @@ class Model:
         """
         arguments = self._batch(batch)
         weights = _weights(batch)
-        jax.eval_shape(self._gradients, *self._parted(leaves_of(self._ready())), *arguments, **weights)
+        own = self._ready()
+        jax.eval_shape(self._gradients, *self._parted(self._leaves), *arguments, **weights)
         try:
-            jax.eval_shape(self._judged, self._ready(), *arguments[:2], **weights)
+            jax.eval_shape(self._judged, own, *arguments[:2], **weights)
         except Exception as error:
             raise WrongModel(
                 f"the loss cannot be computed without a key, which is None in an evaluation, where nothing should be "
                 f"random: {named_with_line(error)}"
             ) from error
         if self._apply is not None:
-            jax.eval_shape(self._apply, self._ready(), arguments[0])
+            jax.eval_shape(self._apply, own, arguments[0])
 
     def summed_over(self, mesh: Any) -> Summed:
         """Return what computes batches of equal size at once, one on each device of a mesh of one axis."""
@@ -264,11 +267,10 @@ class Model:
 
     def _arguments(self, variables: Mapping[str, Array]) -> dict[str, Any]:
         """Return the leaves of pulled arrays for one call of a compiled function, which may borrow their memory."""
+        self._ready()
         return {
-            name: borrowed(value_of(variables[name], self._kinds[name]))
-            .reshape(leaf.shape)
-            .astype(leaf.dtype, copy=False)
-            for name, leaf in leaves_of(self._ready()).items()
+            name: borrowed(value_of(variables[name], self._kinds[name])).reshape(shape).astype(dtype, copy=False)
+            for name, (shape, dtype) in self._forms.items()
         }
 
     def _tree(self, variables: Mapping[str, Array]) -> Any:
@@ -276,16 +278,15 @@ class Model:
         return self._tree_of(self._leaves_of(variables))
 
     def _leaves_of(self, variables: Mapping[str, Array]) -> dict[str, Any]:
+        self._ready()
         return {
-            name: tensor_of(value_of(variables[name], self._kinds[name])).reshape(leaf.shape).astype(leaf.dtype)
-            for name, leaf in leaves_of(self._ready()).items()
+            name: tensor_of(value_of(variables[name], self._kinds[name])).reshape(shape).astype(dtype)
+            for name, (shape, dtype) in self._forms.items()
         }
 
     def _tree_of(self, leaves: Mapping[str, Any]) -> Any:
-        own = self._ready()
-        return jax.tree_util.tree_unflatten(
-            jax.tree_util.tree_structure(own), [leaves[name] for name in leaves_of(own)]
-        )
+        structure = jax.tree_util.tree_structure(self._ready())
+        return jax.tree_util.tree_unflatten(structure, [leaves[name] for name in self._forms])
 
     def _ready(self) -> Any:
         if self._parameters is None:
@@ -304,6 +305,8 @@ class Model:
         self._kinds = kinds_of(leaves, self._patterns)
         half = any(leaf.dtype == np.float16 for name, leaf in leaves.items() if not self._kinds[name])
         self._scale = LOSS_SCALE if half else 1.0
+        self._leaves = leaves
+        self._forms = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
         return made
 
 

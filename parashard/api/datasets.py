@@ -49,6 +49,7 @@ class DatasetExamples:
     """
 
     batched = False
+    reads_ahead = False  # the process's generators are set around an item
 
     def __init__(
         self,
@@ -129,6 +130,7 @@ class BatchExamples:
     """Batches of an object whose items are batches, such as a `PyDataset` of Keras: one index is one step."""
 
     batched = varying = True
+    reads_ahead = False
     batch_size: int | None = 1
 
     def __init__(self, dataset: Any, what: str, *, inputs_only: bool = False) -> None:

@@ -75,6 +75,8 @@ class ScriptSource:
             fields = (*fields, Field("weights", (), "float32"))
         parts = [part for part in (training, held_out) if part is not None]
         self.batch_size = training.examples.batch_size
+        in_memory = isinstance(training.examples, ArrayExamples)  # taken in less time than another thread is told to
+        self.reads_ahead = training.examples.reads_ahead or (in_memory and transform is not None)
         self.weighted = any(field.name == "weights" for part in parts for field in part.examples.fields())
         self.weighted |= class_weight is not None
         self.spec = DataSpec(

@@ -167,7 +167,10 @@ class Batch:
 
 
 class DataSource(Protocol):
-    """A training split and a held-out split, addressed by index."""
+    """A training split and a held-out split, addressed by index.
+
+    One whose training examples may be read in another thread while a model computes says `reads_ahead = True`.
+    """
 
     @property
     def spec(self) -> DataSpec:
@@ -191,3 +194,8 @@ def examples_of(source: DataSource, step: int, indices: Indices) -> Examples:
         return source.examples(indices)
     examples: Examples = of_step(step, indices)
     return examples
+
+
+def reads_ahead(source: DataSource) -> bool:
+    """Tell whether a step's examples may be read while a model computes another's."""
+    return bool(getattr(source, "reads_ahead", False))

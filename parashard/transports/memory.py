@@ -23,6 +23,7 @@ SIZE_SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 FUTURE_WRITE_SEAL = 0x10  # Linux 5.1; the `fcntl` of Python 3.11 has no name for it
 
 Bytes = NDArray[np.uint8]
+KEPT_GIL_BYTES = 16 << 10
 
 
 def can_share() -> bool:
@@ -102,8 +103,12 @@ def check(descriptor: int, size_bytes: int, what: str) -> None:
 def copy(source: Bytes | memoryview, target: Bytes | memoryview) -> None:
     """Copy bytes between buffers of one length, while other threads run.
 
-    NumPy lets the GIL go while it copies, where an assignment between memory views keeps it; the speed is the same.
+    NumPy lets the GIL go while it copies, where an assignment between memory views keeps it; the speed is the same, but
+    getting the GIL back from a thread that computes takes longer than copying a few bytes.
     """
+    if source.nbytes <= KEPT_GIL_BYTES:
+        _view(target)[:] = _view(source)
+        return
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
@@ -121,3 +126,7 @@ def scatter(source: Bytes | memoryview, target: Buffers, begin: int) -> None:
     for view in target.run(begin, begin + source.nbytes):
         copy(source[position : position + view.nbytes], view)
         position += view.nbytes
+
+
+def _view(content: Bytes | memoryview) -> memoryview:
+    return content.data if isinstance(content, np.ndarray) else content

@@ -28,6 +28,8 @@ KEEPALIVE_IDLE_S = 30  # without a word, before the kernel asks whether the peer
 KEEPALIVE_INTERVAL_S = 10
 KEEPALIVE_PROBES = 3
 UNACKNOWLEDGED_S = 60  # bytes sent and not acknowledged: the peer's host is gone
+LIMIT_FACTOR = 0.75  # of the time left: the limit then serves later calls, whose deadlines are about as far away
+SHORT_LIMIT_S = 1.0  # a deadline so near is the limit itself
 IOVECS_MAX = 1024  # pieces that the kernel takes in one call (IOV_MAX)
 DESCRIPTOR_BYTES = array.array("i").itemsize
 
@@ -63,6 +65,7 @@ class PlainIo:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._limits_s: dict[int, float] = {}  # the kernel's time limits, by option, as calls have left them
         connection.setblocking(True)
 
     def handshake(self, deadline_s: float) -> None:
@@ -74,8 +77,8 @@ class PlainIo:
             self._limit(socket.SO_SNDTIMEO, deadline_s)
             try:
                 sent = self._connection.sendmsg(pieces[:IOVECS_MAX], ancillary, socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                raise TimeoutError from None
+            except BlockingIOError:  # the limit, which may be earlier than the deadline
+                continue
             pieces, ancillary = rest_of(pieces, sent), []
 
     def receive(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
@@ -87,19 +90,21 @@ class PlainIo:
                 else:
                     received = self._connection.recvmsg_into(pieces[:IOVECS_MAX], 0, socket.MSG_WAITALL)[0]
             except BlockingIOError:
-                raise TimeoutError from None
+                continue
             if received == 0:
                 raise EOFError
             pieces = rest_of(pieces, received)
 
     def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
-        self._limit(socket.SO_RCVTIMEO, deadline_s)
         space_bytes = socket.CMSG_SPACE((count_max + 1) * DESCRIPTOR_BYTES)
         flags = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
-        try:
-            received, ancillary, _, _ = self._connection.recvmsg_into([piece], space_bytes, flags)
-        except BlockingIOError:
-            raise TimeoutError from None
+        while True:
+            self._limit(socket.SO_RCVTIMEO, deadline_s)
+            try:
+                received, ancillary, _, _ = self._connection.recvmsg_into([piece], space_bytes, flags)
+                break
+            except BlockingIOError:
+                continue
         descriptors = array.array("i")
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -114,7 +119,17 @@ class PlainIo:
         return list(descriptors)
 
     def _limit(self, option: int, deadline_s: float) -> None:
-        self._connection.setsockopt(socket.SOL_SOCKET, option, _timeval(deadline_s))
+        """Have the kernel end the next call by its deadline, which may be earlier: then there is time for another.
+
+        The limit of an earlier call stays where it is at least half of the time that is left.
+        """
+        left_s = _left_s(deadline_s)
+        limit_s = self._limits_s.get(option, 0.0)
+        if limit_s <= left_s and (2 * limit_s >= left_s or math.isinf(limit_s)):
+            return
+        limit_s = left_s if left_s < SHORT_LIMIT_S else LIMIT_FACTOR * left_s
+        self._connection.setsockopt(socket.SOL_SOCKET, option, _timeval(limit_s))
+        self._limits_s[option] = limit_s
 
 
 class TlsIo:
@@ -124,7 +139,7 @@ class TlsIo:
         self._connection = connection
 
     def handshake(self, deadline_s: float) -> None:
-        self._connection.settimeout(_left_s(deadline_s))
+        self._connection.settimeout(_pythons(_left_s(deadline_s)))
         self._connection.do_handshake()
 
     @property
@@ -136,14 +151,14 @@ class TlsIo:
         for piece in pieces:
             position = 0
             while position < piece.nbytes:
-                self._connection.settimeout(_left_s(deadline_s))
+                self._connection.settimeout(_pythons(_left_s(deadline_s)))
                 position += self._connection.send(piece[position:])
 
     def receive(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
         for piece in pieces:
             position = 0
             while position < piece.nbytes:
-                self._connection.settimeout(_left_s(deadline_s))
+                self._connection.settimeout(_pythons(_left_s(deadline_s)))
                 received = self._connection.recv_into(piece[position:])
                 if received == 0:
                     raise EOFError
@@ -224,19 +239,20 @@ def close_descriptors(descriptors: Sequence[int] | array.array[int]) -> None:
         socket.close(descriptor)
 
 
-def _left_s(deadline_s: float) -> float | None:
-    """Return the seconds until a deadline, None for ever."""
-    if math.isinf(deadline_s):
-        return None
+def _left_s(deadline_s: float) -> float:
+    """Return the seconds until a deadline."""
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
         raise TimeoutError
     return left_s
 
 
-def _timeval(deadline_s: float) -> bytes:
-    left_s = _left_s(deadline_s)
-    if left_s is None:
+def _pythons(limit_s: float) -> float | None:
+    return None if math.isinf(limit_s) else limit_s
+
+
+def _timeval(limit_s: float) -> bytes:
+    if math.isinf(limit_s):
         return _FOREVER
-    microseconds = max(1, int(left_s * 1e6))  # none at all would mean for ever
+    microseconds = max(1, int(limit_s * 1e6))  # none at all would mean for ever
     return _TIMEVAL.pack(microseconds // 1_000_000, microseconds % 1_000_000)

@@ -131,6 +131,7 @@ class Job:
         clip_norm: float | None = None,
         retry_budget_s: float = 60.0,
         cancelled: threading.Event | None = None,
+        source: Any = None,
         **of_shard: Any,
     ) -> None:
         plan = plan_of(VARIABLES, shards=2, partitioner=fixed_shards(2))
@@ -142,7 +143,7 @@ class Job:
         self.loop = StepLoop(
             Task(
                 model=self.model,
-                source=Numbered(),
+                source=source or Numbered(),
                 steps=self.steps,
                 plan=plan,
                 device=Cpu(),

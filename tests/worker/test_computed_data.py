@@ -58,7 +58,7 @@ def task() -> Task:
 
 
 def test_a_step_of_a_whole_batch_counts_its_examples(task: Task) -> None:
-    _, examples, gradients = task.gradients(3, {"w": np.zeros(1, np.float32)})
+    _, examples, gradients = task.gradients(task.batch_of(3), {"w": np.zeros(1, np.float32)})
     assert (examples, gradients["w"].tolist()) == (3, [3.0])
 
 
@@ -70,4 +70,4 @@ def test_a_value_that_is_not_finite_is_found_in_a_tree(task: Task) -> None:
     task.source.bad = True  # type: ignore[attr-defined]
     index = task.steps.indices(0)[0]
     with pytest.raises(BadExample, match=f"example 0 of batch {index} of the data has a value that is not finite"):
-        task.gradients(0, {"w": np.zeros(1, np.float32)})
+        task.gradients(task.batch_of(0), {"w": np.zeros(1, np.float32)})

@@ -47,7 +47,7 @@ class Stateful:
 def pushed(clip_norm: float | None = None, **returned: Any) -> dict[str, Any]:
     steps = StepPlan(EXAMPLES, BATCH_SIZE, epochs=1, seed=1)
     task = Task(Stateful(**returned), Numbered(), steps, plan_of(VARIABLES), Cpu(), clip_norm, None)
-    return task.gradients(0, VALUES)[2]
+    return task.gradients(task.batch_of(0), VALUES)[2]
 
 
 def test_clipping_leaves_state_alone() -> None:

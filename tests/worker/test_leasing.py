@@ -14,7 +14,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError, Superseded, Unacquainted, Unreachable, WrongRun
 from parashard_worker.leasing import Joined, Leasing
-from support.waiting import DEADLINE_S
+from support.waiting import DEADLINE_S, eventually
 
 
 def unasked() -> Joined:
@@ -99,6 +99,27 @@ def test_steps_go_from_the_coordinator_to_the_loop_and_back(
     assert [c.step for c in request.completed] == [0]
     assert request.phases.compute == 2.0
     assert (leasing.state, leasing.over) == (pb.JOB_STATE_RUNNING, False)
+
+
+def test_a_step_of_many_wakes_no_thread(coordinator: ScriptedCoordinator, start: Callable[..., Leasing]) -> None:
+    leasing = start()
+    coordinator.call()
+    coordinator.answer(*range(8))
+    step = take_step(leasing)
+    eventually(lambda: leasing._pausing_until_s > 0, "the thread's sleep")
+    woken: list[None] = []
+    leasing._changed.notify_all = lambda: woken.append(None)  # type: ignore[method-assign]
+    try:
+        with leasing.computing(pb.Grant(step=step)):
+            pass
+        leasing.completed(pb.CompletedStep(step=step))
+        assert (take_step(leasing), woken) == (1, [])
+        leasing.failed(1, "it raised")  # which the coordinator is to know at once
+        assert woken == [None]
+    finally:
+        del leasing._changed.notify_all  # type: ignore[method-assign]
+        with leasing._changed:
+            leasing._changed.notify_all()
 
 
 def test_a_lost_answer_is_asked_for_again(coordinator: ScriptedCoordinator, start: Callable[..., Leasing]) -> None:

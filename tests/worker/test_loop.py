@@ -11,15 +11,15 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import Pulled
-from parashard.data.base import Batch
+from parashard.data.base import BadExample, Batch
 from parashard.models.base import Nothing
 from parashard.protocol.messages import PullRun, Push
 from parashard_worker import computing
 from parashard_worker import loop as loop_module
 from parashard_worker import transfers as transfers_module
 from support.in_process import push, state_of
-from support.loop_cases import HELD_OUT, Job, evaluation
-from support.waiting import DEADLINE_S
+from support.loop_cases import HELD_OUT, Job, Numbered, evaluation
+from support.waiting import DEADLINE_S, eventually
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 
@@ -288,3 +288,48 @@ def test_a_model_may_tell_no_loss_and_push_nothing() -> None:
     assert [step.HasField("loss") for step in job.leasing.completions] == [True, False]
     assert [state_of(shard)[0] for shard in job.cluster.shards] == before, "two steps are in, and nothing has moved"
     assert all(len(shard.updates.applied) == 2 for shard in job.cluster.shards)
+
+
+class TestReadingAhead:
+    """Examples that a source lets be read in another thread are read while an earlier step is computed."""
+
+    class Watched(Numbered):
+        """Numbers, of those of step 3 none; says which thread asked."""
+
+        def __init__(self, reads_ahead: bool = True) -> None:
+            self.reads_ahead = reads_ahead
+            self.readers: dict[int, str] = {}
+
+        def examples_of(self, step: int, indices: Any) -> Any:
+            self.readers[step] = threading.current_thread().name
+            if step == 3:
+                raise BadExample("example 7 is missing")
+            return self.examples(indices)
+
+    def test_another_thread_reads_and_the_result_is_the_same(self) -> None:
+        source = self.Watched()
+        job = Job(4, 5, 6, depth=1, source=source).run()
+        assert set(source.readers.values()) == {"data_0"}
+        assert job.applied == [[(4, 7)], [(4, 7)]]
+        plain = Job(4, 5, 6, depth=1).run()
+        assert all((job.weights()[name] == plain.weights()[name]).all() for name in ("bias", "weight"))
+
+    @pytest.mark.parametrize(("ahead", "depth"), [(False, 1), (True, 0)])
+    def test_else_the_loop_itself_reads(self, ahead: bool, depth: int) -> None:
+        source = self.Watched(ahead)
+        Job(*range(3), depth=depth, source=source).run()
+        assert set(source.readers.values()) == {threading.current_thread().name}
+
+    def test_a_step_that_killed_a_worker_is_read_once_it_is_announced(self) -> None:
+        source = self.Watched()
+        Job(0, pb.Grant(step=1, announce=True), depth=1, source=source).run()
+        assert source.readers == {0: "data_0", 1: threading.current_thread().name}
+
+    def test_an_example_that_cannot_be_read_fails_its_step_alone(self) -> None:
+        job = Job(2, 3, 4, depth=1, source=self.Watched()).run()
+        assert job.leasing.failures == {3: "example 7 is missing"}
+        assert job.completed == [2, 4]
+
+    def test_nothing_is_left_of_the_thread(self) -> None:
+        Job(*range(3), depth=1, source=self.Watched()).run()
+        eventually(lambda: not any(t.name.startswith("data_") for t in threading.enumerate()), "the thread's end")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard.data.base import Array, BadExample, Batch, DataSource, Examples, Indices, examples_of
+from parashard.data.base import Array, BadExample, Batch, DataSource, examples_of
 from parashard.data.tree import leaves, rows_of
 from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.models.base import Model, Nothing
@@ -44,15 +44,20 @@ class Task(NamedTuple):
     clip_norm: float | None
     round_steps: int | None  # sync mode: N
 
+    def batch_of(self, step: int) -> Batch:
+        """Read a step's examples, in the host's memory."""
+        indices = self.steps.indices(step)
+        return Batch(step, self.steps.epoch_of(step), indices, *examples_of(self.source, step, indices))
+
     def gradients(
-        self, step: int, values: Mapping[str, Float32s]
+        self, batch: Batch, values: Mapping[str, Float32s]
     ) -> tuple[float | None, int, dict[str, Float32s] | None]:
         """Compute a step.
 
         Parameters
         ----------
-        step : int
-            Names the examples.
+        batch : Batch
+            Its examples, as `batch_of` reads them.
         values : mapping of str to ndarray of float32
             Every variable, as pulled; only read.
 
@@ -75,24 +80,22 @@ class Task(NamedTuple):
         BadExample
             If it has one since an example does.
         """
-        indices = self.steps.indices(step)
-        examples = examples_of(self.source, step, indices)
-        batch = self.device.batch_from_host(Batch(step, self.steps.epoch_of(step), indices, *examples))
         variables = self.device.variables_from_host(values)
-        raw_loss, raw = self._checked(self.model.loss_and_gradients(variables, batch, self.device.xp))
+        there = self.device.batch_from_host(batch)
+        raw_loss, raw = self._checked(self.model.loss_and_gradients(variables, there, self.device.xp))
         try:
             number, gradients = self.device.to_host(
                 0.0 if raw_loss is None else raw_loss, {} if raw is None else self._trainable(raw)
             )
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
-        loss, rows = (None if raw_loss is None else number), rows_of(examples[0])
+        loss, rows = (None if raw_loss is None else number), rows_of(batch.inputs)
         if raw is None:
             return loss, rows, None
         try:
-            return loss, rows, sendable(step, number, gradients, self.clip_norm, self.plan.variables)
+            return loss, rows, sendable(batch.step, number, gradients, self.clip_norm, self.plan.variables)
         except NonFiniteGradient:
-            _check_examples(indices, examples)
+            _check_examples(batch)
             raise
 
     def metrics(
@@ -236,9 +239,10 @@ def _is_finite(gradient: Float32s) -> bool:
         return math.isfinite(np.vdot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
-def _check_examples(indices: Indices, examples: Examples) -> None:
-    floating = [values for _, values in leaves(examples) if values.dtype.kind == "f"]
-    rows = rows_of(examples[0])
+def _check_examples(batch: Batch) -> None:
+    indices, rows = batch.indices, rows_of(batch.inputs)
+    arrays = leaves((batch.inputs, batch.targets, *([] if batch.weights is None else [batch.weights])))
+    floating = [values for _, values in arrays if values.dtype.kind == "f"]
     for row in range(rows):
         if any(not np.isfinite(values[row]).all() for values in floating):
             what = f"example {indices[row]}" if rows == len(indices) else f"example {row} of batch {indices[0]}"

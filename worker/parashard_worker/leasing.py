@@ -6,6 +6,7 @@ when is decided by `parashard_worker.leased`; this is the lock, the clock and th
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -24,6 +25,7 @@ from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, Work
 
 __all__ = ["Joined", "Leasing", "Work"]
 
+SLACK_S = 1e-3  # a call that is due so little earlier wakes no thread
 REPLY_DEADLINE_MIN_S = 1.0
 STALL_S = 2.0  # a call later than it can be by so much: the process stood still
 
@@ -101,6 +103,7 @@ class Leasing:
             evaluates=evaluates,
         )
         self.phases_s: dict[str, float] = {}
+        self._pausing_until_s = -math.inf  # until when the thread that asks will sleep; it does not
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
 
     def start(self) -> None:
@@ -144,7 +147,7 @@ class Leasing:
             if work is None and timeout_s > 0 and not self._work.over:
                 self._changed.wait_for(lambda: self._work.over or self._work.waiting, timeout_s)
                 work = self._work.take(self.clock.now_s())
-            self._changed.notify_all()
+            self._wake()
         if isinstance(work, pb.Grant):
             self._observer.began(work)
         return work
@@ -164,7 +167,7 @@ class Leasing:
         finally:
             with self._changed:
                 self._work.computing(None, self.clock.now_s())
-                self._changed.notify_all()
+                self._wake()
                 self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._retry_budget_s)
 
     def announce(self, step: int) -> bool:
@@ -174,7 +177,7 @@ class Leasing:
         """
         with self._changed:
             self._work.announce(step)
-            self._changed.notify_all()
+            self._wake()
             self._changed.wait_for(lambda: self._work.announced or self._work.over, self._retry_budget_s)
             return self._work.announced and not self._work.over
 
@@ -182,21 +185,21 @@ class Leasing:
         """Report a step that every shard acknowledged."""
         with self._changed:
             self._work.completed(step, self.clock.now_s())
-            self._changed.notify_all()
+            self._wake()
         self._observer.ended(step.step, "completed", loss=step.loss, examples=step.examples)
 
     def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
         """Report a step that could not be computed."""
         with self._changed:
             self._work.failed(step, reason, self.clock.now_s(), kind)
-            self._changed.notify_all()
+            self._wake()
         self._observer.ended(step, "failed", reason)
 
     def dropped(self, step: int) -> None:
         """Give a step back: it is in already, or must be leased again."""
         with self._changed:
             self._work.dropped(step, self.clock.now_s())
-            self._changed.notify_all()
+            self._wake()
         self._observer.ended(step, "dropped")
 
     def evaluated(
@@ -205,26 +208,34 @@ class Leasing:
         """Report the outcome of an evaluation of the weights that its grant names, and their file, if it has one."""
         with self._changed:
             self._work.evaluated(grant, metrics, error, weights=weights)
-            self._changed.notify_all()
+            self._wake()
 
     def evaluation_dropped(self, number: int) -> None:
         """Give an evaluation back."""
         with self._changed:
             self._work.evaluation_dropped(number)
-            self._changed.notify_all()
+            self._wake()
 
     def leave(self, timeout_s: float) -> None:
         """Report what is done, give back what is held, and end the thread, within `timeout_s`."""
         with self._changed:
             self._work.leave()
-            self._changed.notify_all()
+            self._changed.notify_all()  # the step loop, too, if it waits
         self._thread.join(timeout_s)
+
+    def _wake(self) -> None:
+        """Have the next call made in time: most changes make none due, and waking a thread costs more than a look."""
+        now_s = self.clock.now_s()
+        if now_s + self._work.due_in_s(now_s) < self._pausing_until_s - SLACK_S:
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while (pause_s := self._work.due_in_s(self.clock.now_s())) > 0:
+                while (pause_s := self._work.due_in_s(now_s := self.clock.now_s())) > 0:
+                    self._pausing_until_s = now_s + pause_s
                     self._changed.wait(pause_s)
+                    self._pausing_until_s = -math.inf
                 request = self._work.request(self.clock.now_s(), self.phases_s)
                 self._changed.notify_all()
             if request is None:

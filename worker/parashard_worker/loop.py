@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import Pulled, ShardClient
+from parashard.data.base import Batch, reads_ahead
 from parashard.errors import (
     ConfigurationError,
     InvalidRequest,
@@ -33,6 +34,14 @@ from parashard_worker.transfers import Transfers
 POLL_S = 0.2
 
 _Result = TypeVar("_Result")
+
+
+class _Leased(NamedTuple):
+    """A step whose weights are pulled, and whose examples may be read meanwhile."""
+
+    grant: pb.Grant
+    pulled: Future[Pulled | None]
+    batch: Future[Batch] | None  # None: read as it is computed
 
 
 class _Computed(NamedTuple):
@@ -99,7 +108,9 @@ class StepLoop:
         self._transfers = Transfers(client, leasing, task.round_steps)
         # A thread for whatever may be under way: the pulls of this step and of `depth` more, and `depth` pushes.
         self._executor: Executor = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else Inline()
-        self._pulling: deque[tuple[pb.Grant, Future[Pulled | None]]] = deque()
+        ahead = depth and reads_ahead(task.source)
+        self._reader: Executor | None = ThreadPoolExecutor(1, "data") if ahead else None
+        self._pulling: deque[_Leased] = deque()
         self._pushing: deque[tuple[_Computed, Future[tuple[int, ...]]]] = deque()
         self._evaluation: pb.EvaluationGrant | None = None
         self.phases_s = dict.fromkeys(("lease", "pull", "compute", "push"), 0.0)
@@ -122,7 +133,7 @@ class StepLoop:
         while not stopping():
             self._fill()
             if self._pulling:
-                self._compute(*self._pulling.popleft())
+                self._compute(self._pulling.popleft())
             elif self._evaluation is not None:
                 evaluate(self._evaluation, self._task, self._client, self._leasing, self._keep)
                 self._evaluation = None
@@ -133,10 +144,11 @@ class StepLoop:
             self._leasing.phases_s = {**self.phases_s, "transfer": self._transfers.transfer_s}
         while self._pushing:
             self._settle()
-        for grant, _ in self._pulling:
-            self._leasing.dropped(grant.step)
+        for leased in self._pulling:
+            self._leasing.dropped(leased.grant.step)
         self._pulling.clear()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in filter(None, (self._executor, self._reader)):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     def _fill(self) -> None:
         """Start pulls until the pipeline is full or no step is at hand."""
@@ -151,13 +163,21 @@ class StepLoop:
                 self._evaluation = work  # done once nothing pulled waits: those weights would grow stale meanwhile
             else:
                 started_s = time.perf_counter()
-                self._pulling.append((work, self._executor.submit(self._transfers.pull, work)))
+                batch = self._reading(work)
+                self._pulling.append(_Leased(work, self._executor.submit(self._transfers.pull, work), batch))
                 self.phases_s["pull"] += time.perf_counter() - started_s
 
-    def _compute(self, grant: pb.Grant, pulling: Future[Pulled | None]) -> None:
+    def _reading(self, grant: pb.Grant) -> Future[Batch] | None:
+        """Read the examples of a step ahead; what killed a worker before is read once that is announced."""
+        if self._reader is None or grant.announce or grant.skip:
+            return None
+        return self._reader.submit(self._task.batch_of, grant.step)
+
+    def _compute(self, leased: _Leased) -> None:
+        grant = leased.grant
         started_s = time.perf_counter()
         try:
-            pulled = pulling.result()
+            pulled = leased.pulled.result()
         except InvalidRequest as error:
             self._transfers.pull_refused(grant.step, error)
             return
@@ -172,7 +192,7 @@ class StepLoop:
         started_s = time.perf_counter()
         try:
             with self._leasing.computing(grant):
-                loss, examples, gradients = self._gradients(grant.step, pulled)
+                loss, examples, gradients = self._gradients(leased, pulled)
         except ConfigurationError as error:
             if not isinstance(error, WrongResult):
                 raise
@@ -196,8 +216,13 @@ class StepLoop:
         if not self._depth:
             self._settle()
 
-    def _gradients(self, step: int, pulled: Pulled | None) -> tuple[float | None, int, dict[str, Float32s] | None]:
-        return self._task.gradients(step, pulled.variables) if pulled is not None else (0.0, 0, {})
+    def _gradients(
+        self, leased: _Leased, pulled: Pulled | None
+    ) -> tuple[float | None, int, dict[str, Float32s] | None]:
+        if pulled is None:
+            return 0.0, 0, {}
+        batch = self._task.batch_of(leased.grant.step) if leased.batch is None else leased.batch.result()
+        return self._task.gradients(batch, pulled.variables)
 
     def _settle(self) -> None:
         """Wait for the oldest push and report its step."""

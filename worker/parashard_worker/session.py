@@ -28,7 +28,7 @@ import numpy as np
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pull_buffers import read_only
 from parashard.client.shard_client import Pulled
-from parashard.data.base import Batch, Indices, examples_of
+from parashard.data.base import Batch, Indices
 from parashard.errors import (
     ConfigurationError,
     InvalidRequest,
@@ -301,10 +301,9 @@ class Session:
             return None
 
     def _step(self, number: int) -> Step:
-        indices, epoch, batch = self._steps.indices(number), self._steps.epoch_of(number), None
-        if self._task is not None:
-            batch = Batch(number, epoch, indices, *examples_of(self._task.source, number, indices))
-        return Step(number, epoch, indices, step_seed("session", self._job_seed, number), batch)
+        batch = self._task.batch_of(number) if self._task is not None else None
+        seed = step_seed("session", self._job_seed, number)
+        return Step(number, self._steps.epoch_of(number), self._steps.indices(number), seed, batch)
 
     def _checked(self, step: int, loss: float | None, gradients: Mapping[str, Any]) -> dict[str, Float32s]:
         variables = self._plan.variables

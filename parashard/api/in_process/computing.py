@@ -50,7 +50,7 @@ class Replicas:
         return [self._computed(step, values) for step in steps]
 
     def _computed(self, step: int, values: Mapping[str, Float32s]) -> Computed:
-        loss, examples, gradients = self._task.gradients(step, values)
+        loss, examples, gradients = self._task.gradients(self._task.batch_of(step), values)
         assert loss is not None, "a trainer's model returns one"
         assert gradients is not None, "a trainer's model returns them"
         return Computed(step, loss, examples, gradients)

@@ -1,11 +1,13 @@
 """SocketIo: every byte once and in order, within a deadline, whatever the pieces and the socket."""
 
+import math
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 
 import pytest
 from hypothesis import given
@@ -93,6 +95,56 @@ class TestDeadline:
     def test_of_a_peer_that_never_reads(self, pair, left_s):
         with pytest.raises(TimeoutError):
             PlainIo(pair[0]).send(views([16 << 20]), time.monotonic() + left_s, ())
+
+
+class TestLimit:
+    """The kernel's time limit is set by few calls, and never stands for another deadline."""
+
+    def test_a_later_call_with_a_deadline_as_far_away_sets_none(self, pair):
+        class Counting:
+            def __init__(self, connection):
+                self.connection, self.limits = connection, 0
+
+            def setsockopt(self, *given):
+                self.limits += 1
+                return self.connection.setsockopt(*given)
+
+            def __getattr__(self, name):
+                return getattr(self.connection, name)
+
+        pair[1].send(b"abcd")
+        counting = Counting(pair[0])
+        io = PlainIo(counting)
+        for deadline_s in (60, 60, 50, 80):
+            io.receive(views([1]), time.monotonic() + deadline_s)
+        assert counting.limits == 1
+
+    def test_a_nearer_deadline_ends_its_call(self, pair):
+        pair[1].send(b"a")
+        io = PlainIo(pair[0])
+        io.receive(views([1]), soon())
+        with pytest.raises(TimeoutError):
+            io.receive(views([1]), time.monotonic() + 0.01)
+
+    def test_a_limit_before_the_deadline_ends_no_call(self, pair, monkeypatch):
+        monkeypatch.setattr("parashard.transports.socket_io.SHORT_LIMIT_S", 0.0)
+        monkeypatch.setattr("parashard.transports.socket_io.LIMIT_FACTOR", 0.001)
+        received = bytearray(1)
+        with ThreadPoolExecutor(1) as pool:
+            receiving = pool.submit(PlainIo(pair[0]).receive, [memoryview(received)], time.monotonic() + DEADLINE_S)
+            with pytest.raises(FutureTimeout):
+                receiving.result(0.05)  # many limits later
+            pair[1].send(b"a")
+            receiving.result(DEADLINE_S)
+        assert received == b"a"
+
+    def test_for_ever_is_a_limit_too(self, pair):
+        pair[1].send(b"ab")
+        io = PlainIo(pair[0])
+        io.receive(views([1]), math.inf)
+        io.receive(views([1]), math.inf)
+        with pytest.raises(TimeoutError):
+            io.receive(views([1]), time.monotonic() + 0.01)
 
 
 def test_a_peer_that_goes_on_and_on_cannot_move_a_deadline(pair):
