@@ -31,7 +31,7 @@ from parashard.models.framework import (
 )
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, tensor_of, torch
-from parashard.models.torch_variables import check, full_names, kinds_of, named, plain_name, tensors_of
+from parashard.models.torch_variables import Place, check, kinds_of, lent, named, places_of, plain_name, tensors_of
 from parashard.models.weighted import weighted_loss
 from parashard.plan.variables import Float32s
 
@@ -111,7 +111,7 @@ class Model:
         self._state_kinds = dict(state or {})
         self._kinds: dict[str, str] = {}
         self._own: dict[str, torch.Tensor] = {}
-        self._full: dict[str, list[str]] = {}  # the module's own names by ours: more than one of a tensor that is tied
+        self._places: dict[str, list[Place]] = {}  # where the module has each; a tensor that is tied has more than one
         self._modules: list[tuple[str, torch.nn.Module]] = []  # all within, by what their tensors' names begin with
         self._dtype: torch.dtype | None = None
 
@@ -230,13 +230,10 @@ class Model:
 
         The tensors of a dict are given by their names, those of a tuple or list one after the other.
         """
-        own = {full: tensor for name, tensor in tensors.items() for full in self._full[name]}
         named = inputs if isinstance(inputs, dict) else {}
         ordered = () if named is inputs else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-        # Every name of a tied tensor is in `own`: PyTorch need not look for them in each step.
-        outputs = torch.func.functional_call(module, own, ordered, named, tie_weights=False)
-        tensors.update((name, own[self._full[name][0]]) for name in tensors)
-        return outputs
+        with lent(tensors, self._places):
+            return module(*ordered, **named)
 
     def _loss_of(self, outputs: Any, targets: Any, weights: Any) -> Any:
         if weights is None:
@@ -287,7 +284,7 @@ class Model:
             self._module = self._built()
             self._kinds = kinds_of(self._module, self._state_kinds)  # once, not in each step
             self._own = tensors_of(self._module, self._kinds)
-            self._full = full_names(self._module)
+            self._places = places_of(self._module)
             self._modules = [(plain_name(f"{p}." if p else ""), within) for p, within in self._module.named_modules()]
             half = any(parameter.dtype == torch.float16 for parameter in self._module.parameters())
             self._scale = LOSS_SCALE if half or self._autocast == torch.float16 else 1.0

@@ -5,7 +5,8 @@ Knows no step. Called by `parashard.torch`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from parashard.errors import ConfigurationError
@@ -78,10 +79,38 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def full_names(module: torch.nn.Module) -> dict[str, list[str]]:
-    """Return all names that a module has for each parameter and buffer, by the first of them as `plain_name` has it."""
-    names: dict[int, list[str]] = {}
-    for tensors in (module.named_parameters, module.named_buffers):
-        for name, tensor in tensors(remove_duplicate=False):
-            names.setdefault(id(tensor), []).append(name)
-    return {plain_name(full[0]): full for full in names.values()}
+Place = tuple[dict[str, Any], str]
+"""Where a module has a tensor: one of its dicts, and the name there."""
+
+
+def places_of(module: torch.nn.Module) -> dict[str, list[Place]]:
+    """Return all places of each parameter and buffer, by the first of its names as `plain_name` has it."""
+    names: dict[int, str] = {}
+    places: dict[str, list[Place]] = {}
+    for prefix, within in module.named_modules():
+        for tensors in (within._parameters, within._buffers):
+            for key, tensor in tensors.items():
+                if tensor is not None:
+                    name = names.setdefault(id(tensor), plain_name(f"{prefix}.{key}" if prefix else key))
+                    places.setdefault(name, []).append((tensors, key))
+    return places
+
+
+@contextmanager
+def lent(tensors: dict[str, torch.Tensor], places: Mapping[str, Sequence[Place]]) -> Iterator[None]:
+    """Have a module's tensors replaced for a while; those that it sets anew are in `tensors` then.
+
+    As `torch.func.functional_call` does it, which looks for every tensor by its name in every step.
+    """
+    own = [(holder, key, holder[key]) for name in tensors for holder, key in places[name]]
+    try:
+        for name, tensor in tensors.items():
+            for holder, key in places[name]:
+                holder[key] = tensor
+        yield
+        for name in tensors:
+            holder, key = places[name][0]
+            tensors[name] = holder[key]
+    finally:
+        for holder, key, tensor in own:
+            holder[key] = tensor

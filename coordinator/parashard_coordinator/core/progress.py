@@ -92,7 +92,9 @@ class Progress:
         self.steps += 1
         self.last_step_s = now_s
         self._rate.add(examples, now_s)
-        self._rate_by_worker.setdefault(worker, Rate()).add(examples, now_s)
+        if worker not in self._rate_by_worker:
+            self._rate_by_worker[worker] = Rate()
+        self._rate_by_worker[worker].add(examples, now_s)
         if loss is None:  # a skipped step has none, and a program's own loop need not tell
             return []
         if not math.isfinite(loss):

@@ -13,7 +13,6 @@ import numpy as np
 
 from parashard.api.in_process.computing import Computed, Replicas
 from parashard.api.jax_devices import devices
-from parashard.data.base import Batch, examples_of
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
 from parashard.jax import Model, Summed
@@ -73,10 +72,7 @@ class ShardedSteps:
         """Compute them at once; where a gradient is not finite each by itself, which says whose it is."""
         if len(steps) < self._replicas or self._replicas == 1:
             return self._alone.compute(steps, values)
-        plan, batches = self._task.steps, []
-        for step in steps:
-            indices = plan.indices(step)
-            batches.append(Batch(step, plan.epoch_of(step), indices, *examples_of(self._task.source, step, indices)))
+        batches = [self._task.batch_of(step) for step in steps]
         losses, gradients, states = self._summed(values, batches)
         if not all(np.isfinite(gradient).all() for found in (gradients, *states) for gradient in found.values()):
             return self._alone.compute(steps, values)

@@ -24,6 +24,7 @@ from parashard.api.in_process.interruption import Interruption, interruption
 from parashard.api.in_process.state import Run, State, take_up
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
 from parashard.display.figures import count
+from parashard.display.live import NoView
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, ParashardError, RetryLater, StoreFailed
 from parashard.job.load import as_toml
@@ -272,11 +273,13 @@ class Training:
         if round_ is not None:
             self._state.save_soon(round_)
             core.job.rounds.cut_named()
-        status = self._present_status(now_s)
-        self._view.show(status)
-        if now_s >= self._history_s:
-            self._history_s = now_s + HISTORY_S
-            self._history.add(status)
+        kept = now_s >= self._history_s
+        if kept or not isinstance(self._view, NoView):
+            status = self._present_status(now_s)
+            self._view.show(status)
+            if kept:
+                self._history_s = now_s + HISTORY_S
+                self._history.add(status)
 
     def _present_status(self, now_s: float) -> pb.GetStatusReply:
         self._status.saw(0, self._state.record())

@@ -18,6 +18,8 @@ from parashard.protocol.messages import PushResult
 from parashard_server.state.kernels import fused
 from parashard_server.state.storage import Storage
 
+_ZERO = np.float32(0)
+
 
 class FoldedStep(ParashardError):
     """A step that is given up has been added to its round's sum: the round must begin again."""
@@ -160,10 +162,11 @@ class RoundUpdates:
     """`sync:N`: gradients of a round are folded in step order and applied when the next round begins.
 
     Invariant: the weights are those that round `round` starts from; `_sum` is the sum of the gradients of its steps
-    before `_next_fold`, added in step order; `_early` has those that arrived before their turn. A round that is full
-    stays uncommitted until a request names the next one, which needs a lease that the coordinator grants only when
-    every shard holds every step of the round. So no shard is ever a round ahead of one that lacks a step.
-    `_learning_rate` is that of all held steps of the round; None while none is held, and for the job's.
+    before `_next_fold`, added in step order, and anything while there is none (`_pushes`); `_early` has those that
+    arrived before their turn. A round that is full stays uncommitted until a request names the next one, which needs a
+    lease that the coordinator grants only when every shard holds every step of the round. So no shard is ever a round
+    ahead of one that lacks a step. `_learning_rate` is that of all held steps of the round; None while none is held,
+    and for the job's.
 
     Parameters
     ----------
@@ -188,7 +191,7 @@ class RoundUpdates:
         self._next_fold = self._first(round_)
         self.applied = IntervalSet([(0, self._next_fold)])
         self.skipped = IntervalSet()
-        self._sum: Float32s = np.zeros(storage.elements, np.float32)
+        self._sum: Float32s = np.empty(storage.elements, np.float32)
         self._pushes = 0  # in the sum; an empty one is none
         self._early: dict[int, Float32s | None] = {}
         self._learning_rate: float | None = None
@@ -226,7 +229,6 @@ class RoundUpdates:
     def begin_again(self) -> None:
         """Return to the start of the present round, whose weights are still here."""
         self._next_fold = self._first(self.round)
-        self._sum[:] = 0.0
         self._pushes = 0
         self._early.clear()
         self._learning_rate = None
@@ -265,7 +267,10 @@ class RoundUpdates:
 
     def _fold(self, gradient: Float32s | None) -> None:
         if gradient is not None:
-            fused.accumulate(self._sum, gradient)
+            if self._pushes:
+                fused.accumulate(self._sum, gradient)
+            else:
+                np.add(gradient, _ZERO, out=self._sum)  # as if added to zeros: -0.0 becomes 0.0
             self._pushes += 1
         self._next_fold += 1
 
@@ -273,12 +278,13 @@ class RoundUpdates:
         """Apply the full round to the weights."""
         first, stop = self._first(self.round), self._first(self.round + 1)
         scale = 1.0 / (stop - first) if self._mean else 1.0
+        if not self._pushes:
+            self._sum[:] = 0.0
         self._storage.apply(
             self._sum, t=self.round + 1, scale=scale, pushes=self._pushes, learning_rate=self._learning_rate
         )  # t counts rounds
         self.applied.add_range(first, stop)
         self.round += 1
-        self._sum[:] = 0.0
         self._pushes = 0
         self._learning_rate = None
 
