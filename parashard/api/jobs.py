@@ -23,7 +23,15 @@ from parashard.plan.optimizers import OptimizerSpec
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
 """The tables of a job that decide what its steps compute."""
-_ARGUMENTS = ("job.seed", "job.name", "job.epochs", "job.first_epoch", "job.batch_size", "consistency.policy")
+_ARGUMENTS = {
+    "job.seed": "seed",
+    "job.name": "name",
+    "job.epochs": "epochs",
+    "job.first_epoch": "initial_epoch",
+    "job.batch_size": "batch_size",
+    "consistency.policy": "consistency",
+}
+"""What a script calls keys that it sets by an argument."""
 
 
 class Parts(NamedTuple):
@@ -48,7 +56,7 @@ def checked_optimizer(optimizer: Any) -> OptimizerSpec:
 def checked_strategy(strategy: Strategy | None) -> Strategy:
     """Return the strategy, by default two shards and two workers, asynchronous."""
     if strategy is not None and not isinstance(strategy, Strategy):
-        found = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
+        found = f"the class {strategy.__name__}" if isinstance(strategy, type) else type(strategy).__name__
         raise ConfigurationError(f"strategy is one of parashard's, such as ps.OneDeviceStrategy(), found {found}")
     return strategy or ParameterServerStrategy()
 
@@ -80,7 +88,19 @@ def job_of(
         Keys of `[cluster]` where the program says nothing else.
     """
     tables = tables_of(parts, sizes, cluster)
-    return job_from_table({**tables, "data": {"source": "script"}, "model": {"kind": "script"}}, program)
+    return job_from_table({**tables, "data": {"source": "script"}, "model": {"kind": "script"}}, program, _words(parts))
+
+
+def _words(parts: Parts) -> dict[str, str]:
+    """Return what a script calls the keys of its job: the argument, and of what."""
+    strategy, optimizer = f"ps.{type(parts.strategy).__name__}", f"ps.{type(parts.optimizer).__name__}"
+    return {
+        **_ARGUMENTS,
+        "consistency.policy": f"{strategy}: consistency",
+        **{f"cluster.{name}": f"{strategy}: {name}" for name in parts.strategy.cluster},
+        **{f"optimizer.{name}": f"{optimizer}: {name}" for name in parts.optimizer.keys},
+        **{key: f"settings: {key}" for key in parts.settings},
+    }
 
 
 def tables_of(
@@ -95,7 +115,7 @@ def tables_of(
         "cluster": {**(cluster or {}), **parts.strategy.cluster},
     }
     for key, value in parts.settings.items():
-        above, _, name = key.rpartition(".")
+        above, _, name = str(key).rpartition(".")
         if not above or "." in above:
             raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
         if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
@@ -145,7 +165,8 @@ def check_same_job(mine: LoadedJob, other: Job) -> None:
     own = dict(leaves(mine.job.plain()))
     for key in sorted(theirs.keys() | own.keys()):
         if key[0] in DEFINING and theirs.get(key) != own.get(key):
+            said = _ARGUMENTS.get(".".join(key), ".".join(key))
             raise ConfigurationError(
-                f"this call is another one in this worker: {'.'.join(key)} is {shown(own.get(key))} here and "
+                f"this call is another one in this worker: {said} is {shown(own.get(key))} here and "
                 f"{shown(theirs.get(key))} in the process that started it"
             )
