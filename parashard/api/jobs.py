@@ -10,15 +10,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from parashard.api.code import code_of
 from parashard.api.optimizers import optimizer_of
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
 from parashard.errors import ConfigurationError
-from parashard.job.declaration import read_declaration
+from parashard.job.declaration import declare, read_declaration
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, load_job
 from parashard.job.schema import Job
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE
+from parashard.models.base import FrameworkModel, Model
 from parashard.plan.optimizers import OptimizerSpec
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
@@ -157,6 +160,34 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256
         )
     file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
     check_same_job(mine, load_job(file, environ={}).job)
+
+
+def check_same_model(model: Model, run_dir: Path) -> None:
+    """Refuse, in a worker, a model whose variables are not those of the run.
+
+    First values of a framework's model are compared by the framework's own means; those of a model with hand-written
+    gradients are drawn by the script, and what else it drew with them would differ, too.
+    """
+    theirs = read_declaration(run_dir)
+    mine = declare(theirs.spec, model)
+    other = "in this worker than in the process that started it"
+    for name in sorted(mine.variables.keys() | theirs.variables.keys()):
+        here, there = mine.variables.get(name), theirs.variables.get(name)
+        if here is None or there is None:
+            raise ConfigurationError(
+                f"the model has other variables {other}: {name!r} is only {'there' if here is None else 'here'}"
+            )
+        if here.shape != there.shape:
+            raise ConfigurationError(
+                f"variable {name!r} of the model has another shape {other}: {here.shape} here and {there.shape} there"
+            )
+        own, due = mine.arrays.get(name), theirs.arrays.get(name)
+        is_drawn = not isinstance(model, FrameworkModel) and own is not None and due is not None
+        if is_drawn and not np.array_equal(own, due):  # type: ignore[arg-type]
+            raise ConfigurationError(
+                f"variable {name!r} of the model has other first values {other}: seed what the script draws, such as "
+                "numpy.random.default_rng(0)"
+            )
 
 
 def check_same_job(mine: LoadedJob, other: Job) -> None:

@@ -15,10 +15,11 @@ import parashard as ps
 from parashard.api import fit_on_cluster, fits
 from parashard.api import trainer as module
 from parashard.api.code import code_of
+from parashard.api.jobs import check_same_model
 from parashard.api.script import Script
-from parashard.data.base import Batch
+from parashard.data.base import Batch, DataSpec
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.declaration import read_declaration
+from parashard.job.declaration import declare, read_declaration, write_declaration
 from parashard.job.load import LoadedJob, as_toml
 from parashard.launch.run import Outcome
 from parashard.models.framework import WrongModel
@@ -217,6 +218,43 @@ def test_what_cannot_be_used_is_named(runs: Runs, arguments: dict[str, Any], say
 def test_a_setting_that_an_optimizer_lacks_is_named(make: Callable[[], object], says: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         make()
+    assert refused.value.message.startswith(says)
+
+
+class Drawn(Line):
+    """A model whose first values are given."""
+
+    def __init__(self, **values: Any) -> None:
+        self._first = values
+
+    def initial_variables(self) -> Mapping[str, Any]:
+        return self._first
+
+
+@pytest.mark.parametrize(
+    ("mine", "says"),
+    [
+        ({"w": [1.0, 2.0]}, ""),
+        ({"w": [1.0, 2.5]}, "variable 'w' of the model has other first values in this worker than in the process that"),
+        (
+            {"w": [1.0]},
+            "variable 'w' of the model has another shape in this worker than in the process",
+        ),
+        (
+            {"w": [1.0, 2.0], "b": [0.0]},
+            "the model has other variables in this worker than in the process that",
+        ),
+    ],
+)
+def test_a_model_that_differs_in_a_worker_is_refused_by_its_variable(
+    tmp_path: Path, mine: dict[str, Any], says: str
+) -> None:
+    write_declaration(tmp_path, declare(DataSpec(8, 0, (2,), 0, "x"), Drawn(w=[1.0, 2.0])))
+    if not says:
+        check_same_model(Drawn(**mine), tmp_path)
+        return
+    with pytest.raises(ConfigurationError) as refused:
+        check_same_model(Drawn(**mine), tmp_path)
     assert refused.value.message.startswith(says)
 
 
