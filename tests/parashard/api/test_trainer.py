@@ -183,6 +183,7 @@ def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
             {"strategy": ps.ParameterServerStrategy(consistency="bsp")},
             'ps.ParameterServerStrategy: consistency: found "bsp"; allowed: async, ',
         ),
+        ({"settings": [5]}, 'settings is a dict such as {"checkpoint.every_s": 5}, found [5]'),
         ({"settings": {5: 5}}, "settings: 5; allowed: TABLE.KEY"),
         ({"settings": {"checkpoint.evry_s": 2}}, "did you mean checkpoint.every_s?"),
         (
