@@ -21,7 +21,9 @@ from parashard.models.framework import (
     Computed,
     Metric,
     WrongModel,
+    made_by,
     metrics_by_name,
+    refuse_other_framework,
     rows,
     step_seed,
     unscaled,
@@ -77,15 +79,20 @@ class Model:
     def __init__(
         self,
         init: Init,
-        loss: Loss,
+        loss: Loss | None = None,
         *,
         apply: Apply | None = None,
         metrics: Sequence[Metric] = (),
         state: Mapping[str, str] | None = None,
     ) -> None:
-        for name, given in (("init", init), ("loss", loss), ("apply", apply)):
+        refuse_other_framework(init, "jax")
+        for name, given in (("init", init), ("apply", apply)):
             if not callable(given) and (name != "apply" or given is not None):
                 raise ConfigurationError(f"{name} is a function, found {type(given).__name__}")
+        if not callable(loss):
+            raise ConfigurationError(
+                f"loss is a function of parameters, inputs, targets and key, found {type(loss).__name__}"
+            )
         if metrics and apply is None:
             raise ConfigurationError("metrics are of outputs: they need apply=, a function of parameters and inputs")
         self._init = init
@@ -294,7 +301,7 @@ class Model:
         return self._parameters
 
     def _made(self) -> Any:
-        made = self._init(jax.random.key(self._seed))
+        made = made_by(lambda: self._init(jax.random.key(self._seed)), "init(key)")
         check(made)
         made = jax.tree_util.tree_map(jax.numpy.asarray, made)
         leaves = leaves_of(made)

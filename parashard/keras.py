@@ -19,7 +19,16 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.models.base import Initial
-from parashard.models.framework import LOSS_SCALE, Computed, WrongModel, rows, step_seed, unscaled
+from parashard.models.framework import (
+    LOSS_SCALE,
+    Computed,
+    WrongModel,
+    made_by,
+    refuse_other_framework,
+    rows,
+    step_seed,
+    unscaled,
+)
 from parashard.models.keras_backends import open_backend
 from parashard.models.keras_variables import check, copied, is_seed, keras, kind_of, seeded, word
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
@@ -61,6 +70,7 @@ class Model:
     weighted = True
 
     def __init__(self, model: Any, *, state: Mapping[str, str] | None = None) -> None:
+        refuse_other_framework(model, "keras")
         if not callable(model):
             raise ConfigurationError(f"model is a keras.Model, its class or a factory, found {type(model).__name__}")
         self._backend = open_backend(keras.config.backend())
@@ -315,4 +325,4 @@ class Model:
 
     def _made(self) -> Any:
         with seeded(self._seed, self._backend.kept_generator):
-            return self._given()
+            return made_by(self._given, "model()")

@@ -24,7 +24,9 @@ from parashard.models.framework import (
     Computed,
     Metric,
     WrongModel,
+    made_by,
     metrics_by_name,
+    refuse_other_framework,
     rows,
     step_seed,
     unscaled,
@@ -82,12 +84,13 @@ class Model:
     def __init__(
         self,
         module: Any,
-        loss: Loss,
+        loss: Loss | None = None,
         metrics: Sequence[Metric] = (),
         *,
         state: Mapping[str, str] | None = None,
         autocast: str | None = None,
     ) -> None:
+        refuse_other_framework(module, "torch")
         if not callable(module):
             raise ConfigurationError(
                 f"module is a torch.nn.Module, its class or a factory, found {type(module).__name__}"
@@ -172,6 +175,10 @@ class Model:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise WrongModel(f"the loss must be a tensor of one number, the mean over a batch; found {shape}")
+        if not loss.requires_grad:
+            raise WrongModel(
+                "the loss has no gradient by any parameter: it is made without them, or by detach(), item() or numpy()"
+            )
         written = [name for name, tensor in trained.items() if tensor._version != versions[name]]
         if written:
             raise WrongModel(f"parameter {written[0]!r} is written in place while a step is computed")
@@ -297,6 +304,6 @@ class Model:
         if not isinstance(module, torch.nn.Module):
             with torch.random.fork_rng(devices=[]):  # the user's own draws go on as if nothing had been drawn
                 torch.manual_seed(self._seed)
-                module = module()
+                module = made_by(module, "module()")
         check(module)
         return module

@@ -22,6 +22,7 @@ from parashard.client import fan_out
 from parashard.protocol import coordinator_client
 from support import tiers
 from support.certificates import Certificates
+from support.script_run import ScriptRun
 from support.store_fakes import MemoryStore
 
 BUCKET = "checkpoints"
@@ -75,6 +76,23 @@ def popen() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
+    """Return a function that runs the text of a script, with words for its command line, in the test's folder.
+
+    What it starts ends with the test. A file whose tests run one script has a fixture of the same name over it.
+    """
+    runs: list[ScriptRun] = []
+
+    def begin(text: str, *words: str) -> ScriptRun:
+        runs.append(ScriptRun(tmp_path, text, *words))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.clean_up()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from parashard.client.shard_client import ShardClient
-from parashard.data.base import Batch
 from parashard.display.live import NoView
 from parashard.errors import ConfigurationError, JobFailed, ParashardError
 from parashard.job.declaration import DeclaredJob, write_declaration
@@ -38,7 +37,7 @@ STOP_S = 60.0
 
 
 class Variables:
-    """What a job without a model of its own starts from, in the place of a model."""
+    """What a job without a model of its own starts from; its program computes the steps itself."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         if not isinstance(values, Mapping):
@@ -50,14 +49,6 @@ class Variables:
     def initial_variables(self) -> Mapping[str, Any]:
         """Return the first values."""
         return self._values
-
-    def loss_and_gradients(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Any:
-        """There is none: the program computes its steps itself."""
-        raise NotImplementedError
-
-    def evaluate(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Mapping[str, float]:
-        """There is none."""
-        raise NotImplementedError
 
 
 class BackgroundRun:

@@ -184,6 +184,8 @@ def named_parts(fields: Any, targets: Targets, what: str) -> tuple[Any, Any]:
         raise BadData(
             f"{what} has the fields {shown_names(map(str, known))}: say targets= which of them are to predict"
         )
+    if not isinstance(targets, str | Sequence):
+        raise BadData(f"targets= is the name of a field, or a list of names, found {targets!r}")
     named = [targets] if isinstance(targets, str) else list(targets)
     absent = [name for name in named if name not in known]
     rest = [name for name in known if name not in named]

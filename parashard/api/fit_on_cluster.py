@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from parashard.api.code import code_of
 from parashard.api.fits import Fit, FitCall
-from parashard.api.jobs import check_same_call, check_same_job
+from parashard.api.jobs import check_same_call, check_same_job, check_same_model
 from parashard.api.script import SCRIPT
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed
@@ -27,12 +28,19 @@ class OnCluster:
         """Be the worker that this process is for, and end; else try the model."""
         if SCRIPT.is_worker:
             loaded, spec, code = call.loaded, call.source.spec, call.code_sha256
+
+            def check(run_dir: Path) -> None:
+                check_same_call(loaded, spec.fingerprint, spec.summary(), code, run_dir)
+                accepted = code_of(run_dir)
+                if accepted is None or not accepted.is_changed:
+                    check_same_model(call.present.declared(), run_dir)
+
             known = code_of(SCRIPT.run_dir) if SCRIPT.run_dir is not None else None
             SCRIPT.work(
                 call.model,
                 call.source,
                 known.begun if known is not None else code,
-                lambda run_dir: check_same_call(loaded, spec.fingerprint, spec.summary(), code, run_dir),
+                check,
                 lambda theirs: check_same_job(loaded, theirs),
             )
         call.present.try_step(call.source)

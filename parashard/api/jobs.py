@@ -10,20 +10,31 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from parashard.api.code import code_of
 from parashard.api.optimizers import optimizer_of
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
 from parashard.errors import ConfigurationError
-from parashard.job.declaration import read_declaration
+from parashard.job.declaration import declare, read_declaration
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, load_job
 from parashard.job.schema import Job
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE
+from parashard.models.base import FrameworkModel, Model
 from parashard.plan.optimizers import OptimizerSpec
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
 """The tables of a job that decide what its steps compute."""
-_ARGUMENTS = ("job.seed", "job.name", "job.epochs", "job.first_epoch", "job.batch_size", "consistency.policy")
+_ARGUMENTS = {
+    "job.seed": "seed",
+    "job.name": "name",
+    "job.epochs": "epochs",
+    "job.first_epoch": "initial_epoch",
+    "job.batch_size": "batch_size",
+    "consistency.policy": "consistency",
+}
+"""What a script calls keys that it sets by an argument."""
 
 
 class Parts(NamedTuple):
@@ -48,7 +59,7 @@ def checked_optimizer(optimizer: Any) -> OptimizerSpec:
 def checked_strategy(strategy: Strategy | None) -> Strategy:
     """Return the strategy, by default two shards and two workers, asynchronous."""
     if strategy is not None and not isinstance(strategy, Strategy):
-        found = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
+        found = f"the class {strategy.__name__}" if isinstance(strategy, type) else type(strategy).__name__
         raise ConfigurationError(f"strategy is one of parashard's, such as ps.OneDeviceStrategy(), found {found}")
     return strategy or ParameterServerStrategy()
 
@@ -80,7 +91,19 @@ def job_of(
         Keys of `[cluster]` where the program says nothing else.
     """
     tables = tables_of(parts, sizes, cluster)
-    return job_from_table({**tables, "data": {"source": "script"}, "model": {"kind": "script"}}, program)
+    return job_from_table({**tables, "data": {"source": "script"}, "model": {"kind": "script"}}, program, _words(parts))
+
+
+def _words(parts: Parts) -> dict[str, str]:
+    """Return what a script calls the keys of its job: the argument, and of what."""
+    strategy, optimizer = f"ps.{type(parts.strategy).__name__}", f"ps.{type(parts.optimizer).__name__}"
+    return {
+        **_ARGUMENTS,
+        "consistency.policy": f"{strategy}: consistency",
+        **{f"cluster.{name}": f"{strategy}: {name}" for name in parts.strategy.cluster},
+        **{f"optimizer.{name}": f"{optimizer}: {name}" for name in parts.optimizer.keys},
+        **{key: f"settings: {key}" for key in parts.settings},
+    }
 
 
 def tables_of(
@@ -95,7 +118,7 @@ def tables_of(
         "cluster": {**(cluster or {}), **parts.strategy.cluster},
     }
     for key, value in parts.settings.items():
-        above, _, name = key.rpartition(".")
+        above, _, name = str(key).rpartition(".")
         if not above or "." in above:
             raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
         if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
@@ -139,13 +162,42 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256
     check_same_job(mine, load_job(file, environ={}).job)
 
 
+def check_same_model(model: Model, run_dir: Path) -> None:
+    """Refuse, in a worker, a model whose variables are not those of the run.
+
+    First values of a framework's model are compared by the framework's own means; those of a model with hand-written
+    gradients are drawn by the script, and what else it drew with them would differ, too.
+    """
+    theirs = read_declaration(run_dir)
+    mine = declare(theirs.spec, model)
+    other = "in this worker than in the process that started it"
+    for name in sorted(mine.variables.keys() | theirs.variables.keys()):
+        here, there = mine.variables.get(name), theirs.variables.get(name)
+        if here is None or there is None:
+            raise ConfigurationError(
+                f"the model has other variables {other}: {name!r} is only {'there' if here is None else 'here'}"
+            )
+        if here.shape != there.shape:
+            raise ConfigurationError(
+                f"variable {name!r} of the model has another shape {other}: {here.shape} here and {there.shape} there"
+            )
+        own, due = mine.arrays.get(name), theirs.arrays.get(name)
+        is_drawn = not isinstance(model, FrameworkModel) and own is not None and due is not None
+        if is_drawn and not np.array_equal(own, due):  # type: ignore[arg-type]
+            raise ConfigurationError(
+                f"variable {name!r} of the model has other first values {other}: seed what the script draws, such as "
+                "numpy.random.default_rng(0)"
+            )
+
+
 def check_same_job(mine: LoadedJob, other: Job) -> None:
     """Refuse, in a worker, a call whose job is not the run's."""
     theirs = dict(leaves(other.plain()))
     own = dict(leaves(mine.job.plain()))
     for key in sorted(theirs.keys() | own.keys()):
         if key[0] in DEFINING and theirs.get(key) != own.get(key):
+            said = _ARGUMENTS.get(".".join(key), ".".join(key))
             raise ConfigurationError(
-                f"this call is another one in this worker: {'.'.join(key)} is {shown(own.get(key))} here and "
+                f"this call is another one in this worker: {said} is {shown(own.get(key))} here and "
                 f"{shown(theirs.get(key))} in the process that started it"
             )

@@ -6,7 +6,7 @@ Owns what a trainer asks of a model, and the weights between its calls. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -17,8 +17,8 @@ from parashard.api.batching import Accumulated, checked_size
 from parashard.api.examples import Indexed, joined, of_the_data
 from parashard.api.optimizers import Mapped, variable_settings
 from parashard.callbacks.base import Training
-from parashard.data.base import Batch, DataSource, Examples, Indices, examples_of
-from parashard.data.tree import Tree, rows_of
+from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of
+from parashard.data.tree import Tree, leaves, rows_of
 from parashard.errors import BadData, ConfigurationError, ParashardError
 from parashard.job.declaration import parts_of
 from parashard.models.base import Checked, FrameworkModel, Initial, Model, Seeded
@@ -66,6 +66,7 @@ class PresentModel:
         self.given = model
         self.training: Training | None = None
         self._seed = seed
+        self._inputs: dict[str, Field] = {}  # of an example of the last fit
         self._weights: Path | None = None  # of the last fit
         self._values: dict[str, Float32s] | None = None
 
@@ -118,6 +119,7 @@ class PresentModel:
         """Return the model as a worker computes the steps of these data with it."""
         if getattr(source, "weighted", False):
             self._check_weighted()
+        self._inputs = _inputs_of(source.spec.fields)
         return Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
 
     def try_step(self, source: DataSource) -> None:
@@ -144,8 +146,18 @@ class PresentModel:
     def predict(self, inputs: Indexed, batch_size: int) -> Tree:
         """Return the outputs of the present weights, in the order of the inputs."""
         model, values = self._framework("predict"), self.weights()
-        with _computing("predict", inputs):
-            parts = [model.predict(values, some[0]) for _, some in _in_order(inputs, batch_size)]
+        for name, found in _inputs_of(inputs.fields()).items():
+            due = self._inputs.get(name)
+            if due is not None and len(found.shape) < len(due.shape):
+                raise BadData(
+                    f"predict: each example has {found}, and {due} in fit; the first axis is that of the examples: "
+                    "x[None] is one"
+                )
+        parts = []
+        for _, some in _in_order(inputs, batch_size):
+            with _computing("predict", inputs):
+                parts.append(model.predict(values, some[0]))
+            _check_rows(parts[-1], rows_of(some[0]))
         if not parts:
             raise BadData("inputs has no examples")
         return joined(parts)
@@ -199,6 +211,20 @@ def means_over(data: Indexed, batch_size: int, model: Model, values: Mapping[str
     if not judged:
         raise BadData("data has no examples")
     return {name: total / judged for name, total in totals.items()}
+
+
+def _inputs_of(fields: Iterable[Field]) -> dict[str, Field]:
+    return {field.name: field for field in fields if field.name.partition("/")[0] == "inputs"}
+
+
+def _check_rows(outputs: Tree, rows: int) -> None:
+    """Refuse outputs without a row for each example, as of inputs that are one example."""
+    for name, array in leaves(outputs, "outputs"):
+        if getattr(array, "ndim", 0) and len(array) != rows:
+            raise ConfigurationError(
+                f"predict: {name} has {len(array):,} rows of {rows:,} examples; the first axis of inputs and outputs "
+                "is that of the examples: x[None] is one"
+            )
 
 
 @contextmanager

@@ -6,9 +6,10 @@ starts nothing. Called by scripts and by `parashard.api.trainer`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.process import cuda
@@ -26,6 +27,22 @@ class Strategy:
     cluster : dict of str to object
         Keys of a job file's `[cluster]` table.
     """
+
+    def __new__(cls, *arguments: Any, **settings: Any) -> Self:
+        """Refuse arguments that the strategy does not have, in a sentence that names those that it has."""
+        signature = inspect.signature(cls.__init__)
+        named = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "self"]
+        takes_keys = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        known = [p.name for p in named]
+        further = [name for name in _cluster_keys() if name not in known] if takes_keys else []
+        unknown = sorted(settings.keys() - {*known, *further})
+        if unknown or len(arguments) > len(known):
+            has = f"{unknown[0]}=" if unknown else f"{len(arguments)} arguments"
+            hint = (
+                "; worker_threads= and shard_threads= are of processes" if "threads" in unknown and takes_keys else ""
+            )
+            raise ConfigurationError(f"ps.{cls.__name__} has no {has}{hint}; allowed: {', '.join(known + further)}")
+        return super().__new__(cls)
 
     def __init__(self, consistency: str, cluster: dict[str, Any]) -> None:
         self.consistency = consistency
@@ -178,11 +195,19 @@ class TPUStrategy(InProcessStrategy):
         super().__init__(devices_ready(devices), "cpu", "cpu", 0)
 
 
+def _cluster_keys() -> list[str]:
+    from parashard.job.tables import ClusterOptions  # only where a strategy is given further keys
+
+    return list(ClusterOptions.keys)
+
+
 def _replicas(devices: int | Sequence[str]) -> tuple[int, str]:
     """Return how many replicas there are, and the device that they share."""
     if isinstance(devices, int):
         _check_count("devices", devices)
         return devices, "cpu"
+    if not isinstance(devices, str | Sequence):
+        raise ConfigurationError(f"devices is a number or a list of names such as cuda:0, found {devices!r}")
     named = [devices] if isinstance(devices, str) else list(devices)
     if not named:
         raise ConfigurationError(

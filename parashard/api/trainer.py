@@ -70,6 +70,8 @@ class Trainer:
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(settings, Mapping | None):
+            raise ConfigurationError(f'settings is a dict such as {{"checkpoint.every_s": 5}}, found {settings!r}')
         self._present = PresentModel(model, seed)
         self._optimizer = optimizer_for(optimizer, model, seed)
         self._strategy = checked_strategy(strategy)

@@ -111,7 +111,9 @@ class CacheWriter:
         try:
             self._beside.rename(self._folder)
         except OSError:
-            if not (self._folder / RECORD_FILE).exists():  # another process was quicker: its examples are the same
+            if not (
+                self._folder / RECORD_FILE
+            ).exists():  # if there, another process has renamed its copy of them first
                 raise
 
 

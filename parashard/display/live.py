@@ -11,11 +11,13 @@ from rich.live import Live
 from rich.text import Text
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.display.screen import WARNING, StatusScreen, plain_line, progress_line, shown_warnings
+from parashard.display.screen import WARNING, StatusScreen, failure_cause, plain_line, progress_line, shown_warnings
 from parashard.process.side_effects import lossy
 
 PLAIN_EVERY_S = 2.0
 NOTEBOOK_EVERY_S = 0.25
+CAUSES_MAX = 50
+"""Different causes of failed attempts that a plain view prints; the report and the logs have all."""
 STAYING_EVENTS = (WARNING, "resolved: ", "data: ")
 
 
@@ -80,17 +82,19 @@ class TerminalView:
 
 
 class PlainView:
-    """One line every PLAIN_EVERY_S, and every event."""
+    """One line every PLAIN_EVERY_S, and every event; what fails at the same line of a model in each attempt once."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._next_s = 0.0
         self._events = NewEvents()
+        self._causes: set[str] = set()
 
     def show(self, status: pb.GetStatusReply) -> None:
         """Print the events that are new, and a line if it is time."""
         for event in self._events.of(status):
-            self.say(event)
+            if self._is_told(event):
+                self.say(event)
         if status.state == pb.JOB_STATE_RUNNING and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PLAIN_EVERY_S
             self.say(plain_line(status))
@@ -101,6 +105,15 @@ class PlainView:
 
     def close(self) -> None:
         """Do nothing."""
+
+    def _is_told(self, event: str) -> bool:
+        cause = failure_cause(event)
+        if cause is None:
+            return True
+        if cause in self._causes or len(self._causes) >= CAUSES_MAX:
+            return False
+        self._causes.add(cause)
+        return True
 
 
 class NotebookView:

@@ -6,6 +6,7 @@ remaining workers and shards are counted in a line. Called by `parashard.display
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ EVENT_LINES = 3  # of one event
 EVENT_LINES_MIN = 2  # of all events, where the tables do not fit
 PROBLEMS_SHOWN = 3
 WARNING = "warning: "  # how the event begins that tells of a problem
+_FAILED_ATTEMPT = re.compile(r"\S+ failed at step [\d,]+(?: \(examples [^)]*\))?: (?P<reason>.*)", re.DOTALL)
 PROBLEM_LINES = 2  # of one problem
 REASON_LINES = 2
 TABLE_LINES_MIN = 3  # titles, one row, and the count of the others
@@ -60,6 +62,12 @@ class StatusScreen:
         for line in lines:
             line.no_wrap, line.overflow = True, "crop"
             yield line
+
+
+def failure_cause(event: str) -> str | None:
+    """Return where and with which kind of error an attempt failed, such as "net.py:6: ValueError"; None: none did."""
+    failed = _FAILED_ATTEMPT.match(event)
+    return None if failed is None else ":".join(failed["reason"].split(":")[:3])
 
 
 def screen_lines(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from parashard.data.preprocessing import Preprocessing
 from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint, StoreFailed
 from parashard.job.schema import Job
 from parashard.models import build_model, code_sha256
-from parashard.models.base import Audited, Model
+from parashard.models.base import Audited
 from parashard.models.blame import named_with_line
 from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
 from parashard.settings.table import Table, key
@@ -59,7 +59,14 @@ class DeclaredJob:
     auditor: Audited | None = None
 
 
-def declare(spec: DataSpec, model: Model, model_sha256: str = "") -> DeclaredJob:
+class HasVariables(Protocol):
+    """What a job starts from: a model, or the first values of a program that computes its steps itself."""
+
+    def initial_variables(self) -> Mapping[str, Any]:
+        """Return variables or arrays by name."""
+
+
+def declare(spec: DataSpec, model: HasVariables, model_sha256: str = "") -> DeclaredJob:
     """Declare data and a model that are at hand.
 
     Raises
@@ -131,7 +138,7 @@ def declare_named(job: Job, model_folder: Path | None) -> DeclaredJob:
     return declare(spec, model, code_sha256(job.model, model_folder))
 
 
-def _initial_variables(model: Model) -> Mapping[str, Any]:
+def _initial_variables(model: HasVariables) -> Mapping[str, Any]:
     """Return what a model starts from; the model may be a user's, and what it raises is theirs to mend."""
     try:
         initial = model.initial_variables()

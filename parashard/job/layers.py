@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from parashard.errors import ConfigurationError
@@ -27,12 +28,13 @@ class Layers:
     Invariants: `origins` has exactly the leaves of `table`, and `table` has only the types of JSON.
     """
 
-    def __init__(self, file: Path, table: Mapping[str, Any]) -> None:
+    def __init__(self, file: Path, table: Mapping[str, Any], words: Mapping[str, str] = MappingProxyType({})) -> None:
         self.file = f"file {file}"
         self.table: dict[str, Any] = plain(table)
         self.origins: dict[tuple[str, ...], str] = {parts: self.file for parts, _ in leaves(table)}
         self.replaced: dict[tuple[str, ...], list[Any]] = {}
         """Earlier values of keys that a later `put` overrode, the oldest first."""
+        self.words = words
 
     def put(self, parts: tuple[str, ...], value: Any, origin: str) -> None:
         """Set one key, in place of all that it held before; missing tables above it are made.
@@ -76,6 +78,10 @@ class Layers:
                 return self.origins[above]
         return " and ".join(self._origins_below(parts)) or DEFAULT
 
+    def named(self, parts: tuple[str, ...]) -> str:
+        """Return a key as a message names it: after where its value came from, or in the words of a program."""
+        return self.words.get(dotted(*parts)) or f"{self.origin(parts)}: {dotted(*parts)}"
+
     def origin_of_missing(self, parts: tuple[str, ...]) -> str:
         """Return which layer should have given a missing key: the only layer of its table, else the file."""
         around = self._origins_below(parts[:-1]) if len(parts) > 1 else []
@@ -85,15 +91,23 @@ class Layers:
         return list(dict.fromkeys(o for known, o in self.origins.items() if known[: len(parts)] == parts))
 
 
-def layered(file: Path, table: Mapping[str, Any], overrides: Sequence[Override], environ: Mapping[str, str]) -> Layers:
+def layered(
+    file: Path,
+    table: Mapping[str, Any],
+    overrides: Sequence[Override],
+    environ: Mapping[str, str],
+    words: Mapping[str, str] = MappingProxyType({}),
+) -> Layers:
     """Return the file's table with the environment's values over it and the flags' values over both.
+
+    `words` name the keys of a table that a program has put together, by their dotted names.
 
     Raises
     ------
     ConfigurationError
         A variable or a flag does not name a key, or two variables name the same one.
     """
-    layers = Layers(file, table)
+    layers = Layers(file, table, words)
     named: dict[tuple[str, ...], str] = {}
     for parts, name in sorted((_environment_parts(n), n) for n in environ if names_a_key(n)):
         if parts in named:

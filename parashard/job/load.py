@@ -11,6 +11,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from parashard.errors import ConfigurationError
@@ -74,15 +75,17 @@ def load_job(
     return _loaded(file, layered(file, _read(file), overrides, environ), unread_variables(environ, Job))
 
 
-def job_from_table(table: Mapping[str, Any], file: Path) -> LoadedJob:
+def job_from_table(table: Mapping[str, Any], file: Path, words: Mapping[str, str] = MappingProxyType({})) -> LoadedJob:
     """Return the job that a program has put together as a job file would; `file` is the program.
+
+    `words` are what its user calls the keys, by their dotted names, for errors.
 
     Raises
     ------
     ConfigurationError
         The job is not valid.
     """
-    return _loaded(file, layered(file, table, (), {}), ())
+    return _loaded(file, layered(file, table, (), {}, words), ())
 
 
 def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...]) -> LoadedJob:

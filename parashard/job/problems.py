@@ -57,20 +57,25 @@ def _problems(details: ErrorDetails, schema: type[Table], layers: Layers) -> Ite
     cause = context.get("error")
     if isinstance(cause, Contradictions):
         for c in cause.found:
-            here, other = (layers.origin(key_parts(key)) for key in c.keys)
-            found = f"found {shown(c.found[0])} with {c.keys[1]} = {shown(c.found[1])} ({other})"
-            yield f"{here}: {c.keys[0]}: {found}", f"allowed: {c.allowed}"
+            here, other = (key_parts(key) for key in c.keys)
+            words = layers.words.get(c.keys[1])
+            second = (
+                f"{words} = {shown(c.found[1])}"
+                if words
+                else f"{c.keys[1]} = {shown(c.found[1])} ({layers.origin(other)})"
+            )
+            yield f"{layers.named(here)}: found {shown(c.found[0])} with {second}", f"allowed: {c.allowed}"
         return
     parts = _key(details["loc"], layers.table, keep_last=kind == "missing")
     if kind == "missing":
         needed = _descriptions_at(schema, parts[:-1], layers.table)[parts[-1]] or "a value"
         yield f"{layers.origin_of_missing(parts)}: {dotted(*parts)}: missing", f"needed: {needed}"
     elif kind == "extra_forbidden":
-        yield f"{layers.origin(parts)}: {dotted(*parts)}: unknown key", _nearest(schema, parts, layers.table)
+        yield f"{layers.named(parts)}: unknown key", _nearest(schema, parts, layers.table)
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
         yield _unknown_member(schema, parts, layers)
     else:
-        where = f"{layers.origin(parts)}: {dotted(*parts)}: found {shown(details['input'])}"
+        where = f"{layers.named(parts)}: found {shown(details['input'])}"
         yield where, f"allowed: {_phrase(kind, details['msg'], context)}"
 
 
@@ -91,7 +96,7 @@ def _unknown_member(schema: type[Table], parts: tuple[str, ...], layers: Layers)
     node = at(layers.table, parts)
     key = (*parts, tag)
     if tag in node:
-        return f"{layers.origin(key)}: {dotted(*key)}: found {shown(node[tag])}", f"allowed: {', '.join(allowed)}"
+        return f"{layers.named(key)}: found {shown(node[tag])}", f"allowed: {', '.join(allowed)}"
     return f"{layers.origin_of_missing(key)}: {dotted(*key)}: missing", f"allowed: {', '.join(allowed)}"
 
 

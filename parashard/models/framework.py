@@ -6,11 +6,13 @@ Knows no framework. Called by `parashard.torch`, `parashard.jax` and `parashard.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
+from parashard.models.blame import named_with_line
 
 Computed = tuple[float | Array, Mapping[str, Array | None]]
 """A loss and gradients by name."""
@@ -25,6 +27,44 @@ ACCURACY = "accuracy"
 
 class WrongModel(ValueError):
     """A model computes what no step can be made of. It is a failure of the step, as any other error in a model."""
+
+
+def refuse_other_framework(given: Any, own: str) -> None:
+    """Refuse a module of another framework than `own`: torch, keras or jax.
+
+    Raises
+    ------
+    ConfigurationError
+        It names the model that takes it.
+    """
+    for name, kind, call in (("keras", "Model", "ps.keras.Model(model)"), ("torch", "nn", "ps.torch.Model(net, loss)")):
+        base: Any = getattr(sys.modules.get(name), kind, None)
+        base = getattr(base, "Module", base)
+        if base is None or not (isinstance(given, base) or (isinstance(given, type) and issubclass(given, base))):
+            continue
+        if name != own:
+            known = "PyTorch module" if name == "torch" else "Keras model"
+            raise ConfigurationError(f"ps.{own}.Model was given a {known}: {call} takes it")
+        return
+
+
+def made_by(make: Callable[[], Any], call: str) -> Any:
+    """Return what a user's factory makes.
+
+    Raises
+    ------
+    ConfigurationError
+        If it raises; `call` says how it is called.
+    """
+    try:
+        return make()
+    except (ConfigurationError, WrongModel):
+        raise
+    except Exception as error:
+        hint = ""
+        if isinstance(error, TypeError) and "argument" in str(error) and call.endswith("()"):
+            hint = "; what needs arguments is given as a function that gives them, such as lambda: Net(10)"
+        raise ConfigurationError(f"{call} raised {named_with_line(error)}{hint}") from error
 
 
 def metrics_by_name(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
+from parashard.errors import ConfigurationError
 from parashard.plan.schedules import ConstantSchedule, ScheduleOptions
 from parashard.settings.table import NEEDED, After, OneOf, Table, key
 
@@ -27,6 +28,18 @@ SLOTS = {
     "lamb": 2,
 }
 """Number of slots of each rule: vectors of the weights' length; `parashard_server.state.optimizer` names them."""
+
+_NAMES_ELSEWHERE = {
+    "lr": "learning_rate",
+    "eps": "epsilon",
+    "alpha": "rho",
+    "betas": "beta1 and beta2",
+    "beta_1": "beta1",
+    "beta_2": "beta2",
+    "clipvalue": "clip_value",
+    "global_clipnorm": "clip_norm",
+}
+"""What settings are called that other libraries have under these names."""
 
 _LARGEST = 1e15  # the product of two settings still fits float32
 _SMALLEST = 1e-30
@@ -111,7 +124,16 @@ class OptimizerSpec(Table):
         default=0.0, description="lambda of DC-ASGD, g + lambda * g * g * (w - w_pulled); 0: off."
     )
 
-    def __init__(self, learning_rate: Any = NEEDED, **settings: Any) -> None:
+    def __init__(self, learning_rate: Any = NEEDED, *others: Any, **settings: Any) -> None:
+        known = [name for name in self.keys if name != "kind"]
+        own, allowed = f"ps.{type(self).__name__}", f"allowed: {', '.join(known)}"
+        if others:
+            raise ConfigurationError(f"{own} takes its learning rate first and all else by name; {allowed}")
+        for name in settings.keys() - self.keys.keys():
+            here = _NAMES_ELSEWHERE.get(name, "")
+            hint = f"it is {here} here; " if here in known or " and " in here else ""
+            hint = "ps.Momentum has it; " if name == "momentum" else hint
+            raise ConfigurationError(f"{own} has no {name}=; {hint}{allowed}")
         super().__init__(**settings if learning_rate is NEEDED else {"learning_rate": learning_rate, **settings})
 
     @property

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,6 +46,8 @@ class CoordinatorClient:
         A run directory, if the address is from there: a coordinator that was started again has another one.
     credentials : Credentials, optional
         Shown to the coordinator; needed where it demands them.
+    tell : callable (text), optional
+        Called once a call that has to be sent again, with what it waits for; a log has it in any case.
     """
 
     def __init__(
@@ -55,8 +58,10 @@ class CoordinatorClient:
         cancelled: threading.Event | None = None,
         where: str = "",
         credentials: Credentials | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.address = address
+        self._tell = tell
         self._credentials = credentials
         self._where = where
         self._moving = threading.Lock()
@@ -165,7 +170,11 @@ class CoordinatorClient:
     def _tell_once(self, attempt: tenacity.RetryCallState) -> None:
         """Say that we wait, once a call: silence looks like a hang."""
         if attempt.attempt_number == 1 and attempt.outcome is not None:
-            log.info("waiting", why=str(attempt.outcome.exception()), at_most_s=self.retry_budget_s)
+            why = str(attempt.outcome.exception())
+            log.info("waiting", why=why, at_most_s=self.retry_budget_s)
+            if self._tell is not None:
+                until = datetime.now() + timedelta(seconds=self.retry_budget_s)
+                self._tell(f"waiting for {self.address} until {until:%H:%M:%S}: {why}")
 
 
 def address_in(folder: Path) -> str | None:

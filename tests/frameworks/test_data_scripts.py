@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,25 +51,12 @@ print(json.dumps([history.report["weights_sha256"], trainer.evaluate(loader)["ac
 """
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
-    runs: list[ScriptRun] = []
-
-    def begin(*words: str) -> ScriptRun:
-        runs.append(ScriptRun(tmp_path, TOKENS, *words))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.clean_up()
-
-
 def told(run: ScriptRun) -> Any:
     assert run.wait() == 0, run.complaint()
     return json.loads(run.output().splitlines()[-1])
 
 
 def test_padded_texts_that_draw_give_the_same_bits_for_any_number_of_workers(start: Callable[..., ScriptRun]) -> None:
-    digest, accuracy, shape = told(start("1", "sync:3"))
+    digest, accuracy, shape = told(start(TOKENS, "1", "sync:3"))
     assert (accuracy, shape) == (1.0, [90, 3])
-    assert told(start("2", "sync:3"))[0] == digest
+    assert told(start(TOKENS, "2", "sync:3"))[0] == digest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.xdist_group("frameworks"), pytest.mark.timeout(900)]
 
 @pytest.fixture
 def start(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., ScriptRun]]:
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[..., ScriptRun]
+) -> Callable[..., ScriptRun]:
     framework, _, backend = request.param.partition(" on ")
     for name in filter(None, (framework, backend)):
         why = f"NO TEST OF ps.{framework}: no {name}; `make test-frameworks` has it"
@@ -34,15 +34,7 @@ def start(
         monkeypatch.setenv("KERAS_BACKEND", backend)
         example, given = "mnist_keras.py", ["--data", str(written_as_mnist(tmp_path))]
     text = (ROOT / "examples" / example).read_text()
-    runs: list[ScriptRun] = []
-
-    def begin(*words: str) -> ScriptRun:
-        runs.append(ScriptRun(tmp_path, text, *given, *words))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.clean_up()
+    return lambda *words: start(text, *given, *words)
 
 
 def written_as_mnist(folder: Path) -> Path:

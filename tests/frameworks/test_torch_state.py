@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,26 +16,13 @@ pytestmark = [pytest.mark.xdist_group("frameworks"), pytest.mark.timeout(900)]
 pytest.importorskip("torch", reason="NO TEST OF ps.torch: PyTorch is not installed; `make test-frameworks` has it")
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
-    runs: list[ScriptRun] = []
-
-    def begin(*words: str) -> ScriptRun:
-        runs.append(ScriptRun(tmp_path, TORCH_LEDGER, *words))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.clean_up()
-
-
 def told(run: ScriptRun) -> Any:
     assert run.wait() == 0, run.complaint()
     return json.loads(run.output().splitlines()[-1])
 
 
 def test_every_example_and_every_step_counts_once_whatever_is_killed(start: Callable[..., ScriptRun]) -> None:
-    run = start("40", "async")
+    run = start(TORCH_LEDGER, "40", "async")
     eventually(lambda: {"worker-0", "worker-1", "shard-1"} <= set(run.processes()), "all are up", told=run.complaint)
     for name in ("worker-1", "shard-1", "worker-0", "coordinator"):
         run.kill(name)
@@ -47,8 +33,8 @@ def test_every_example_and_every_step_counts_once_whatever_is_killed(start: Call
 
 
 def test_in_rounds_the_state_has_the_same_bits_for_any_number_of_workers(start: Callable[..., ScriptRun]) -> None:
-    quiet = told(start("40", "sync:4", "1"))
-    run = start("40", "sync:4", "3")
+    quiet = told(start(TORCH_LEDGER, "40", "sync:4", "1"))
+    run = start(TORCH_LEDGER, "40", "sync:4", "3")
     eventually(lambda: {"worker-0", "worker-1", "shard-1"} <= set(run.processes()), "all are up", told=run.complaint)
     for name in ("worker-1", "shard-0", "coordinator"):
         run.kill(name)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,19 +52,6 @@ elif __name__ == "__main__":
             thread.join()
     print(json.dumps(sorted(set(cluster.weights()["counts"].tolist()))))
 """
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
-    runs: list[ScriptRun] = []
-
-    def begin(text: str, *words: str) -> ScriptRun:
-        runs.append(ScriptRun(tmp_path, text, *words))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.clean_up()
 
 
 def joined(run: ScriptRun) -> subprocess.Popen[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +62,6 @@ optimizer = ps.Adam(0.5) if "adam" in sys.argv else ps.SGD(1.0)
 OPEN = (
     "with ps.Coordinator(strategy, variables=variables, optimizer=optimizer, settings=settings, timeout_s=60) as it:\n"
 )
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
-    runs: list[ScriptRun] = []
-
-    def begin(text: str, *words: str) -> ScriptRun:
-        runs.append(ScriptRun(tmp_path, text, *words))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.clean_up()
 
 
 def done(run: ScriptRun) -> Any:

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -17,19 +16,6 @@ from support.script_run import LEDGER, ScriptRun
 
 FIT = 'trainer.fit(data, epochs=EPOCHS, batch_size=4, verbose=0)\nprint(json.dumps(trainer.evaluate(data)["least"]))\n'
 NO_WORKERS = LEDGER.replace("workers=2", "workers=int(os.environ.get('WORKERS', '2'))")
-
-
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptRun]]:
-    runs: list[ScriptRun] = []
-
-    def begin(text: str, *words: str) -> ScriptRun:
-        runs.append(ScriptRun(tmp_path, text, *words))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.clean_up()
 
 
 def worker(run: ScriptRun, connect: str, *words: str) -> subprocess.Popen[str]:

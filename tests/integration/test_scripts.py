@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,6 @@ from support.script_run import LEDGER, ScriptRun
 FIT = 'history = trainer.fit(data, epochs=EPOCHS, batch_size=4, verbose=0, resume="resume" in sys.argv)\n'
 TELL = 'print(json.dumps([trainer.evaluate(data)["least"], history.report["weights_sha256"]]))\n'
 QUICK = 30  # steps before the first that waits until it may be quick
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
-    runs: list[ScriptRun] = []
-
-    def begin(text: str, *words: str) -> ScriptRun:
-        runs.append(ScriptRun(tmp_path, text, *words))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.clean_up()
 
 
 def reached(run: ScriptRun, steps: int) -> bool:

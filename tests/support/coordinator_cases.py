@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from parashard.checkpoints.encoding import decode, encode
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import (
     Announcement,
@@ -21,6 +22,7 @@ from parashard_coordinator.core.launchers import ExternalLauncher, Launcher
 from parashard_coordinator.core.membership import ShardRegistration, Worker
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
 from parashard_coordinator.core.rounds import NoRounds, RoundBook, Rounds
+from parashard_coordinator.core.saved import Saved
 
 RUN, DIGEST = "run-1", "d" * 64
 OPTIONS = Options(run_id=RUN, job_digest=DIGEST, steps_total=40, shards=2, workers=2, retry_pause_s=0.0)
@@ -77,6 +79,19 @@ def announce(
         registration(shard, incarnation), in_weights, both, empty, frozenset(returnable), restored, process
     )
     core.announced(shard, says, now_s)
+
+
+def core_after(earlier: Core, policy: LeasingPolicy | None = None, **options: Any) -> Core:
+    """Return the next coordinator's core: with the saved state, before its first call."""
+    saved = decode(Saved, encode(earlier.job.saved()), "saved")
+    core = core_of(policy, registered=False, incarnation=earlier.job.options.incarnation + 1, **options)
+    core.job.resume(saved)
+    return core
+
+
+def announce_all(core: Core, *applied: Sequence[tuple[int, int]], incarnation: int = 1) -> None:
+    for shard, steps in enumerate(applied):
+        announce(core, shard, incarnation, steps)
 
 
 def done(*steps: int, incarnations: Sequence[int] = (1, 1), loss: float = 0.5, skipped: bool = False) -> Any:

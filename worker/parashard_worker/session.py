@@ -14,9 +14,10 @@ one thread; a process may have several, each in its own.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,7 +145,11 @@ class Session:
             stop = self._stop
             credentials = credentials_in(self._tls_dir)
             coordinator = CoordinatorClient(
-                find_coordinator(self._run), cancelled=stop.event, where=self._run, credentials=credentials
+                find_coordinator(self._run),
+                cancelled=stop.event,
+                where=self._run,
+                credentials=credentials,
+                tell=_tell_waiting,
             )
             entered.callback(coordinator.close)
             self._coordinator, self._stop = coordinator, stop
@@ -359,6 +364,12 @@ class Session:
             if ended is not None:
                 self._over = ended
                 self._stop.ask(ended[1])
+
+
+def _tell_waiting(text: str) -> None:
+    with suppress(OSError, ValueError):  # nobody reads it
+        sys.stderr.write(f"ps.connect: {text}\n")
+        sys.stderr.flush()
 
 
 def _tell_hung(reason: str) -> None:

@@ -57,6 +57,31 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ps.OneDeviceStrategy("cuda:9"),
         r"device cuda:9 is not there: .* has 2 CUDA",
     ),
+    "devices that are no list": (
+        lambda: ps.MirroredStrategy(1.5),
+        r"devices is a number or a list of names .*found 1.5",
+    ),  # type: ignore[arg-type]
+    "threads of processes": (
+        lambda: ps.ParameterServerStrategy(threads=1),
+        r"ps.ParameterServerStrategy has no threads=; worker_threads= and shard_threads= are of processes; allowed: "
+        r"shards, workers, consistency, device",
+    ),
+    "a misspelt key": (
+        lambda: ps.ParameterServerStrategy(consistancy="async"),
+        "has no consistancy=; allowed: shards, ",
+    ),
+    "a consistency where it is given": (
+        lambda: ps.MultiWorkerMirroredStrategy(2, consistency="async"),
+        "ps.MultiWorkerMirroredStrategy has no consistency=; allowed: workers, shards, ",
+    ),
+    "workers of one process": (
+        lambda: ps.OneDeviceStrategy(workers=3),  # type: ignore[call-arg]
+        r"^ps.OneDeviceStrategy has no workers=; allowed: device, threads$",
+    ),
+    "too many arguments": (
+        lambda: ps.MirroredStrategy(2, 1, 3),  # type: ignore[call-arg]
+        r"^ps.MirroredStrategy has no 3 arguments; allowed: devices, threads$",
+    ),
     "two devices": (
         lambda: ps.MirroredStrategy(["cuda:0", "cuda:1"]),
         r"devices are cuda:0, cuda:1: .*ps.MultiWorkerMirroredStrategy\(workers=2\) has a process for each",
@@ -65,7 +90,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "threads": (lambda: ps.OneDeviceStrategy(threads=-1), r"threads is a whole number, 0 for as many .*, found -1"),
     "a class": (
         lambda: ps.Trainer(Line(), strategy=ps.MirroredStrategy),  # type: ignore[arg-type]
-        r"strategy is one of parashard's, such as ps.OneDeviceStrategy\(\), found MirroredStrategy",
+        r"strategy is one of parashard's, such as ps.OneDeviceStrategy\(\), found the class MirroredStrategy",
     ),
 }
 

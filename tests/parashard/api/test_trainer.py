@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ import parashard as ps
 from parashard.api import fit_on_cluster, fits
 from parashard.api import trainer as module
 from parashard.api.code import code_of
+from parashard.api.jobs import check_same_model
 from parashard.api.script import Script
-from parashard.data.base import Batch
+from parashard.data.base import Batch, DataSpec
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.declaration import read_declaration
+from parashard.job.declaration import declare, read_declaration, write_declaration
 from parashard.job.load import LoadedJob, as_toml
 from parashard.launch.run import Outcome
 from parashard.models.framework import WrongModel
@@ -176,9 +177,14 @@ def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
         ),
         ({"model": Line}, "found Line"),
         ({"optimizer": "adam"}, "it is one of parashard's, such as ps.Adam(1e-3), or one of PyTorch, Keras or"),
-        ({"optimizer": ps.Adam(-1.0)}, "optimizer.learning_rate"),
-        ({"strategy": ps.ParameterServerStrategy(0)}, "cluster.shards: found 0"),
-        ({"strategy": ps.ParameterServerStrategy(consistency="bsp")}, "consistency.policy"),
+        ({"optimizer": ps.Adam(-1.0)}, "ps.Adam: learning_rate: found -1.0; allowed: between"),
+        ({"strategy": ps.ParameterServerStrategy(0)}, "ps.ParameterServerStrategy: shards: found 0; allowed: >= 1"),
+        (
+            {"strategy": ps.ParameterServerStrategy(consistency="bsp")},
+            'ps.ParameterServerStrategy: consistency: found "bsp"; allowed: async, ',
+        ),
+        ({"settings": [5]}, 'settings is a dict such as {"checkpoint.every_s": 5}, found [5]'),
+        ({"settings": {5: 5}}, "settings: 5; allowed: TABLE.KEY"),
         ({"settings": {"checkpoint.evry_s": 2}}, "did you mean checkpoint.every_s?"),
         (
             {"settings": {"job.seed": 2}},
@@ -195,6 +201,75 @@ def test_what_cannot_be_used_is_named(runs: Runs, arguments: dict[str, Any], say
         ps.Trainer(**{"model": Line(), **arguments}).fit((X, Y), verbose=0)
     assert says in refused.value.message
     assert runs.jobs == []
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (
+            lambda: ps.Adam(lr=0.1),
+            "ps.Adam has no lr=; it is learning_rate here; allowed: learning_rate, weight_decay, ",
+        ),
+        (lambda: ps.Adam(betas=(0.9, 0.99)), "ps.Adam has no betas=; it is beta1 and beta2 here; allowed: "),
+        (lambda: ps.SGD(0.1, momentum=0.9), "ps.SGD has no momentum=; ps.Momentum has it; allowed: "),
+        (lambda: ps.SGD(0.1, speed=1), "ps.SGD has no speed=; allowed: learning_rate, "),
+        (lambda: ps.Adam(1e-3, 0.9, 0.99), "ps.Adam takes its learning rate first and all else by name; allowed: "),
+    ],
+)
+def test_a_setting_that_an_optimizer_lacks_is_named(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        make()
+    assert refused.value.message.startswith(says)
+
+
+class Drawn(Line):
+    """A model whose first values are given."""
+
+    def __init__(self, **values: Any) -> None:
+        self._first = values
+
+    def initial_variables(self) -> Mapping[str, Any]:
+        return self._first
+
+
+@pytest.mark.parametrize(
+    ("mine", "says"),
+    [
+        ({"w": [1.0, 2.0]}, ""),
+        ({"w": [1.0, 2.5]}, "variable 'w' of the model has other first values in this worker than in the process that"),
+        (
+            {"w": [1.0]},
+            "variable 'w' of the model has another shape in this worker than in the process",
+        ),
+        (
+            {"w": [1.0, 2.0], "b": [0.0]},
+            "the model has other variables in this worker than in the process that",
+        ),
+    ],
+)
+def test_a_model_that_differs_in_a_worker_is_refused_by_its_variable(
+    tmp_path: Path, mine: dict[str, Any], says: str
+) -> None:
+    write_declaration(tmp_path, declare(DataSpec(8, 0, (2,), 0, "x"), Drawn(w=[1.0, 2.0])))
+    if not says:
+        check_same_model(Drawn(**mine), tmp_path)
+        return
+    with pytest.raises(ConfigurationError) as refused:
+        check_same_model(Drawn(**mine), tmp_path)
+    assert refused.value.message.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "says"),
+    [
+        ({"x": X, "y": Y}, {"targets": 5}, "targets= is the name of a field, or a list of names, found 5"),
+        ((X, Y), {"validation_split": "0.2"}, "validation_split must be at least 0 and less than 1, found '0.2'"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(data: Any, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        ps.Trainer(Line(), strategy=ps.OneDeviceStrategy()).fit(data, **more)
+    assert refused.value.message == says
 
 
 def test_examples_that_the_model_cannot_compute_are_named_with_their_shapes() -> None:

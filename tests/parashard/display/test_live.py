@@ -87,6 +87,20 @@ def test_plain_lines_come_now_and_then_and_every_event_once(monkeypatch):
     assert lines[2] == plain_line(status_of())  # never wrapped: one line is one line, also in a log
 
 
+def test_a_plain_view_tells_a_cause_once_however_often_it_fails():
+    console, out = console_of()
+    view = PlainView(console)
+    failed = "worker-{} failed at step {:,} (examples 7, 2, ...): net.py:6: ValueError: bad value {}"
+    events = [
+        failed.format(0, 1, 5),
+        failed.format(1, 2000, 6),
+        failed.format(0, 1, 7),
+        "worker-1 failed at step 3: NaN",
+    ]
+    view.show(status_of(state=pb.JOB_STATE_STARTING, events=events, events_total=4))
+    assert out.getvalue().splitlines() == [events[0], events[3]]
+
+
 def test_a_job_that_has_not_begun_gets_no_line_yet():
     console, out = console_of()
     PlainView(console).show(status_of(state=pb.JOB_STATE_STARTING, events=[], events_total=0))

@@ -1,6 +1,7 @@
 """Finding a coordinator, and what its client repeats and what it does not."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -102,6 +103,24 @@ def test_an_address_file_that_cannot_be_read_is_named(tmp_path):
 
 
 # --- calling it ---
+
+
+def test_what_a_call_waits_for_is_told_once_with_how_long(virtual_time):
+    told: list[str] = []
+    client = CoordinatorClient("127.0.0.1:7", retry_budget_s=20.0, tell=told.append)
+
+    def call() -> None:
+        raise Unreachable("no answer: Connection refused")
+
+    try:
+        with pytest.raises(Unreachable):
+            client.patiently(call)
+    finally:
+        client.close()
+    assert len(virtual_time.pauses_s) > 1
+    assert [re.sub(r"\d\d:\d\d:\d\d", "T", text) for text in told] == [
+        "waiting for 127.0.0.1:7 until T: no answer: Connection refused"
+    ]
 
 
 class Scripted(coordinator_pb2_grpc.CoordinatorServicer):
