@@ -5,6 +5,7 @@ Knows no process. Called by the trainer, the coordinator and the cluster of `par
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -67,7 +68,7 @@ def job_of(
     *,
     cluster: Mapping[str, Any] | None = None,
 ) -> LoadedJob:
-    """Return the job of a call, checked as a job file is.
+    """Return the job of a call, checked as a job file is; the environment says what the program leaves open.
 
     Parameters
     ----------
@@ -80,7 +81,9 @@ def job_of(
         Keys of `[cluster]` where the program says nothing else.
     """
     tables = tables_of(parts, sizes, cluster)
-    return job_from_table({**tables, "data": {"source": "script"}, "model": {"kind": "script"}}, program)
+    # What trains in one process has no cluster to place.
+    environ = {} if isinstance(parts.strategy, InProcessStrategy) else os.environ
+    return job_from_table({**tables, "data": {"source": "script"}, "model": {"kind": "script"}}, program, environ)
 
 
 def tables_of(

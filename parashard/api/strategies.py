@@ -6,12 +6,14 @@ starts nothing. Called by scripts and by `parashard.api.trainer`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.process import cuda
+from parashard.process.arguments import tls_folder
 
 REPLICAS_MAX = 4096
 
@@ -25,11 +27,16 @@ class Strategy:
         async, ssp:K or sync:N, as in a job file.
     cluster : dict of str to object
         Keys of a job file's `[cluster]` table.
+    tls_dir : Path or None
+        The folder of credentials that its processes show each other.
     """
 
-    def __init__(self, consistency: str, cluster: dict[str, Any]) -> None:
+    def __init__(
+        self, consistency: str, cluster: dict[str, Any], tls_dir: str | os.PathLike[str] | None = None
+    ) -> None:
         self.consistency = consistency
         self.cluster = cluster
+        self.tls_dir = tls_folder(tls_dir)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -46,16 +53,30 @@ class ParameterServerStrategy(Strategy):
 
     Parameters
     ----------
-    shards, workers : int
-        Processes to start.
+    shards, workers : int, optional
+        Processes to start, 2 of each unless the environment says another number (`PARASHARD_CLUSTER__WORKERS`).
+        workers=0: all join from other machines, and the run waits for them.
     consistency : str
         async; ssp:K, in which no step runs more than K ahead of the slowest; sync:N, in rounds of N steps.
+    tls_dir : path, optional
+        Folder with `ca.pem`, `cert.pem` and `key.pem`, of all four roles: every process talks inside mutual TLS, and a
+        worker that joins shows a certificate of its own. Default: `PARASHARD_TLS_DIR`, else no TLS.
     **cluster
-        Further keys of a job file's `[cluster]` table, such as transport="tcp".
+        Further keys of a job file's `[cluster]` table, such as transport="tcp"; those that are left out may be in the
+        environment, too.
     """
 
-    def __init__(self, shards: int = 2, workers: int = 2, consistency: str = "async", **cluster: Any) -> None:
-        super().__init__(consistency, {"shards": shards, "workers": workers, **cluster})
+    def __init__(
+        self,
+        shards: int | None = None,
+        workers: int | None = None,
+        consistency: str = "async",
+        *,
+        tls_dir: str | os.PathLike[str] | None = None,
+        **cluster: Any,
+    ) -> None:
+        counts = {key: count for key, count in (("shards", shards), ("workers", workers)) if count is not None}
+        super().__init__(consistency, {**counts, **cluster}, tls_dir)
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -68,13 +89,13 @@ class MultiWorkerMirroredStrategy(Strategy):
     ----------
     workers : int
         Processes that compute, and as many shards.
-    **cluster
-        Further keys of a job file's `[cluster]` table.
+    tls_dir, **cluster
+        As of `ParameterServerStrategy`.
     """
 
-    def __init__(self, workers: int = 2, **cluster: Any) -> None:
+    def __init__(self, workers: int = 2, *, tls_dir: str | os.PathLike[str] | None = None, **cluster: Any) -> None:
         _check_count("workers", workers)
-        super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster})
+        super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster}, tls_dir)
 
 
 class InProcessStrategy(Strategy):

@@ -16,6 +16,7 @@ from parashard.settings.forms import file_keys, forms_at
 from parashard.settings.table import Table
 
 OWN_VARIABLES = (
+    "PARASHARD_RUNS",
     "PARASHARD_TLS_DIR",
     "PARASHARD_TRACE",
     "PARASHARD_FAILPOINTS",
