@@ -78,5 +78,6 @@ def test_the_variables_that_are_read_are_known() -> None:
 
 def test_the_variables_of_compose_files_are_known() -> None:
     templates = (ROOT / "parashard" / "render" / "templates" / "compose").iterdir()
-    found = {name for file in templates for name in re.findall(r"\$\{(PARASHARD_\w+)", file.read_text())}
+    files = [*templates, ROOT / "deploy" / "script" / "compose.yaml"]
+    found = {name for file in files for name in re.findall(r"\$\{(PARASHARD_\w+)", file.read_text())}
     assert found == set(COMPOSE_VARIABLES)
