@@ -161,3 +161,34 @@ def test_workers_elsewhere_outlive_the_coordinator_and_the_script_at_a_fixed_por
     assert (where["address"], where["http"]) == (f"localhost:{port}", f"localhost:{port + 1}")
     for shard in (0, 1):
         assert f"shard-{shard} started (localhost:{port + 2 + 2 * shard})" in resumed.output()
+
+
+LOOPS = """
+import json, sys
+import numpy as np
+import parashard as ps
+
+@ps.function
+def push(weights, amount):
+    return float(amount), {"w": np.full(3, -amount, np.float32)}
+
+strategy = ps.ParameterServerStrategy(workers=1, tls_dir=sys.argv[1])
+if not ps.is_worker():
+    with ps.Cluster({"w": np.zeros(3)}, ps.SGD(1.0), strategy, examples=4) as cluster:
+        with ps.connect(cluster.run_dir, tls_dir=sys.argv[1]) as session:
+            for step in session.steps():
+                session.push(step, {"w": np.full(3, -1.0)})
+                if step.number == 0:
+                    print(cluster.weights()["w"].tolist())
+    print(cluster.weights()["w"].tolist())
+with ps.Coordinator(strategy, variables={"w": np.zeros(3)}, optimizer=ps.SGD(1.0)) as coordinator:
+    coordinator.schedule(push, args=(2.0,))
+    coordinator.join()
+    print(coordinator.weights()["w"].tolist())
+"""
+
+
+def test_loops_of_ones_own_run_inside_tls(start: Callable[..., ScriptRun], certificates: Certificates) -> None:
+    run = start(LOOPS, str(certificates.folder(list(Role))))
+    assert run.wait() == 0, run.complaint()
+    assert run.output().splitlines() == ["[1.0, 1.0, 1.0]", "[4.0, 4.0, 4.0]", "[2.0, 2.0, 2.0]"]
