@@ -16,7 +16,7 @@ FIT = (
 HELD = 20  # steps that are complete while later ones wait
 
 
-def test_kills_of_a_worker_and_of_the_script_cost_no_example(compose_script, tmp_path):
+def test_kills_of_a_worker_and_of_the_script_and_a_stop_cost_no_example(compose_script, tmp_path):
     (tmp_path / "slow").touch()
     script = compose_script(OPEN + FIT, "20 async", workers=2)
     script.wait_for_steps(HELD, workers=2)
@@ -35,13 +35,19 @@ def test_kills_of_a_worker_and_of_the_script_cost_no_example(compose_script, tmp
         assert says in asked.stdout + asked.stderr
     unauthenticated = script.visit("parashard", "status", "train:7100", volume="tls-worker")
     assert unauthenticated.returncode == 75, unauthenticated.stderr
+    refused = "the coordinator refuses a process without a certificate"
+    eventually(lambda: refused in script.log("train_1"), "the script says so", told=lambda: script.log("train_1"))
+    script.stop("train_1")
+    assert "stopping: shards save their state" in script.log("train_1")
+    script.up_again()
+    script.wait_for_steps(HELD, workers=1)
     (tmp_path / "slow").unlink()
     lines = script.output()
     assert json.loads(lines[-1]) == 20.0
     begun = [line for line in lines if "no workers: the job waits until one joins" in line]
     assert "parashard worker --connect train:7100 --tls-dir DIR train.py 20 async" in begun[0]
     (run,) = script.ask_volume("ls", "/stored").split()
-    assert run.startswith("train-"), "the second start went on with the first one's run"
+    assert run.startswith("train-"), "each start went on with the first one's run"
     eventually(lambda: not running(script), "every worker has ended", told=lambda: running(script))
 
 
