@@ -92,12 +92,11 @@ def job_from_table(table: Mapping[str, Any], file: Path, environ: Mapping[str, s
     Raises
     ------
     ConfigurationError
-        The job is not valid.
+        The job is not valid, or a variable is a key apart from its underscores.
     """
-    layers = layered(file, table, (), {})
-    if environ:
-        layers.fill_in(environ, PLACING)
-    return _loaded(file, layers, ())
+    layers, environ = layered(file, table, (), {}), environ or {}
+    layers.fill_in(environ, PLACING)
+    return _loaded(file, layers, unread_variables(environ, Job))
 
 
 def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...]) -> LoadedJob:

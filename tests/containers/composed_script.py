@@ -57,8 +57,10 @@ class ComposedScript(ComposedJob):
                 assert self.container("train_1")["RestartCount"] <= 1, self.log("train_1")
                 return False  # it is starting
             status = json.loads(asked.stdout)
-            live = sum(worker.get("live", False) for worker in status.get("workers", ()))
-            return int(status.get("steps_complete", 0)) >= steps and live >= workers
+            if "steps_complete" not in status:
+                return False  # it has been stopped: this is its report
+            live = sum(worker["live"] for worker in status["workers"])
+            return int(status["steps_complete"]) >= steps and live >= workers
 
         eventually(so_far, f"{steps} steps are complete", told=lambda: f"{said[-1]}\n{self.log('train_1')}")
 

@@ -13,6 +13,7 @@ OPEN = LEDGER.replace("shards=2, workers=2, ", "")
 FIT = (
     "trainer.fit(data, epochs=EPOCHS, batch_size=4, resume=True)\nprint(json.dumps(trainer.evaluate(data)['least']))\n"
 )
+KILLED = 137
 HELD = 20  # steps that are complete while later ones wait
 
 
@@ -38,6 +39,7 @@ def test_kills_of_a_worker_and_of_the_script_and_a_stop_cost_no_example(compose_
     refused = "the coordinator refuses a process without a certificate"
     eventually(lambda: refused in script.log("train_1"), "the script says so", told=lambda: script.log("train_1"))
     script.stop("train_1")
+    assert script.container("train_1")["State"]["ExitCode"] != KILLED, "it ended by itself"
     assert "stopping: shards save their state" in script.log("train_1")
     script.up_again()
     script.wait_for_steps(HELD, workers=1)

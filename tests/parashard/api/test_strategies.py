@@ -100,6 +100,10 @@ def test_what_a_strategy_leaves_open_the_environment_says(monkeypatch: pytest.Mo
     assert loaded.origins["cluster.workers"] == "environment PARASHARD_CLUSTER__WORKERS"
     here = job_of(parts._replace(strategy=ps.OneDeviceStrategy("cpu")), Path("train.py"), sizes).job
     assert (here.cluster.shards, here.cluster.partitioner.kind, here.checkpoint.every_s) == (1, "whole", 30.0)
+    monkeypatch.setenv("PARASHARD_CLUSTER_HOST", "train")
+    with pytest.raises(ConfigurationError, match="not a key; did you mean PARASHARD_CLUSTER__HOST"):
+        job_of(parts, Path("train.py"), sizes)
+    monkeypatch.delenv("PARASHARD_CLUSTER_HOST")
     monkeypatch.setenv("PARASHARD_CLUSTER__WORKER", "1")
     with pytest.raises(ConfigurationError, match=r"PARASHARD_CLUSTER__WORKER: cluster\.worker: unknown key"):
         job_of(parts, Path("train.py"), sizes)
