@@ -26,6 +26,7 @@ from parashard.launch.run_files import WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun
 from parashard.launch.steering import Steering
 from parashard.plan.variables import Float32s, as_imported
+from parashard.process.arguments import credentials_in
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.protocol.proto_conversion import plan_from, view_from
@@ -65,6 +66,8 @@ class BackgroundRun:
         Steers it.
     script : ScriptCommand, optional
         What its workers are; None: they join from elsewhere.
+    tls_dir : Path, optional
+        Credentials of all its processes.
     resume : bool
         True: go on with the run in `run_dir`.
     """
@@ -77,9 +80,11 @@ class BackgroundRun:
         steering: Steering,
         *,
         script: ScriptCommand | None = None,
+        tls_dir: Path | None = None,
         resume: bool = False,
     ) -> None:
         self.run_dir = run_dir
+        self._tls_dir = tls_dir
         self._loaded = loaded
         self._declared = declared
         self._steering = steering
@@ -141,7 +146,9 @@ class BackgroundRun:
         if self._steering.ended:
             self.check()
             return as_imported(read_arrays(self.run_dir / WEIGHTS_FILE))
-        coordinator = CoordinatorClient(find_coordinator(str(self.run_dir)), where=str(self.run_dir))
+        credentials = credentials_in(self._tls_dir)
+        where = str(self.run_dir)
+        coordinator = CoordinatorClient(find_coordinator(where), where=where, credentials=credentials)
         try:
             reply = coordinator.get_job()
             job = job_from_toml(reply.job_toml)
@@ -153,7 +160,7 @@ class BackgroundRun:
                 "reader",
                 retry_budget_s=job.cluster.retry_budget_s,
                 look=lambda: view_from(coordinator.get_view(reply.run_id)),
-                connect=connect_by(job.cluster.transport, None),
+                connect=connect_by(job.cluster.transport, credentials),
             )
             try:
                 client.use(coordinator.patiently(lambda: view_from(coordinator.get_view(reply.run_id))))
@@ -172,6 +179,7 @@ class BackgroundRun:
                 init=None,
                 output=None,
                 resume=self._resume,
+                tls_dir=self._tls_dir,
                 script=self._script,
                 declared=True,
                 steering=self._steering,

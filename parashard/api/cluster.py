@@ -82,13 +82,16 @@ class Cluster:
             raise ConfigurationError(f"examples must be at least 1, found {examples}")
         program = Path(sys.argv[0] or "session.py")
         chosen = checked_servers(strategy)
-        sessions = ParameterServerStrategy(consistency=chosen.consistency, **{**chosen.cluster, "workers": 0})
+        sessions = ParameterServerStrategy(
+            consistency=chosen.consistency, tls_dir=chosen.tls_dir, **{**chosen.cluster, "workers": 0}
+        )
         parts = Parts(name or program.stem or "session", checked_optimizer(optimizer), sessions, seed, settings or {})
         loaded = job_of(parts, program, {"epochs": epochs, "batch_size": batch_size})
         declared = declare(DataSpec(examples, 0, (), 0, "of the sessions"), Variables(variables))
         begun = unfinished(parts.name) if resume else None
         self.run_dir = (begun or new_run_dir(None, parts.name)).absolute()
-        self._run = BackgroundRun(loaded, self.run_dir, declared, Steering(), resume=begun is not None)
+        resume = begun is not None
+        self._run = BackgroundRun(loaded, self.run_dir, declared, Steering(), tls_dir=chosen.tls_dir, resume=resume)
 
     def __enter__(self) -> Self:
         self._run.start()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parashard.errors import ConfigurationError
 from parashard.launch.run_folders import place_of
+from parashard.process.arguments import tls_folder
 
 if TYPE_CHECKING:
     from parashard_worker.session import Session
@@ -40,7 +40,7 @@ def connect(
     settings : mapping of str to object, optional
         What is elsewhere on this machine, such as {"data.path": "/mnt/mnist"}.
     tls_dir : path, optional
-        Credentials, of a cluster that asks for them.
+        Credentials, of a cluster that asks for them; default: `PARASHARD_TLS_DIR`.
 
     Raises
     ------
@@ -58,5 +58,5 @@ def connect(
         name=name,
         data=data,
         overrides=[(key, value, "settings") for key, value in (settings or {}).items()],
-        tls_dir=None if tls_dir is None else Path(tls_dir),
+        tls_dir=tls_folder(tls_dir),
     )

@@ -142,7 +142,7 @@ class Coordinator:
                 f'ps.Coordinator with consistency = "{chosen.consistency}": functions are scheduled one by one, and '
                 "a round is many; allowed: async, ssp:K"
             )
-        self._queue, self._timeout_s = queue, timeout_s
+        self._queue, self._timeout_s, self._tls_dir = queue, timeout_s, chosen.tls_dir
         self._variables = Variables(variables)
         self._defined = names_now()
         self._scheduling = threading.Lock()
@@ -312,7 +312,7 @@ class Coordinator:
         SCRIPT.write_answers(self.run_dir)
         self._store_url = loaded.job.checkpoint.url or str(self.run_dir / CHECKPOINTS)
         self._kept_checkpoints = loaded.job.checkpoint.keep
-        self._run = BackgroundRun(loaded, self.run_dir, declared, self._steering, script=command)
+        self._run = BackgroundRun(loaded, self.run_dir, declared, self._steering, script=command, tls_dir=self._tls_dir)
         self._run.start()
 
     def _outstanding(self) -> int:

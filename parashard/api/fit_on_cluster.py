@@ -22,7 +22,16 @@ from parashard.process.shell import ExitCode
 
 
 class OnCluster:
-    """The place of a fit with worker processes, as `parashard.api.fits.Place`."""
+    """The place of a fit with worker processes, as `parashard.api.fits.Place`.
+
+    Parameters
+    ----------
+    tls_dir : Path, optional
+        Credentials of the processes that it starts.
+    """
+
+    def __init__(self, tls_dir: Path | None) -> None:
+        self._tls_dir = tls_dir
 
     def enter(self, call: FitCall) -> None:
         """Be the worker that this process is for, and end; else try the model."""
@@ -55,6 +64,7 @@ class OnCluster:
             init=None,
             output=None,
             resume=fit.resumed,
+            tls_dir=self._tls_dir,
             script=SCRIPT.command,
             follower=fit.follower,
         )

@@ -5,6 +5,7 @@ Knows no process. Called by the trainer, the coordinator and the cluster of `par
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -78,7 +79,7 @@ def job_of(
     *,
     cluster: Mapping[str, Any] | None = None,
 ) -> LoadedJob:
-    """Return the job of a call, checked as a job file is.
+    """Return the job of a call, checked as a job file is; the environment says what the program leaves open.
 
     Parameters
     ----------
@@ -91,7 +92,10 @@ def job_of(
         Keys of `[cluster]` where the program says nothing else.
     """
     tables = tables_of(parts, sizes, cluster)
-    return job_from_table({**tables, "data": {"source": "script"}, "model": {"kind": "script"}}, program, _words(parts))
+    # What trains in one process has no cluster to place.
+    environ = {} if isinstance(parts.strategy, InProcessStrategy) else os.environ
+    table = {**tables, "data": {"source": "script"}, "model": {"kind": "script"}}
+    return job_from_table(table, program, environ, words=_words(parts))
 
 
 def _words(parts: Parts) -> dict[str, str]:

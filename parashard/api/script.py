@@ -13,6 +13,7 @@ import atexit
 import hashlib
 import json
 import multiprocessing
+import shlex
 import sys
 import threading
 import traceback
@@ -66,7 +67,7 @@ class Script:
 
     def __init__(self, arguments: list[str] | None) -> None:
         self.is_worker = arguments is not None
-        self._named = sys.argv[0]
+        self._named, self._shown = sys.argv[0], shlex.join(sys.argv)
         self._file: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when the script has ended
         self._arguments = arguments or []
         self._answers: list[dict[str, Any]] = []
@@ -230,7 +231,7 @@ class Script:
             return ScriptCommand(tuple(words), sys.path[0] or parashard._folder)
         if self._named in words[1:]:
             words[words.index(self._named, 1)] = str(self.path)  # whichever folder the script has gone to meanwhile
-        return ScriptCommand(tuple(words), parashard._folder)
+        return ScriptCommand(tuple(words), parashard._folder, self._shown)
 
     @property
     def calls_made(self) -> int:

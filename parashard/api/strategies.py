@@ -7,12 +7,14 @@ starts nothing. Called by scripts and by `parashard.api.trainer`.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.process import cuda
+from parashard.process.arguments import tls_folder
 
 REPLICAS_MAX = 4096
 
@@ -26,17 +28,20 @@ class Strategy:
         async, ssp:K or sync:N, as in a job file.
     cluster : dict of str to object
         Keys of a job file's `[cluster]` table.
+    tls_dir : Path or None
+        The folder of credentials that its processes show each other.
     """
 
     def __new__(cls, *arguments: Any, **settings: Any) -> Self:
         """Refuse arguments that the strategy does not have, in a sentence that names those that it has."""
         signature = inspect.signature(cls.__init__)
-        named = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "self"]
-        takes_keys = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        known = [p.name for p in named]
+        own = [p for p in signature.parameters.values() if p.name != "self"]
+        known = [p.name for p in own if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        places = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in own)
+        takes_keys = any(p.kind is p.VAR_KEYWORD for p in own)
         further = [name for name in _cluster_keys() if name not in known] if takes_keys else []
         unknown = sorted(settings.keys() - {*known, *further})
-        if unknown or len(arguments) > len(known):
+        if unknown or len(arguments) > places:
             has = f"{unknown[0]}=" if unknown else f"{len(arguments)} arguments"
             hint = (
                 "; worker_threads= and shard_threads= are of processes" if "threads" in unknown and takes_keys else ""
@@ -44,9 +49,12 @@ class Strategy:
             raise ConfigurationError(f"ps.{cls.__name__} has no {has}{hint}; allowed: {', '.join(known + further)}")
         return super().__new__(cls)
 
-    def __init__(self, consistency: str, cluster: dict[str, Any]) -> None:
+    def __init__(
+        self, consistency: str, cluster: dict[str, Any], tls_dir: str | os.PathLike[str] | None = None
+    ) -> None:
         self.consistency = consistency
         self.cluster = cluster
+        self.tls_dir = tls_folder(tls_dir)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -63,16 +71,30 @@ class ParameterServerStrategy(Strategy):
 
     Parameters
     ----------
-    shards, workers : int
-        Processes to start.
+    shards, workers : int, optional
+        Processes to start, 2 of each unless the environment says another number (`PARASHARD_CLUSTER__WORKERS`).
+        workers=0: all join from other machines, and the run waits for them.
     consistency : str
         async; ssp:K, in which no step runs more than K ahead of the slowest; sync:N, in rounds of N steps.
+    tls_dir : path, optional
+        Folder with `ca.pem`, `cert.pem` and `key.pem`, of all four roles: every process talks inside mutual TLS, and a
+        worker that joins shows a certificate of its own. Default: `PARASHARD_TLS_DIR`, else no TLS.
     **cluster
-        Further keys of a job file's `[cluster]` table, such as transport="tcp".
+        Further keys of a job file's `[cluster]` table, such as transport="tcp"; those that are left out may be in the
+        environment, too.
     """
 
-    def __init__(self, shards: int = 2, workers: int = 2, consistency: str = "async", **cluster: Any) -> None:
-        super().__init__(consistency, {"shards": shards, "workers": workers, **cluster})
+    def __init__(
+        self,
+        shards: int | None = None,
+        workers: int | None = None,
+        consistency: str = "async",
+        *,
+        tls_dir: str | os.PathLike[str] | None = None,
+        **cluster: Any,
+    ) -> None:
+        counts = {key: count for key, count in (("shards", shards), ("workers", workers)) if count is not None}
+        super().__init__(consistency, {**counts, **cluster}, tls_dir)
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -85,13 +107,13 @@ class MultiWorkerMirroredStrategy(Strategy):
     ----------
     workers : int
         Processes that compute, and as many shards.
-    **cluster
-        Further keys of a job file's `[cluster]` table.
+    tls_dir, **cluster
+        As of `ParameterServerStrategy`.
     """
 
-    def __init__(self, workers: int = 2, **cluster: Any) -> None:
+    def __init__(self, workers: int = 2, *, tls_dir: str | os.PathLike[str] | None = None, **cluster: Any) -> None:
         _check_count("workers", workers)
-        super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster})
+        super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster}, tls_dir)
 
 
 class InProcessStrategy(Strategy):

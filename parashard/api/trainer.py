@@ -75,7 +75,10 @@ class Trainer:
         self._present = PresentModel(model, seed)
         self._optimizer = optimizer_for(optimizer, model, seed)
         self._strategy = checked_strategy(strategy)
-        self._place: Place = Here(self._strategy) if isinstance(self._strategy, InProcessStrategy) else OnCluster()
+        if isinstance(self._strategy, InProcessStrategy):
+            self._place: Place = Here(self._strategy)
+        else:
+            self._place = OnCluster(self._strategy.tls_dir)
         self._seed = seed
         self._name = name
         self._settings = dict(settings or {})

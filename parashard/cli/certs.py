@@ -5,6 +5,7 @@ Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -85,18 +86,44 @@ def cluster(
     TLS_DIR gets the folders coordinator, shard-0 and so on, worker and operator. The coordinator and each shard are
     connected to by their folder's name.
     """
-    if not has_authority(authority):
-        make_authority(authority, valid_days=CLUSTER_AUTHORITY_DAYS)
     holders = [Identity(Role.COORDINATOR, "coordinator"), Identity(Role.WORKER, "worker")]
     holders += [Identity(Role.SHARD, f"shard-{index}") for index in range(shards)]
     holders += [Identity(Role.OPERATOR, "operator")]
+    _issue_all(authority, output, [[holder] for holder in holders], valid_days, keep_ca=keep_ca)
+
+
+@certs.command()
+def script(
+    authority: Authority,
+    output: Annotated[
+        Path, typer.Argument(metavar="TLS_DIR", parser=_folder, help="Folder to fill with a folder for each.")
+    ],
+    host: Annotated[str, typer.Option(help="Name of the machine or container that runs the script.")] = "train",
+    valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,
+    keep_ca: KeepCa = False,
+) -> None:
+    """Make or renew what a script and its workers elsewhere need, and the authority, for ten years, if there is none.
+
+    TLS_DIR gets two folders: HOST, for the script that calls fit, with all four roles and this name; and worker.
+    """
+    train = [Identity(role, host) for role in Role]
+    _issue_all(authority, output, [train, [Identity(Role.WORKER, "worker")]], valid_days, keep_ca=keep_ca)
+
+
+def _issue_all(
+    authority: Path, output: Path, holders: Sequence[Sequence[Identity]], valid_days: int, *, keep_ca: bool
+) -> None:
+    """Issue a certificate for each holder, in a folder of its name, which is also its host's."""
+    if not has_authority(authority):
+        make_authority(authority, valid_days=CLUSTER_AUTHORITY_DAYS)
     cut: datetime | None = None
-    for holder in holders:
-        hosts = [holder.name] if holder.role in SERVING else []
+    for identities in holders:
+        name = identities[0].name
+        hosts = [name] if any(identity.role in SERVING for identity in identities) else []
         cut = issue_certificate(
-            authority, output / holder.name, [holder], hosts=hosts, valid_days=valid_days, keep_ca=keep_ca
+            authority, output / name, identities, hosts=hosts, valid_days=valid_days, keep_ca=keep_ca
         )
-    typer.echo(f"{output}: {in_words(holders)}, {_life(valid_days, cut)}")
+    typer.echo(f"{output}: {in_words(one for all_ in holders for one in all_)}, {_life(valid_days, cut)}")
 
 
 def _life(valid_days: int, cut: datetime | None) -> str:

@@ -38,6 +38,20 @@ def worker(
     log_format: Annotated[
         LogFormat, typer.Option(help="text for people; logfmt or json: a line of fields for each event.")
     ] = LogFormat.TEXT,
+    host: Annotated[
+        str, typer.Option(help="Where it serves /metrics and /readyz; auto: what this machine's name stands for.")
+    ] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of these; 0: any that is free.")] = 0,
+    give_up_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Stop once the coordinator has been away for so long; default: cluster.retry_budget_s, as a failure.",
+        ),
+    ] = None,
+    stopped_exit_code: Annotated[
+        int, typer.Option(min=0, max=255, help="Exit code after SIGTERM, where 0 would mean that the work is done.")
+    ] = 0,
     script: Annotated[
         list[str] | None,
         typer.Argument(
@@ -54,8 +68,12 @@ def worker(
     place = place_of(connect)
     if script and Path(place).is_dir():
         place = str(Path(place).absolute())  # a script may go to another folder
-    arguments = ["--connect", place, "--name", name, "--device", device or "", "--log-format", log_format]
+    arguments = ["--connect", place, "--name", name, "--device", device or ""]
+    arguments += ["--host", host, "--http-port", str(http_port), "--stopped-exit-code", str(stopped_exit_code)]
+    arguments += ["--log-format", log_format]
     arguments += [part for text in set_ or () for part in ("--set", text)]
+    if give_up_s is not None:
+        arguments += ["--give-up-s", str(give_up_s)]
     if model_folder is not None:
         arguments += ["--model-folder", str(model_folder.absolute())]
     if tls_dir is not None:

@@ -16,6 +16,7 @@ from parashard.settings.forms import file_keys, forms_at
 from parashard.settings.table import Table
 
 OWN_VARIABLES = (
+    "PARASHARD_RUNS",
     "PARASHARD_TLS_DIR",
     "PARASHARD_TRACE",
     "PARASHARD_FAILPOINTS",
@@ -32,8 +33,11 @@ COMPOSE_VARIABLES = (
     "PARASHARD_IMAGE",
     "PARASHARD_JOB",
     "PARASHARD_JOB_FOLDER",
+    "PARASHARD_SCRIPT",
+    "PARASHARD_SCRIPT_FOLDER",
     "PARASHARD_SHARD_MEMORY",
     "PARASHARD_STATUS_PORT",
+    "PARASHARD_TRAIN_MEMORY",
     "PARASHARD_WORKERS",
     "PARASHARD_WORKER_MEMORY",
 )

@@ -63,6 +63,20 @@ class Layers:
         for leaf, _ in leaves({parts[-1]: node[parts[-1]]}, parts[:-1]):
             self.origins[leaf] = origin
 
+    def fill_in(self, environ: Mapping[str, str], tables: Sequence[str]) -> None:
+        """Set from the environment what no layer has said of some tables.
+
+        Raises
+        ------
+        ConfigurationError
+            As `layered`.
+        """
+        named = {name: value for name, value in environ.items() if names_a_key(name)}
+        below = layered(Path(), {}, (), {n: v for n, v in named.items() if _environment_parts(n)[0] in tables})
+        for parts, value in leaves(below.table):
+            if self.origin(parts) == DEFAULT:
+                self.put(parts, value, below.origin(parts))
+
     def drop(self, parts: tuple[str, ...]) -> None:
         """Remove one key, which is there, and all that it holds."""
         del at(self.table, parts[:-1])[parts[-1]]

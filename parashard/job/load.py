@@ -23,6 +23,9 @@ from parashard.job.switching import drop_keys_of_earlier_kinds
 from parashard.settings.reading import read_table
 from parashard.settings.table import Table
 
+PLACING = ("cluster", "checkpoint")
+"""Tables that say where a job runs and is kept, not what it computes: the environment may say them for a script."""
+
 _Options = TypeVar("_Options", bound=Table)
 
 
@@ -75,17 +78,34 @@ def load_job(
     return _loaded(file, layered(file, _read(file), overrides, environ), unread_variables(environ, Job))
 
 
-def job_from_table(table: Mapping[str, Any], file: Path, words: Mapping[str, str] = MappingProxyType({})) -> LoadedJob:
-    """Return the job that a program has put together as a job file would; `file` is the program.
+def job_from_table(
+    table: Mapping[str, Any],
+    file: Path,
+    environ: Mapping[str, str] | None = None,
+    *,
+    words: Mapping[str, str] = MappingProxyType({}),
+) -> LoadedJob:
+    """Return the job that a program has put together as a job file would.
 
-    `words` are what its user calls the keys, by their dotted names, for errors.
+    Parameters
+    ----------
+    table : mapping
+        What the program says.
+    file : Path
+        The program.
+    environ : mapping of str to str, optional
+        Says what the program leaves open of `PLACING`, the tables that change no step; None: nothing.
+    words : mapping of str to str
+        What its user calls the keys, by their dotted names, for errors.
 
     Raises
     ------
     ConfigurationError
-        The job is not valid.
+        The job is not valid, or a variable is a key apart from its underscores.
     """
-    return _loaded(file, layered(file, table, (), {}, words), ())
+    layers, environ = layered(file, table, (), {}, words), environ or {}
+    layers.fill_in(environ, PLACING)
+    return _loaded(file, layers, unread_variables(environ, Job))
 
 
 def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...]) -> LoadedJob:

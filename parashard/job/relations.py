@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from parashard.job.schema import Job
 
 
+PORT_MAX = 65535
+
+
 class Contradiction(NamedTuple):
     """Two keys whose values exclude each other.
 
@@ -51,6 +54,7 @@ def contradictions(job: Job) -> Iterator[Contradiction]:
         *_optimizer(job),
         *_shard_device(job),
         *_checkpoint(job),
+        *_ports(job),
     ):
         yield Contradiction((key, other), (_value(job, key), _value(job, other)), allowed)
 
@@ -112,6 +116,12 @@ def _shard_device(job: Job) -> Iterator[_Relation]:
             "optimizer.delay_compensation",
             '"cpu" with delay compensation: it compares the weights of many steps, which lie in the host\'s memory',
         )
+
+
+def _ports(job: Job) -> Iterator[_Relation]:
+    last = max(job.cluster.ports_of_shard(job.cluster.shards - 1))
+    if job.cluster.port is not None and last > PORT_MAX:
+        yield "cluster.port", "cluster.shards", f"<= {job.cluster.port - (last - PORT_MAX)}, for two ports a shard"
 
 
 def _value(job: Job, key: str) -> Any:

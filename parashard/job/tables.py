@@ -270,6 +270,13 @@ class ClusterOptions(Table):
         max_length=253,
         description="Address or host name that the processes listen on; off loopback only with --tls-dir or insecure.",
     )
+    port: int | None = key(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Port of the coordinator of `parashard run` and of a script; its status page has the next one, "
+        "then each shard two. Unset: any that are free.",
+    )
     insecure: bool = key(default=False, description="True: listen off loopback without TLS, open to any client.")
     allow_mixed: bool = key(
         default=False,
@@ -300,6 +307,14 @@ class ClusterOptions(Table):
         description="Most memory of pushes on their way to one shard, over all transports; one more comes again later. "
         "0: one of its largest pushes for each worker (at most 8 on other hosts) and one more; at least 256 MiB.",
     )
+
+    def ports_of_coordinator(self) -> tuple[int, int]:
+        """Return its ports for gRPC and HTTP; 0: any that is free."""
+        return (0, 0) if self.port is None else (self.port, self.port + 1)
+
+    def ports_of_shard(self, index: int) -> tuple[int, int]:
+        """Return its ports for gRPC and for streams; 0: any that is free."""
+        return (0, 0) if self.port is None else (self.port + 2 + 2 * index, self.port + 3 + 2 * index)
 
     def push_memory_bytes(self, push_bytes: int) -> int:
         """Return the bound on the memory of pushes in flight to a shard whose largest push has so many bytes.

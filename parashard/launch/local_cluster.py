@@ -36,6 +36,8 @@ class ScriptCommand(NamedTuple):
 
     words: tuple[str, ...]
     folder: str
+    shown: str = "SCRIPT ARGS"
+    """Script and arguments, for a person to start it elsewhere."""
 
 
 @dataclass(frozen=True)

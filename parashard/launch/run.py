@@ -256,7 +256,7 @@ def _all_roles(tls_dir: Path) -> Credentials:
     missing = set(Role) - {identity.role for identity in credentials.identities}
     if missing:
         raise ConfigurationError(
-            f"--tls-dir {tls_dir}: the certificate's roles are {in_words(credentials.identities)}; a local cluster "
+            f"TLS folder {tls_dir}: the certificate's roles are {in_words(credentials.identities)}; a local cluster "
             f"also needs {', '.join(sorted(missing))}"
         )
     return credentials

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from parashard.job.load import LoadedJob
 
 LOCK_FILE = "lock"
-RUNS = Path("runs")
+RUNS_VARIABLE = "PARASHARD_RUNS"
+RUNS = Path(os.environ.get(RUNS_VARIABLE) or "runs")
+"""Where runs are that say no directory; below the working directory, unless the environment says where."""
 
 
 def new_run_dir(asked: Path | None, name: str) -> Path:

@@ -14,12 +14,15 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
 from parashard.job.load import LoadedJob
+from parashard.launch.awaited_workers import AwaitedWorkers
 from parashard.launch.coordinator_silence import CoordinatorSilence
 from parashard.launch.following import CallbackFailed, Follower
 from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
-from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, REPORT_FILE
+from parashard.launch.refused_handshakes import RefusedHandshakes
+from parashard.launch.run_files import JOB_FILE, LOGS, NEW_JOB_FILE, REPORT_FILE
 from parashard.launch.run_folders import coordinator_in
 from parashard.launch.steering import Steering
+from parashard.process.arguments import is_loopback
 from parashard.process.awake_clock import AwakeClock
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
 from parashard.process.shell import ExitCode
@@ -93,6 +96,8 @@ class Running:
         self._coordinator_due_s: float | None = None  # when to restart it
         self._clock = AwakeClock(STALL_S, time.monotonic)  # for the coordinator's silence, without own pauses
         self._silence = CoordinatorSilence(self._cluster_options.silence_s, self._cluster_options.start_s)
+        self._awaited: AwaitedWorkers | None = None  # of a run that starts none
+        self._refused = RefusedHandshakes(run_dir / LOGS / "coordinator.log") if credentials else None
         self._asked_to_end: set[tuple[str, int]] = set()
         self.status = pb.GetStatusReply()
         """As last reported by the coordinator."""
@@ -103,6 +108,8 @@ class Running:
     def start_coordinator(self, init: Path | None, *, resume: bool, from_checkpoint: str) -> None:
         """Start the coordinator and wait until it serves."""
         self._arguments = ["--run-dir", str(self._run_dir), *self._common(), "--model-folder", str(self._model_folder)]
+        port, http_port = self._cluster_options.ports_of_coordinator()
+        self._arguments += ["--port", str(port), "--http-port", str(http_port)]
         if self._declared:
             self._arguments += ["--declaration", str(self._run_dir)]
         if self._follower is not None:
@@ -134,8 +141,9 @@ class Running:
         self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir), credentials=self._credentials)
         if self._steering is not None:
             self._steering.tell(accepted=True)
-        elif not self._cluster_options.workers:
-            self._view.say(f"no workers: the job waits until one joins: parashard worker --connect {self._run_dir}")
+        if not self._cluster_options.workers:
+            self._awaited = AwaitedWorkers(self._how_to_join(str(where["address"])))
+            self._say_awaited(live=0)
 
     def until_over(self) -> tuple[pb.JobState, str]:
         """Supervise the processes for the coordinator until the job is over; return its last state and reason."""
@@ -278,6 +286,8 @@ class Running:
             name = f"{process.role}-{process.index}"
             common = ["--connect", str(self._run_dir), *self._common()]
             if process.role == "shard":
+                port, data_port = self._cluster_options.ports_of_shard(process.index)
+                common += ["--port", str(port), "--data-port", str(data_port)]
                 self._cluster.start(name, MODULES["shard"], [*common, "--index", str(process.index)])
             else:
                 self._cluster.start(name, MODULES["worker"], [*common, "--name", name])
@@ -294,6 +304,18 @@ class Running:
         tls = ["--tls-dir", str(self._credentials.folder.absolute())] if self._credentials else []
         return ["--host", self._cluster_options.host, *insecure, *tls, *(["--trace"] if self._trace else [])]
 
+    def _how_to_join(self, address: str) -> str:
+        """Return the command that joins from another machine, or from this one where nothing else is listened to."""
+        place = str(self._run_dir) if is_loopback(self._cluster_options.host) else address
+        tls = " --tls-dir DIR" if self._credentials else ""
+        script = f" {self._cluster.script.shown}" if self._cluster.script else ""
+        return f"parashard worker --connect {place}{tls}{script}"
+
+    def _say_awaited(self, live: int) -> None:
+        said = self._awaited.look(self._clock.now_s(), live) if self._awaited is not None else ""
+        if said:
+            self._view.say(said)
+
     def _show(self) -> None:
         assert self._client is not None
         try:
@@ -301,6 +323,9 @@ class Running:
         except RetryLater:
             return  # the next call comes soon; `until_over` counts how long it does not answer
         self._view.show(status)
+        self._say_awaited(sum(worker.live for worker in status.workers))
+        if self._refused is not None and (refused := self._refused.look()):
+            self._view.say(refused)
         if status.steps_complete > self.status.steps_complete:
             self._coordinator_exits = 0  # it makes progress
         self.status = status

@@ -1,6 +1,7 @@
 """Arguments that all services share: where to listen, the advertised address, credentials.
 
 Nothing else reads the environment, except `parashard.process.shell`, which arms failpoints,
+`parashard.launch.run_folders`, for the folder of runs, `parashard.api.jobs`, for what a script leaves open,
 `parashard.telemetry.tracer`, for OpenTelemetry's variables, and the callers of `parashard.process.compute_threads`, for
 numbers of threads. Called by each service's `__main__`, and by commands that connect.
 """
@@ -181,6 +182,12 @@ def write_address(path: Path, content: dict[str, str | int], stopping: threading
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def tls_folder(given: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder of credentials that a program names, else the environment's; None: there is none."""
+    found = os.environ.get(TLS_VARIABLE) if given is None else os.fspath(given)
+    return Path(found) if found else None
+
+
 def credentials_in(folder: Path | None) -> Credentials | None:
     """Return the credentials in a folder, None where there is no folder."""
     return None if folder is None else Credentials(folder)
@@ -213,14 +220,15 @@ def check_host(host: str, insecure: bool, credentials: Credentials | None = None
         raise ConfigurationError(
             f"host {host!r} is no address that others could connect to; name one of this machine's"
         )
-    if credentials is None and not insecure and not _is_loopback(host):
+    if credentials is None and not insecure and not is_loopback(host):
         raise ConfigurationError(
-            f"host {host!r} is off loopback, and there are no credentials; allowed: --tls-dir, or --insecure on a "
-            "network where everyone is trusted"
+            f"host {host!r} is off loopback, and there are no credentials; allowed: --tls-dir (tls_dir= of a script's "
+            "strategy), or --insecure (cluster.insecure) on a network where everyone is trusted"
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine to itself, and nothing to others."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

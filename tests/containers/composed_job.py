@@ -45,6 +45,8 @@ class ComposedJob:
         Runs as Prometheus beside the job; empty: none does.
     """
 
+    _file = COMPOSE_FILE
+
     def __init__(self, image: str, job: LongJob, *, workers: int, prometheus: str = "") -> None:
         self._image = image
         self.let_end = job.let_end
@@ -69,9 +71,7 @@ class ComposedJob:
 
     def up_again(self) -> None:
         """Bring up what does not run, as `docker compose up --detach` does."""
-        self._start(FIRST)
-        eventually(lambda: self.container(f"{FIRST}_1")["State"]["Status"] == "exited", "the certificates are there")
-        assert self.container(f"{FIRST}_1")["State"]["ExitCode"] == 0, self.log(f"{FIRST}_1")
+        self._certify()
         self._start(SECOND)
         health = ("parashard", "health", "--live", "coordinator:9100")
         eventually(
@@ -80,6 +80,11 @@ class ComposedJob:
             told=lambda: self.log(f"{SECOND}_1"),
         )
         self._start(*self._others)
+
+    def _certify(self) -> None:
+        self._start(FIRST)
+        eventually(lambda: self.container(f"{FIRST}_1")["State"]["Status"] == "exited", "the certificates are there")
+        assert self.container(f"{FIRST}_1")["State"]["ExitCode"] == 0, self.log(f"{FIRST}_1")
 
     def kill(self, service: str) -> None:
         """Kill all containers of a service through the engine, which then leaves them alone."""
@@ -164,11 +169,12 @@ class ComposedJob:
             told=lambda: self.log("coordinator_1"),
         )
         assert self.container("coordinator_1")["State"]["ExitCode"] == 0, self.log("coordinator_1")
-        volume = f"{self.project}_run:/stored:ro"
-        report: dict[str, Any] = json.loads(
-            run("podman", "run", "--rm", "--volume", volume, self._image, "cat", "/stored/report.json")
-        )
+        report: dict[str, Any] = json.loads(self.ask_volume("cat", "/stored/report.json"))
         return report
+
+    def ask_volume(self, *command: str) -> str:
+        """Run a command in a container of its own that has the volume `run` as /stored, and return what it prints."""
+        return run("podman", "run", "--rm", "--volume", f"{self.project}_run:/stored:ro", self._image, *command)
 
     def log(self, name: str) -> str:
         """Return what a container has written."""
@@ -186,7 +192,7 @@ class ComposedJob:
         self._compose("up", "--detach", "--no-build", "--no-deps", *services)
 
     def _project(self) -> list[str]:
-        return ["-p", self.project, "-f", str(COMPOSE_FILE), "--profile", "monitoring"]
+        return ["-p", self.project, "-f", str(self._file), "--profile", "monitoring"]
 
     def _compose(self, *arguments: str) -> None:
         done = subprocess.run(

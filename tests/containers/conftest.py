@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from composed_job import ComposedJob, longer
+from composed_script import ComposedScript
 from container_engine import built_image, obstacle
 
 collect_ignore_glob = [] if os.environ.get("PARASHARD_CONTAINERS") == "1" else ["test_*.py"]
@@ -44,6 +45,21 @@ def compose(image: str, tmp_path: Path) -> Iterator[Callable[..., ComposedJob]]:
     yield up
     for job in jobs:
         job.down()
+
+
+@pytest.fixture
+def compose_script(image: str, tmp_path: Path) -> Iterator[Callable[..., ComposedScript]]:
+    """Return a function that brings a script up by the compose file of scripts; it goes down with the test."""
+    scripts: list[ComposedScript] = []
+
+    def up(text: str, words: str, *, workers: int) -> ComposedScript:
+        scripts.append(ComposedScript(image, tmp_path, text, words, workers=workers))
+        scripts[-1].up()
+        return scripts[-1]
+
+    yield up
+    for script in scripts:
+        script.down()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

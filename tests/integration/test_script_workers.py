@@ -55,8 +55,8 @@ def test_the_whole_run_is_computed_by_workers_from_elsewhere(
 
 
 MISTAKES = {
-    "other arguments": (("train.py", "6", "async"), "job.epochs is 6"),
-    "another script": (("there/train.py", "5", "async"), "the model"),
+    "other arguments": (("train.py", "6", "async"), "epochs is 6 here and 5"),
+    "another script": (("there/train.py", "5", "async"), "the script was edited, or a"),
     "no script": ((), "parashard worker --connect RUN SCRIPT ARGS"),
     "not there": (("away.py",), "away.py is not there"),
 }

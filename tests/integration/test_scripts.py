@@ -115,7 +115,7 @@ MISTAKES = {
     ),
     "another call in a worker": (
         "if ps.is_worker(): EPOCHS = 7\n" + FIT,
-        "job.epochs is 7 here and 20 in the process that started it",
+        "epochs is 7 here and 20 in the process that started it",
     ),
     "other data in a worker": (
         "if ps.is_worker(): data = (data[0][::-1], data[1])\n" + FIT,
@@ -167,3 +167,8 @@ def test_an_edited_script_is_a_changed_job_until_that_is_accepted(
     assert "going on with code that was changed" in accepted.output()
     [folder] = accepted.runs()
     assert "accepted_code_sha256" in json.loads((folder / "report.json").read_text())
+
+
+def test_the_example_that_containers_run_trains_here_too(start: Callable[..., ScriptRun]) -> None:
+    text = (Path(__file__).resolve().parents[2] / "examples" / "digits_layers.py").read_text()
+    assert done(start(text, "--epochs", "10", "--consistency", "sync:2"))["accuracy"] >= 0.95

@@ -13,6 +13,7 @@ from pathlib import Path
 from parashard.errors import ConfigurationError, RetryLater
 from parashard.launch.run_processes import processes_of, send
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.security.credentials import Credentials
 from support.cluster_run import DEADLINE_S, eventually
 from support.command_run import DIES_WITH_US
 
@@ -89,12 +90,12 @@ class ScriptRun:
         eventually(lambda: name in self.processes(), f"{name} runs", told=self.complaint)
         send(self.runs()[-1], name, signal.SIGKILL)
 
-    def steps_complete(self) -> int:
+    def steps_complete(self, credentials: Credentials | None = None) -> int:
         """Return how many steps of the newest run every shard has; 0 while its coordinator is away."""
         if "coordinator" not in self.processes():
             return 0
         where = str(self.runs()[-1])
-        client = CoordinatorClient(find_coordinator(where), where=where)
+        client = CoordinatorClient(find_coordinator(where), where=where, credentials=credentials)
         try:
             return client.get_status().steps_complete
         except RetryLater:

@@ -115,9 +115,11 @@ def load_task(
 def _check_data(job: Job, spec: DataSpec, reply: pb.GetJobReply) -> None:
     """Refuse to compute with other data than the job's."""
     if spec.fingerprint != reply.data_fingerprint:
+        by_script = job.data.source == "script"
+        where = "the script loads others here" if by_script else f"data.path is {getattr(job.data, 'path', 'built in')}"
         raise WrongRun(
             f"this machine's data differ from the job's: fingerprint {spec.fingerprint[:12]} is not "
-            f"{reply.data_fingerprint[:12]} (data.path is {getattr(job.data, 'path', 'built in')})"
+            f"{reply.data_fingerprint[:12]} ({where})"
         )
 
 
@@ -130,5 +132,6 @@ def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply,
         changed = changed_keys(theirs, mine)
         log.info("job-differs", keys=changed)  # all of them
         named = in_words(differences(theirs, mine, "there", "here"))
-        named = named or "another version of parashard or of the model's code?"
+        code = "the script was edited" if job.model.kind == "script" else "another version of the model's code"
+        named = named or f"{code}, or another version of parashard"
         raise WrongRun(f"this worker would compute another job than the coordinator's: {named}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import parashard as ps
+from parashard.api.jobs import Parts, job_of
 from parashard.api.strategies import Strategy
 from parashard.errors import ConfigurationError
 from parashard.process import cuda
@@ -101,3 +103,39 @@ def test_a_mistake_is_one_sentence(mistake: str, monkeypatch: pytest.MonkeyPatch
     call, sentence = MISTAKES[mistake]
     with pytest.raises(ConfigurationError, match=sentence):
         call()
+
+
+def test_what_a_strategy_leaves_open_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts("job", ps.SGD(0.1), ps.ParameterServerStrategy(shards=3), 0, {"checkpoint.keep": 7})
+    sizes = {"epochs": 1, "batch_size": 1}
+    assert job_of(parts, Path("train.py"), sizes).job.cluster.workers == 2
+    for name, value in {
+        "PARASHARD_CLUSTER__SHARDS": "5",
+        "PARASHARD_CLUSTER__WORKERS": "0",
+        "PARASHARD_CLUSTER__PARTITIONER__KIND": "whole",
+        "PARASHARD_CHECKPOINT__KEEP": "9",
+        "PARASHARD_CHECKPOINT__EVERY_S": "1.5",
+        "PARASHARD_OPTIMIZER__LEARNING_RATE": "7",
+    }.items():
+        monkeypatch.setenv(name, value)
+    loaded = job_of(parts, Path("train.py"), sizes)
+    job = loaded.job
+    assert (job.cluster.shards, job.cluster.workers, job.cluster.partitioner.kind) == (3, 0, "whole")
+    assert (job.checkpoint.keep, job.checkpoint.every_s, job.optimizer.learning_rate) == (7, 1.5, 0.1)
+    assert loaded.origins["cluster.workers"] == "environment PARASHARD_CLUSTER__WORKERS"
+    here = job_of(parts._replace(strategy=ps.OneDeviceStrategy("cpu")), Path("train.py"), sizes).job
+    assert (here.cluster.shards, here.cluster.partitioner.kind, here.checkpoint.every_s) == (1, "whole", 30.0)
+    monkeypatch.setenv("PARASHARD_CLUSTER_HOST", "train")
+    with pytest.raises(ConfigurationError, match="not a key; did you mean PARASHARD_CLUSTER__HOST"):
+        job_of(parts, Path("train.py"), sizes)
+    monkeypatch.delenv("PARASHARD_CLUSTER_HOST")
+    monkeypatch.setenv("PARASHARD_CLUSTER__WORKER", "1")
+    with pytest.raises(ConfigurationError, match=r"PARASHARD_CLUSTER__WORKER: cluster\.worker: unknown key"):
+        job_of(parts, Path("train.py"), sizes)
+
+
+def test_the_folder_of_credentials_is_the_strategys_else_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ps.ParameterServerStrategy().tls_dir is None
+    monkeypatch.setenv("PARASHARD_TLS_DIR", "there")
+    assert ps.ParameterServerStrategy().tls_dir == Path("there")
+    assert ps.MultiWorkerMirroredStrategy(2, tls_dir="here").tls_dir == Path("here")

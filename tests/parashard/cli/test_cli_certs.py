@@ -26,6 +26,17 @@ def test_two_commands_make_credentials(tmp_path: Path) -> None:
     assert [str(identity) for identity in Credentials(tmp_path / "tls").identities] == ["shard/a", "worker/a"]
 
 
+def test_a_script_and_its_workers_get_a_folder_each(tmp_path: Path) -> None:
+    for _ in ("made", "renewed"):
+        certs("script", tmp_path / "ca", tmp_path / "tls", "--host", "train.example")
+    folders = {path.name: Credentials(path) for path in (tmp_path / "tls").iterdir()}
+    found = {name: {str(one.role) for one in of.identities} for name, of in folders.items()}
+    assert found == {"train.example": {"coordinator", "shard", "worker", "operator"}, "worker": {"worker"}}
+    served = x509.load_pem_x509_certificate((tmp_path / "tls" / "train.example" / "cert.pem").read_bytes())
+    names = served.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "train.example" in names.get_values_for_type(x509.DNSName)
+
+
 def test_without_a_name_it_is_the_roles(tmp_path: Path) -> None:
     certs("init", tmp_path / "ca")
     assert "operator/operator, for 2 days" in certs(

@@ -37,3 +37,18 @@ def test_a_worker_that_is_to_trace_is_told_so(
     monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
     parashard("worker", "--connect", "host:1", *flags)
     assert [[word for word in words if word == "--trace"] for words in started] == [flags]
+
+
+def test_what_starts_workers_elsewhere_says_how_they_listen_and_end(
+    parashard: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
+    flags = ["--host", "auto", "--http-port", "9100", "--give-up-s", "600", "--stopped-exit-code", "75"]
+    parashard("worker", "--connect", "host:1", *flags)
+    parashard("worker", "--connect", "host:1")
+    given, default = (" ".join(words) for words in started)
+    assert "--host auto --http-port 9100 --stopped-exit-code 75" in given
+    assert "--give-up-s 600.0" in given
+    assert "--host 127.0.0.1 --http-port 0 --stopped-exit-code 0" in default
+    assert "--give-up-s" not in default

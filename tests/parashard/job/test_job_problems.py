@@ -161,6 +161,11 @@ RELATIONS = [
         "computed which steps",
     ),
     (
+        ["cluster.port=65531", "cluster.shards=2"],
+        "flag --set: cluster.port: found 65531 with cluster.shards = 2 (flag --set); allowed: <= 65530, for two "
+        "ports a shard",
+    ),
+    (
         ["cluster.shard_device=cuda:1", "optimizer.delay_compensation=0.5"],
         'flag --set: cluster.shard_device: found "cuda:1" with optimizer.delay_compensation = 0.5 (flag --set); '
         'allowed: "cpu" with delay compensation: it compares the weights of many steps, which lie in the '
@@ -179,6 +184,7 @@ RELATIONS = [
 
 ALLOWED = [
     ["cluster.pipeline_depth=2", "consistency.policy=ssp:2"],
+    ["cluster.port=65530", "cluster.shards=2"],
     ["cluster.pipeline_depth=0", "consistency.policy=ssp:0"],
     ["optimizer.staleness_damping=inverse", "optimizer.delay_compensation=0.5", "consistency.policy=ssp:2"],
     ["optimizer.delay_compensation=0.5", "cluster.shard_device=cpu", "cluster.device=cuda"],

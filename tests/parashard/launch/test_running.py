@@ -14,12 +14,14 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import NoView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, Unreachable
 from parashard.job.load import load_job
-from parashard.launch.local_cluster import Ended
+from parashard.launch.local_cluster import Ended, ScriptCommand
 from parashard.launch.run_files import NEW_JOB_FILE, REPORT_FILE
 from parashard.launch.running import Running
 from parashard.process.backoff import BACKOFF_MAX_S
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import ADDRESS_FILE
+from parashard.security.identity import Role
+from support.certificates import Certificates
 
 JOB = Path(__file__).resolve().parents[3] / "examples" / "digits.toml"
 PID = 17
@@ -32,6 +34,7 @@ class FakeCluster:
         self.ended: list[Ended] = []
         self.noted: list[str] = []
         self.running = ["coordinator"]
+        self.script: ScriptCommand | None = None
 
     def reap(self) -> list[Ended]:
         ended, self.ended = self.ended, []
@@ -200,3 +203,19 @@ def test_a_job_without_workers_says_how_one_joins(run: Run, tmp_path: Path, work
     running.start_coordinator(None, resume=False, from_checkpoint="")
     hint = f"no workers: the job waits until one joins: parashard worker --connect {tmp_path}"
     assert said == ([] if workers else [hint])
+
+
+def test_a_script_on_other_addresses_says_what_to_start_elsewhere(
+    run: Run, tmp_path: Path, certificates: Certificates
+) -> None:
+    said: list[str] = []
+    sets = [("cluster.workers", 0, ""), ("cluster.host", "train", ""), ("cluster.port", 7100, "")]
+    loaded = load_job(JOB, sets, environ={})
+    run.cluster.script = ScriptCommand(("python", "train.py", "5"), "/", "train.py 5")
+    view = SimpleNamespace(say=said.append)
+    running = Running(loaded, tmp_path, run.cluster, view, certificates.of(Role.OPERATOR), trace=False)  # type: ignore[arg-type]
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"pid": PID + 1, "address": "train:7100", "run_id": "run-1"}))
+    (tmp_path / NEW_JOB_FILE).touch()
+    running.start_coordinator(None, resume=False, from_checkpoint="")
+    command = "parashard worker --connect train:7100 --tls-dir DIR train.py 5"
+    assert said == [f"no workers: the job waits until one joins: {command}"]
