@@ -14,6 +14,7 @@ from parashard.errors import ConfigurationError, Unavailable
 from parashard.process import cuda
 
 REPLICAS_MAX = 4096
+PROCESSES, THREADS = "processes", "threads"
 
 
 class Strategy:
@@ -41,24 +42,52 @@ class Strategy:
         yield
 
 
-class ParameterServerStrategy(Strategy):
+class ClusterStrategy(Strategy):
+    """Training on shards and workers.
+
+    Parameters
+    ----------
+    workers_as : {"processes", "threads"}, optional
+        What workers are: the script run again, or threads of the process that calls `fit`. None: processes, and threads
+        where there is no script, as in a notebook. Shards are processes.
+    """
+
+    def __init__(self, consistency: str, cluster: dict[str, Any], workers_as: str | None) -> None:
+        if workers_as not in (None, PROCESSES, THREADS):
+            raise ConfigurationError(f"workers_as is {PROCESSES!r} or {THREADS!r}, found {workers_as!r}")
+        super().__init__(consistency, cluster)
+        self.workers_as = workers_as
+
+
+class ParameterServerStrategy(ClusterStrategy):
     """Shards hold the variables, workers pull them and push gradients.
 
     Parameters
     ----------
     shards, workers : int
-        Processes to start.
+        How many to start.
     consistency : str
         async; ssp:K, in which no step runs more than K ahead of the slowest; sync:N, in rounds of N steps.
+    workers_as : {"processes", "threads"}, optional
+        What workers are: the script run again, or threads of the process that calls `fit`. None: processes, and threads
+        where there is no script, as in a notebook. Shards are processes.
     **cluster
         Further keys of a job file's `[cluster]` table, such as transport="tcp".
     """
 
-    def __init__(self, shards: int = 2, workers: int = 2, consistency: str = "async", **cluster: Any) -> None:
-        super().__init__(consistency, {"shards": shards, "workers": workers, **cluster})
+    def __init__(
+        self,
+        shards: int = 2,
+        workers: int = 2,
+        consistency: str = "async",
+        *,
+        workers_as: str | None = None,
+        **cluster: Any,
+    ) -> None:
+        super().__init__(consistency, {"shards": shards, "workers": workers, **cluster}, workers_as)
 
 
-class MultiWorkerMirroredStrategy(Strategy):
+class MultiWorkerMirroredStrategy(ClusterStrategy):
     """Synchronous training over processes: a round has one step for each worker.
 
     A shard beside every worker holds one part of the variables: pushes are a reduce-scatter, pulls an all-gather. A
@@ -67,14 +96,16 @@ class MultiWorkerMirroredStrategy(Strategy):
     Parameters
     ----------
     workers : int
-        Processes that compute, and as many shards.
+        How many compute, and how many shards there are.
+    workers_as : {"processes", "threads"}, optional
+        As in `ParameterServerStrategy`.
     **cluster
         Further keys of a job file's `[cluster]` table.
     """
 
-    def __init__(self, workers: int = 2, **cluster: Any) -> None:
+    def __init__(self, workers: int = 2, *, workers_as: str | None = None, **cluster: Any) -> None:
         _check_count("workers", workers)
-        super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster})
+        super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster}, workers_as)
 
 
 class InProcessStrategy(Strategy):
