@@ -14,11 +14,12 @@ pytestmark = pytest.mark.timeout(300)
 
 TORCH = """
 import json, threading
+from concurrent.futures import ThreadPoolExecutor
 import numpy as np, torch
 import parashard as ps
 from torch import nn
 
-users = {}
+users, threads = {}, set()
 
 class Net(nn.Module):
     def __init__(self):
@@ -27,6 +28,7 @@ class Net(nn.Module):
     def forward(self, x):
         if self.training:
             users.setdefault(id(self), set()).add(threading.current_thread().name)
+            threads.add(torch.get_num_threads())
         return self.net(x)
 
 x = np.random.default_rng(0).normal(size=(128, 12)).astype(np.float32)
@@ -38,7 +40,9 @@ before = torch.get_rng_state()
 strategy = ps.ParameterServerStrategy(1, 2, "sync:2", workers_as="threads")
 history = ps.Trainer(model, ps.Adam(0.01), strategy).fit((x, y), epochs=10, batch_size=8, verbose=0)
 kept = bool((torch.get_rng_state() == before).all())
-print(json.dumps([sorted(map(sorted, users.values())), kept, torch.get_num_threads()]))
+with ThreadPoolExecutor(1) as new:
+    after = new.submit(torch.get_num_threads).result()
+print(json.dumps([sorted(map(sorted, users.values())), kept, sorted(threads), after]))
 """
 GIVEN = {
     "a class": "model = ps.torch.Model(Net, nn.functional.cross_entropy)",
@@ -102,13 +106,13 @@ def test_each_thread_has_a_module_and_generators_and_threads_are_as_they_were(tm
     text = TORCH.replace("GIVEN", GIVEN[given])
     if given == "pieces":
         text = text.replace("batch_size=8", "batch_size=4, gradient_accumulation=2")
-    users, kept, threads = said_by(tmp_path, text)
+    users, kept, threads, after = said_by(tmp_path, text)
     assert users in (
         [["parashard-worker-0"], ["parashard-worker-1"]],
         [["parashard-worker-0"]],
         [["parashard-worker-1"]],
     )
-    assert (kept, threads) == (True, 2)
+    assert (kept, threads, after) == (True, [1], 2)
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
