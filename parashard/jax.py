@@ -117,6 +117,10 @@ class Model:
             self._seed = seed
             self._parameters = self._made()
 
+    def for_thread(self) -> Model:
+        """Return itself: compiled functions hold nothing between two calls."""
+        return self
+
     def fixed_sha256(self) -> str:
         """Return nothing: all that a model has is in its leaves and its code."""
         return ""

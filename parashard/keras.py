@@ -33,6 +33,7 @@ from parashard.models.keras_backends import open_backend
 from parashard.models.keras_variables import check, copied, is_seed, keras, kind_of, seeded, word
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.plan.variables import Float32s
+from parashard.process.turns import turn
 
 _State = tuple[list[Any], list[Any]]
 """Tensors of what is trained, and of what is not."""
@@ -95,6 +96,10 @@ class Model:
         self._seed = seed
         self._ready()
 
+    def for_thread(self) -> Model:
+        """Return itself: weights come with each step, and threads compute in turn, for generators are shared."""
+        return self
+
     def compiled_optimizer(self, seed: int) -> Any:
         """Return what `compile()` was given, without Keras' wrapper that scales the loss, which is done here; or None.
 
@@ -129,6 +134,7 @@ class Model:
         self._backend.try_out(partial(self._step, 1.0), *state, *data)
         self._backend.try_out(self._judged, *state, *data[:2], None)
 
+    @turn()
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
@@ -150,16 +156,19 @@ class Model:
                 gradients[name] = xp.asarray(pushed_for(self._kinds[name], array(before), array(after[name])))
         return float(loss), gradients
 
+    @turn()
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the compiled metrics, means over the batch."""
         state, data = self._state(variables, batch), self._data(batch)
         return {name: float(value) for name, value in self._judged(*state, *data).items()}
 
+    @turn()
     def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
         """Return the outputs as NumPy arrays, in the form in which the model returns them."""
         outputs = self._outputs(*self._state(values, None), self._tensors(inputs))
         return keras.tree.map_structure(self._backend.array, outputs)
 
+    @turn()
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return a Keras model of its own, compiled as the given one, with these weights in it."""
         own = self._apart(partial(copied, self._given) if isinstance(self._given, keras.Model) else self._made)

@@ -36,6 +36,7 @@ from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed
 from parashard.models.torch_variables import Place, check, kinds_of, lent, named, places_of, plain_name, tensors_of
 from parashard.models.weighted import weighted_loss
 from parashard.plan.variables import Float32s
+from parashard.process.turns import turn
 
 Loss = Callable[[Any, Any], Any]
 
@@ -79,6 +80,7 @@ class Model:
     generators are seeded with the job's seed and the step, so that dropout is the same wherever the step is computed.
     With float16, autocast or parameters, the loss is multiplied by 2^15 and gradients are divided by it; a step whose
     gradients overflow is computed again with half of that. A module of `torch.compile` has the names of the original.
+    In a process of several workers each has a module, and they compute in turn, since PyTorch's generators are shared.
     """
 
     def __init__(
@@ -130,6 +132,20 @@ class Model:
         self._seed = seed
         self._ready()
 
+    def for_thread(self) -> Model:
+        """Return one with a module of its own, made or copied anew; it computes in turn, for generators are shared."""
+        own, mine = copy.copy(self), self._ready()
+        own._module = None
+        made = own._ready() if not isinstance(self._given, torch.nn.Module) else mine
+        if made is mine:  # also of a factory that returns the same one each time
+            own._module, own._given = None, copy.deepcopy(mine)
+            own._ready()
+        if own.fixed_sha256() != self.fixed_sha256():
+            raise ConfigurationError(
+                "the module is another one in each worker thread: a buffer of it is drawn without a seed"
+            )
+        return own
+
     def fixed_sha256(self) -> str:
         """Return SHA-256 (hex) of the buffers that are no variables, such as a permutation of whole numbers."""
         digest = hashlib.sha256()
@@ -149,6 +165,7 @@ class Model:
         tensors = self._tensors()
         return {name: initial_of(name, array_of(tensor), self._kinds[name]) for name, tensor in tensors.items()}
 
+    @turn()
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
@@ -202,6 +219,7 @@ class Model:
             gradients[name] = xp.asarray(pushed_for(self._kinds[name], before, after))
         return float(loss.detach()), gradients
 
+    @turn()
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the metrics, means over the batch."""
         with torch.no_grad():
@@ -212,11 +230,13 @@ class Model:
             values |= {name: metric(outputs, targets) for name, metric in self._metrics.items()}
         return {name: float(value) for name, value in values.items()}
 
+    @turn()
     def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
         """Return the outputs as NumPy arrays, in the form in which the module returns them."""
         with torch.no_grad():
             return map_leaves(output_of, self._outputs(values, inputs))
 
+    @turn()
     def own(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
         """Return a copy of the module with these weights in it."""
         module = copy.deepcopy(self._ready())

@@ -14,6 +14,7 @@ from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.models.base import Initial, Model
+from parashard.models.threaded import for_thread
 from parashard.plan.state import COUNTER, SUM
 
 BATCH_SIZE = 32
@@ -120,6 +121,10 @@ class Accumulated:
     def initial_variables(self) -> Mapping[str, Initial]:
         """Return the model's own."""
         return self._model.initial_variables()
+
+    def for_thread(self) -> Accumulated:
+        """Return the same of a model for another thread."""
+        return Accumulated(for_thread(self._model), self._pieces)
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any

@@ -24,7 +24,7 @@ from parashard.api.functions import Function, name_of, names_now
 from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_servers, job_of
 from parashard.api.scheduled import ScheduledFunctions, ScheduledSource
 from parashard.api.script import COORDINATOR, SCRIPT
-from parashard.api.strategies import ParameterServerStrategy
+from parashard.api.strategies import PROCESSES, THREADS, ParameterServerStrategy
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.declaration import declare
@@ -141,6 +141,11 @@ class Coordinator:
             raise ConfigurationError(
                 f'ps.Coordinator with consistency = "{chosen.consistency}": functions are scheduled one by one, and '
                 "a round is many; allowed: async, ssp:K"
+            )
+        if chosen.workers_as == THREADS:
+            raise ConfigurationError(
+                f"ps.Coordinator with workers_as={THREADS!r}: functions are found in the script that is run again; "
+                f"allowed: {PROCESSES!r}"
             )
         self._queue, self._timeout_s, self._tls_dir = queue, timeout_s, chosen.tls_dir
         self._variables = Variables(variables)

@@ -25,6 +25,11 @@ class Here:
     def __init__(self, strategy: InProcessStrategy) -> None:
         self._strategy = strategy
 
+    @property
+    def runs_script(self) -> bool:
+        """False: there are no workers."""
+        return False
+
     def enter(self, call: FitCall) -> None:
         """Refuse a worker: this call has none; try the model."""
         if SCRIPT.is_worker:

@@ -1,11 +1,12 @@
-"""OnCluster: a fit on shards and workers, which this process starts; a worker is the script run again.
+"""OnCluster: a fit on shards and workers, which this process starts; a worker is the script run again, or a thread.
 
-`parashard.launch.run` runs the job; `parashard.api.script` knows what this process is. Called by
-`parashard.api.trainer`.
+`parashard.launch.run` runs the job; `parashard.api.script` knows what this process is, `parashard.api.worker_threads`
+what a thread is. Called by `parashard.api.trainer`.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,35 @@ from parashard.api.code import code_of
 from parashard.api.fits import Fit, FitCall
 from parashard.api.jobs import check_same_call, check_same_job, check_same_model
 from parashard.api.script import SCRIPT
+from parashard.api.strategies import THREADS, ClusterStrategy
+from parashard.api.worker_threads import worker_threads
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.declaration import write_declaration
 from parashard.launch.run import INTERRUPTED, run_job
 from parashard.launch.run_files import LOGS
+from parashard.models.threaded import for_thread
 from parashard.process.shell import ExitCode
 
 
 class OnCluster:
-    """The place of a fit with worker processes, as `parashard.api.fits.Place`.
+    """The place of a fit with shards and workers, as `parashard.api.fits.Place`.
 
     Parameters
     ----------
-    tls_dir : Path, optional
-        Credentials of the processes that it starts.
+    strategy : ClusterStrategy
+        What its workers are, and what credentials its processes show.
     """
 
-    def __init__(self, tls_dir: Path | None) -> None:
-        self._tls_dir = tls_dir
+    def __init__(self, strategy: ClusterStrategy) -> None:
+        self._strategy = strategy
+
+    @property
+    def runs_script(self) -> bool:
+        """Whether workers are the script, run again."""
+        return self._strategy.workers_as != THREADS and not (
+            self._strategy.workers_as is None and SCRIPT.is_interactive
+        )
 
     def enter(self, call: FitCall) -> None:
         """Be the worker that this process is for, and end; else try the model."""
@@ -53,21 +64,26 @@ class OnCluster:
                 lambda theirs: check_same_job(loaded, theirs),
             )
         call.present.try_step(call.source)
+        if not self.runs_script:
+            SCRIPT.check_thread()
+            for_thread(call.model)  # what no thread could have is said before there is a run
 
     def train(self, fit: Fit) -> dict[str, Any]:
         """Run the job to its end."""
         write_declaration(fit.run_dir, fit.declared)
-        outcome = run_job(
-            fit.loaded,
-            fit.run_dir,
-            fit.view,
-            init=None,
-            output=None,
-            resume=fit.resumed,
-            tls_dir=self._tls_dir,
-            script=SCRIPT.command,
-            follower=fit.follower,
-        )
+        with nullcontext() if self.runs_script else worker_threads(fit) as start_thread:
+            outcome = run_job(
+                fit.loaded,
+                fit.run_dir,
+                fit.view,
+                init=None,
+                output=None,
+                resume=fit.resumed,
+                tls_dir=self._strategy.tls_dir,
+                script=SCRIPT.command if start_thread is None else None,
+                start_thread=start_thread,
+                follower=fit.follower,
+            )
         if outcome.raised is not None:
             raise outcome.raised
         if outcome.exit_code == INTERRUPTED:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from parashard.api.code import Code, note_code, resumed_code, write_code
 from parashard.api.following import CallbackFollower
+from parashard.api.generators import kept_generators
 from parashard.api.history import History, say_end
 from parashard.api.models import PresentModel
 from parashard.api.script import SCRIPT
@@ -91,6 +92,10 @@ class Fit(NamedTuple):
 class Place(Protocol):
     """Where a fit is trained."""
 
+    @property
+    def runs_script(self) -> bool:
+        """Whether it runs the script again, which must be in a file then."""
+
     def enter(self, call: FitCall) -> None:
         """Refuse what cannot be trained there, before there is a run; in a worker for this call be it, and end."""
 
@@ -146,7 +151,8 @@ def run_fit(
         write_code(run_dir, code)
         SCRIPT.write_answers(run_dir)
         fit = Fit(call.loaded, call.model, call.source, declared, run_dir, begun is not None, view, follower)
-        report = note_code(run_dir, place.train(fit))
+        with kept_generators():
+            report = note_code(run_dir, place.train(fit))
     except (JobFailed, KeyboardInterrupt):
         raise  # the folder says why
     except BaseException:

@@ -165,7 +165,8 @@ class Script:
         check_job : callable
             The same by the coordinator's job, where there is no folder.
         """
-        from parashard_worker.__main__ import OwnTask, main
+        from parashard_worker.__main__ import main
+        from parashard_worker.service import OwnTask
 
         atexit.unregister(self._miss)
         if self.run_dir is not None:
@@ -186,9 +187,7 @@ class Script:
         ConfigurationError
             If there is none that could be run again.
         """
-        if multiprocessing.parent_process() is not None or any(
-            word.startswith("from multiprocessing.") for word in sys.orig_argv
-        ):
+        if self._is_child:
             raise ConfigurationError(
                 "this process is a child that multiprocessing started, and it runs the script once more: put what the "
                 'script does under `if __name__ == "__main__":`'
@@ -205,6 +204,13 @@ class Script:
         return Path(parashard._folder, self._file)
 
     @property
+    def _is_child(self) -> bool:
+        """Whether multiprocessing has started this process, which runs the script once more."""
+        return multiprocessing.parent_process() is not None or any(
+            word.startswith("from multiprocessing.") for word in sys.orig_argv
+        )
+
+    @property
     def has_file(self) -> bool:
         """Whether `path` is there."""
         try:
@@ -213,19 +219,28 @@ class Script:
             return False
 
     @property
+    def is_interactive(self) -> bool:
+        """Whether this is no script, but a notebook, an interactive session, `python -c` or pytest."""
+        return not self.has_file and not self._is_child
+
+    def check_thread(self) -> None:
+        """Raise ConfigurationError in any thread but the main one: Ctrl-C comes there, and a run is saved there."""
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError(
+                "processes are started from the script's main thread: call fit there, or take a strategy of this "
+                "process, such as ps.OneDeviceStrategy()"
+            )
+
+    @property
     def command(self) -> ScriptCommand:
         """What runs the script again.
 
         Raises
         ------
         ConfigurationError
-            If it could not be run again, or this is a thread: Ctrl-C comes to the main one, and a run is saved there.
+            If it could not be run again, or this is not the main thread.
         """
-        if threading.current_thread() is not threading.main_thread():
-            raise ConfigurationError(
-                "processes are started from the script's main thread: call fit there, or take a strategy of this "
-                "process, such as ps.OneDeviceStrategy()"
-            )
+        self.check_thread()
         words = [sys.executable, *sys.orig_argv[1:]]
         if sys.modules["__main__"].__spec__ is not None:  # python -m: the folder that it was started in comes first
             return ScriptCommand(tuple(words), sys.path[0] or parashard._folder)

@@ -17,6 +17,7 @@ from parashard.process import cuda
 from parashard.process.arguments import tls_folder
 
 REPLICAS_MAX = 4096
+PROCESSES, THREADS = "processes", "threads"
 
 
 class Strategy:
@@ -28,8 +29,6 @@ class Strategy:
         async, ssp:K or sync:N, as in a job file.
     cluster : dict of str to object
         Keys of a job file's `[cluster]` table.
-    tls_dir : Path or None
-        The folder of credentials that its processes show each other.
     """
 
     def __new__(cls, *arguments: Any, **settings: Any) -> Self:
@@ -49,12 +48,9 @@ class Strategy:
             raise ConfigurationError(f"ps.{cls.__name__} has no {has}{hint}; allowed: {', '.join(known + further)}")
         return super().__new__(cls)
 
-    def __init__(
-        self, consistency: str, cluster: dict[str, Any], tls_dir: str | os.PathLike[str] | None = None
-    ) -> None:
+    def __init__(self, consistency: str, cluster: dict[str, Any]) -> None:
         self.consistency = consistency
         self.cluster = cluster
-        self.tls_dir = tls_folder(tls_dir)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -66,16 +62,45 @@ class Strategy:
         yield
 
 
-class ParameterServerStrategy(Strategy):
+class ClusterStrategy(Strategy):
+    """Training on shards and workers.
+
+    Parameters
+    ----------
+    workers_as : {"processes", "threads"}, optional
+        What workers are: the script run again, or threads of the process that calls `fit`. None: processes, and threads
+        where there is no script, as in a notebook. Shards are processes.
+    tls_dir : path, optional
+        The folder of credentials that its processes show each other.
+    """
+
+    def __init__(
+        self,
+        consistency: str,
+        cluster: dict[str, Any],
+        workers_as: str | None,
+        tls_dir: str | os.PathLike[str] | None,
+    ) -> None:
+        if workers_as not in (None, PROCESSES, THREADS):
+            raise ConfigurationError(f"workers_as is {PROCESSES!r} or {THREADS!r}, found {workers_as!r}")
+        super().__init__(consistency, cluster)
+        self.workers_as = workers_as
+        self.tls_dir = tls_folder(tls_dir)
+
+
+class ParameterServerStrategy(ClusterStrategy):
     """Shards hold the variables, workers pull them and push gradients.
 
     Parameters
     ----------
     shards, workers : int, optional
-        Processes to start, 2 of each unless the environment says another number (`PARASHARD_CLUSTER__WORKERS`).
+        How many to start, 2 of each unless the environment says another number (`PARASHARD_CLUSTER__WORKERS`).
         workers=0: all join from other machines, and the run waits for them.
     consistency : str
         async; ssp:K, in which no step runs more than K ahead of the slowest; sync:N, in rounds of N steps.
+    workers_as : {"processes", "threads"}, optional
+        What workers are: the script run again, or threads of the process that calls `fit`. None: processes, and threads
+        where there is no script, as in a notebook. Shards are processes.
     tls_dir : path, optional
         Folder with `ca.pem`, `cert.pem` and `key.pem`, of all four roles: every process talks inside mutual TLS, and a
         worker that joins shows a certificate of its own. Default: `PARASHARD_TLS_DIR`, else no TLS.
@@ -90,14 +115,15 @@ class ParameterServerStrategy(Strategy):
         workers: int | None = None,
         consistency: str = "async",
         *,
+        workers_as: str | None = None,
         tls_dir: str | os.PathLike[str] | None = None,
         **cluster: Any,
     ) -> None:
         counts = {key: count for key, count in (("shards", shards), ("workers", workers)) if count is not None}
-        super().__init__(consistency, {**counts, **cluster}, tls_dir)
+        super().__init__(consistency, {**counts, **cluster}, workers_as, tls_dir)
 
 
-class MultiWorkerMirroredStrategy(Strategy):
+class MultiWorkerMirroredStrategy(ClusterStrategy):
     """Synchronous training over processes: a round has one step for each worker.
 
     A shard beside every worker holds one part of the variables: pushes are a reduce-scatter, pulls an all-gather. A
@@ -106,14 +132,21 @@ class MultiWorkerMirroredStrategy(Strategy):
     Parameters
     ----------
     workers : int
-        Processes that compute, and as many shards.
-    tls_dir, **cluster
+        How many compute, and how many shards there are.
+    workers_as, tls_dir, **cluster
         As of `ParameterServerStrategy`.
     """
 
-    def __init__(self, workers: int = 2, *, tls_dir: str | os.PathLike[str] | None = None, **cluster: Any) -> None:
+    def __init__(
+        self,
+        workers: int = 2,
+        *,
+        workers_as: str | None = None,
+        tls_dir: str | os.PathLike[str] | None = None,
+        **cluster: Any,
+    ) -> None:
         _check_count("workers", workers)
-        super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster}, tls_dir)
+        super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster}, workers_as, tls_dir)
 
 
 class InProcessStrategy(Strategy):

@@ -24,7 +24,7 @@ from parashard.api.optimizers import optimizer_for
 from parashard.api.resuming import answered, unfinished
 from parashard.api.script import SCRIPT
 from parashard.api.source import source_of
-from parashard.api.strategies import InProcessStrategy, Strategy
+from parashard.api.strategies import ClusterStrategy, InProcessStrategy, Strategy
 from parashard.callbacks.base import Callback
 from parashard.callbacks.files import BackupAndRestore
 from parashard.callbacks.running import checked, listed
@@ -75,10 +75,7 @@ class Trainer:
         self._present = PresentModel(model, seed)
         self._optimizer = optimizer_for(optimizer, model, seed)
         self._strategy = checked_strategy(strategy)
-        if isinstance(self._strategy, InProcessStrategy):
-            self._place: Place = Here(self._strategy)
-        else:
-            self._place = OnCluster(self._strategy.tls_dir)
+        self._place = _place_of(self._strategy)
         self._seed = seed
         self._name = name
         self._settings = dict(settings or {})
@@ -282,8 +279,8 @@ class Trainer:
 
     @property
     def _has_script(self) -> bool:
-        """Whether there is a script to name and to hash, which only training in this process can do without."""
-        return not isinstance(self._strategy, InProcessStrategy) or SCRIPT.has_file
+        """Whether there is a script to name and to hash; where it is run again there must be."""
+        return self._place.runs_script or SCRIPT.has_file
 
     @property
     def _job_name(self) -> str:
@@ -293,3 +290,10 @@ class Trainer:
     def _calls_before(self) -> int | None:
         """How many calls came before the present one; None: without a script nobody has counted them."""
         return SCRIPT.calls_made if self._has_script else None
+
+
+def _place_of(strategy: Strategy) -> Place:
+    if isinstance(strategy, InProcessStrategy):
+        return Here(strategy)
+    assert isinstance(strategy, ClusterStrategy), "there is no other kind"
+    return OnCluster(strategy)

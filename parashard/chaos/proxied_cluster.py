@@ -98,7 +98,7 @@ class ProxiedCluster(LocalCluster):
     def signal(self, process: str, number: int) -> bool:
         """Send a signal to a child; return whether it was running."""
         child = self._children.get(process)
-        if child is None or child.poll() is not None:
+        if not isinstance(child, subprocess.Popen) or child.poll() is not None:
             return False
         child.send_signal(number)
         return True

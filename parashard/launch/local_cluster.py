@@ -1,4 +1,4 @@
-"""LocalCluster: the processes of a job on this machine, as children of this process.
+"""LocalCluster: the processes of a job on this machine, as children of this process; its workers may be threads of it.
 
 Starts, reaps and ends them; decides nothing (the coordinator does). Each child inherits the read end of one pipe, its
 lifeline, whose only writer is this process: when this process ends, even by SIGKILL, its children see end of file and
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from parashard.launch.run_files import LOGS
+from parashard.launch.thread_child import ThreadChild
 from parashard.process.side_effects import SideEffect, why_failed
 
 LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it
@@ -29,6 +30,10 @@ MODULES = {"coordinator": "parashard_coordinator", "shard": "parashard_server", 
 """Module of each role, for `python -m`."""
 WORKER_ARGUMENTS = "PARASHARD_WORKER_ARGUMENTS"
 """The environment variable that makes a script a worker: a JSON list of the worker's arguments."""
+
+
+StartThread = Callable[[str, Sequence[str]], ThreadChild]
+"""Starts the worker of a name and arguments in a thread of this process."""
 
 
 class ScriptCommand(NamedTuple):
@@ -64,17 +69,20 @@ class LocalCluster:
         Additional environment variables, by module.
     script : ScriptCommand, optional
         What a worker is in place of the module; it finds its arguments in the environment (`WORKER_ARGUMENTS`).
+    start_thread : callable, optional
+        Starts workers as threads of this process.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._logs = run_dir / LOGS
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, subprocess.Popen[bytes] | ThreadChild] = {}
         self._log_starts: dict[str, int] = {}  # offset in bytes at which the present process's log begins
         self._ended = 0
         self._lifeline_read, self._lifeline_write = os.pipe()
         self.variables: Mapping[str, Mapping[str, str]] = {}
         self.script: ScriptCommand | None = None
+        self.start_thread: StartThread | None = None
         self.tell: Callable[[str], None] = lambda text: None
         """Called with a message for the user."""
         self._log_files = SideEffect("log files", self._told)
@@ -98,7 +106,10 @@ class LocalCluster:
         If its log cannot be opened it is started without.
         """
         assert name not in self._children, f"{name} runs already"
-        self._children[name] = self._spawn(name, module, arguments, {})
+        if module == MODULES["worker"] and self.start_thread is not None:
+            self._children[name] = self.start_thread(name, arguments)
+        else:
+            self._children[name] = self._spawn(name, module, arguments, {})
 
     def reap(self) -> list[Ended]:
         """Return the children that have ended since the last call."""
@@ -108,14 +119,16 @@ class LocalCluster:
             if code is not None:
                 del self._children[name]
                 self._ended += 1
-                ended.append(Ended(name, code, self._reason(name, code), self._ended))
+                if isinstance(child, ThreadChild) and child.is_left_over:
+                    self.tell(f"warning: {name} is given up, and its thread ends when its model returns")
+                ended.append(Ended(name, code, self._reason(name, child, code), self._ended))
         return ended
 
     def ask_to_end(self, name: str) -> None:
         """Send SIGTERM to a child if it is running."""
         child = self._children.get(name)
         if child is not None:
-            child.send_signal(signal.SIGTERM)
+            child.terminate()
 
     def kill(self, name: str) -> None:
         """Send SIGKILL to a child if it is running."""
@@ -137,7 +150,7 @@ class LocalCluster:
             child.kill()
         for child in self._children.values():
             child.wait()  # returns: nothing survives SIGKILL
-        self._children.clear()
+        self.reap()  # says which threads do
         for descriptor in (self._lifeline_read, self._lifeline_write):
             os.close(descriptor)
 
@@ -175,9 +188,12 @@ class LocalCluster:
     def _told(self, text: str, over: bool) -> None:
         self.tell(text if over else f"warning: {text}")
 
-    def _reason(self, name: str, code: int) -> str:
+    def _reason(self, name: str, child: subprocess.Popen[bytes] | ThreadChild, code: int) -> str:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        said = _last_output(self.log_path(name), name, self._log_starts[name]) if code > 0 else ""
+        if isinstance(child, ThreadChild):
+            said = child.said
+        else:
+            said = _last_output(self.log_path(name), name, self._log_starts[name]) if code > 0 else ""
         return f"{said} ({how})" if said else how
 
 

@@ -22,7 +22,7 @@ from parashard.errors import ConfigurationError, ParashardError, StoreFailed
 from parashard.job.load import LoadedJob, as_toml
 from parashard.job.schema import Job
 from parashard.launch.following import Follower
-from parashard.launch.local_cluster import MODULES, LocalCluster, ScriptCommand
+from parashard.launch.local_cluster import MODULES, LocalCluster, ScriptCommand, StartThread
 from parashard.launch.run_files import CHECKPOINTS, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
 from parashard.launch.running import Running
@@ -76,6 +76,7 @@ def run_job(
     tls_dir: Path | None = None,
     trace: bool = False,
     script: ScriptCommand | None = None,
+    start_thread: StartThread | None = None,
     follower: Follower | None = None,
     declared: bool = False,
     steering: Steering | None = None,
@@ -104,6 +105,8 @@ def run_job(
         True: all processes send spans.
     script : ScriptCommand, optional
         What its workers are; data and model are declared in `run_dir` then.
+    start_thread : callable, optional
+        The same, of workers that are threads of this process.
     follower : Follower, optional
         Hears of what happens, for callbacks.
     declared : bool
@@ -111,7 +114,7 @@ def run_job(
     steering : Steering, optional
         Of a program that calls this in a thread of its own: it stops the run, and signals are the program's business.
     """
-    declared = declared or script is not None
+    declared = declared or script is not None or start_thread is not None
     _check_local(loaded, declared=declared)
     credentials = _all_roles(tls_dir) if tls_dir is not None else None
     check_host(loaded.job.cluster.host, loaded.job.cluster.insecure, credentials)
@@ -121,6 +124,7 @@ def run_job(
     lock, cluster = _prepared(run_dir, loaded, cluster)
     cluster.variables = _thread_variables(loaded.job)
     cluster.script = script
+    cluster.start_thread = start_thread
     cluster.tell = view.say
     run = Running(
         loaded,

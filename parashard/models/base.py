@@ -82,6 +82,14 @@ class Checked(Protocol):
 
 
 @runtime_checkable
+class Threaded(Protocol):
+    """A model that knows what threads may share of it; of any other one each thread has a deep copy."""
+
+    def for_thread(self) -> Model:
+        """Return a model for another thread, which computes at the same time; this one where it may be shared."""
+
+
+@runtime_checkable
 class FrameworkModel(Model, Seeded, Protocol):
     """A model that a trainer can also predict with and give back, such as `parashard.torch.Model`."""
 

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TextIO
+
+from parashard.process.side_effects import lossy
 
 Event = dict[str, Any]
 """One line of a log: timestamp, level and event, then its fields, and a traceback as `exception`."""
@@ -50,6 +53,25 @@ def configure_logging(stream: TextIO, render: Callable[[Event], str]) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_EventFormatter(render))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+@contextmanager
+def logged_to(path: Path, render: Callable[[Event], str]) -> Iterator[None]:
+    """Write our events to a file, too, in a process whose logging is its own; without it if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("a")
+    except OSError:
+        yield
+        return
+    handler = logging.StreamHandler(lossy(stream, "log lines"))
+    handler.setFormatter(_EventFormatter(render))
+    log.logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.logger.removeHandler(handler)
+        stream.close()
 
 
 def as_logfmt(event: Event) -> str:

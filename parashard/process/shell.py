@@ -54,6 +54,13 @@ def exit_code_of(error: ParashardError) -> ExitCode:
     return ExitCode.FAILED
 
 
+def ended_by(error: ParashardError, stop: Stop) -> int:
+    """Return the exit code of a service that an error has ended."""
+    if stop.asked and isinstance(error, RetryLater):
+        return stop.exit_code  # it was waiting for another process when the stop was requested
+    return ExitCode.JOB_FAILED if isinstance(error, JobFailed) else exit_code_of(error)
+
+
 class LogFormat(enum.StrEnum):
     """Format of a process's log."""
 
@@ -118,11 +125,11 @@ def run_service(
         threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     try:
         failpoints.arm(os.environ)
-        code = serve(stop)
+        code: int = serve(stop)
     except ParashardError as error:
+        code = ended_by(error, stop)
         if stop.asked and isinstance(error, RetryLater):
-            return stop.exit_code  # it was waiting for another process when the stop was requested
-        code = ExitCode.JOB_FAILED if isinstance(error, JobFailed) else exit_code_of(error)
+            return code
         if log_format is not LogFormat.TEXT:  # there the line that follows says it
             log.error("ended", exit_code=int(code), error=str(error))
         says = shortened(str(error), ERROR_CHARACTERS_MAX)
@@ -130,7 +137,7 @@ def run_service(
     except Exception:  # noqa: BLE001  # a bug; the interpreter's own exit would wait for threads that nothing ends
         traceback.print_exc()
         code = ExitCode.FAILED
-    return stop.exit_code if stop.asked and code is ExitCode.DONE else int(code)
+    return stop.exit_code if stop.asked and code == ExitCode.DONE else int(code)
 
 
 def _raise_files_limit() -> None:

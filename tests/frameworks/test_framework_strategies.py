@@ -46,6 +46,7 @@ made = {
     "central": lambda: ps.CentralStorageStrategy(4, threads=1),
     "multi-worker": lambda: ps.MultiWorkerMirroredStrategy(4),
     "sync:4": lambda: ps.ParameterServerStrategy(2, 2, "sync:4"),
+    "threads": lambda: ps.ParameterServerStrategy(2, 3, "sync:4", workers_as="threads"),
     "tpu": lambda: ps.TPUStrategy(devices=4),
     "tpu late": lambda: (__import__("jax").devices(), ps.TPUStrategy(devices=4)),
 }[sys.argv[2]]
@@ -82,7 +83,15 @@ def said_by(folder: Path, *words: str) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize(("framework", "here", "there"), [("jax", "one", "sync:1"), ("torch", "mirrored", "sync:4")])
+@pytest.mark.parametrize(
+    ("framework", "here", "there"),
+    [
+        ("jax", "one", "sync:1"),
+        ("torch", "mirrored", "sync:4"),
+        ("jax", "mirrored", "threads"),
+        ("torch", "mirrored", "threads"),
+    ],
+)
 def test_one_process_has_the_bits_of_a_cluster(tmp_path: Path, framework: str, here: str, there: str) -> None:
     assert said_by(tmp_path / "here", framework, here) == said_by(tmp_path / "there", framework, there)
 

@@ -15,11 +15,12 @@ KERNEL = """
 import json, sys
 for text in json.load(sys.stdin):
     exec(compile(text, "cell", "exec"), globals())
-print("last", json.dumps([metrics["accuracy"], classes.tolist(), rounds.history["val_accuracy"][-1]]))
+last = [metrics["accuracy"], classes.tolist(), rounds.history["val_accuracy"][-1], history.history["val_accuracy"][-1]]
+print("last", json.dumps([*last, history.report["workers"]]))
 """
 
 
-def test_its_cells_run_and_learn_and_its_last_one_says_why_a_cluster_needs_a_script(tmp_path: Path) -> None:
+def test_its_cells_run_and_learn_in_the_kernel_and_on_a_cluster(tmp_path: Path) -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     ran = subprocess.run(
@@ -32,13 +33,14 @@ def test_its_cells_run_and_learn_and_its_last_one_says_why_a_cluster_needs_a_scr
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    *_, refused, last = ran.stdout.splitlines()
-    assert refused.startswith("a worker is the script run again"), ran.stdout
-    accuracy, classes, of_rounds = json.loads(last.removeprefix("last "))
+    accuracy, classes, of_rounds, of_cluster, workers = json.loads(ran.stdout.splitlines()[-1].removeprefix("last "))
     assert accuracy > 0.9
     assert of_rounds > 0.9
+    assert of_cluster > 0.9
+    assert workers == 2
     assert len(classes) == 5
-    assert len(list(tmp_path.glob("runs/quickstart-*"))) == 2
+    assert len(list(tmp_path.glob("runs/quickstart-*/logs/shard-1.log"))) == 1
+    assert len(list(tmp_path.glob("runs/quickstart-*"))) == 3
 
 
 def test_it_is_kept_without_outputs() -> None:

@@ -38,13 +38,20 @@ strategy = {
     "multi_worker_mirrored": lambda: ps.MultiWorkerMirroredStrategy(workers=4),
     "sync:1": lambda: ps.ParameterServerStrategy(1, 1, "sync:1"),
     "sync:4": lambda: ps.ParameterServerStrategy(2, 3, "sync:4", partitioner={"kind": "fixed-shards"}),
+    "threads": lambda: ps.ParameterServerStrategy(2, 3, "sync:4", workers_as="threads"),
+    "layers in processes": lambda: ps.ParameterServerStrategy(2, 2, "sync:2", workers_as="processes"),
+    "layers in threads": lambda: ps.ParameterServerStrategy(2, 2, "sync:2", workers_as="threads"),
 }[sys.argv[1]]()
 rng = np.random.default_rng(1)
 x, y = rng.normal(size=(150, SIZE)), rng.normal(size=150)
 settings = {"variables.w": {"encoding": "bfloat16", "learning_rate_factor": 0.5}, "variables.v": {"decay": False}}
 optimizer = ps.AdamW(0.02, weight_decay=0.1, clip_norm=0.7, schedule={"kind": "cosine", "warmup_steps": 3})
+model = Net()
+if "layers" in sys.argv[1]:
+    layers = [ps.layers.Dense(8), ps.layers.ReLU(), ps.layers.Dropout(0.3), ps.layers.Dense(1)]
+    model, settings = ps.Sequential(layers, input_shape=(SIZE,), loss="mean_squared_error"), {}
 with strategy.scope():
-    trainer = ps.Trainer(Net(), optimizer, strategy, settings=settings)
+    trainer = ps.Trainer(model, optimizer, strategy, settings=settings)
 history = trainer.fit((x, y), epochs=3, batch_size=7, validation_split=0.2, verbose=0)
 print(json.dumps([history.report["weights_sha256"], history.report["evaluations"], history.report["steps_applied"][0]]))
 """
@@ -66,7 +73,8 @@ def said_by(folder: Path, strategy: str) -> list[object]:
     ("strategies", "steps"),
     [
         (("one_device", "sync:1"), 54),
-        (("mirrored", "central_storage", "multi_worker_mirrored", "sync:4"), 54),
+        (("mirrored", "central_storage", "multi_worker_mirrored", "sync:4", "threads"), 54),
+        (("layers in processes", "layers in threads"), 54),
     ],
 )
 def test_same_steps_same_bits(tmp_path: Path, strategies: tuple[str, ...], steps: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.errors import ParashardError
+from parashard.errors import ParashardError, RetryLater
 from parashard.process import failpoints
 from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import log
@@ -230,6 +230,15 @@ class Leasing:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        try:
+            self._ask_until_over()
+        except BaseException as error:  # a bug: in a process of other threads the loop must not wait for this one
+            with self._changed:
+                self._work.failure = RetryLater(f"the thread that leases steps has died: {error!r}")
+                self._changed.notify_all()
+            raise
+
+    def _ask_until_over(self) -> None:
         while True:
             with self._changed:
                 while (pause_s := self._work.due_in_s(now_s := self.clock.now_s())) > 0:

@@ -130,6 +130,13 @@ class StepLoop:
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until the job is over or `stopping` says so; what is half done then is finished or given back."""
+        try:
+            self._work_until(stopping)
+        finally:
+            for executor in filter(None, (self._executor, self._reader)):
+                executor.shutdown(wait=False, cancel_futures=True)
+
+    def _work_until(self, stopping: Callable[[], bool]) -> None:
         while not stopping():
             self._fill()
             if self._pulling:
@@ -147,8 +154,6 @@ class StepLoop:
         for leased in self._pulling:
             self._leasing.dropped(leased.grant.step)
         self._pulling.clear()
-        for executor in filter(None, (self._executor, self._reader)):
-            executor.shutdown(wait=False, cancel_futures=True)
 
     def _fill(self) -> None:
         """Start pulls until the pipeline is full or no step is at hand."""

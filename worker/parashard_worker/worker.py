@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
 from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard_worker.evaluated import keep_evaluated
-from parashard_worker.leasing import Leasing, end_process
+from parashard_worker.leasing import Leasing
 from parashard_worker.loading import job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
 from parashard_worker.membership import LEAVE_S, Introduction, Membership
@@ -61,8 +61,8 @@ class WorkerSettings:
         Where a model that the job names is looked up; None: where the coordinator does.
     own_process : bool
         Whether this process is there for the worker alone. Then its compute threads are limited by its environment,
-        too, and it ends with a step that is stuck in the model: one that hangs, or that is not done within
-        `cluster.grace_s` after a stop. Any other process waits for its model.
+        too, and it ends with a step that is not done within `cluster.grace_s` after a stop. Any other process waits for
+        its model.
     """
 
     name: str = ""
@@ -72,6 +72,11 @@ class WorkerSettings:
     overrides: Sequence[Override] = ()
     model_folder: Path | None = None
     own_process: bool = False
+
+
+def tell_hung(reason: str) -> None:
+    """Say that a model takes too long, in a process that waits for it."""
+    log.critical("hung", reason=reason)
 
 
 class WorkerEnd(NamedTuple):
@@ -103,6 +108,8 @@ class Worker:
         Shown to the shards, and asked for by the HTTP port.
     observer : StepObserver
         Sees every step.
+    on_hung : callable
+        Called with the reason, in the leasing thread, when a step hangs in the model; default: it is logged.
     """
 
     def __init__(
@@ -116,8 +123,10 @@ class Worker:
         settings: WorkerSettings = WorkerSettings(),
         credentials: Credentials | None = None,
         observer: StepObserver = NO_STEP_OBSERVER,
+        on_hung: Callable[[str], None] = tell_hung,
     ) -> None:
         self._coordinator = coordinator
+        self._on_hung = on_hung
         self._model = model
         self._model_sha256 = model_sha256
         self._source = source
@@ -171,8 +180,7 @@ class Worker:
             failpoints.hit("worker.boot.joined")
             with bound(worker=member.name, incarnation=member.incarnation):
                 log.info("joined", device=device.name, threads=threads, http=http.address)
-                on_hung = end_process if settings.own_process else tell_hung
-                leasing, client = membership.connected(member, stop, on_hung)
+                leasing, client = membership.connected(member, stop, self._on_hung)
                 keep = partial(keep_evaluated, reply.checkpoint_url, task.plan.variables)
                 loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth, keep=keep)
                 metrics.add(partial(_collector, loop, member.name))
@@ -218,8 +226,3 @@ def _collector(loop: StepLoop, name: str) -> Collector:
     from parashard_worker.metrics import WorkerCollector
 
     return WorkerCollector(loop, name)
-
-
-def tell_hung(reason: str) -> None:
-    """Say that a model takes too long, in a process that waits for it."""
-    log.critical("hung", reason=reason)

@@ -12,7 +12,9 @@ from typing import NoReturn
 
 import pytest
 
+from parashard.api.fit_on_cluster import OnCluster
 from parashard.api.script import CALLS_FILE, Script
+from parashard.api.strategies import MultiWorkerMirroredStrategy
 from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.launch.local_cluster import WORKER_ARGUMENTS
 from support.command_run import ROOT
@@ -130,8 +132,13 @@ def said(command: list[str], text: str, folder: Path, **environment: str) -> str
 
 
 def test_what_is_in_no_file_cannot_be_run_again(tmp_path: Path) -> None:
-    assert "python -c has none: write these lines into a file" in said([sys.executable, "-c", PROGRAM], "", tmp_path)
-    assert "an interactive session has none" in said([sys.executable], PROGRAM, tmp_path)
+    strategy = 'ps.ParameterServerStrategy(workers_as="processes")'
+    text = PROGRAM.replace("ps.Trainer(Model())", f"ps.Trainer(Model(), strategy={strategy})")
+    assert text != PROGRAM
+    for program in (text, "import parashard as ps\nps.Coordinator(variables={'w': [0.0]})"):
+        said_by_words = said([sys.executable, "-c", program], "", tmp_path)
+        assert "python -c has none: write these lines into a file" in said_by_words
+        assert "an interactive session has none" in said([sys.executable], program, tmp_path)
 
 
 def test_a_child_of_multiprocessing_is_told_of_the_guard(tmp_path: Path) -> None:
@@ -156,6 +163,23 @@ def test_children_of_a_worker_do_not_take_themselves_for_it(tmp_path: Path) -> N
         [sys.executable, "-u", "-c", text], env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert done.stdout == "True None\n", done.stderr
+
+
+@pytest.mark.parametrize("workers_as", [None, "processes", "threads"])
+def test_workers_are_threads_where_they_are_asked_for_or_there_is_no_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers_as: str | None
+) -> None:
+    script = Script(None)
+    monkeypatch.setattr("parashard.api.fit_on_cluster.SCRIPT", script)
+    place = OnCluster(MultiWorkerMirroredStrategy(workers_as=workers_as))
+    script._file = None
+    assert place.runs_script is (workers_as == "processes")
+    script._file = str(tmp_path / "train.py")
+    (tmp_path / "train.py").touch()
+    assert place.runs_script is (workers_as != "threads")
+    script._file = None
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-c", "from multiprocessing.spawn import spawn_main"])
+    assert place.runs_script is (workers_as != "threads"), "a child of multiprocessing is told of the guard"
 
 
 def test_a_thread_starts_no_processes() -> None:

@@ -89,6 +89,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         r"devices are cuda:0, cuda:1: .*ps.MultiWorkerMirroredStrategy\(workers=2\) has a process for each",
     ),
     "no workers": (lambda: ps.MultiWorkerMirroredStrategy("4"), r"workers is a whole number from 1 to 4096, found '4'"),  # type: ignore[arg-type]
+    "workers that are neither": (
+        lambda: ps.ParameterServerStrategy(workers_as="fibres"),
+        r"workers_as is 'processes' or 'threads', found 'fibres'",
+    ),
+    "functions for threads": (
+        lambda: ps.Coordinator(ps.ParameterServerStrategy(workers_as="threads"), variables={}),
+        r"ps.Coordinator with workers_as='threads': .*; allowed: 'processes'",
+    ),
     "threads": (lambda: ps.OneDeviceStrategy(threads=-1), r"threads is a whole number, 0 for as many .*, found -1"),
     "a class": (
         lambda: ps.Trainer(Line(), strategy=ps.MirroredStrategy),  # type: ignore[arg-type]

@@ -1,0 +1,112 @@
+"""Workers that are threads of the process that calls `fit`, as in a notebook: each is the worker that a process is.
+
+Owns what of the process such a run changes, and puts it back: compute threads, the logger. What is random is put back
+by `parashard.api.fits`. The worker is `parashard_worker.service`, imported when the first one starts. Called by
+`parashard.api.fit_on_cluster`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import threadpoolctl
+
+from parashard.api.fits import Fit
+from parashard.data.base import DataSource, DataSpec, Examples, Indices, examples_of
+from parashard.errors import ParashardError, shortened
+from parashard.launch.local_cluster import StartThread
+from parashard.launch.run_files import LOGS
+from parashard.launch.thread_child import ThreadChild
+from parashard.models.blame import named_with_line
+from parashard.models.threaded import for_thread
+from parashard.process.allocator import EVERY_STEP, keep_freed_memory
+from parashard.process.compute_threads import threads_for
+from parashard.process.logs import as_logfmt, log, logged_to
+from parashard.process.shell import ERROR_CHARACTERS_MAX, ExitCode, Stop, ended_by
+from parashard.process.turns import turn
+
+LOG_FILE = "workers.log"
+"""Of all worker threads of a run."""
+
+
+@contextmanager
+def worker_threads(fit: Fit) -> Iterator[StartThread]:
+    """Return within what starts workers of a fit; compute threads of the process are as before at the end."""
+    cluster, policy = fit.loaded.job.cluster, fit.loaded.job.consistency.policy
+    sync = policy.kind == "sync"
+    threads = threads_for(cluster.worker_threads, cluster.workers, reproducible=sync, environ=os.environ)
+    keep_freed_memory(EVERY_STEP)
+    source = _InTurn(fit.source)
+
+    def start(name: str, words: Sequence[str]) -> ThreadChild:
+        return ThreadChild(name, lambda stop, on_hung: _work(fit, source, words, stop, on_hung))
+
+    with (
+        logged_to(fit.run_dir / LOGS / LOG_FILE, as_logfmt),
+        threadpoolctl.threadpool_limits(threads),
+        _threads_of_pytorch(threads),
+    ):
+        yield start
+
+
+def _work(
+    fit: Fit, source: DataSource, words: Sequence[str], stop: Stop, on_hung: Callable[[str], None]
+) -> tuple[int, str]:
+    """Be a worker, and return what its process would have ended with, and why."""
+    from parashard_worker.service import OwnTask, arguments_of, serve
+
+    def hung(reason: str) -> None:
+        log.critical("hung", reason=reason)
+        on_hung(reason)
+
+    try:
+        own = OwnTask(for_thread(fit.model), source, fit.declared.model_sha256)
+        code = serve(arguments_of(words), stop, own, on_hung=hung)
+    except ParashardError as error:
+        return ended_by(error, stop), shortened(str(error), ERROR_CHARACTERS_MAX)
+    except BaseException as error:  # a bug, or the user's code that builds a model
+        log.critical("worker-ended", exc_info=error)
+        return ExitCode.FAILED, shortened(named_with_line(error), ERROR_CHARACTERS_MAX)
+    return int(code), ""
+
+
+class _InTurn:
+    """A data source that one thread reads at a time: a user's dataset need not be safe for more."""
+
+    def __init__(self, source: DataSource) -> None:
+        self._source = source
+
+    @property
+    def spec(self) -> DataSpec:
+        return self._source.spec
+
+    @turn()
+    def examples(self, indices: Indices) -> Examples:
+        return self._source.examples(indices)
+
+    @turn()
+    def examples_of(self, step: int, indices: Indices) -> Examples:
+        return examples_of(self._source, step, indices)
+
+    @turn()
+    def held_out(self, start: int, stop: int) -> Examples:
+        return self._source.held_out(start, stop)
+
+
+@contextmanager
+def _threads_of_pytorch(number: int) -> Iterator[None]:
+    """Have PyTorch compute with so many threads within: each new thread of the process begins with PyTorch's number."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

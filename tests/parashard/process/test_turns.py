@@ -1,0 +1,41 @@
+"""Turns: one thread of a process after the other, and one that waits for ever is told."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from parashard.process import turns
+from parashard.process.turns import turn
+from support.waiting import DEADLINE_S
+
+
+def test_a_thread_may_enter_again() -> None:
+    @turn()
+    def computed() -> int:
+        with turn():
+            return 1
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.submit(computed).result(DEADLINE_S) for _ in range(8)) == 8
+
+
+def test_one_that_waits_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN_S", 0.01)
+    taken, over = threading.Event(), threading.Event()
+
+    def stays() -> None:
+        with turn():
+            taken.set()
+            over.wait(DEADLINE_S)
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(stays)
+        assert taken.wait(DEADLINE_S)
+        try:
+            with pytest.raises(TimeoutError, match="another thread of this process has computed for 0 s"), turn():
+                pytest.fail("it is not its turn")
+        finally:
+            over.set()

@@ -1,0 +1,119 @@
+"""One worker from its arguments to its outcome, as a process of its own or in a thread of another.
+
+Knows no signal and ends nothing. Called by `parashard_worker.__main__`, and by a program whose threads are workers
+(`parashard.api.worker_threads`).
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from parashard.data.base import DataSource
+from parashard.errors import JobFailed
+from parashard.job.layers import parse_set
+from parashard.job.schema import Job
+from parashard.launch.run_folders import how_it_ended
+from parashard.models.base import Model
+from parashard.process.arguments import credentials_of, service_arguments
+from parashard.process.coordinator_watchdog import client_of, connecting_arguments
+from parashard.process.logs import log
+from parashard.process.shell import ExitCode, Stop
+from parashard.security.identity import Role
+from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
+from parashard_worker.leasing import end_process
+from parashard_worker.loading import job_of
+from parashard_worker.worker import Worker, WorkerSettings
+
+
+class OwnTask(NamedTuple):
+    """What a program that is a worker computes, as it is declared; None: what the job names."""
+
+    model: Model | None = None
+    source: DataSource | None = None
+    model_sha256: str = ""
+    check: Callable[[Job], None] | None = None
+    """Raises if the coordinator's job is not the program's."""
+
+
+def arguments_of(words: Sequence[str] | None) -> Namespace:
+    """Return a worker's arguments; None: the command line's."""
+    parser = service_arguments("One parashard worker: leases steps, computes gradients, pushes them.")
+    connecting_arguments(parser)
+    parser.add_argument("--name", default="", help="its name in the job, such as worker-0 (default: the next free one)")
+    parser.add_argument("--device", default="", help="auto, cpu, cuda or cuda:N (default: what the job file says)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as data.path=/mnt/mnist")
+    parser.add_argument("--model-folder", default="", help="where a model of your own is looked up on this machine")
+    return parser.parse_args(words)
+
+
+def serve(
+    arguments: Namespace,
+    stop: Stop,
+    own: OwnTask | None = None,
+    *,
+    observer: StepObserver = NO_STEP_OBSERVER,
+    on_hung: Callable[[str], None] | None = None,
+) -> ExitCode:
+    """Work for one job until it is over or a stop is asked for.
+
+    Parameters
+    ----------
+    arguments : Namespace
+        As `arguments_of` returned them.
+    stop : Stop
+        Asks for a stop.
+    own : OwnTask, optional
+        What it computes; None: what the job names.
+    observer : StepObserver
+        Sees every step.
+    on_hung : callable, optional
+        Of a worker that is a thread: called with the reason, in another thread, when a step hangs in the model. None:
+        the process is the worker's, and ends then.
+    """
+    credentials = credentials_of(arguments, Role.WORKER)
+    settings = WorkerSettings(
+        name=arguments.name,
+        device=arguments.device,
+        host=arguments.host,
+        http_port=arguments.http_port,
+        overrides=[parse_set(text) for text in arguments.set],
+        model_folder=Path(arguments.model_folder) if arguments.model_folder else None,
+        own_process=on_hung is None,
+    )
+    coordinator = client_of(arguments, stop, credentials)
+    try:
+        model, source, model_sha256, check = own or OwnTask()
+        reply = None
+        if check is not None:
+            reply = coordinator.get_job()
+            check(job_of(reply))
+        worker = Worker(
+            coordinator,
+            model,
+            source,
+            reply,
+            model_sha256=model_sha256,
+            settings=settings,
+            credentials=credentials,
+            observer=observer,
+            on_hung=on_hung or end_process,
+        )
+        end = worker.run(stop)
+    finally:
+        coordinator.close()
+    return ExitCode.JOB_FAILED if end.job_failed else ExitCode.DONE
+
+
+def is_over(run_dir: str) -> bool:
+    """Tell, and say, whether a run is done: its coordinator is gone, and would be waited for in vain."""
+    ended = how_it_ended(Path(run_dir))
+    if ended is None:
+        return False
+    state, reason = ended
+    if state == "failed":
+        raise JobFailed(f"{run_dir} has failed: {reason}; `parashard resume {run_dir}` goes on with it")
+    log.info("left", reason=f"{run_dir} is done: {reason}")
+    return True
