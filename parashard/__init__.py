@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from parashard import jax as jax
     from parashard import keras as keras
     from parashard import layers as layers
+    from parashard import metrics as metrics
     from parashard import torch as torch
     from parashard.api.cached import cached as cached
     from parashard.api.cached import parquet as parquet
@@ -75,6 +76,7 @@ _PLACES = {
     "keras": "parashard.keras",
     "LAMB": "parashard.plan.optimizers",
     "layers": "parashard.layers",
+    "metrics": "parashard.metrics",
     "MirroredStrategy": "parashard.api.strategies",
     "Momentum": "parashard.plan.optimizers",
     "MultiWorkerMirroredStrategy": "parashard.api.strategies",

@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array, Batch
+from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
+from parashard.metrics import Sums
 from parashard.models.base import Initial
 from parashard.models.blame import named_with_line
 from parashard.models.framework import (
-    ACCURACY,
     LOSS_SCALE,
     Computed,
-    Metric,
     WrongModel,
     made_by,
-    metrics_by_name,
     refuse_other_framework,
     rows,
     step_seed,
@@ -30,6 +29,7 @@ from parashard.models.framework import (
 )
 from parashard.models.jax_arrays import all_borrowed, array_of, borrowed, gradient_of, jax, tensor_of
 from parashard.models.jax_variables import check, kinds_of, leaves_of
+from parashard.models.judging import Given, judged, metrics_by_name
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.weighted import PARAMETER, takes_weights
 from parashard.plan.variables import Float32s
@@ -42,11 +42,6 @@ Summed = Callable[
     tuple[Sequence[float], dict[str, Float32s], list[dict[str, Float32s]]],
 ]
 """From weights and batches to their losses, the sum of their gradients, and what each pushes for its state."""
-
-
-def accuracy(outputs: Any, targets: Any) -> Any:
-    """Return the fraction of examples whose greatest output is the target's; one output a class on the last axis."""
-    return (outputs.argmax(-1) == targets).mean()
 
 
 class Model:
@@ -62,8 +57,9 @@ class Model:
         if they have any, and returns sum(weight * loss) / examples.
     apply : callable (parameters, inputs) -> outputs, optional
         What `Trainer.predict` returns and metrics are of.
-    metrics : sequence of str or callable (outputs, targets) -> number
-        What evaluations tell besides the loss: "accuracy", or functions that are means over a batch. They need `apply`.
+    metrics : sequence of str, Metric or callable (outputs, targets) -> numbers
+        What evaluations tell besides the loss: names such as "accuracy", metrics of `parashard.metrics`, or functions
+        that return one number an example, or one that is the mean over a batch. They need `apply`.
     state : mapping of str to str
         Leaves that are not trained, by path or pattern such as "batch_stats/*", and how they change: "average:M" for a
         running average r' = r + M (b - r), "counter" for whole numbers, "sum" in `sync:N`, "frozen" for not at all.
@@ -82,7 +78,7 @@ class Model:
         loss: Loss | None = None,
         *,
         apply: Apply | None = None,
-        metrics: Sequence[Metric] = (),
+        metrics: Sequence[Given] = (),
         state: Mapping[str, str] | None = None,
     ) -> None:
         refuse_other_framework(init, "jax")
@@ -98,7 +94,7 @@ class Model:
         self._init = init
         self._loss = loss
         self._apply = jax.jit(apply) if apply is not None else None
-        self._metrics = metrics_by_name(metrics, {ACCURACY: accuracy})
+        self._metrics = metrics_by_name(metrics)
         self._seed = 0
         self._patterns = dict(state or {})
         self._kinds: dict[str, str] = {}
@@ -214,15 +210,15 @@ class Model:
             if self._kinds[name] != FROZEN
         }
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
-        """Return the loss and the metrics, means over the batch."""
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+        """Return the loss, the mean over the batch, and the metrics' states."""
         parameters = self._tree_of(self._arguments(variables))
         inputs, targets = all_borrowed(batch.inputs), all_borrowed(batch.targets)
-        values = {"loss": self._judged(parameters, inputs, targets, **_weights(batch))}
+        values: dict[str, float | Sums] = {"loss": float(self._judged(parameters, inputs, targets, **_weights(batch)))}
         if self._metrics and self._apply is not None:
             outputs = self._apply(parameters, inputs)
-            values |= {name: metric(outputs, targets) for name, metric in self._metrics.items()}
-        return {name: float(value) for name, value in values.items()}
+            values |= judged(self._metrics, outputs, targets, rows_of(batch.inputs), _on_host)
+        return values
 
     def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
         """Return the outputs as NumPy arrays, in the form in which `apply` returns them."""
@@ -330,3 +326,7 @@ def _scalar(loss: Any) -> Any:
 
 def _weights(batch: Batch) -> dict[str, Any]:
     return {} if batch.weights is None else {PARAMETER: borrowed(batch.weights)}
+
+
+def _on_host(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, jax.Array) else value

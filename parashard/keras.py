@@ -18,6 +18,7 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
+from parashard.metrics import Sums
 from parashard.models.base import Initial
 from parashard.models.framework import (
     LOSS_SCALE,
@@ -30,6 +31,7 @@ from parashard.models.framework import (
     unscaled,
 )
 from parashard.models.keras_backends import open_backend
+from parashard.models.keras_metrics import Compiled, check_single, check_sums
 from parashard.models.keras_variables import check, copied, is_seed, keras, kind_of, seeded, word
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.plan.variables import Float32s
@@ -84,6 +86,7 @@ class Model:
         self._variables: dict[str, Any] = {}  # Keras' variables by the names of ours: what is trained comes first
         self._others: list[Any] = []  # seed generators and constants of whole numbers: no variables of the job
         self._is_built = False
+        self._compiled_metrics: list[Compiled] = []
         self._scale = 1.0
         self._step = self._backend.value_and_gradients(self._loss)
         self._judged = self._backend.compiled(self._metrics)
@@ -157,10 +160,12 @@ class Model:
         return float(loss), gradients
 
     @turn()
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
-        """Return the loss and the compiled metrics, means over the batch."""
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+        """Return the loss, the mean over the batch, and the states of the compiled metrics."""
         state, data = self._state(variables, batch), self._data(batch)
-        return {name: float(value) for name, value in self._judged(*state, *data).items()}
+        loss, sums = self._judged(*state, *data)
+        values = np.concatenate([self._backend.array(value).ravel() for value in sums])
+        return {"loss": float(loss), **{metric.name: Sums(metric, values) for metric in self._compiled_metrics}}
 
     @turn()
     def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
@@ -210,19 +215,16 @@ class Model:
             raise WrongModel(f"the loss must be one number, the mean over a batch; found {found}")
         return loss, after
 
-    def _metrics(self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any, weights: Any) -> dict[str, Any]:
-        """Return the loss and the metrics of a batch alone: metrics begin at zero in the scope, and stay there."""
+    def _metrics(
+        self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any, weights: Any
+    ) -> tuple[Any, list[Any]]:
+        """Return the loss of a batch, and the metrics' variables after it: in the scope they begin at zero."""
         model = self._model
-        if weights is not None and getattr(model._compile_metrics, "_user_weighted_metrics", None):
-            raise ConfigurationError(
-                "weighted_metrics of weighted examples are divided by the sum of the weights, and evaluations put "
-                "batches together by their examples: evaluate them in Keras, trainer.model().evaluate(...)"
-            )
         with keras.StatelessScope(self._mapping(trained, fixed), collect_losses=True):
             outputs = model(inputs, training=False)
             loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=weights, training=False)
-            found = model.compute_metrics(inputs, targets, outputs, sample_weight=None)
-        return {**found, "loss": loss}
+            model.compute_metrics(inputs, targets, outputs, sample_weight=weights)
+            return loss, [variable.value for variable in model.metrics_variables]
 
     def _output(self, trained: list[Any], fixed: list[Any], inputs: Any) -> Any:
         with keras.StatelessScope(self._mapping(trained, fixed)):
@@ -275,14 +277,12 @@ class Model:
             outputs = model(first[0], training=False)
             model.compute_loss(x=first[0], y=first[1], y_pred=outputs, sample_weight=None, training=False)
             model.compute_metrics(first[0], first[1], outputs, sample_weight=None)
+            found = {name: value for name, value in model.get_metrics_result().items() if name != "loss"}
         model.reset_metrics()
         for metric in model.metrics:
-            for one in getattr(metric, "metrics", [metric]):
-                if type(one).result is not keras.metrics.Mean.result:
-                    raise ConfigurationError(
-                        f"metric {one.name!r} is no mean over examples, and evaluations put batches together by "
-                        "their means: evaluate it in Keras, trainer.model().evaluate(...)"
-                    )
+            check_sums(getattr(metric, "metrics", [metric]))
+        check_single(found)
+        self._compiled_metrics = [Compiled(model, name) for name in found]
         self._is_built = True
 
     # --- the model ---

@@ -15,22 +15,21 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array, Batch
-from parashard.data.tree import map_leaves
+from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
+from parashard.metrics import Sums
 from parashard.models.base import Initial
 from parashard.models.framework import (
-    ACCURACY,
     LOSS_SCALE,
     Computed,
-    Metric,
     WrongModel,
     made_by,
-    metrics_by_name,
     refuse_other_framework,
     rows,
     step_seed,
     unscaled,
 )
+from parashard.models.judging import Given, judged, metrics_by_name
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, tensor_of, torch
 from parashard.models.torch_variables import Place, check, kinds_of, lent, named, places_of, plain_name, tensors_of
@@ -41,11 +40,6 @@ from parashard.process.turns import turn
 Loss = Callable[[Any, Any], Any]
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the fraction of examples whose greatest output is the target's; one output a class on the last axis."""
-    return (outputs.argmax(-1) == targets).float().mean()
 
 
 class Model:
@@ -60,8 +54,9 @@ class Model:
         The mean over a batch, such as `torch.nn.functional.cross_entropy`. Where examples have weights it is
         sum(weight * loss) / examples: a loss of PyTorch with `reduction` gives that, and one with a parameter
         `sample_weight` gets the weights.
-    metrics : sequence of str or callable (outputs, targets) -> number
-        What evaluations tell besides the loss: "accuracy", or functions that are means over a batch.
+    metrics : sequence of str, Metric or callable (outputs, targets) -> numbers
+        What evaluations tell besides the loss: names such as "accuracy", metrics of `parashard.metrics`, or functions
+        that return one number an example, or one that is the mean over a batch.
     state : mapping of str to str
         Buffers that the module changes in training, and how: "average:M" for a running average, "counter" for whole
         numbers, "sum" in `sync:N`. Those of batch and instance normalisation need not be named.
@@ -87,7 +82,7 @@ class Model:
         self,
         module: Any,
         loss: Loss | None = None,
-        metrics: Sequence[Metric] = (),
+        metrics: Sequence[Given] = (),
         *,
         state: Mapping[str, str] | None = None,
         autocast: str | None = None,
@@ -110,7 +105,7 @@ class Model:
         self._scale = 1.0
         self._loss = loss
         self._weighted = weighted_loss(loss)
-        self._metrics = metrics_by_name(metrics, {ACCURACY: accuracy})
+        self._metrics = metrics_by_name(metrics)
         self._seed = 0
         self._module: torch.nn.Module | None = None
         self._state_kinds = dict(state or {})
@@ -220,15 +215,14 @@ class Model:
         return float(loss.detach()), gradients
 
     @turn()
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
-        """Return the loss and the metrics, means over the batch."""
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+        """Return the loss, the mean over the batch, and the metrics' states."""
         with torch.no_grad():
             outputs = self._outputs(variables, batch.inputs)
             targets = self._trees(batch.targets)
             with self._precision(self._own):
-                values = {"loss": self._loss_of(outputs, targets, batch.weights)}
-            values |= {name: metric(outputs, targets) for name, metric in self._metrics.items()}
-        return {name: float(value) for name, value in values.items()}
+                loss = float(self._loss_of(outputs, targets, batch.weights))
+            return {"loss": loss, **judged(self._metrics, outputs, targets, rows_of(batch.inputs), _on_host)}
 
     @turn()
     def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
@@ -327,3 +321,11 @@ class Model:
                 module = made_by(module, "module()")
         check(module)
         return module
+
+
+def _on_host(value: Any) -> Any:
+    """Return a tensor as a NumPy array of its type, or of float32 where NumPy has none."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    values = value.detach().cpu()
+    return (values.float() if values.dtype in AUTOCAST.values() else values).numpy()

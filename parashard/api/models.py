@@ -24,6 +24,7 @@ from parashard.job.declaration import parts_of
 from parashard.models.base import Checked, FrameworkModel, Initial, Model, Seeded
 from parashard.models.blame import named_with_line
 from parashard.models.framework import WrongModel
+from parashard.models.judging import Totals
 from parashard.plan.variables import Float32s, as_imported, initial_rows
 from parashard.store.arrays import read_arrays
 
@@ -136,12 +137,12 @@ class PresentModel:
                 raise ConfigurationError(f"the model cannot compute a step: {named_with_line(error)}") from error
 
     def evaluate(self, data: Indexed, batch_size: int) -> dict[str, float]:
-        """Return the metrics of the present weights, means over all examples."""
+        """Return the metrics of the present weights, over all examples."""
         if any(field.name == "weights" for field in data.fields()):
             self._check_weighted()
         values = self.weights()
         with _computing("evaluate", data):
-            return means_over(data, batch_size, self.given, values)
+            return figures_over(data, batch_size, self.given, values)
 
     def predict(self, inputs: Indexed, batch_size: int) -> Tree:
         """Return the outputs of the present weights, in the order of the inputs."""
@@ -193,24 +194,23 @@ class _Begun:
         return {name: (variable, self._values[name]) for name, variable in self._variables.items()}
 
 
-def means_over(data: Indexed, batch_size: int, model: Model, values: Mapping[str, Float32s]) -> dict[str, float]:
-    """Return the means of a model's metrics over all examples, so many at once.
+def figures_over(data: Indexed, batch_size: int, model: Model, values: Mapping[str, Float32s]) -> dict[str, float]:
+    """Return the figures of a model's metrics over all examples, so many at once.
 
     Raises
     ------
     BadData
         If there are none.
     """
-    totals: dict[str, float] = {}
+    totals = Totals()
     judged = 0
     for indices, examples in _in_order(data, batch_size):
         rows = rows_of(examples[0])
         judged += rows
-        for name, value in model.evaluate(values, Batch(-1, -1, indices, *examples), np).items():
-            totals[name] = totals.get(name, 0.0) + float(value) * rows
+        totals.add(model.evaluate(values, Batch(-1, -1, indices, *examples), np), rows)
     if not judged:
         raise BadData("data has no examples")
-    return {name: total / judged for name, total in totals.items()}
+    return totals.figures()
 
 
 def _inputs_of(fields: Iterable[Field]) -> dict[str, Field]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from parashard.api.examples import indexed, of_the_data
-from parashard.api.models import means_over
+from parashard.api.models import figures_over
 from parashard.api.trainer import EXAMPLES_AT_ONCE
 from parashard.callbacks.files import SUFFIX
 from parashard.callbacks.tensorboard import TensorBoard
@@ -190,7 +190,7 @@ class SidecarEvaluator:
         except FileNotFoundError:
             return False
         values = self._values(path, content)
-        self._judged, self.metrics = kept, means_over(self._examples, self._batch_size, self._model, values)
+        self._judged, self.metrics = kept, figures_over(self._examples, self._batch_size, self._model, values)
         self.file, self.evaluated_s = path.name, time.time()
         self.evaluations += 1
         self._tell()

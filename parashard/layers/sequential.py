@@ -18,7 +18,9 @@ from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.layers.base import Layer, Pass, Pullback, Shape
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
-from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name
+from parashard.metrics import Sums
+from parashard.models.framework import WrongModel
+from parashard.models.judging import Given, judged, metrics_by_name
 from parashard.plan.variables import Float32s, Variable
 
 Loss = Callable[[Array, Array, Any], tuple[Array, Array]]
@@ -29,24 +31,6 @@ LOSSES: Mapping[str, Loss] = {
     "sigmoid_cross_entropy": sigmoid_cross_entropy,
     "mean_squared_error": mean_squared_error,
 }
-
-
-def accuracy(outputs: Array, targets: Array) -> Array:
-    """Return the fraction of targets whose class has the greatest output; one output a class on the last axis."""
-    return (outputs.argmax(axis=-1) == targets).mean()
-
-
-def binary_accuracy(outputs: Array, targets: Array) -> Array:
-    """Return the fraction of targets that lie on their logit's side: 1 where it is positive, else 0."""
-    return ((outputs > 0) == (targets.reshape(outputs.shape) > 0.5)).mean()
-
-
-def mean_absolute_error(outputs: Array, targets: Array) -> Array:
-    """Return the mean of abs(z - t)."""
-    return abs(outputs - targets.reshape(outputs.shape)).mean()
-
-
-_METRICS = {ACCURACY: accuracy, "binary_accuracy": binary_accuracy, "mean_absolute_error": mean_absolute_error}
 
 
 class Sequential:
@@ -60,9 +44,9 @@ class Sequential:
         Of one example's input.
     loss : str or callable (outputs, targets, xp) -> (loss, gradient by the outputs)
         "softmax_cross_entropy", "sigmoid_cross_entropy", "mean_squared_error", or a function: the mean over a batch.
-    metrics : sequence of str or callable (outputs, targets) -> number
-        What evaluations tell besides the loss: "accuracy", "binary_accuracy", "mean_absolute_error", or functions that
-        are means over a batch.
+    metrics : sequence of str, Metric or callable (outputs, targets) -> numbers
+        What evaluations tell besides the loss: names such as "accuracy", metrics of `parashard.metrics`, or functions
+        that return one number an example, or one that is the mean over a batch.
 
     Attributes
     ----------
@@ -88,12 +72,12 @@ class Sequential:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], *, input_shape: Sequence[int], loss: str | Loss, metrics: Sequence[Metric] = ()
+        self, layers: Sequence[Layer], *, input_shape: Sequence[int], loss: str | Loss, metrics: Sequence[Given] = ()
     ) -> None:
         self._layers = tuple(layers)
         self._input_shape = _shape(input_shape)
         self._loss = _loss(loss)
-        self._metrics = metrics_by_name(metrics, _METRICS)
+        self._metrics = metrics_by_name(metrics)
         self._seed = 0
         self._values: Mapping[str, Float32s] | None = None
         self._declared: dict[str, Variable] = {}
@@ -133,13 +117,11 @@ class Sequential:
         loss, gradient = self._loss(outputs, batch.targets, xp)
         return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
-        """Return the loss and the metrics, means over the batch."""
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+        """Return the loss, the mean over the batch, and the metrics' states."""
         outputs, _ = self.forward(variables, batch.inputs, None, xp)
-        values = {"loss": self._loss(outputs, batch.targets, xp)[0]}
-        values |= {name: metric(outputs, batch.targets) for name, metric in self._metrics.items()}
-        found = xp.stack([xp.asarray(value) for value in values.values()]).tolist()  # one synchronisation
-        return dict(zip(values, found, strict=True))
+        loss = float(self._loss(outputs, batch.targets, xp)[0])
+        return {"loss": loss, **judged(self._metrics, outputs, batch.targets, len(batch.inputs), _on_host)}
 
     def predict(self, values: Mapping[str, Float32s], inputs: Array) -> Array:
         """Return the outputs for inputs, shape (examples, *output_shape), as a NumPy array."""
@@ -235,3 +217,7 @@ def _loss(given: str | Loss) -> Loss:
 
 def _text(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _on_host(value: Any) -> Any:
+    return value.get() if hasattr(value, "get") and hasattr(value, "dtype") else value  # CuPy's

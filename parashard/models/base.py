@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from parashard.data.base import Array, Batch
 from parashard.data.tree import Tree
 from parashard.plan.variables import Float32s, Variable
+
+if TYPE_CHECKING:
+    from parashard.metrics import Sums  # which makes metrics with this package
 
 Initial = Variable | Float32s | tuple[Variable, Float32s]
 """What a model starts from under one name."""
@@ -61,8 +64,11 @@ class Model(Protocol):
             computed, so a model must not write into them again.
         """
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
-        """Return metrics that are means over the batch's examples, such as {"loss": 0.1, "accuracy": 0.97}."""
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+        """Return metrics that are means over the batch's examples, such as {"loss": 0.1, "accuracy": 0.97}.
+
+        Of a metric that is no mean it is the state: `parashard.metrics.AUC().of(outputs, targets)`.
+        """
 
 
 @runtime_checkable

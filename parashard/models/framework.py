@@ -1,4 +1,4 @@
-"""What models of every framework share: metrics by name, a step's seed, a scaled loss, arrays with an axis.
+"""What models of every framework share: a step's seed, a scaled loss, arrays with an axis.
 
 Knows no framework. Called by `parashard.torch`, `parashard.jax` and `parashard.keras`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from parashard.data.base import Array
@@ -18,11 +18,6 @@ Computed = tuple[float | Array, Mapping[str, Array | None]]
 """A loss and gradients by name."""
 LOSS_SCALE = 2.0**15
 """What a loss of float16 is multiplied by: the largest power of two that float16 has."""
-
-Metric = str | Callable[[Any, Any], Any]
-"""A known name, or a function of outputs and targets."""
-
-ACCURACY = "accuracy"
 
 
 class WrongModel(ValueError):
@@ -65,30 +60,6 @@ def made_by(make: Callable[[], Any], call: str) -> Any:
         if isinstance(error, TypeError) and "argument" in str(error) and call.endswith("()"):
             hint = "; what needs arguments is given as a function that gives them, such as lambda: Net(10)"
         raise ConfigurationError(f"{call} raised {named_with_line(error)}{hint}") from error
-
-
-def metrics_by_name(
-    metrics: Sequence[Metric], known: Mapping[str, Callable[[Any, Any], Any]]
-) -> dict[str, Callable[[Any, Any], Any]]:
-    """Return the functions of metrics by their names.
-
-    Raises
-    ------
-    ConfigurationError
-        If a name is unknown, or two have the same.
-    """
-    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
-        raise ConfigurationError(f"metrics is a list of names and functions, such as ['accuracy'], found {metrics!r}")
-    found: dict[str, Callable[[Any, Any], Any]] = {}
-    for metric in metrics:
-        name = metric if isinstance(metric, str) else getattr(metric, "__name__", "metric")
-        function = known.get(name) if isinstance(metric, str) else metric
-        if not callable(function):
-            raise ConfigurationError(f"metric {metric!r} is unknown; allowed: {', '.join(known)}, or a function")
-        if name in found or name == "loss":
-            raise ConfigurationError(f"two metrics are named {name!r}")
-        found[name] = function
-    return found
 
 
 def step_seed(framework: str, seed: int, step: int, part: int = 0) -> int:

@@ -13,6 +13,7 @@ from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
 from parashard.layers.base import Layer
 from parashard.layers.sequential import Sequential
+from parashard.metrics import Sums
 from parashard.plan.variables import Float32s
 
 
@@ -49,13 +50,14 @@ class Regressor(Sequential):
         """Return the mean squared error of the standardised targets, and its gradient by every variable."""
         return super().loss_and_gradients(variables, self._standardised(variables, batch), xp)
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
         """Return the loss, and in the targets' own unit "mean_squared_error" and "mean_absolute_error"."""
         found = super().evaluate(variables, self._standardised(variables, batch), xp)
+        loss, error = float(found["loss"]), float(found["mean_absolute_error"])
         return {
-            "loss": found["loss"],
-            "mean_squared_error": found["loss"] * self._deviation**2,
-            "mean_absolute_error": found["mean_absolute_error"] * self._deviation,
+            "loss": loss,
+            "mean_squared_error": loss * self._deviation**2,
+            "mean_absolute_error": error * self._deviation,
         }
 
     def predict(self, values: Mapping[str, Float32s], inputs: Array) -> Array:

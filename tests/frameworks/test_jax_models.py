@@ -14,6 +14,7 @@ from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.models.framework import WrongModel, step_seed
+from parashard.models.judging import Totals
 from parashard.plan.state import counter_rows, counter_values
 
 jax = pytest.importorskip("jax", reason="NO TEST OF ps.jax: it is not installed; `make test-frameworks` has it")
@@ -123,7 +124,7 @@ def test_metrics_are_means_over_the_batch() -> None:
     ours = model()
     values = ours.initial_variables()
     outputs = ours.predict(values, X)
-    assert ours.evaluate(values, batch(), np)["accuracy"] == pytest.approx(np.mean(outputs.argmax(1) == Y))
+    assert float(ours.evaluate(values, batch(), np)["accuracy"]) == pytest.approx(np.mean(outputs.argmax(1) == Y))
 
 
 def whole(key: Any) -> Any:
@@ -222,7 +223,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: model(init=lambda key: {}), "init returned no arrays"),
     "no function": (lambda: model(init=3), "init is a function, found int"),
     "metrics of no outputs": (lambda: model(apply=None), "metrics are of outputs: they need apply="),
-    "an unknown metric": (lambda: model(metrics=["acc"]), "metric 'acc' is unknown; allowed: accuracy, or a function"),
+    "an unknown metric": (lambda: model(metrics=["acc"]), "metric 'acc' is unknown; allowed: accuracy, "),
     "a metric twice": (lambda: model(metrics=["accuracy", "accuracy"]), "two metrics are named 'accuracy'"),
 }
 
@@ -255,3 +256,23 @@ def test_a_loss_is_tried_before_a_job_begins_without_computing(wrong: Any, says:
     with pytest.raises((WrongModel, TypeError)) as refused:
         model(loss=wrong).check(batch())
     assert says in str(refused.value)
+
+
+def test_metrics_of_batches_are_those_of_all_examples() -> None:
+    def first(outputs: Any, targets: Any) -> Any:
+        return outputs[:, 0]  # one number an example
+
+    ours = model(metrics=["accuracy", ps.metrics.TopK(2), first])
+    values = ours.initial_variables()
+    outputs, totals = ours.predict(values, X), Totals()
+    for rows in (slice(0, 1), slice(1, 3), slice(3, 8)):
+        totals.add(ours.evaluate(values, Batch(-1, -1, np.arange(8)[rows], X[rows], Y[rows]), np), len(Y[rows]))
+    second = np.sort(outputs)[:, -2]
+    due = {
+        "accuracy": np.mean(outputs.argmax(1) == Y),
+        "top_k_categorical_accuracy": np.mean(outputs[np.arange(8), Y] >= second),
+        "first": np.mean(outputs[:, 0]),
+    }
+    found = totals.figures()
+    assert {name: found[name] for name in due} == pytest.approx(due, rel=1e-5)
+    assert found["loss"] == pytest.approx(ours.evaluate(values, Batch(-1, -1, np.arange(8), X, Y), np)["loss"])

@@ -15,6 +15,7 @@ import parashard as ps
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.models.framework import WrongModel, step_seed
+from parashard.models.judging import Totals
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 keras = pytest.importorskip("keras", reason="NO TEST OF ps.keras: it is not installed; `make test-frameworks` has it")
@@ -48,6 +49,24 @@ def plain() -> Any:
         layers.ActivityRegularization(l2=0.1),
         layers.Dense(3),
     )
+
+
+def figures(found: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in found.items()}
+
+
+class Largest(keras.metrics.Metric):
+    """The largest output: no sum."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.most = self.add_variable((), "zeros", name="most")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.most.assign(keras.ops.maximum(self.most, keras.ops.max(y_pred)))
+
+    def result(self) -> Any:
+        return self.most
 
 
 def net() -> Any:
@@ -117,7 +136,7 @@ def test_loss_weights_and_a_loss_by_name_count() -> None:
     outputs = once.predict(values, X)
     assert single == pytest.approx(np.mean((outputs - 1) ** 2))
     assert triple == pytest.approx(3 * single)
-    assert once.evaluate(values, batch(0, targets), np)["mae"] == pytest.approx(np.mean(np.abs(outputs - 1)))
+    assert float(once.evaluate(values, batch(0, targets), np)["mae"]) == pytest.approx(np.mean(np.abs(outputs - 1)))
 
 
 def test_a_step_computed_again_has_the_same_gradient_and_another_step_has_another() -> None:
@@ -280,9 +299,9 @@ def test_evaluations_are_those_of_keras() -> None:
     ours = model(plain)
     values = first_values(ours)
     due = ours.own(values).evaluate(X, Y, verbose=0, return_dict=True, batch_size=8)
-    found = ours.evaluate(values, batch(), np)
+    found = figures(ours.evaluate(values, batch(), np))
     assert found == pytest.approx(due)
-    assert ours.evaluate(values, batch(), np) == found  # nothing is left of an evaluation
+    assert figures(ours.evaluate(values, batch(), np)) == found  # nothing is left of an evaluation
 
 
 def test_what_is_saved_opens_in_keras(tmp_path: Path) -> None:
@@ -367,9 +386,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: model(lambda: compiled(Counting(), layers.Dense(3))),
         "'sequential/counting/count' is written while a step is computed",
     ),
-    "a metric that is no mean": (
-        lambda: model(lambda: compiled(layers.Dense(1), loss="mse", metrics=[keras.metrics.RootMeanSquaredError()])),
-        "metric 'root_mean_squared_error' is no mean over examples",
+    "a metric that is no sum": (
+        lambda: model(lambda: compiled(layers.Dense(1), loss="mse", metrics=[Largest(name="largest")])),
+        "metric 'largest' is not known to be a sum over examples",
     ),
     "a loss of several numbers": (
         lambda: model(
@@ -408,7 +427,7 @@ def test_inputs_and_targets_may_be_named() -> None:
     data: Any = {"left": X, "right": X[::-1].copy()}, {"a": Y, "b": np.ones((8, 1), np.float32)}
     named = Batch(0, 0, np.arange(8), *data)
     loss, gradients = ours.loss_and_gradients(values, named, np)
-    found = ours.evaluate(values, named, np)
+    found = figures(ours.evaluate(values, named, np))
     due = ours.own(values).evaluate(*data, verbose=0, return_dict=True, batch_size=8)
     assert loss == pytest.approx(found["loss"])
     assert found == pytest.approx(due)
@@ -449,3 +468,37 @@ def test_a_rounds_mean_is_the_gradient_of_all_its_examples() -> None:
     _, due = alone(ours.own(values), values)
     apart = sum(np.sum(((first[name] + second[name]) / 2 - due[name]) ** 2) for name in due)
     assert np.sqrt(apart / sum(np.sum(gradient**2) for gradient in due.values())) < 1e-6
+
+
+def test_metrics_of_batches_are_those_of_all_examples_though_they_are_no_means() -> None:
+    """Of three batches of unequal size, with weights, as Keras has them of all at once."""
+
+    def judged() -> Any:
+        own = [keras.metrics.AUC(num_thresholds=50, name="auc"), keras.metrics.RootMeanSquaredError(), "mae"]
+        weighted = [keras.metrics.Precision(name="precision"), keras.metrics.MeanAbsoluteError(name="weighted")]
+        sigmoid = layers.Dense(1, activation="sigmoid")
+        return compiled(sigmoid, loss="binary_crossentropy", metrics=own, weighted_metrics=weighted)
+
+    ours = model(judged)
+    values = first_values(ours)
+    targets = np.array([0, 1, 1, 0, 1, 0, 0, 1], np.float32)[:, None]
+    weights = np.arange(1, 9, dtype=np.float32) / 4
+    totals = Totals()
+    for rows in (slice(0, 3), slice(3, 4), slice(4, 8)):
+        at = np.arange(8)[rows]
+        totals.add(ours.evaluate(values, Batch(-1, -1, at, X[rows], targets[rows], weights[rows]), np), len(at))
+    own = ours.own(values)
+    due = own.evaluate(X, targets, sample_weight=weights, verbose=0, return_dict=True, batch_size=8)
+    found = totals.figures()
+    assert {name: found[name] for name in due if name != "loss"} == pytest.approx(
+        {name: value for name, value in due.items() if name != "loss"}, rel=1e-5
+    )
+    assert 0 < found["auc"] <= 1
+
+
+def test_a_metric_of_several_figures_is_refused() -> None:
+    ours = model(lambda: compiled(layers.Dense(3), loss="mse", metrics=[keras.metrics.R2Score(None)]))
+    with pytest.raises(
+        ConfigurationError, match=r"'r2_score' has figures of shape \(3,\); allowed: one, such as F1Score"
+    ):
+        ours.check(batch(0, np.eye(3, dtype=np.float32)[Y]))

@@ -13,6 +13,7 @@ from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.models.framework import WrongModel, step_seed
+from parashard.models.judging import Totals
 from parashard_server.state.stateful import move
 
 torch = pytest.importorskip(
@@ -161,8 +162,8 @@ def test_metrics_are_means_over_the_batch() -> None:
     metrics = ours.evaluate(values, batch(), np)
     outputs = ours.predict(values, X)
     assert sorted(metrics) == ["accuracy", "largest", "loss"]
-    assert metrics["accuracy"] == np.mean(outputs.argmax(1) == Y)
-    assert metrics["largest"] == outputs.max()
+    assert float(metrics["accuracy"]) == np.mean(outputs.argmax(1) == Y)
+    assert float(metrics["largest"]) == outputs.max()
 
 
 class Normed(torch.nn.Sequential):
@@ -250,7 +251,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: model(metrics="accuracy"),
         "metrics is a list of names and functions, such as ['accuracy'], ",
     ),
-    "an unknown metric": (lambda: model(metrics=["acc"]), "metric 'acc' is unknown; allowed: accuracy, or a function"),
+    "an unknown metric": (lambda: model(metrics=["acc"]), "metric 'acc' is unknown; allowed: accuracy, "),
 }
 
 
@@ -424,3 +425,23 @@ def test_a_compiled_module_has_the_names_of_the_original() -> None:
     assert np.array_equal(ours.predict(values, X), plain.predict(values, X))
     owned = ours.own({name: value + 1 for name, value in values.items()})
     assert torch.equal(dict(owned.named_parameters())["_orig_mod.0.weight"], torch.from_numpy(values["0.weight"] + 1))
+
+
+def test_metrics_of_batches_are_those_of_all_examples() -> None:
+    def first(outputs: Any, targets: Any) -> Any:
+        return outputs[:, 0]  # one number an example
+
+    ours = model(metrics=["accuracy", ps.metrics.TopK(2), first])
+    values = values_of(ours)
+    outputs, totals = ours.predict(values, X), Totals()
+    for rows in (slice(0, 1), slice(1, 3), slice(3, 8)):
+        totals.add(ours.evaluate(values, Batch(-1, -1, np.arange(8)[rows], X[rows], Y[rows]), np), len(Y[rows]))
+    second = np.sort(outputs)[:, -2]
+    due = {
+        "accuracy": np.mean(outputs.argmax(1) == Y),
+        "top_k_categorical_accuracy": np.mean(outputs[np.arange(8), Y] >= second),
+        "first": np.mean(outputs[:, 0]),
+    }
+    found = totals.figures()
+    assert {name: found[name] for name in due} == pytest.approx(due, rel=1e-5)
+    assert found["loss"] == pytest.approx(ours.evaluate(values, Batch(-1, -1, np.arange(8), X, Y), np)["loss"])

@@ -16,8 +16,10 @@ import numpy as np
 from parashard.data.base import Array, BadExample, Batch, DataSource, examples_of
 from parashard.data.tree import leaves, rows_of
 from parashard.errors import ConfigurationError, NonFiniteGradient
+from parashard.metrics import Sums
 from parashard.models.base import Model, Nothing
 from parashard.models.blame import place_of
+from parashard.models.judging import Totals
 from parashard.plan.partition import Plan
 from parashard.plan.state import AVERAGE
 from parashard.plan.steps import StepPlan
@@ -113,28 +115,25 @@ class Task(NamedTuple):
         Returns
         -------
         dict of str to float
-            Means over the examples.
+            Over all of these examples; NaN of a metric that is of none of them, such as AUC of one class.
 
         Raises
         ------
         WrongResult
             If the model returns what is no mapping of names to numbers.
         """
-        totals: dict[str, float] = {}
-        judged, spec = 0, self.source.spec
+        totals, spec = Totals(), self.source.spec
         at_once = 1 if spec.batched else EVALUATION_EXAMPLES
         variables = self.device.variables_from_host(values)
         for start in range(0, spec.held_out, at_once):
             stop = min(spec.held_out, start + at_once)
             examples = self.source.held_out(start, stop)
             rows = rows_of(examples[0])
-            judged += rows
             batch = self.device.batch_from_host(Batch(-1, -1, np.arange(start, stop), *examples))
             with computing():
                 metrics = self.model.evaluate(variables, batch, self.device.xp)
-            for name, value in self._judged(metrics).items():
-                totals[name] = totals.get(name, 0.0) + value * rows
-        return {name: total / judged for name, total in totals.items()}
+            totals.add(self._judged(metrics), rows)
+        return totals.figures()
 
     def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None] | None]:
         """Return a model's loss and gradients if that is what it returned."""
@@ -151,15 +150,18 @@ class Task(NamedTuple):
             raise self._wrong(f"returned {_in_words(loss)} as the loss; due is a number, the mean over the batch")
         return _scalar(loss), pushed
 
-    def _judged(self, metrics: object) -> dict[str, float]:
-        """Return a model's metrics as floats if that is what it returned."""
+    def _judged(self, metrics: object) -> dict[str, float | Sums]:
+        """Return a model's metrics as floats and states if that is what it returned."""
         due = "due is a mapping of names to numbers, which are means over the batch"
         if not isinstance(metrics, Mapping):
             raise self._wrong(f"returned {_in_words(metrics)}; {due}", "evaluate")
-        judged: dict[str, float] = {}
+        judged: dict[str, float | Sums] = {}
         for name, value in metrics.items():
             if not isinstance(name, str) or name != name.encode("utf-8", "replace").decode():
                 raise self._wrong(f"returned {name!a} as a metric's name; due is text", "evaluate")
+            if isinstance(value, Sums):
+                judged[name] = value
+                continue
             if not _is_number(value):
                 raise self._wrong(f"returned {_in_words(value)} for {name!r}; {due}", "evaluate")
             try:

@@ -19,6 +19,7 @@ from parashard.api.script import Script
 from parashard.api.strategies import InProcessStrategy
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.store.arrays import read_arrays
+from parashard_worker import computing
 from support.line_model import Line, X, Y
 
 STEPS, EPOCH = 48, 12  # of 4 epochs with 90 examples in batches of 8
@@ -289,3 +290,42 @@ def test_a_worker_of_a_cluster_refuses_a_call_that_trains_here(script: Script) -
     call = trainer()._call(module.source_of((X, Y), None, 0.0, 0), {"epochs": 1, "batch_size": 8}, 1, [])
     with pytest.raises(ConfigurationError, match="this call trains in its own process, by MirroredStrategy"):
         fit_here.Here(ps.MirroredStrategy(4)).enter(call)
+
+
+def test_a_metric_that_is_no_mean_is_that_of_all_examples_wherever_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def far(outputs: Any, targets: Any) -> Any:
+        return abs(outputs[:, 0]) > 1
+
+    def made() -> ps.Sequential:
+        metrics = [ps.metrics.AUC(from_logits=True), "binary_accuracy", far]
+        dense = [ps.layers.Dense(1)]
+        return ps.Sequential(dense, input_shape=(3,), loss="sigmoid_cross_entropy", metrics=metrics)
+
+    monkeypatch.setattr(computing, "EVALUATION_EXAMPLES", 7)
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    y = (x @ [1.0, -2.0, 0.5] + rng.normal(size=120) > 0).astype(np.float32)
+    mine = ps.Trainer(made(), ps.Adam(0.05), ps.OneDeviceStrategy(), seed=3)
+    stop = ps.callbacks.EarlyStopping("val_auc", patience=9, restore_best_weights=True)
+    validation = x[:50], y[:50]
+    history = mine.fit((x, y), epochs=4, batch_size=8, verbose=0, validation_data=validation, callbacks=[stop])
+    told = history.history["val_auc"]
+    assert stop.best == max(told) > told[0]
+    figures = [mine.evaluate(validation, batch_size=size) for size in (1, 9, 50)]
+    assert figures[0]["auc"] == figures[1]["auc"] == figures[2]["auc"] == max(told)
+    logits = mine.predict(validation[0])[:, 0]
+    apart = logits[y[:50] == 1][:, None] - logits[y[:50] == 0]
+    assert figures[0]["auc"] == pytest.approx(np.mean(apart > 0), abs=0.01)
+    assert figures[0]["far"] == pytest.approx(np.mean(abs(logits) > 1))
+    assert figures[0]["binary_accuracy"] == np.mean((logits > 0) == (y[:50] == 1))
+
+
+def test_a_metric_that_does_not_fit_the_model_ends_the_job_with_a_sentence() -> None:
+    model = ps.Sequential([ps.layers.Dense(10)], input_shape=(3,), loss="softmax_cross_entropy", metrics=["auc"])
+    data = np.zeros((16, 3), np.float32), np.arange(16) % 10
+    mine = ps.Trainer(model, ps.Adam(0.05), ps.OneDeviceStrategy(), seed=3)
+    says = r"metric 'auc' is of one output an example for two classes, found outputs of shape \(4, 10\) for targets"
+    with pytest.raises(JobFailed, match=says):
+        mine.fit(data, epochs=1, batch_size=4, verbose=0, validation_split=0.25)
+    with pytest.raises(ConfigurationError, match="metric 'auc' is of one output an example"):
+        mine.evaluate(data)

@@ -1,0 +1,356 @@
+"""Metrics of evaluations as states that are added: `import parashard as ps`, then `ps.metrics`.
+
+What a metric knows of some examples is an array of fixed length, a sum over them; that of more examples is the sum of
+both arrays, in whatever order and grouping. Owns the metrics and their arithmetic, in NumPy. Knows no framework and no
+worker. Called by the models, through `parashard.models.judging`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parashard.errors import ConfigurationError
+from parashard.models.framework import WrongModel
+
+Values = npt.NDArray[np.float64]
+
+THRESHOLDS = 200  # as many as Keras has
+THRESHOLDS_MAX = 100_000
+
+
+class Metric:
+    """A figure of examples that is computed from a sum over them. A metric of your own is a class derived from it.
+
+    Attributes
+    ----------
+    name : str
+        Of the figure.
+    length : int
+        Numbers in the state.
+
+    Examples
+    --------
+    >>> class Recall(Metric):
+    ...     name, length = "recall", 2
+    ...
+    ...     def sums(self, outputs, targets):
+    ...         return [((outputs > 0) & (targets == 1)).sum(), (targets == 1).sum()]
+    ...
+    ...     def figure(self, values):
+    ...         return values[0] / values[1] if values[1] else float("nan")
+    >>> first = Recall().of(np.array([1.0, -1.0]), np.array([1, 1]))
+    >>> float(first), float(first + Recall().of(np.array([2.0]), np.array([1])))
+    (0.5, 0.6666666666666666)
+    """
+
+    name = ""
+    length = 2
+
+    def sums(self, outputs: Any, targets: Any) -> Any:
+        """Return the state of some examples, `length` numbers: sums over these examples.
+
+        Parameters
+        ----------
+        outputs, targets : ndarray
+            Of all these examples, the first axis theirs; a model with several outputs gives them as it returns them.
+        """
+        raise WrongModel(f"metric {self.name!r}: {type(self).__name__} has no method sums")
+
+    def figure(self, values: Values) -> float:
+        """Return the figure of a state: by default its first number divided by its second, a mean; of nothing NaN."""
+        return float(values[0] / values[1]) if values[1] else math.nan
+
+    def of(self, outputs: Any, targets: Any) -> Sums:
+        """Return the state of some examples.
+
+        Raises
+        ------
+        WrongModel
+            If outputs or targets are not what the metric is of.
+        """
+        return Sums(self, self.sums(outputs, targets))
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Sums:
+    """What a metric knows of some examples; `a + b` is what it knows of both, and `float(a)` the figure.
+
+    Counts are exact up to 2^53. A value that is not finite makes the figure NaN or infinite, as in a mean.
+
+    Attributes
+    ----------
+    metric : Metric
+    values : ndarray of float64, shape (metric.length,)
+
+    Raises
+    ------
+    WrongModel
+        If the values are not `metric.length` real numbers, or states of two metrics are added.
+    """
+
+    metric: Metric
+    values: Values
+
+    def __init__(self, metric: Metric, values: Any) -> None:
+        due = f"metric {metric.name!r}: the state is {metric.length} real numbers"
+        try:
+            array = np.asarray(values)
+        except ValueError:
+            raise WrongModel(f"{due}, found a {type(values).__name__} of unequal parts") from None
+        if array.shape != (metric.length,) or array.dtype.kind not in "fiub":
+            raise WrongModel(f"{due}, found {array.dtype} of shape {array.shape}")
+        object.__setattr__(self, "metric", metric)
+        object.__setattr__(self, "values", array.astype(np.float64))
+
+    def __add__(self, other: Sums) -> Sums:
+        if type(other.metric) is not type(self.metric) or other.metric.length != self.metric.length:
+            raise WrongModel(
+                f"metric {self.metric.name!r}: states of {type(self.metric).__name__} with {self.metric.length} numbers"
+                f" and of {type(other.metric).__name__} with {other.metric.length} cannot be added"
+            )
+        return Sums(self.metric, self.values + other.values)
+
+    def __float__(self) -> float:
+        return float(self.metric.figure(self.values))
+
+
+class Mean(Metric):
+    """The mean of one number an example: what a function `f(outputs, targets)` of a model's metrics is made.
+
+    Parameters
+    ----------
+    function : callable (outputs, targets) -> numbers
+        Returns one number an example, or one, which is the mean over these examples.
+    name : str
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], name: str) -> None:
+        self.function, self.name = function, name
+
+    def sums(self, outputs: Any, targets: Any) -> Any:
+        """Return the sum of the numbers, and how many examples there are."""
+        return self.sums_of(self.function(outputs, targets), len(targets))
+
+    def sums_of(self, result: Any, examples: int) -> list[float]:
+        """Return the state of what the function has returned for so many examples, as a NumPy array or number."""
+        due = f"metric {self.name!r} returns one number, the mean over the examples, or one an example"
+        try:
+            array = np.asarray(result)
+        except ValueError:
+            raise WrongModel(f"{due}; found a {type(result).__name__}") from None
+        if array.dtype.kind not in "fiub":
+            raise WrongModel(f"{due}; found {'a ' + type(result).__name__ if array.ndim == 0 else array.dtype}")
+        if array.size == 1:
+            return [float(array.reshape(())) * examples, examples]
+        if array.shape not in ((examples,), (examples, 1)):
+            raise WrongModel(f"{due}; found shape {array.shape} for {examples} examples")
+        return [float(array.sum(dtype=np.float64)), examples]
+
+
+class Accuracy(Metric):
+    """The share of targets whose class has the greatest output; one output a class on the last axis.
+
+    Targets are the classes' numbers, or one number a class, of which the greatest counts.
+    """
+
+    def __init__(self, name: str = "accuracy") -> None:
+        self.name = name
+
+    def sums(self, outputs: Any, targets: Any) -> Any:
+        """Return how many are right, and how many there are."""
+        scores, classes = _of_classes(self.name, outputs, targets)
+        if scores.shape[-1] == 1:
+            raise WrongModel(f"metric {self.name!r} is of one output a class, found one: take 'binary_accuracy'")
+        return [(scores.argmax(-1) == classes).sum(), classes.size]
+
+
+class TopK(Metric):
+    """The share of targets whose class is among the k with the greatest outputs; one output a class on the last axis.
+
+    Classes that tie with the k-th are among them, as in Keras; where an output is NaN none is.
+
+    Parameters
+    ----------
+    k : int
+        At most the number of classes.
+    name : str
+    """
+
+    def __init__(self, k: int = 5, *, name: str = "top_k_categorical_accuracy") -> None:
+        self.k, self.name = _whole("TopK", "k", k, 1), name
+
+    def sums(self, outputs: Any, targets: Any) -> Any:
+        """Return how many are among the k, and how many there are."""
+        scores, classes = _of_classes(self.name, outputs, targets)
+        known = scores.shape[-1]
+        if self.k > known:
+            raise WrongModel(f"metric {self.name!r}: k is {self.k}, and the model has {known} classes")
+        numbers = classes.astype(np.int64)
+        if numbers.size and not (numbers.min() >= 0 and numbers.max() < known):
+            raise WrongModel(f"metric {self.name!r}: targets are classes from 0 to {known - 1}")
+        own = np.take_along_axis(scores, numbers[..., None], -1)
+        among = ((scores > own).sum(-1) < self.k) & ~np.isnan(scores).any(-1)
+        return [among.sum(), classes.size]
+
+
+class BinaryAccuracy(Metric):
+    """The share of targets, 0 or 1, on the right side of the threshold: 1 where the output is above it.
+
+    Parameters
+    ----------
+    threshold : float
+        0 is that of logits; probabilities have 0.5.
+    name : str
+    """
+
+    def __init__(self, threshold: float = 0.0, *, name: str = "binary_accuracy") -> None:
+        self.threshold, self.name = threshold, name
+
+    def sums(self, outputs: Any, targets: Any) -> Any:
+        """Return how many are right, and how many there are."""
+        scores, wanted = _alike(self.name, outputs, targets)
+        return [((scores > self.threshold) == (wanted > 0.5)).sum(), wanted.size]
+
+
+class MeanAbsoluteError(Metric):
+    """The mean of abs(output - target) over all numbers of all examples."""
+
+    def __init__(self, name: str = "mean_absolute_error") -> None:
+        self.name = name
+
+    def sums(self, outputs: Any, targets: Any) -> Any:
+        """Return the sum in float64, and how many there are."""
+        found, wanted = _alike(self.name, outputs, targets)
+        return [np.abs(np.subtract(found, wanted, dtype=np.float64)).sum(), wanted.size]
+
+
+class MeanSquaredError(Metric):
+    """The mean of (output - target)^2 over all numbers of all examples."""
+
+    def __init__(self, name: str = "mean_squared_error") -> None:
+        self.name = name
+
+    def sums(self, outputs: Any, targets: Any) -> Any:
+        """Return the sum in float64, and how many there are."""
+        found, wanted = _alike(self.name, outputs, targets)
+        return [np.square(np.subtract(found, wanted, dtype=np.float64)).sum(), wanted.size]
+
+
+class AUC(Metric):
+    """The area under the ROC curve of two classes: how often a 1 has a greater output than a 0.
+
+    With n thresholds 0, 1/(n - 1), ..., 1 the state is two histograms of n - 1 bins: how many of the 1 and of the 0 lie
+    between one threshold and the next. Pairs within a bin count as half, which is the trapezoidal rule and Keras'
+    arithmetic; the error is at most half of the share of pairs that are within one bin. NaN where either class has no
+    example.
+
+    Parameters
+    ----------
+    num_thresholds : int
+        n; more make the error smaller where many outputs lie close together.
+    from_logits : bool
+        Outputs are logits, of which the sigmoid is taken; else they are probabilities.
+    name : str
+    """
+
+    def __init__(self, num_thresholds: int = THRESHOLDS, *, from_logits: bool = False, name: str = "auc") -> None:
+        self.bins = _whole("AUC", "num_thresholds", num_thresholds, 2, THRESHOLDS_MAX) - 1
+        self.length = 2 * self.bins
+        self.from_logits, self.name = from_logits, name
+
+    def sums(self, outputs: Any, targets: Any) -> Any:
+        """Return the histogram of the 1, then that of the 0."""
+        scores, wanted = (_array(self.name, array) for array in (outputs, targets))
+        if not len(scores) == scores.size == wanted.size:
+            raise WrongModel(
+                f"metric {self.name!r} is of one output an example for two classes, found outputs of shape "
+                f"{scores.shape} for targets of shape {wanted.shape}"
+            )
+        scores, wanted = scores.ravel().astype(np.float64), wanted.ravel()
+        if not ((wanted == 0) | (wanted == 1)).all():
+            raise WrongModel(f"metric {self.name!r}: targets are 0 or 1")
+        if self.from_logits:
+            scores = 0.5 + 0.5 * np.tanh(0.5 * scores)
+        if not ((scores >= 0) & (scores <= 1)).all():
+            outside = scores[~((scores >= 0) & (scores <= 1))][0]
+            raise WrongModel(
+                f"metric {self.name!r}: an output is {outside:.4g}; due are probabilities from 0 to 1, or logits with "
+                f"ps.metrics.AUC(from_logits=True)"
+            )
+        inner = np.arange(1, self.bins) / self.bins
+        bins = np.searchsorted(inner, scores, side="left")
+        return np.concatenate([np.bincount(bins[wanted == one], minlength=self.bins) for one in (1, 0)])
+
+    def figure(self, values: Values) -> float:
+        """Return the share of pairs of a 1 and a 0 that are in order."""
+        ones, zeros = values[: self.bins], values[self.bins :]
+        pairs = ones.sum() * zeros.sum()
+        if not pairs:
+            return math.nan
+        below = np.cumsum(zeros) - zeros
+        return float((ones * (below + zeros / 2)).sum() / pairs)
+
+
+NAMED: Mapping[str, Callable[[str], Metric]] = {
+    "accuracy": Accuracy,
+    "binary_accuracy": lambda name: BinaryAccuracy(name=name),
+    "top_k_categorical_accuracy": lambda name: TopK(name=name),
+    "auc": lambda name: AUC(name=name),
+    "mae": MeanAbsoluteError,
+    "mean_absolute_error": MeanAbsoluteError,
+    "mse": MeanSquaredError,
+    "mean_squared_error": MeanSquaredError,
+}
+"""What a name among a model's metrics makes; the figure has that name."""
+
+
+def _array(name: str, given: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(given, np.ndarray):
+        raise WrongModel(
+            f"metric {name!r} is of one array of outputs and one of targets, found a {type(given).__name__}: give a "
+            "function of the model's outputs and targets"
+        )
+    return given if given.dtype.kind in "fiub" else given.astype(np.float32)  # such as bfloat16
+
+
+def _of_classes(name: str, outputs: Any, targets: Any) -> tuple[Any, Any]:
+    """Return outputs, one a class, and the classes' numbers."""
+    scores, wanted = _array(name, outputs), _array(name, targets)
+    if scores.ndim > 1 and scores.shape[-1] > 1 and wanted.shape == scores.shape:
+        return scores, wanted.argmax(-1)
+    if scores.ndim and wanted.shape in (scores.shape[:-1], (*scores.shape[:-1], 1)):
+        return scores, wanted.reshape(scores.shape[:-1])
+    raise WrongModel(
+        f"metric {name!r} is of one output a class on the last axis, found outputs of shape {scores.shape} for targets "
+        f"of shape {wanted.shape}"
+    )
+
+
+def _alike(name: str, outputs: Any, targets: Any) -> tuple[Any, Any]:
+    """Return outputs and targets in one shape: an axis of one number may be left out."""
+    found, wanted = _array(name, outputs), _array(name, targets)
+    shapes = [array.shape[:-1] if array.ndim > 1 and array.shape[-1] == 1 else array.shape for array in (found, wanted)]
+    if shapes[0] != shapes[1]:
+        raise WrongModel(
+            f"metric {name!r} is of one output a target, found outputs of shape {found.shape} for targets of shape "
+            f"{wanted.shape}"
+        )
+    return found.reshape(shapes[0]), wanted.reshape(shapes[0])
+
+
+def _whole(owner: str, name: str, value: Any, least: int, most: int | None = None) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | np.integer)
+        or value < least
+        or (most is not None and value > most)
+    ):
+        to = "" if most is None else f" to {most}"
+        raise ConfigurationError(f"{owner}: {name} is a whole number from {least}{to or ' on'}, found {value!r}")
+    return int(value)

@@ -1,0 +1,68 @@
+"""Keras' metrics as states that are added: their variables, where those are sums over examples.
+
+Knows no step. Called by `parashard.keras`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from parashard.errors import ConfigurationError
+from parashard.metrics import Metric, Values
+from parashard.models.keras_variables import keras
+
+_SUMS = (
+    "AUC",
+    "FBetaScore",
+    "IoU",
+    "Precision",
+    "R2Score",
+    "Recall",
+    "RootMeanSquaredError",
+    "SensitivityAtSpecificity",
+    "TruePositives",
+)
+"""Classes of Keras whose `update_state` only adds to the variables; that of a derived class may be theirs."""
+
+
+def check_sums(metrics: Iterable[Any]) -> None:
+    """Raise ConfigurationError where a metric's variables are not known to be sums over examples."""
+    adding = [getattr(keras.metrics, name).update_state for name in _SUMS]
+    for metric in metrics:
+        kind = type(metric)
+        if kind.result is not keras.metrics.Mean.result and kind.update_state not in adding:
+            raise ConfigurationError(
+                f"metric {metric.name!r} is not known to be a sum over examples, and evaluations add those of their "
+                "batches: evaluate it in Keras, trainer.model().evaluate(...)"
+            )
+
+
+def check_single(figures: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError where a metric has several figures."""
+    for name, figure in figures.items():
+        shape = tuple(getattr(figure, "shape", ()))
+        if math.prod(shape) != 1:
+            raise ConfigurationError(
+                f"metric {name!r} has figures of shape {shape}; allowed: one, such as F1Score(average='macro')"
+            )
+
+
+class Compiled(Metric):
+    """A figure of a compiled model; the state is the variables of all of its metrics, one after the other."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._model, self.name = model, name
+        self.length = sum(math.prod(variable.shape) for variable in model.metrics_variables)
+
+    def figure(self, values: Values) -> float:
+        """Return what Keras makes of the variables."""
+        mapping, start = [], 0
+        for variable in self._model.metrics_variables:
+            stop = start + math.prod(variable.shape)
+            own = values[start:stop].reshape(tuple(variable.shape))
+            mapping.append((variable, keras.ops.convert_to_tensor(own, dtype=variable.dtype)))
+            start = stop
+        with keras.StatelessScope(mapping):
+            return float(self._model.get_metrics_result()[self.name])
