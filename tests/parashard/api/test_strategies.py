@@ -66,7 +66,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "threads of processes": (
         lambda: ps.ParameterServerStrategy(threads=1),
         r"ps.ParameterServerStrategy has no threads=; worker_threads= and shard_threads= are of processes; allowed: "
-        r"shards, workers, consistency, tls_dir, device",
+        r"shards, workers, consistency, workers_as, tls_dir, device",
     ),
     "a misspelt key": (
         lambda: ps.ParameterServerStrategy(consistancy="async"),
@@ -74,7 +74,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a consistency where it is given": (
         lambda: ps.MultiWorkerMirroredStrategy(2, consistency="async"),
-        "ps.MultiWorkerMirroredStrategy has no consistency=; allowed: workers, tls_dir, shards, ",
+        "ps.MultiWorkerMirroredStrategy has no consistency=; allowed: workers, workers_as, tls_dir, shards, ",
     ),
     "workers of one process": (
         lambda: ps.OneDeviceStrategy(workers=3),  # type: ignore[call-arg]
