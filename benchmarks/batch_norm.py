@@ -1,9 +1,10 @@
 """Batch normalisation under asynchronous training: `python -m benchmarks.batch_norm --data FOLDER [--write]`.
 
 A convolutional PyTorch net with batch normalisation on MNIST, by eight asynchronous workers that work ahead, so that
-gradients and statistics are of weights of many steps before. Asked are three things of the final state: are the running
-variances positive; does the net judge as well with them as with statistics that are computed anew for its weights; and
-does it judge as well as one that a single process trained. The module's own counter tells how often it was called.
+gradients and statistics are of weights of many steps before. The learning rate falls to zero in both, as a cosine: what
+is left at the end is no step's noise. Asked are three things of the final state: are the running variances positive;
+does the net judge as well with them as with statistics that are computed anew for its weights; and does it judge as
+well as one that a single process trained. The module's own counter tells how often it was called.
 
 Needs PyTorch (`make test-frameworks` makes an environment with it).
 """
@@ -72,10 +73,11 @@ def recomputed(net: torch.nn.Module, inputs: Any) -> torch.nn.Module:
 def trained(workers: int, consistency: str, data: tuple[Any, Any], epochs: int, seed: int) -> tuple[Any, Any]:
     """Return the net and the run's report."""
     strategy = ps.ParameterServerStrategy(shards=1, workers=workers, consistency=consistency)
-    depth = 8 if consistency == "async" else 0
+    depth = 6 if consistency == "async" else 0
     settings = {"cluster.pipeline_depth": depth, "cluster.worker_threads": 1}
     model = ps.torch.Model(Net, functional.cross_entropy, state={"calls": "counter"})
-    trainer = ps.Trainer(model, ps.Adam(1e-3), strategy, seed=seed, settings=settings)
+    optimizer = ps.Adam(1e-3, schedule={"kind": "cosine"})
+    trainer = ps.Trainer(model, optimizer, strategy, seed=seed, settings=settings)
     history = trainer.fit(data, epochs=epochs, batch_size=128, verbose=0)
     return trainer.model(), history.report
 
