@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from parashard.api.batching import epochs_of_a_job, examples_of_a_step
 from parashard.api.examples import indexed, indexed_inputs, of_the_data
@@ -83,7 +83,7 @@ class Trainer:
     def fit(
         self,
         data: Any,
-        *,
+        *apart: Never,
         epochs: int = 1,
         initial_epoch: int = 0,
         batch_size: int | None = None,
@@ -152,6 +152,7 @@ class Trainer:
         KeyboardInterrupt
             After Ctrl-C, once the state is saved: `resume=True` goes on with it.
         """
+        _check_one("fit", apart)
         callbacks = listed(callbacks)
         resume = resume or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
         if accept_code_change and not resume:
@@ -189,7 +190,11 @@ class Trainer:
         return History(call.answer["report"], run_dir, call.answer.get("history"))
 
     def evaluate(
-        self, data: Any, *, batch_size: int = EXAMPLES_AT_ONCE, targets: str | Sequence[str] | None = None
+        self,
+        data: Any,
+        *apart: Never,
+        batch_size: int = EXAMPLES_AT_ONCE,
+        targets: str | Sequence[str] | None = None,
     ) -> dict[str, float]:
         """Return the loss and the metrics of the weights on some data; computed in this process.
 
@@ -200,6 +205,7 @@ class Trainer:
         batch_size : int
             Examples that are judged at once.
         """
+        _check_one("evaluate", apart)
         with SCRIPT.call("evaluate") as call:
             if not call.answer:
                 with of_the_data():
@@ -297,3 +303,9 @@ def _place_of(strategy: Strategy) -> Place:
         return Here(strategy)
     assert isinstance(strategy, ClusterStrategy), "there is no other kind"
     return OnCluster(strategy)
+
+
+def _check_one(call: str, apart: Sequence[object]) -> None:
+    """Refuse inputs and targets as two arguments, as Keras has them."""
+    if apart:
+        raise ConfigurationError(f"{call} takes inputs and targets as one pair: {call}((x, y))")

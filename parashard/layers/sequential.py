@@ -74,6 +74,8 @@ class Sequential:
     def __init__(
         self, layers: Sequence[Layer], *, input_shape: Sequence[int], loss: str | Loss, metrics: Sequence[Given] = ()
     ) -> None:
+        if not isinstance(layers, Sequence):
+            raise ConfigurationError(f"layers is a list, such as [ps.layers.Dense(64)], found {type(layers).__name__}")
         self._layers = tuple(layers)
         self._input_shape = _shape(input_shape)
         self._loss = _loss(loss)

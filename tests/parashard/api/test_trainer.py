@@ -395,3 +395,9 @@ def test_names_are_imported_when_they_are_used() -> None:
     assert (ps.JobFailed, ps.ConfigurationError) == (JobFailed, ConfigurationError)
     with pytest.raises(AttributeError, match="no attribute 'Trainner'"):
         ps.Trainner  # noqa: B018
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_inputs_and_targets_are_one_argument(runs: Runs, call: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{call} takes inputs and targets as one pair: {call}\(\(x, y\)\)"):
+        getattr(ps.Trainer(Line()), call)(X, Y)

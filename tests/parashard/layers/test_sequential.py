@@ -9,6 +9,7 @@ import pytest
 
 import parashard as ps
 from parashard.data.base import Batch
+from parashard.errors import ConfigurationError
 from parashard.models.base import FrameworkModel
 from support.model_cases import finite_differences, start
 
@@ -131,3 +132,8 @@ def test_a_user_s_own_layer_takes_part() -> None:
     _, gradients = model.loss_and_gradients(variables, examples, np)
     for name, expected in finite_differences(model, variables, examples).items():
         np.testing.assert_allclose(gradients[name], expected, rtol=1e-5, atol=1e-8, err_msg=name)
+
+
+def test_a_layer_is_no_list_of_layers() -> None:
+    with pytest.raises(ConfigurationError, match=r"layers is a list, such as \[ps.layers.Dense\(64\)\], found Dense"):
+        ps.Sequential(ps.layers.Dense(5), input_shape=(2,), loss="mse")  # type: ignore[arg-type]
