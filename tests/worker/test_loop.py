@@ -145,6 +145,11 @@ def test_metrics_are_means_over_all_held_out_examples(monkeypatch: pytest.Monkey
     assert error == ""
 
 
+def test_an_evaluation_reports_how_many_steps_were_in_what_it_judged() -> None:
+    job = Job(0, 1, 2, evaluation(1), evaluation(2)).run()
+    assert job.leasing.judged_steps == {1: 3, 2: 3}, "two that wait for the same worker judge the same weights"
+
+
 def test_an_evaluation_of_a_round_judges_what_that_round_starts_from() -> None:  # P11
     late = evaluation(3, for_round=True, round=0)
     job = Job(0, 1, evaluation(2, for_round=True, round=1), late, round_steps=2).run()

@@ -39,5 +39,6 @@ def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing
         leasing.evaluated(grant, {}, described(error))
         return
     weights = keep(grant.evaluation, pulled.variables) if grant.store else ""
+    judged_steps = 0 if grant.for_round else min(pulled.versions)
     pulled.release()
-    leasing.evaluated(grant, metrics, weights=weights)
+    leasing.evaluated(grant, metrics, weights=weights, judged_steps=judged_steps)

@@ -292,7 +292,7 @@ def _evaluated(result: pb.EvaluationResult) -> EvaluationResult:
     metrics = {} if fault else dict(result.metrics)
     error = readable(result.error or fault, REASON_BYTES_MAX)
     weights = checked_text(result.weights, "weights", NAME_BYTES_MAX)
-    return EvaluationResult(result.evaluation, list(result.incarnations), metrics, error, weights)
+    return EvaluationResult(result.evaluation, list(result.incarnations), metrics, error, weights, result.judged_steps)
 
 
 def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
@@ -347,6 +347,7 @@ def follow_reply(answer: FollowAnswer) -> pb.FollowReply:
             evaluated=reached.evaluated,
             metrics=reached.metrics,
             weights=reached.weights,
+            judged_steps=reached.judged_steps,
         ),
         steps=[pb.StepEnd(step=end.step, loss=end.loss) for end in answer.steps],
         steps_seen=answer.steps_seen,

@@ -98,6 +98,7 @@ class EvaluationResult(NamedTuple):
     metrics: Mapping[str, float] = MappingProxyType({})
     error: str = ""
     weights: str = ""
+    judged_steps: int = 0  # in them, where there are no rounds
 
 
 class LeaseCall(NamedTuple):

@@ -30,12 +30,14 @@ def take_result(job: JobRecord, result: EvaluationResult) -> None:
         given_up = job.evaluations.fail(after_step, result.error)
         if given_up:
             job.fail(given_up, must_be_fixed=True)
-    elif job.evaluations.finish(after_step, metrics, result.weights):
+    elif job.evaluations.finish(after_step, metrics, result.weights, result.judged_steps):
         job.decisions += 1
         for one in job.evaluations.unreported():
             metrics_then = sorted((one.metrics or {}).items())
             shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
-            job.add_event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
+            later = one.judged_steps > one.after_step
+            of_which = f", of the weights after {one.judged_steps:,} steps" if later else ""
+            job.add_event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}{of_which}")
             _check_finite(job, one)
         _check_targets(job, metrics)
 

@@ -32,6 +32,32 @@ def test_a_result_is_reported_and_training_goes_on() -> None:
     assert core.job.state is JobState.RUNNING
 
 
+def test_a_result_says_how_many_steps_were_in_the_weights_that_were_judged() -> None:
+    core = core_of(evaluate_after=[4, 40])
+    judge, other = at_its_evaluation(core), Caller(core)
+    for _ in range(3):  # which the judge, still compiling, does not wait for
+        other.lease(1)
+        other.call(completed=done(*other.held))
+    judge.call(evaluated=judged(4, judged_steps=7, loss=0.5))
+    assert core.job.events[-1] == "step 4: held-out loss 0.5000, of the weights after 7 steps"
+    later = core_of(evaluate_after=[4, 40])
+    later.job.resume(core.job.saved())
+    assert later.job.evaluations.judged_steps() == {4: 7}, "a later coordinator knows it"
+    assert core.job.saved().returned_to(3).judged_steps == {}
+
+
+def test_in_rounds_the_judged_weights_are_those_that_were_due() -> None:
+    core = core_of(Sync(2), evaluate_after=[2, 40])
+    caller = Caller(core)
+    for _ in range(2):
+        caller.lease(1)
+        caller.call(completed=done(*caller.held))
+    caller.lease(1)
+    caller.call(evaluated=judged(2, judged_steps=1, loss=0.5))
+    assert core.job.events[-1] == "step 2: held-out loss 0.5000"
+    assert core.job.evaluations.judged_steps() == {}
+
+
 def test_the_metrics_of_a_regression_are_named_in_words() -> None:
     core = core_of(evaluate_after=[4, 40])
     at_its_evaluation(core).call(evaluated=judged(4, loss=0.25, mean_squared_error=2.5e9, mean_absolute_error=41000.0))
