@@ -96,6 +96,7 @@ def report(
                     "learning_rate": rate.learning_rate,
                 }
                 for rate in job.following.rates
+                if rate.first_step < steps  # an early stop may have come before it
             ],
         },
         "data": resolved.spec.figures(),
