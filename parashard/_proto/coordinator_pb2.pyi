@@ -267,7 +267,7 @@ class FailedStep(_message.Message):
     def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
-    __slots__ = ("evaluation", "metrics", "error", "incarnations", "weights", "judged_steps")
+    __slots__ = ("evaluation", "metrics", "error", "incarnations", "weights", "judged_steps", "kind")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -281,13 +281,15 @@ class EvaluationResult(_message.Message):
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     JUDGED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     evaluation: int
     metrics: _containers.ScalarMap[str, float]
     error: str
     incarnations: _containers.RepeatedScalarFieldContainer[int]
     weights: str
     judged_steps: int
-    def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ..., incarnations: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ..., judged_steps: _Optional[int] = ...) -> None: ...
+    kind: FailureKind
+    def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ..., incarnations: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ..., judged_steps: _Optional[int] = ..., kind: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
 
 class PhaseSeconds(_message.Message):
     __slots__ = ("lease", "pull", "compute", "push", "transfer")

@@ -11,6 +11,7 @@ from parashard_coordinator.core.calls import (
     Announcement,
     CompletedStep,
     EvaluationResult,
+    FailureKind,
     LeaseAnswer,
     LeaseCall,
     Options,
@@ -100,10 +101,15 @@ def done(*steps: int, incarnations: Sequence[int] = (1, 1), loss: float = 0.5, s
 
 
 def judged(
-    after_step: int, incarnations: Sequence[int] = (1, 1), error: str = "", judged_steps: int = 0, **metrics: float
+    after_step: int,
+    incarnations: Sequence[int] = (1, 1),
+    error: str = "",
+    judged_steps: int = 0,
+    kind: FailureKind = FailureKind.OTHER,
+    **metrics: float,
 ) -> Any:
     """Return the result of an evaluation of the weights that these incarnations of the shards had."""
-    return [EvaluationResult(after_step, incarnations, metrics, error, judged_steps=judged_steps)]
+    return [EvaluationResult(after_step, incarnations, metrics, error, judged_steps=judged_steps, kind=kind)]
 
 
 class Caller:

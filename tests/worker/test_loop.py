@@ -13,6 +13,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import Pulled
 from parashard.data.base import BadExample, Batch
 from parashard.models.base import Nothing
+from parashard.models.framework import WrongModel
 from parashard.protocol.messages import PullRun, Push
 from parashard_worker import computing
 from parashard_worker import loop as loop_module
@@ -168,6 +169,22 @@ def test_an_evaluation_that_fails_is_reported() -> None:
     metrics, error = job.leasing.evaluations[5]
     assert (metrics, error.endswith("ZeroDivisionError: in the model")) == ({}, True)
     assert job.completed == [0]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (WrongModel("outputs of shape (400, 2)"), pb.FAILURE_KIND_WRONG_RESULT),
+        (MemoryError(), pb.FAILURE_KIND_MODEL),
+    ],
+)
+def test_an_evaluation_says_whether_another_attempt_may_succeed(error: Exception, kind: pb.FailureKind) -> None:
+    def broken(batch: Batch) -> None:
+        raise error
+
+    job = Job(evaluation(5))
+    job.model.before = broken
+    assert job.run().leasing.evaluation_kinds == {5: kind}
 
 
 @DEPTHS

@@ -159,6 +159,7 @@ class LeasedWork:
         grant: pb.EvaluationGrant,
         metrics: Mapping[str, float],
         error: str = "",
+        kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED,
         *,
         weights: str = "",
         judged_steps: int = 0,
@@ -177,6 +178,7 @@ class LeasedWork:
                 error=error[:500],
                 weights=weights,
                 judged_steps=judged_steps,
+                kind=kind,
             )
         )
         self._ask_again = True

@@ -99,6 +99,7 @@ class EvaluationResult(NamedTuple):
     error: str = ""
     weights: str = ""
     judged_steps: int = 0  # in them, where there are no rounds
+    kind: FailureKind = FailureKind.OTHER  # of an error
 
 
 class LeaseCall(NamedTuple):

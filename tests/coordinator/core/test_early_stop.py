@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from parashard_coordinator.core.calls import JobState
+from parashard.process.shell import ExitCode
+from parashard_coordinator.core.calls import FailureKind, JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import ATTEMPTS_MAX
 from parashard_coordinator.core.policies import Sync
@@ -230,6 +231,14 @@ def test_an_evaluation_that_fails_again_and_again_ends_the_job() -> None:
         judge.call(want=1, evaluated=judged(4, error="no memory"))
     assert core.job.state is JobState.FAILED
     assert core.job.reason == f"no memory; the evaluation after step 4 failed {ATTEMPTS_MAX} times"
+
+
+def test_an_evaluation_that_no_other_attempt_can_mend_is_made_once() -> None:
+    core = core_of(evaluate_after=[4, 40])
+    wrong = judged(4, error="metric 'auc' is of one output", kind=FailureKind.WRONG_RESULT)
+    at_its_evaluation(core).call(want=1, evaluated=wrong)
+    assert (core.job.state, core.job.exit_code) == (JobState.FAILED, ExitCode.CONFIGURATION)
+    assert core.job.reason == "metric 'auc' is of one output; the evaluation after step 4 failed"
 
 
 def test_while_the_last_evaluation_runs_the_others_are_told_so() -> None:
