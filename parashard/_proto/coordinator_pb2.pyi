@@ -267,7 +267,7 @@ class FailedStep(_message.Message):
     def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
-    __slots__ = ("evaluation", "metrics", "error", "incarnations", "weights")
+    __slots__ = ("evaluation", "metrics", "error", "incarnations", "weights", "judged_steps", "kind")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -280,12 +280,16 @@ class EvaluationResult(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     evaluation: int
     metrics: _containers.ScalarMap[str, float]
     error: str
     incarnations: _containers.RepeatedScalarFieldContainer[int]
     weights: str
-    def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ..., incarnations: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ...) -> None: ...
+    judged_steps: int
+    kind: FailureKind
+    def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ..., incarnations: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ..., judged_steps: _Optional[int] = ..., kind: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
 
 class PhaseSeconds(_message.Message):
     __slots__ = ("lease", "pull", "compute", "push", "transfer")
@@ -585,7 +589,7 @@ class FollowReply(_message.Message):
     def __init__(self, coordinator: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., milestone: _Optional[_Union[Milestone, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepEnd, _Mapping]]] = ..., steps_seen: _Optional[int] = ..., steps_missed: _Optional[int] = ..., steps_total: _Optional[int] = ..., learning_rate: _Optional[_Union[LearningRate, _Mapping]] = ..., stopped_by: _Optional[int] = ...) -> None: ...
 
 class Milestone(_message.Message):
-    __slots__ = ("after_steps", "first_epoch", "epoch_losses", "evaluated", "metrics", "weights")
+    __slots__ = ("after_steps", "first_epoch", "epoch_losses", "evaluated", "metrics", "weights", "judged_steps")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -599,13 +603,15 @@ class Milestone(_message.Message):
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_STEPS_FIELD_NUMBER: _ClassVar[int]
     after_steps: int
     first_epoch: int
     epoch_losses: _containers.RepeatedScalarFieldContainer[float]
     evaluated: bool
     metrics: _containers.ScalarMap[str, float]
     weights: str
-    def __init__(self, after_steps: _Optional[int] = ..., first_epoch: _Optional[int] = ..., epoch_losses: _Optional[_Iterable[float]] = ..., evaluated: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., weights: _Optional[str] = ...) -> None: ...
+    judged_steps: int
+    def __init__(self, after_steps: _Optional[int] = ..., first_epoch: _Optional[int] = ..., epoch_losses: _Optional[_Iterable[float]] = ..., evaluated: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., weights: _Optional[str] = ..., judged_steps: _Optional[int] = ...) -> None: ...
 
 class StepEnd(_message.Message):
     __slots__ = ("step", "loss")

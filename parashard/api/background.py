@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ from parashard.protocol.proto_conversion import plan_from, view_from
 from parashard.store.arrays import read_arrays
 from parashard.transports.choosing import connect_by
 
+AGAIN_S = 0.05  # between two pulls, until a shard has what it lost
 STOP_S = 60.0
 """For a run that is stopped to end: shards save their state."""
 
@@ -141,8 +143,21 @@ class BackgroundRun:
         if self._thread.is_alive():
             self._thread.join(STOP_S)
 
-    def weights(self) -> dict[str, Float32s]:
-        """Return the weights: the final ones, or those that the shards have now, each at a moment of its own."""
+    def weights(self, steps: int = 0, timeout_s: float = 0.0) -> dict[str, Float32s]:
+        """Return the weights: the final ones, or those that the shards have now, each at a moment of its own.
+
+        Parameters
+        ----------
+        steps : int
+            Wait until each shard has at least so many: one that was killed is given again what it lost. Not in rounds.
+        timeout_s : float
+            For how long.
+
+        Raises
+        ------
+        TimeoutError
+            If a shard still has fewer.
+        """
         if self._steering.ended:
             self.check()
             return as_imported(read_arrays(self.run_dir / WEIGHTS_FILE))
@@ -164,7 +179,14 @@ class BackgroundRun:
             )
             try:
                 client.use(coordinator.patiently(lambda: view_from(coordinator.get_view(reply.run_id))))
-                return {name: np.array(values) for name, values in client.pull().variables.items()}
+                deadline_s = time.monotonic() + timeout_s
+                while min((pulled := client.pull()).versions) < steps:
+                    self.check()
+                    if time.monotonic() > deadline_s:
+                        raise TimeoutError(f"after {timeout_s:g} s a shard that was killed has not all steps again")
+                    pulled.release()
+                    time.sleep(AGAIN_S)
+                return {name: np.array(values) for name, values in pulled.variables.items()}
             finally:
                 client.close()
         finally:

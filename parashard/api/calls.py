@@ -12,8 +12,9 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,22 @@ _CALL, _RESULT, _ERROR = "call", "result", "error"
 _ALLOWED = "allowed are arrays, numbers, text, None, and lists, tuples and dicts (by text) of them"
 
 
-class PerWorker(NamedTuple):
+@dataclass(frozen=True)
+class PerWorker:
     """In arguments: an iterator that each worker makes once, by a function without arguments."""
 
     number: int
     function: str
+
+    def __iter__(self) -> Self:
+        """Return itself: TensorFlow's programs pass `iter(dataset)`."""
+        return self
+
+    def __next__(self) -> Any:
+        """Refuse: only workers have elements."""
+        raise ConfigurationError(
+            "a per-worker dataset has its elements in workers: pass it to coordinator.schedule as an argument"
+        )
 
 
 class Call(NamedTuple):

@@ -156,6 +156,7 @@ class Coordinator:
         self._errors: deque[tuple[int, str]] = deque(maxlen=ERRORS_MAX)  # not raised yet
         self._values: weakref.WeakValueDictionary[int, RemoteValue] = weakref.WeakValueDictionary()
         self._next = 0
+        self._joined = 0  # calls below it were all complete at once; what a shard loses after that is pushed again
         self._per_worker = 0
         self._swept_s = time.monotonic()
         self._kept_bytes = 0
@@ -202,6 +203,8 @@ class Coordinator:
         ------
         FunctionFailed
             If a function that was scheduled before raised an error; this one is not scheduled.
+        JobFailed
+            If the job has failed.
         """
         if not isinstance(function, Function):
             raise ConfigurationError("coordinator.schedule(f, ...): f is a function that @ps.function marks")
@@ -209,6 +212,7 @@ class Coordinator:
         with self._scheduling:
             if self._steering.closed or self._steering.stopping:
                 raise ConfigurationError("coordinator.schedule after coordinator.close()")
+            self._run.check()
             self._wait(lambda: self._outstanding() < self._queue, timeout_s, f"the queue of {self._queue} is full")
             if self._kept_bytes > KEPT_BYTES_MAX:
                 raise ConfigurationError(
@@ -230,7 +234,7 @@ class Coordinator:
         ----------
         function : callable
             At the script's top level, without arguments; each worker calls it once, and iterates over what it returns.
-            A worker that is started again begins anew.
+            A worker that is started again begins anew. `iter(...)` of the argument is the argument, as in TensorFlow.
         """
         name = name_of(function, self._defined, "coordinator.create_per_worker_dataset")
         self._per_worker += 1
@@ -246,13 +250,19 @@ class Coordinator:
             run, and what they pushed is in.
         """
         self._wait(lambda: not self._outstanding(), timeout_s, "functions are not complete")
+        self._joined = self._next
         self._raise_error()
 
     def done(self) -> bool:
-        """Tell whether every function that was scheduled has run and its push is in; raises as `join` does."""
+        """Tell whether every function that was scheduled has run and its push is in; raises as `join` does.
+
+        Once that is so, it stays so until the next `schedule`: a shard that is killed is given its pushes again.
+        """
         self._run.check()
         self._raise_error()
-        return not self._outstanding()
+        if not self._outstanding():
+            self._joined = self._next
+        return self._joined == self._next
 
     def fetch(self, values: Any, timeout_s: float | None = None) -> Any:
         """Return a value, or a list, tuple or dict of values, with the results in place of the remote values."""
@@ -265,8 +275,17 @@ class Coordinator:
         return values
 
     def weights(self) -> dict[str, Float32s]:
-        """Return the weights as they are now, by name; the arrays are the caller's. After `join`, all pushes are in."""
-        return self._run.weights()
+        """Return the weights as they are now, by name; the arrays are the caller's.
+
+        After `join`, until the next `schedule`, all pushes are in: a shard that was killed is waited for until it has
+        them again.
+
+        Raises
+        ------
+        TimeoutError
+            If that takes longer than the coordinator's `timeout_s`.
+        """
+        return self._run.weights(self._joined if self._joined == self._next else 0, self._timeout_s)
 
     def close(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Wait for what is scheduled, end the cluster, and return the run's report; its folder has the weights.

@@ -182,6 +182,7 @@ class CallbackFollower:
             list(reached.epoch_losses),
             {name: reached.metrics[name] for name in sorted(reached.metrics)} if reached.evaluated else None,
             self._copier(reached.weights) if reached.weights else None,
+            reached.judged_steps,
         )
         if reached.evaluated and self._callbacks.uses_weights and not reached.weights:
             self._say(f"the weights evaluated after step {reached.after_steps:,} could not be stored, and are not kept")

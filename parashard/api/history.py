@@ -18,7 +18,7 @@ class History:
     ----------
     history : dict of str to list of float
         By epoch: "loss", the mean over its examples, what the validation data gave at its end as "val_NAME", and what
-        callbacks added.
+        callbacks added; in `async` and `ssp:K` "val_steps": how many steps were in the weights that were evaluated.
     report : dict
         The run's report (`report.json`).
     run_dir : Path
@@ -33,7 +33,7 @@ class History:
             return
         for evaluation in report["evaluations"]:
             for name, value in evaluation.items():
-                if name != "steps":
+                if name not in ("steps", "judged_steps"):
                     self.history.setdefault(f"val_{name}", []).append(value)
 
     def __repr__(self) -> str:

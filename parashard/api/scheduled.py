@@ -74,7 +74,7 @@ class ScheduledFunctions:
         try:
             result, gradients = self._called(call, read_only(variables))
             self._calls.write_result(batch.step, result)
-        except Exception as error:  # noqa: BLE001  # the user's function, or what it returned
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's function, or what it returned
             wrong = isinstance(error, ConfigurationError)
             says = f"{_short(call.function)}: {error}" if wrong else named_with_line(error)
             self._calls.write_error(batch.step, f"{self._worker or 'a worker'}: {says}")

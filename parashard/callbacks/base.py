@@ -52,6 +52,7 @@ class Training:
         self._save: Callable[[Path], None] | None = None
         self._values: dict[str, Float32s] | None = None
         self.restored: Path | None = None
+        self.judged_newer = True  # this event's evaluation judged newer weights than all before it
 
     @property
     def learning_rate(self) -> float:

@@ -33,6 +33,8 @@ class Milestone(NamedTuple):
         Of the evaluation; None: there was none.
     save_weights : callable, optional
         Writes the weights that were evaluated to a file, as safetensors; None: they are not at hand.
+    judged_steps : int
+        Steps in the weights that were evaluated; 0: exactly `after_steps`.
     """
 
     after_steps: int
@@ -40,6 +42,7 @@ class Milestone(NamedTuple):
     epoch_losses: Sequence[float] = ()
     metrics: Mapping[str, float] | None = None
     save_weights: Callable[[Path], None] | None = None
+    judged_steps: int = 0
 
 
 class Decision(NamedTuple):

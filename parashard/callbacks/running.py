@@ -90,6 +90,7 @@ class Callbacks:
         self._first_epoch = first_epoch  # what callbacks are told for 0
         self._epoch = 0  # whose on_epoch_begin was called last, or is to be
         self._begun = False
+        self._judged_steps = 0  # most steps in weights that were evaluated
         for callback in self._all:
             callback.model = training
             callback.trainer = trainer
@@ -108,6 +109,7 @@ class Callbacks:
         if state:
             self.training.learning_rate = state["learning_rate"]
             self._epoch, self._begun = state["epoch"], state["epoch_begun"]
+            self._judged_steps = state["judged_steps"]
             for callback, one in zip(self._all, state["callbacks"], strict=True):
                 callback.set_state(one)
 
@@ -128,6 +130,10 @@ class Callbacks:
         before, training = self.training.learning_rate, self.training
         training.at(milestone.save_weights)
         if milestone.metrics is not None:
+            judged_steps = milestone.judged_steps or milestone.after_steps
+            training.judged_newer = judged_steps > self._judged_steps
+            self._judged_steps = max(self._judged_steps, judged_steps)
+        if milestone.metrics is not None:
             self._call("on_test_begin", {})
             self._call("on_test_end", dict(milestone.metrics))
         last = len(milestone.epoch_losses) - 1
@@ -137,6 +143,8 @@ class Callbacks:
             logs: Logs = {} if math.isnan(loss) else {"loss": loss}
             if index == last:
                 logs |= {f"val_{name}": value for name, value in (milestone.metrics or {}).items()}
+                if milestone.judged_steps:
+                    logs["val_steps"] = milestone.judged_steps
             self._call("on_epoch_end", self._first_epoch + self._epoch, logs)
             self._epoch, self._begun = self._epoch + 1, False
         if last >= 0 and not training.stop_training:
@@ -154,6 +162,7 @@ class Callbacks:
             "learning_rate": self.training.learning_rate,
             "epoch": self._epoch,
             "epoch_begun": self._begun,
+            "judged_steps": self._judged_steps,
             "callbacks": [callback.get_state() for callback in self._all],
         }
 

@@ -44,6 +44,8 @@ class Monitor:
     def value(self, owner: Callback, logs: Logs) -> float | None:
         """Return the figure of an epoch that has been evaluated, None of another one.
 
+        None, too, where an earlier epoch's evaluation has judged these weights or newer ones: it shows nothing new.
+
         Raises
         ------
         ConfigurationError
@@ -56,7 +58,8 @@ class Monitor:
             raise ConfigurationError(
                 f"{type(owner).__name__}: monitor {self.name!r} is not among the figures: {', '.join(sorted(logs))}"
             )
-        return found
+        shown_before = self.name.startswith("val_") and not owner.model.judged_newer
+        return None if shown_before else found
 
 
 class EarlyStopping(Callback):

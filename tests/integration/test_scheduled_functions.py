@@ -98,6 +98,45 @@ print(json.dumps([joined, it.weights()["counts"].tolist(), right]))
     assert list((run.runs()[-1] / "calls").iterdir()) == [], "what is used is removed"
 
 
+def test_what_join_has_said_holds_although_a_shard_is_killed(start: Callable[..., ScriptRun], tmp_path: Path) -> None:
+    text = """
+    for i in range(CALLS): it.schedule(count, (i, 0))
+    it.join()
+    Path("slow").touch()  # what the shard lost takes until it is gone
+    Path("joined").touch()
+    lost = time.monotonic() + 60
+    while len(it._steering.complete) == CALLS and time.monotonic() < lost: time.sleep(0.001)
+    done, missing = it.done(), CALLS - len(it._steering.complete)
+    Path("slow").unlink()
+    counts = it.weights()["counts"].sum().item()
+print(json.dumps([done, missing > 0, counts]))
+"""
+    run = start(LEDGER.replace("0.2}", "60}") + OPEN + text, "async")
+    eventually((tmp_path / "joined").exists, "all are joined", told=run.complaint)
+    run.kill("shard-0")
+    assert done(run) == [True, True, 120.0]
+
+
+def test_a_job_that_has_failed_takes_no_call_and_names_the_one(start: Callable[..., ScriptRun]) -> None:
+    text = """
+    told = []
+    for call in (lambda: it.schedule(die).fetch(), lambda: it.schedule(total)):
+        try:
+            call()
+        except ps.JobFailed as error:
+            told.append(str(error))
+    print(json.dumps(told))
+    os._exit(0)
+"""
+    die = "@ps.function\ndef die(weights):\n    os._exit(3)\n"
+    run = start(LEDGER + die + OPEN + text, "async")
+    assert run.wait() == 0, run.complaint()
+    told = json.loads(run.output().splitlines()[-1])
+    assert len(told) == 2
+    assert told[0] == told[1]
+    assert "call 0 of coordinator.schedule, counted from 0" in told[0]
+
+
 def test_what_a_function_pushes_nothing_for_moves_nothing(start: Callable[..., ScriptRun]) -> None:
     text = """
     it.schedule(count, (3, 0))

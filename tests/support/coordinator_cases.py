@@ -11,6 +11,7 @@ from parashard_coordinator.core.calls import (
     Announcement,
     CompletedStep,
     EvaluationResult,
+    FailureKind,
     LeaseAnswer,
     LeaseCall,
     Options,
@@ -99,9 +100,16 @@ def done(*steps: int, incarnations: Sequence[int] = (1, 1), loss: float = 0.5, s
     return [CompletedStep(step, list(incarnations), loss, 8, skipped) for step in steps]
 
 
-def judged(after_step: int, incarnations: Sequence[int] = (1, 1), error: str = "", **metrics: float) -> Any:
+def judged(
+    after_step: int,
+    incarnations: Sequence[int] = (1, 1),
+    error: str = "",
+    judged_steps: int = 0,
+    kind: FailureKind = FailureKind.OTHER,
+    **metrics: float,
+) -> Any:
     """Return the result of an evaluation of the weights that these incarnations of the shards had."""
-    return [EvaluationResult(after_step, incarnations, metrics, error)]
+    return [EvaluationResult(after_step, incarnations, metrics, error, judged_steps=judged_steps, kind=kind)]
 
 
 class Caller:

@@ -86,6 +86,8 @@ class ScriptedLeasing:
     drops: list[int] = field(default_factory=list)
     dropped_evaluations: list[int] = field(default_factory=list)
     evaluations: dict[int, tuple[dict[str, float], str]] = field(default_factory=dict)
+    judged_steps: dict[int, int] = field(default_factory=dict)
+    evaluation_kinds: dict[int, pb.FailureKind] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     view: int = 1
 
@@ -116,9 +118,18 @@ class ScriptedLeasing:
         self.dropped_evaluations.append(number)
 
     def evaluated(
-        self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "", *, weights: str = ""
+        self,
+        grant: pb.EvaluationGrant,
+        metrics: Mapping[str, float],
+        error: str = "",
+        kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED,
+        *,
+        weights: str = "",
+        judged_steps: int = 0,
     ) -> None:
         self.evaluations[grant.evaluation] = (dict(metrics), error)
+        self.judged_steps[grant.evaluation] = judged_steps
+        self.evaluation_kinds[grant.evaluation] = kind
 
 
 class Job:

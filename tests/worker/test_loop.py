@@ -13,6 +13,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import Pulled
 from parashard.data.base import BadExample, Batch
 from parashard.models.base import Nothing
+from parashard.models.framework import WrongModel
 from parashard.protocol.messages import PullRun, Push
 from parashard_worker import computing
 from parashard_worker import loop as loop_module
@@ -145,6 +146,11 @@ def test_metrics_are_means_over_all_held_out_examples(monkeypatch: pytest.Monkey
     assert error == ""
 
 
+def test_an_evaluation_reports_how_many_steps_were_in_what_it_judged() -> None:
+    job = Job(0, 1, 2, evaluation(1), evaluation(2)).run()
+    assert job.leasing.judged_steps == {1: 3, 2: 3}, "two that wait for the same worker judge the same weights"
+
+
 def test_an_evaluation_of_a_round_judges_what_that_round_starts_from() -> None:  # P11
     late = evaluation(3, for_round=True, round=0)
     job = Job(0, 1, evaluation(2, for_round=True, round=1), late, round_steps=2).run()
@@ -163,6 +169,22 @@ def test_an_evaluation_that_fails_is_reported() -> None:
     metrics, error = job.leasing.evaluations[5]
     assert (metrics, error.endswith("ZeroDivisionError: in the model")) == ({}, True)
     assert job.completed == [0]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (WrongModel("outputs of shape (400, 2)"), pb.FAILURE_KIND_WRONG_RESULT),
+        (MemoryError(), pb.FAILURE_KIND_MODEL),
+    ],
+)
+def test_an_evaluation_says_whether_another_attempt_may_succeed(error: Exception, kind: pb.FailureKind) -> None:
+    def broken(batch: Batch) -> None:
+        raise error
+
+    job = Job(evaluation(5))
+    job.model.before = broken
+    assert job.run().leasing.evaluation_kinds == {5: kind}
 
 
 @DEPTHS

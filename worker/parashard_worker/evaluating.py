@@ -11,9 +11,10 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import ShardClient
 from parashard.errors import InvalidRequest, Redo, RetryLater, StaleIncarnation
 from parashard.models.blame import described
+from parashard.models.framework import WrongModel
 from parashard.plan.variables import Float32s
 from parashard.process.logs import log
-from parashard_worker.computing import Task
+from parashard_worker.computing import Task, WrongResult
 from parashard_worker.leasing import Leasing
 
 Keep = Callable[[int, Mapping[str, Float32s]], str]
@@ -36,8 +37,11 @@ def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing
         metrics = task.metrics(pulled.variables, lambda: leasing.computing(grant))
     except BaseException as error:  # the model's code
         log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
-        leasing.evaluated(grant, {}, described(error))
+        wrong = isinstance(error, WrongResult | WrongModel)  # by the shapes: a retry would fail, too
+        kind = pb.FAILURE_KIND_WRONG_RESULT if wrong else pb.FAILURE_KIND_MODEL
+        leasing.evaluated(grant, {}, described(error), kind)
         return
     weights = keep(grant.evaluation, pulled.variables) if grant.store else ""
+    judged_steps = 0 if grant.for_round else min(pulled.versions)
     pulled.release()
-    leasing.evaluated(grant, metrics, weights=weights)
+    leasing.evaluated(grant, metrics, weights=weights, judged_steps=judged_steps)

@@ -155,14 +155,30 @@ class LeasedWork:
         self._end_work(step, now_s)
 
     def evaluated(
-        self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "", *, weights: str = ""
+        self,
+        grant: pb.EvaluationGrant,
+        metrics: Mapping[str, float],
+        error: str = "",
+        kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED,
+        *,
+        weights: str = "",
+        judged_steps: int = 0,
     ) -> None:
-        """Report the outcome of an evaluation of the weights that its grant names, and their file, if it has one."""
+        """Report the outcome of an evaluation of the weights that its grant names, their file, and the steps in them.
+
+        There is not always a file; in a job of rounds the grant says the steps.
+        """
         number, judged = grant.evaluation, grant.incarnations
         self._evaluating.discard(number)
         self._evaluated.append(
             pb.EvaluationResult(
-                evaluation=number, incarnations=judged, metrics=dict(metrics), error=error[:500], weights=weights
+                evaluation=number,
+                incarnations=judged,
+                metrics=dict(metrics),
+                error=error[:500],
+                weights=weights,
+                judged_steps=judged_steps,
+                kind=kind,
             )
         )
         self._ask_again = True

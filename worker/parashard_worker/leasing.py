@@ -203,11 +203,18 @@ class Leasing:
         self._observer.ended(step, "dropped")
 
     def evaluated(
-        self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "", *, weights: str = ""
+        self,
+        grant: pb.EvaluationGrant,
+        metrics: Mapping[str, float],
+        error: str = "",
+        kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED,
+        *,
+        weights: str = "",
+        judged_steps: int = 0,
     ) -> None:
-        """Report the outcome of an evaluation of the weights that its grant names, and their file, if it has one."""
+        """Report the outcome of an evaluation, with the steps in the weights that were judged."""
         with self._changed:
-            self._work.evaluated(grant, metrics, error, weights=weights)
+            self._work.evaluated(grant, metrics, error, kind, weights=weights, judged_steps=judged_steps)
             self._wake()
 
     def evaluation_dropped(self, number: int) -> None:

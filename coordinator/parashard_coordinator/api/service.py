@@ -281,9 +281,11 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
 
 def _failed(failed: pb.FailedStep) -> FailedStep:
     """Return a failure; of a kind that this version does not know, it is some other."""
-    known = failed.kind in pb.FailureKind.values()
-    kind = FailureKind(failed.kind) if known else FailureKind.OTHER
-    return FailedStep(failed.step, readable(failed.reason, REASON_BYTES_MAX), kind)
+    return FailedStep(failed.step, readable(failed.reason, REASON_BYTES_MAX), _kind(failed.kind))
+
+
+def _kind(kind: pb.FailureKind) -> FailureKind:
+    return FailureKind(kind) if kind in pb.FailureKind.values() else FailureKind.OTHER
 
 
 def _evaluated(result: pb.EvaluationResult) -> EvaluationResult:
@@ -292,7 +294,9 @@ def _evaluated(result: pb.EvaluationResult) -> EvaluationResult:
     metrics = {} if fault else dict(result.metrics)
     error = readable(result.error or fault, REASON_BYTES_MAX)
     weights = checked_text(result.weights, "weights", NAME_BYTES_MAX)
-    return EvaluationResult(result.evaluation, list(result.incarnations), metrics, error, weights)
+    return EvaluationResult(
+        result.evaluation, list(result.incarnations), metrics, error, weights, result.judged_steps, _kind(result.kind)
+    )
 
 
 def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
@@ -347,6 +351,7 @@ def follow_reply(answer: FollowAnswer) -> pb.FollowReply:
             evaluated=reached.evaluated,
             metrics=reached.metrics,
             weights=reached.weights,
+            judged_steps=reached.judged_steps,
         ),
         steps=[pb.StepEnd(step=end.step, loss=end.loss) for end in answer.steps],
         steps_seen=answer.steps_seen,

@@ -33,7 +33,8 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
         raise ConfigurationError("callbacks decide nothing in this run: it was started without --callbacks=decide")
     if call.handled > following.handled:
         job.leases.reach(call.handled - 1)  # an earlier coordinator told of it, so all before was leased
-    if call.learning_rate and not job.over:
+    all_leased = job.leases.leased_so_far() >= job.leases.target  # then nothing is left for a decision to govern
+    if call.learning_rate and not (job.over or all_leased):
         decided = following.decide(call.learning_rate, call.handled, job.leases.leased_so_far())
         if decided is not None:
             job.decisions += 1
@@ -41,7 +42,7 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
                 f"the learning rate is {metric(decided.learning_rate)} from step {decided.first_step:,} on: "
                 f"callbacks decided it after step {decided.after_steps:,}"
             )
-    if call.stop_reason and job.state is JobState.RUNNING and following.stopped_by is None:
+    if call.stop_reason and job.state is JobState.RUNNING and following.stopped_by is None and not all_leased:
         following.stopped_by = call.handled
         job.decisions += 1
         stop_at_frontier(job, call.stop_reason)

@@ -98,6 +98,8 @@ class EvaluationResult(NamedTuple):
     metrics: Mapping[str, float] = MappingProxyType({})
     error: str = ""
     weights: str = ""
+    judged_steps: int = 0  # in them, where there are no rounds
+    kind: FailureKind = FailureKind.OTHER  # of an error
 
 
 class LeaseCall(NamedTuple):

@@ -2,8 +2,8 @@
 
 Pure. An evaluation is leased to a worker like a step, and names its weights: those that the shards'
 incarnations had after so many steps. In `sync:N` it names the round that starts from them, and no later round is
-leased until its result is in: the weights would be gone. Implements rule P25 of
-docs/protocol.md.
+leased until its result is in: the weights would be gone. In `async` and `ssp` steps go on, and the result says
+how many were in the weights. Implements rule P25 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Evaluation:
     failures: int = 0
     metrics: dict[str, float] | None = None
     weights: str = ""  # their file in the checkpoint store; empty: they were not stored
+    judged_steps: int = 0  # in them, >= after_step; 0: exactly `after_step`, as in rounds
 
 
 class Evaluations:
@@ -117,15 +118,15 @@ class Evaluations:
         """Return an evaluation with its result, if that is still known."""
         return self._done.get(after_step)
 
-    def finish(self, after_step: int, metrics: Mapping[str, float], weights: str = "") -> bool:
+    def finish(self, after_step: int, metrics: Mapping[str, float], weights: str = "", judged_steps: int = 0) -> bool:
         """Record a result of the weights that there are; return whether it is the first one for them.
 
-        `weights` is their file in the checkpoint store, if they were stored.
+        `weights` is their file in the checkpoint store, if they were stored, and `judged_steps` how many were in them.
         """
         evaluation = self._find(after_step)
         if evaluation is None:
             return False
-        self._end(evaluation, metrics, weights)
+        self._end(evaluation, metrics, weights, judged_steps)
         self._unreported.add(after_step)
         return True
 
@@ -143,11 +144,11 @@ class Evaluations:
         self._forget_oldest()
         return reported
 
-    def known(self, after_step: int, metrics: Mapping[str, float], weights: str = "") -> None:
+    def known(self, after_step: int, metrics: Mapping[str, float], weights: str = "", judged_steps: int = 0) -> None:
         """Take over a result that an earlier coordinator had, if this job still asks for it."""
         evaluation = self._find(after_step)
         if evaluation is not None:
-            self._end(evaluation, metrics, weights)
+            self._end(evaluation, metrics, weights, judged_steps)
             self._forget_oldest()
 
     def known_forgotten(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -243,10 +244,15 @@ class Evaluations:
         """Return the files of evaluated weights, by the steps before them."""
         return {after_step: e.weights for after_step, e in self._done.items() if e.weights}
 
-    def _end(self, evaluation: Evaluation, metrics: Mapping[str, float], weights: str) -> None:
+    def judged_steps(self) -> dict[int, int]:
+        """Return how many steps were in the evaluated weights, by the steps before them; only without rounds."""
+        return {after_step: e.judged_steps for after_step, e in self._done.items() if e.judged_steps}
+
+    def _end(self, evaluation: Evaluation, metrics: Mapping[str, float], weights: str, judged_steps: int) -> None:
         self._free(evaluation)
         self._open.remove(evaluation)
         evaluation.metrics, evaluation.weights = dict(metrics), weights
+        evaluation.judged_steps = judged_steps if evaluation.round is None else 0
         self._done[evaluation.after_step] = evaluation
 
     def _find(self, after_step: int) -> Evaluation | None:

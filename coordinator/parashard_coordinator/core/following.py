@@ -46,6 +46,7 @@ class Milestone(NamedTuple):
     evaluated: bool
     metrics: Mapping[str, float]
     weights: str
+    judged_steps: int = 0
 
 
 class StepEnd(NamedTuple):
@@ -159,6 +160,7 @@ class Following:
             result is not None,
             {} if result is None else result.metrics or {},
             "" if result is None else result.weights,
+            0 if result is None else result.judged_steps,
         )
 
     def reached(self, lowest_incomplete: int, target: int) -> Milestone | None:

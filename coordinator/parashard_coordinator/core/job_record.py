@@ -267,6 +267,7 @@ class JobRecord:
             },
             evaluated=self.evaluations.forgotten(),
             evaluated_weights={str(after): name for after, name in self.evaluations.stored_weights().items()},
+            judged_steps={str(after): steps for after, steps in self.evaluations.judged_steps().items()},
             learning_rates=tuple(self.following.rates),
             leased_to=self.following.leased_to,
             epoch_losses={str(epoch): sums for epoch, sums in self.following.epoch_losses().items()},
@@ -292,7 +293,8 @@ class JobRecord:
             self.evaluations.stop_at(saved.target)
         for after_step, metrics in saved.evaluations.items():
             known = {name: math.nan if value is None else value for name, value in metrics.items()}
-            self.evaluations.known(int(after_step), known, saved.evaluated_weights.get(after_step, ""))
+            weights, judged_steps = saved.evaluated_weights.get(after_step, ""), saved.judged_steps.get(after_step, 0)
+            self.evaluations.known(int(after_step), known, weights, judged_steps)
         self.evaluations.known_forgotten(saved.evaluated)
         if saved.final:
             judged = self.evaluations.results().get(self.leases.target)

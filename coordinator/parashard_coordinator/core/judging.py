@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 from parashard.display.figures import metric, metric_name
-from parashard_coordinator.core.calls import EvaluationResult
+from parashard_coordinator.core.calls import EvaluationResult, FailureKind
 from parashard_coordinator.core.early_stop import stop_at_frontier
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import JobRecord
@@ -28,14 +28,18 @@ def take_result(job: JobRecord, result: EvaluationResult) -> None:
         if not job.over:
             job.add_event(f"the evaluation after step {after_step:,} failed: {result.error}")
         given_up = job.evaluations.fail(after_step, result.error)
-        if given_up:
+        if result.kind is FailureKind.WRONG_RESULT:
+            job.fail(f"{result.error}; the evaluation after step {after_step:,} failed", must_be_fixed=True)
+        elif given_up:
             job.fail(given_up, must_be_fixed=True)
-    elif job.evaluations.finish(after_step, metrics, result.weights):
+    elif job.evaluations.finish(after_step, metrics, result.weights, result.judged_steps):
         job.decisions += 1
         for one in job.evaluations.unreported():
             metrics_then = sorted((one.metrics or {}).items())
             shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
-            job.add_event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
+            later = one.judged_steps > one.after_step
+            of_which = f", of the weights after {one.judged_steps:,} steps" if later else ""
+            job.add_event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}{of_which}")
             _check_finite(job, one)
         _check_targets(job, metrics)
 

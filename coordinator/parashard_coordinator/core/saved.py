@@ -12,7 +12,7 @@ from parashard.checkpoints.encoding import Record
 from parashard.checkpoints.manifest import Steps
 from parashard.settings.table import key
 
-_LATER = ("evaluated", "evaluated_weights", "learning_rates", "leased_to", "epoch_losses", "stopped_by")
+_LATER = ("evaluated", "evaluated_weights", "judged_steps", "learning_rates", "leased_to", "epoch_losses", "stopped_by")
 
 
 class Saved(Record):
@@ -33,6 +33,7 @@ class Saved(Record):
     evaluations: dict[str, dict[str, float | None]] = key(default_factory=dict)
     evaluated: Steps = ()
     evaluated_weights: dict[str, str] = key(default_factory=dict)
+    judged_steps: dict[str, int] = key(default_factory=dict)  # of the results in `evaluations`, where not in rounds
     learning_rates: tuple[tuple[int, float, int], ...] = ()  # first step, rate, milestone
     leased_to: int = 0  # no step at or past it was ever leased, where callbacks may decide
     epoch_losses: dict[str, tuple[int, int]] = key(default_factory=dict)  # sums of epochs that are not handled
@@ -64,6 +65,7 @@ class Saved(Record):
             evaluations={after: metrics for after, metrics in self.evaluations.items() if int(after) <= steps},
             evaluated=tuple((start, min(stop, steps + 1)) for start, stop in self.evaluated if start <= steps),
             evaluated_weights={after: name for after, name in self.evaluated_weights.items() if int(after) <= steps},
+            judged_steps={after: found for after, found in self.judged_steps.items() if int(after) <= steps},
             learning_rates=tuple(rate for rate in self.learning_rates if rate[2] < steps),
             leased_to=0,
             epoch_losses={},

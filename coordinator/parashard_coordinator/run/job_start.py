@@ -63,13 +63,18 @@ def new_job_record(
         target_loss=job.evaluation.target_loss,
         target_mean_squared_error=job.evaluation.target_mean_squared_error,
         same_arithmetic=job.consistency.policy.kind == "sync" and not job.cluster.allow_mixed,
-        examples_of=steps.examples_in_words,
+        examples_of=_call_in_words if open_ else steps.examples_in_words,
         steps_per_epoch=steps.steps_per_epoch if callbacks.followed else 0,
         callbacks_decide=callbacks.decide,
         stores_evaluated=callbacks.store_evaluated,
         against_divergence=f"lower optimizer.learning_rate or {clipping} optimizer.clip_norm",
     )
     return JobRecord(options, policy, evaluations, launcher, round_book(job, steps.total))
+
+
+def _call_in_words(step: int) -> str:
+    """Return what a step of a job of open length is to its program, to append to an error message."""
+    return f" (call {step:,} of coordinator.schedule, counted from 0)"
 
 
 def round_book(job: Job, steps_total: int) -> RoundBook:

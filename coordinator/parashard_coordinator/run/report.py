@@ -78,7 +78,11 @@ def report(
         "training_loss": _finite(job.progress.loss),
         "held_out": {name: _finite(value) for name, value in sorted(metrics.items())},
         "evaluations": [
-            {"steps": after_step, **{name: _finite(value) for name, value in sorted(found.items())}}
+            {
+                "steps": after_step,
+                **_judged_steps(job, after_step),
+                **{name: _finite(value) for name, value in sorted(found.items())},
+            }
             for after_step, found in sorted(job.evaluations.results().items())
         ],
         "callbacks": {
@@ -92,6 +96,7 @@ def report(
                     "learning_rate": rate.learning_rate,
                 }
                 for rate in job.following.rates
+                if rate.first_step < steps  # an early stop may have come before it
             ],
         },
         "data": resolved.spec.figures(),
@@ -177,6 +182,11 @@ def _store_failures(path: Path) -> Iterator[None]:
 
 def _rounded(share: float | None) -> float | None:
     return None if share is None else round(share, 4)
+
+
+def _judged_steps(job: JobRecord, after_step: int) -> dict[str, int]:
+    steps = job.evaluations.judged_steps().get(after_step)
+    return {} if steps is None else {"judged_steps": steps}
 
 
 def _finite(value: float) -> float | None:

@@ -97,6 +97,17 @@ def test_without_rounds_a_stop_finishes_what_is_leased() -> None:
     assert follow(core.job, FollowCall(handled=4, stop_reason="enough")).steps_total == leased > 4
 
 
+def test_what_is_decided_after_the_last_step_was_leased_changes_nothing() -> None:
+    for policy in (Async(), Sync(2)):
+        core = core_of(policy)
+        follow(core.job, FollowCall(handled=0))
+        core.job.leases.reach(TOTAL - 1)
+        before = core.job.saved()
+        answer = follow(core.job, FollowCall(handled=TOTAL, learning_rate=0.5, stop_reason="enough"))
+        assert (answer.rate, answer.stopped_by, core.job.state) == (None, None, JobState.RUNNING)
+        assert core.job.saved() == before
+
+
 def test_what_cannot_be_decided_is_refused_and_changes_nothing() -> None:
     core = core_of(Async(), decide=False)
     before = core.job.saved()

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from parashard_coordinator.core.calls import JobState
+from parashard.process.shell import ExitCode
+from parashard_coordinator.core.calls import FailureKind, JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import ATTEMPTS_MAX
 from parashard_coordinator.core.policies import Sync
@@ -30,6 +31,32 @@ def test_a_result_is_reported_and_training_goes_on() -> None:
     assert caller.lease(1, evaluated=judged(4, accuracy=0.5, loss=1.25)) == [4]
     assert core.job.events[-1] == "step 4: held-out accuracy 0.5000, loss 1.2500"
     assert core.job.state is JobState.RUNNING
+
+
+def test_a_result_says_how_many_steps_were_in_the_weights_that_were_judged() -> None:
+    core = core_of(evaluate_after=[4, 40])
+    judge, other = at_its_evaluation(core), Caller(core)
+    for _ in range(3):  # which the judge, still compiling, does not wait for
+        other.lease(1)
+        other.call(completed=done(*other.held))
+    judge.call(evaluated=judged(4, judged_steps=7, loss=0.5))
+    assert core.job.events[-1] == "step 4: held-out loss 0.5000, of the weights after 7 steps"
+    later = core_of(evaluate_after=[4, 40])
+    later.job.resume(core.job.saved())
+    assert later.job.evaluations.judged_steps() == {4: 7}, "a later coordinator knows it"
+    assert core.job.saved().returned_to(3).judged_steps == {}
+
+
+def test_in_rounds_the_judged_weights_are_those_that_were_due() -> None:
+    core = core_of(Sync(2), evaluate_after=[2, 40])
+    caller = Caller(core)
+    for _ in range(2):
+        caller.lease(1)
+        caller.call(completed=done(*caller.held))
+    caller.lease(1)
+    caller.call(evaluated=judged(2, judged_steps=1, loss=0.5))
+    assert core.job.events[-1] == "step 2: held-out loss 0.5000"
+    assert core.job.evaluations.judged_steps() == {}
 
 
 def test_the_metrics_of_a_regression_are_named_in_words() -> None:
@@ -204,6 +231,14 @@ def test_an_evaluation_that_fails_again_and_again_ends_the_job() -> None:
         judge.call(want=1, evaluated=judged(4, error="no memory"))
     assert core.job.state is JobState.FAILED
     assert core.job.reason == f"no memory; the evaluation after step 4 failed {ATTEMPTS_MAX} times"
+
+
+def test_an_evaluation_that_no_other_attempt_can_mend_is_made_once() -> None:
+    core = core_of(evaluate_after=[4, 40])
+    wrong = judged(4, error="metric 'auc' is of one output", kind=FailureKind.WRONG_RESULT)
+    at_its_evaluation(core).call(want=1, evaluated=wrong)
+    assert (core.job.state, core.job.exit_code) == (JobState.FAILED, ExitCode.CONFIGURATION)
+    assert core.job.reason == "metric 'auc' is of one output; the evaluation after step 4 failed"
 
 
 def test_while_the_last_evaluation_runs_the_others_are_told_so() -> None:

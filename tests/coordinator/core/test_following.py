@@ -60,10 +60,11 @@ def test_an_early_stop_leaves_out_what_lies_beyond_and_judges_where_it_is() -> N
 def test_a_milestone_waits_for_its_evaluation() -> None:
     following, evaluations = following_of(Async(), [4])
     assert following.reached(TOTAL, TOTAL) is None
-    evaluations.finish(4, {"loss": 0.5}, "evaluated/4.safetensors")
+    evaluations.finish(4, {"loss": 0.5}, "evaluated/4.safetensors", judged_steps=9)
     reached = following.reached(TOTAL, TOTAL)
     assert reached is not None
     assert (reached.metrics, reached.weights) == ({"loss": 0.5}, "evaluated/4.safetensors")
+    assert reached.judged_steps == 9
 
 
 def test_rounds_wait_for_callbacks_that_decide_and_for_no_others() -> None:

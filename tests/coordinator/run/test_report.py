@@ -14,6 +14,7 @@ from parashard.job.load import job_from_toml
 from parashard.launch.run_files import REPORT_FILE
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.following import Rate
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_coordinator.run.resolve import ResolvedJob
 from support.coordinator_cases import Caller, announce, core_of, done, judged
@@ -67,6 +68,13 @@ def test_it_has_every_figure_that_is_promised() -> None:
     assert figures.keys() >= REQUIRED | {"ledger_wrong"}
     assert figures["ledger_wrong"] == 6
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+
+
+def test_a_learning_rate_that_no_step_had_is_left_out() -> None:
+    core = ended()
+    core.job.following.rates = [Rate(2, 0.5, 1), Rate(4, 0.25, 3)]
+    rates = report(core.job, ledger(), seen(), 4.0)["callbacks"]["learning_rates"]
+    assert [rate["first_step"] for rate in rates] == [2]
 
 
 def test_the_figures_of_a_job() -> None:

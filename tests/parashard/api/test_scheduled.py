@@ -14,6 +14,7 @@ from parashard.api.calls import Call, Calls, PerWorker
 from parashard.api.functions import Function
 from parashard.api.scheduled import ScheduledFunctions
 from parashard.data.base import Batch
+from parashard.errors import ConfigurationError
 from parashard.models.base import Nothing
 
 WEIGHTS = {"b": np.zeros(2, np.float32), "w": np.ones((3, 2), np.float32)}
@@ -62,6 +63,7 @@ def spoil(weights: Mapping[str, Any]) -> Any:
 
 WRONG = {
     "raises": (lambda weights: 1 / 0, "worker-3: ZeroDivisionError: division by zero ("),
+    "ends": (lambda weights: sys.exit("enough"), "worker-3: SystemExit: enough ("),
     "writes to the weights": (spoil, "worker-3: ValueError: assignment destination is read-only ("),
     "returns no pair": (lambda weights: 3, "called: a function with @ps.function returns (result, gradients)"),
     "returns no gradients": (lambda weights: (3, None), "called: a function with @ps.function returns (result, gra"),
@@ -85,9 +87,11 @@ def test_what_goes_wrong_is_the_answer_and_moves_nothing(
 
 def test_an_iterator_is_this_workers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made.clear()
-    mine, other = PerWorker(0, f"{__name__}:data"), PerWorker(1, f"{__name__}:data")
+    mine, other = iter(PerWorker(0, f"{__name__}:data")), PerWorker(1, f"{__name__}:data")
     worker = Worker(tmp_path, monkeypatch, lambda weights, a, b: [next(a["it"]), next(b[0])], pushes=0)
     for step in range(3):
         worker.run(step, {"it": mine}, [other])
         assert worker.calls.result(step) == [step, step]
     assert len(made) == 2
+    with pytest.raises(ConfigurationError, match="has its elements in workers: pass it to"):
+        next(mine)

@@ -28,7 +28,12 @@ from parashard.errors import ConfigurationError
 
 
 def run(
-    callback: Callback, values: Sequence[float], folder: Path, name: str = "loss", crash_after: int | None = None
+    callback: Callback,
+    values: Sequence[float],
+    folder: Path,
+    name: str = "loss",
+    crash_after: int | None = None,
+    judged: Sequence[int] | None = None,
 ) -> Callbacks:
     """Have epochs with these figures, until the callback stops; after a crash another object goes on by JSON."""
     it = _begun(callback, folder)
@@ -37,7 +42,7 @@ def run(
             state = json.loads(json.dumps(it.state()))
             it = _begun(type(callback)(**_GIVEN[callback]), folder, state)
         save = lambda path, value=value: path.write_text(f"{value}") and None  # noqa: E731
-        it.reached(Milestone(epoch + 1, epoch, [1.0], {name: value}, save))
+        it.reached(Milestone(epoch + 1, epoch, [1.0], {name: value}, save, judged[epoch] if judged else 0))
         if it.training.stop_training:
             break
     it.end()
@@ -81,6 +86,17 @@ def test_early_stopping_stops_after_its_patience(
     name = given.get("monitor", "val_loss").removeprefix("val_")
     it = run(callback, values, tmp_path, name, crash_after)
     assert len(it.history.epoch) == epochs
+
+
+@pytest.mark.parametrize("crash_after", [None, 2])
+def test_epochs_whose_evaluations_judged_the_same_weights_count_once(tmp_path: Path, crash_after: int | None) -> None:
+    judged = [1, 4, 4, 4, 5, 6]
+    callback = made(EarlyStopping, patience=2)
+    it = run(callback, [3, 2, 2, 2, 2, 2], tmp_path, crash_after=crash_after, judged=judged)
+    assert it.history.history["val_steps"] == judged
+    assert (it.history.epoch[-1], it.training.stop_training) == (5, True)
+    reducing = made(ReduceLROnPlateau, patience=1)
+    assert run(reducing, [3, 2, 2, 2], tmp_path, judged=judged).training.learning_rate == 0.1
 
 
 @pytest.mark.parametrize("crash_after", [None, 2])
