@@ -77,6 +77,7 @@ class ScriptSource:
         self.batch_size = training.examples.batch_size
         in_memory = isinstance(training.examples, ArrayExamples)  # taken in less time than another thread is told to
         self.reads_ahead = training.examples.reads_ahead or (in_memory and transform is not None)
+        self.any_thread = transform is None and all(isinstance(part.examples, ArrayExamples) for part in parts)
         self.weighted = any(field.name == "weights" for part in parts for field in part.examples.fields())
         self.weighted |= class_weight is not None
         self.spec = DataSpec(

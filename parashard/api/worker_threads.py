@@ -16,7 +16,7 @@ from typing import Any
 import threadpoolctl
 
 from parashard.api.fits import Fit
-from parashard.data.base import DataSource, DataSpec, Examples, Indices, examples_of
+from parashard.data.base import DataSource, DataSpec, Examples, Indices, any_thread, examples_of
 from parashard.errors import ParashardError, shortened
 from parashard.launch.local_cluster import StartThread
 from parashard.launch.run_files import LOGS
@@ -40,7 +40,7 @@ def worker_threads(fit: Fit) -> Iterator[StartThread]:
     sync = policy.kind == "sync"
     threads = threads_for(cluster.worker_threads, cluster.workers, reproducible=sync, environ=os.environ)
     keep_freed_memory(EVERY_STEP)
-    source = _InTurn(fit.source)
+    source = fit.source if any_thread(fit.source) else _InTurn(fit.source)
 
     def start(name: str, words: Sequence[str]) -> ThreadChild:
         return ThreadChild(name, lambda stop, on_hung: _work(fit, source, words, stop, on_hung))

@@ -169,7 +169,8 @@ class Batch:
 class DataSource(Protocol):
     """A training split and a held-out split, addressed by index.
 
-    One whose training examples may be read in another thread while a model computes says `reads_ahead = True`.
+    One whose training examples may be read in another thread while a model computes says `reads_ahead = True`;
+    one that several threads may read at once says `any_thread = True`.
     """
 
     @property
@@ -199,3 +200,8 @@ def examples_of(source: DataSource, step: int, indices: Indices) -> Examples:
 def reads_ahead(source: DataSource) -> bool:
     """Tell whether a step's examples may be read while a model computes another's."""
     return bool(getattr(source, "reads_ahead", False))
+
+
+def any_thread(source: DataSource) -> bool:
+    """Tell whether several threads may read the examples at once."""
+    return bool(getattr(source, "any_thread", False))

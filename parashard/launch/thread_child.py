@@ -1,8 +1,9 @@
 """ThreadChild: a child of a local cluster that is a thread of this process, as `subprocess.Popen` is a process.
 
 Owns the thread, its stop and what became of it. A thread cannot be killed: one that is, or that hangs, is given up. It
-counts as ended, and what it still does has no effect on the job, since its name has a newer incarnation by then. Knows
-no worker. Made by `parashard.api.worker_threads`, called by `parashard.launch.local_cluster`.
+counts as ended, has no turn any more (`parashard.process.turns`), and what it still does has no effect on the job, for
+its name has a newer incarnation by then. Knows no worker. Made by `parashard.api.worker_threads`, called by
+`parashard.launch.local_cluster`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable
 
 from parashard.process.shell import ExitCode, Stop
+from parashard.process.turns import no_more_turns
 
 Work = Callable[[Stop, Callable[[str], None]], tuple[int, str]]
 """From a stop, and what to call with the reason when it hangs, to an exit code and why."""
@@ -81,6 +83,7 @@ class ThreadChild:
     def _give_up(self, code: int, said: str) -> None:
         if self._ended(code, said):
             self._given_up = True
+            no_more_turns(self._thread)  # whoever waits for it goes on
         self._stop.ask(said or "given up")
 
     def _ended(self, code: int, said: str) -> bool:

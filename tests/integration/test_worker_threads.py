@@ -168,6 +168,22 @@ def test_a_step_that_hangs_is_given_up_and_computed_by_another_thread() -> None:
     assert "worker-0 ended: step 7 has taken over" in (logs / "coordinator.log").read_text(), "not killed as silent"
 
 
+def test_a_transform_that_hangs_fails_the_job_as_in_a_process() -> None:
+    returned = threading.Event()
+
+    def hangs(example: Any, rng: Any) -> Any:
+        if threading.current_thread().name.startswith("parashard-"):
+            returned.wait(DEADLINE_S)
+        return example
+
+    settings = {"cluster.step_timeout_s": 0.5, "cluster.grace_s": 0.5, "job.max_attempts": 2}
+    try:
+        with pytest.raises(ps.JobFailed, match="has taken over"):
+            trainer(Ledger(), **settings).fit(DATA, transform=hangs, epochs=1, batch_size=SIZE, verbose=0)
+    finally:
+        returned.set()
+
+
 def raised(step: int) -> None:
     if step == 9:
         raise KeyError("no such row")

@@ -150,6 +150,21 @@ def test_a_gradient_that_is_none_reaches_no_shard(cluster: SmallCluster, mistake
     assert sum("failed at step 0" in event for event in events) == 1
 
 
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_push_that_was_refused_may_be_corrected(cluster: SmallCluster, mistake: str) -> None:
+    gradients, kind, _ = MISTAKES[mistake]
+    with session_of(cluster) as session:
+        for step in session.steps():
+            if step.number == 0:
+                with pytest.raises(kind):
+                    session.push(step, gradients)
+                assert session.pull(), "the weights are those of the step"
+            assert session.push(step, {})
+    assert cluster.steps_applied() == STEPS
+    events = cluster.core.run_exclusive(lambda core, _: list(core.job.events))
+    assert not any("failed at step" in event for event in events)
+
+
 def test_other_data_are_refused(cluster: SmallCluster) -> None:
     overrides = [("data.examples", 2 * EXAMPLES, "settings")]
     with pytest.raises(WrongRun, match="data differ"), session_of(cluster, overrides=overrides):

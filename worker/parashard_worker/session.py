@@ -130,6 +130,7 @@ class Session:
         self._steps: StepPlan
         self._grant: pb.Grant | None = None  # of the present step
         self._pulled: Pulled | None = None
+        self._refused: InvalidRequest | None = None  # why the newest push of the present step was not begun
         self._computing = ExitStack()
         self._stop = Stop()
         self._over: tuple[str, str] | None = None  # how the run ended, where its coordinator did not say so itself
@@ -257,7 +258,8 @@ class Session:
         Raises
         ------
         InvalidRequest
-            If the gradients are not of the job's variables, or not finite; the attempt counts as failed.
+            If the gradients are not of the job's variables, or not finite. Nothing was sent, and the step is still the
+            present one; if it is not pushed after all, the attempt counts as failed.
         """
         grant = self._grant
         if grant is None or grant.step != step.number:
@@ -266,6 +268,10 @@ class Session:
             )
         try:
             arrays = None if gradients is None else self._checked(step.number, loss, gradients)
+        except InvalidRequest as error:
+            self._refused = error
+            raise
+        try:
             self._computing.close()
             incarnations = self._transfers.push(grant, arrays, self._pulled)
         except InvalidRequest as error:
@@ -346,7 +352,9 @@ class Session:
         self._leasing.failed(step, described(error), kind)
 
     def _give_back(self) -> None:
-        if self._grant is not None:
+        if self._refused is not None:
+            self._failed(self._refused)
+        elif self._grant is not None:
             step = self._grant.step
             self._end_step()
             self._leasing.dropped(step)
@@ -355,7 +363,7 @@ class Session:
         self._computing.close()
         if self._pulled is not None:
             self._pulled.release()
-        self._grant = self._pulled = None
+        self._grant = self._pulled = self._refused = None
 
     def _watch(self) -> None:
         """Wait for no shard and no coordinator any more once the run folder says that they have ended."""

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from parashard.process import turns
-from parashard.process.turns import turn
+from parashard.process.turns import no_more_turns, turn
 from support.waiting import DEADLINE_S
 
 
@@ -39,3 +39,31 @@ def test_one_that_waits_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
                 pytest.fail("it is not its turn")
         finally:
             over.set()
+
+
+def test_the_turn_of_one_that_is_given_up_is_another_s_and_it_has_none_again() -> None:
+    taken, over, left = threading.Event(), threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def stays() -> None:
+        with turn():
+            taken.set()
+            over.wait(DEADLINE_S)
+        try:
+            with turn():
+                pytest.fail("it was given up")
+        except TimeoutError as error:
+            told.append(str(error))
+        left.set()
+
+    hangs = threading.Thread(target=stays, daemon=True)
+    hangs.start()
+    assert taken.wait(DEADLINE_S)
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(turn()(lambda: "computed"))
+        no_more_turns(hangs)
+        assert waits.result(DEADLINE_S) == "computed"
+    with turn():
+        over.set()
+        assert left.wait(DEADLINE_S), "it leaves its block, and the turn stays this thread's"
+    assert told == ["this thread was given up, and has no turn any more"]
