@@ -39,6 +39,7 @@ class ComposedScript(ComposedJob):
             "PARASHARD_SCRIPT": f"train.py {words}",
             "PARASHARD_WORKERS": str(workers),
             "PARASHARD_STATUS_PORT": "",  # whatever is free
+            "PARASHARD_GIVE_UP_S": "120",  # of a worker that was just starting as the script ended
         }
 
     def up_again(self) -> None:
