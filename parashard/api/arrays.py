@@ -39,10 +39,14 @@ class ArrayExamples:
     def __init__(self, inputs: Tree, targets: Tree = (), weights: AnyArray | None = None) -> None:
         self._parts = (inputs, targets) if weights is None else (inputs, targets, weights)
         self._length = len(leaves(inputs)[0][1])
-        self.reads_ahead = any(isinstance(array, np.memmap) for _, array in leaves(self._parts))
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def are_mapped(self) -> bool:
+        """Whether some are read from files as they are taken."""
+        return any(isinstance(array, np.memmap) for _, array in leaves(self._parts))
 
     @property
     def targets(self) -> Tree:

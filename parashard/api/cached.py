@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.datasets import Targets, check_form, example_of, form_of, generators_seeded, named_parts
+from parashard.api.datasets import Targets, check_form, example_of, form_of, named_parts
 from parashard.api.examples import of_the_data
+from parashard.api.generators import generators_seeded
 from parashard.api.loaders import is_loader
 from parashard.data.base import BadExample
 from parashard.data.cache import CacheWriter, read_cache

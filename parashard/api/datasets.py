@@ -6,15 +6,13 @@ framework. Called by `parashard.api.examples`.
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from parashard.api.arrays import allowed, handed_out, numbers_of, spread, tree_of
+from parashard.api.generators import generators_seeded
 from parashard.data.arrays import fingerprint
 from parashard.data.base import BadExample, Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves
@@ -49,7 +47,6 @@ class DatasetExamples:
     """
 
     batched = False
-    reads_ahead = False  # the process's generators are set around an item
 
     def __init__(
         self,
@@ -130,7 +127,6 @@ class BatchExamples:
     """Batches of an object whose items are batches, such as a `PyDataset` of Keras: one index is one step."""
 
     batched = varying = True
-    reads_ahead = False
     batch_size: int | None = 1
 
     def __init__(self, dataset: Any, what: str, *, inputs_only: bool = False) -> None:
@@ -222,25 +218,6 @@ def got(dataset: Any, index: int, where: str) -> Any:
         return dataset[index]
     except Exception as error:
         raise BadExample(f"{where}: {named_with_line(error)}") from error
-
-
-@contextmanager
-def generators_seeded(seed: int) -> Iterator[None]:
-    """Set the process's generators for a while: of Python, of NumPy, and of PyTorch where it is imported."""
-    torch: Any = sys.modules.get("torch")
-    python, numpy = random.getstate(), np.random.get_state()
-    pytorch = torch.get_rng_state() if torch is not None else None
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    if torch is not None:
-        torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        if torch is not None:
-            torch.set_rng_state(pytorch)
 
 
 def _parts(item: Any, where: str, targets: Targets, *, inputs_only: bool) -> list[tuple[str, Any]]:

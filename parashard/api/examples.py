@@ -31,15 +31,12 @@ class Indexed(Protocol):
         An index is a whole batch.
     varying : bool
         Shapes may differ from batch to batch.
-    reads_ahead : bool
-        They may be read in another thread while a model computes, and are worth it.
     batch_size : int or None
         What the data say themselves; None: nothing.
     """
 
     batched: bool
     varying: bool
-    reads_ahead: bool
     batch_size: int | None
 
     def __len__(self) -> int: ...

@@ -75,9 +75,10 @@ class ScriptSource:
             fields = (*fields, Field("weights", (), "float32"))
         parts = [part for part in (training, held_out) if part is not None]
         self.batch_size = training.examples.batch_size
-        in_memory = isinstance(training.examples, ArrayExamples)  # taken in less time than another thread is told to
-        self.reads_ahead = training.examples.reads_ahead or (in_memory and transform is not None)
+        # Items and transforms may draw from the process's generators, which a model seeds and draws from.
         self.any_thread = transform is None and all(isinstance(part.examples, ArrayExamples) for part in parts)
+        # What is in memory is taken in less time than another thread is told to.
+        self.reads_ahead = self.any_thread and getattr(training.examples, "are_mapped", False)
         self.weighted = any(field.name == "weights" for part in parts for field in part.examples.fields())
         self.weighted |= class_weight is not None
         self.spec = DataSpec(

@@ -83,7 +83,7 @@ class ThreadChild:
     def _give_up(self, code: int, said: str) -> None:
         if self._ended(code, said):
             self._given_up = True
-            no_more_turns(self._thread)  # whoever waits for it goes on
+            no_more_turns(self._thread)
         self._stop.ask(said or "given up")
 
     def _ended(self, code: int, said: str) -> bool:

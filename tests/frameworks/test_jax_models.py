@@ -14,8 +14,8 @@ from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.models.framework import WrongModel, step_seed
-from parashard.models.judging import Totals
 from parashard.plan.state import counter_rows, counter_values
+from support.model_cases import check_metrics_of_batches, first_output
 
 jax = pytest.importorskip("jax", reason="NO TEST OF ps.jax: it is not installed; `make test-frameworks` has it")
 jnp = jax.numpy
@@ -259,20 +259,5 @@ def test_a_loss_is_tried_before_a_job_begins_without_computing(wrong: Any, says:
 
 
 def test_metrics_of_batches_are_those_of_all_examples() -> None:
-    def first(outputs: Any, targets: Any) -> Any:
-        return outputs[:, 0]  # one number an example
-
-    ours = model(metrics=["accuracy", ps.metrics.TopK(2), first])
-    values = ours.initial_variables()
-    outputs, totals = ours.predict(values, X), Totals()
-    for rows in (slice(0, 1), slice(1, 3), slice(3, 8)):
-        totals.add(ours.evaluate(values, Batch(-1, -1, np.arange(8)[rows], X[rows], Y[rows]), np), len(Y[rows]))
-    second = np.sort(outputs)[:, -2]
-    due = {
-        "accuracy": np.mean(outputs.argmax(1) == Y),
-        "top_k_categorical_accuracy": np.mean(outputs[np.arange(8), Y] >= second),
-        "first": np.mean(outputs[:, 0]),
-    }
-    found = totals.figures()
-    assert {name: found[name] for name in due} == pytest.approx(due, rel=1e-5)
-    assert found["loss"] == pytest.approx(ours.evaluate(values, Batch(-1, -1, np.arange(8), X, Y), np)["loss"])
+    ours = model(metrics=["accuracy", ps.metrics.TopK(2), first_output])
+    check_metrics_of_batches(ours, ours.initial_variables(), X, Y)

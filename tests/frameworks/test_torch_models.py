@@ -13,8 +13,8 @@ from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.models.framework import WrongModel, step_seed
-from parashard.models.judging import Totals
 from parashard_server.state.stateful import move
+from support.model_cases import check_metrics_of_batches, first_output
 
 torch = pytest.importorskip(
     "torch", reason="NO TEST OF ps.torch: PyTorch is not installed; `make test-frameworks` has it"
@@ -428,20 +428,5 @@ def test_a_compiled_module_has_the_names_of_the_original() -> None:
 
 
 def test_metrics_of_batches_are_those_of_all_examples() -> None:
-    def first(outputs: Any, targets: Any) -> Any:
-        return outputs[:, 0]  # one number an example
-
-    ours = model(metrics=["accuracy", ps.metrics.TopK(2), first])
-    values = values_of(ours)
-    outputs, totals = ours.predict(values, X), Totals()
-    for rows in (slice(0, 1), slice(1, 3), slice(3, 8)):
-        totals.add(ours.evaluate(values, Batch(-1, -1, np.arange(8)[rows], X[rows], Y[rows]), np), len(Y[rows]))
-    second = np.sort(outputs)[:, -2]
-    due = {
-        "accuracy": np.mean(outputs.argmax(1) == Y),
-        "top_k_categorical_accuracy": np.mean(outputs[np.arange(8), Y] >= second),
-        "first": np.mean(outputs[:, 0]),
-    }
-    found = totals.figures()
-    assert {name: found[name] for name in due} == pytest.approx(due, rel=1e-5)
-    assert found["loss"] == pytest.approx(ours.evaluate(values, Batch(-1, -1, np.arange(8), X, Y), np)["loss"])
+    ours = model(metrics=["accuracy", ps.metrics.TopK(2), first_output])
+    check_metrics_of_batches(ours, values_of(ours), X, Y)

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
@@ -23,19 +23,6 @@ from support.script_run import LEDGER, ScriptRun
 FIT = "trainer.fit(data, epochs=EPOCHS, batch_size=4)\nprint(json.dumps(trainer.evaluate(data)['least']))\n"
 ELSEWHERE = LEDGER.replace("workers=2, ", 'workers=0, host="localhost", tls_dir=sys.argv[3], ') + FIT
 PLACED = LEDGER.replace("shards=2, workers=2, ", "") + FIT
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
-    runs: list[ScriptRun] = []
-
-    def begin(text: str, *words: str) -> ScriptRun:
-        runs.append(ScriptRun(tmp_path, text, *words))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.clean_up()
 
 
 def command(run: ScriptRun, *flags: str) -> list[str]:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
 from parashard.data.base import Batch, DataSpec
 from parashard.models import Model, ModelOptions, build_model
+from parashard.models.judging import Totals
 from parashard.plan.variables import Variable, initial_rows
 from parashard.settings.validation import validated
 
@@ -99,3 +101,26 @@ class OnBoth:
     def __getattr__(self, name: str) -> Any:
         assert name in self.NAMES, f"look up whether CuPy has {name}, then add it here"
         return getattr(np, name)
+
+
+def first_output(outputs: Any, targets: Any) -> Any:
+    """Return one number an example: a metric that a user writes, in any framework."""
+    return outputs[:, 0]
+
+
+def check_metrics_of_batches(model: Any, values: Any, inputs: Any, targets: Any) -> None:
+    """Judge eight examples in three batches by accuracy, TopK(2) and `first_output`, and as one."""
+    outputs, totals = model.predict(values, inputs), Totals()
+    for rows in (slice(0, 1), slice(1, 3), slice(3, 8)):
+        judged = model.evaluate(values, Batch(-1, -1, np.arange(8)[rows], inputs[rows], targets[rows]), np)
+        totals.add(judged, len(targets[rows]))
+    second = np.sort(outputs)[:, -2]
+    due = {
+        "accuracy": np.mean(outputs.argmax(1) == targets),
+        "top_k_categorical_accuracy": np.mean(outputs[np.arange(8), targets] >= second),
+        "first_output": np.mean(outputs[:, 0]),
+    }
+    found = totals.figures()
+    assert {name: found[name] for name in due} == pytest.approx(due, rel=1e-5)
+    whole = model.evaluate(values, Batch(-1, -1, np.arange(8), inputs, targets), np)
+    assert found["loss"] == pytest.approx(whole["loss"])

@@ -179,7 +179,7 @@ def test_workers_are_threads_where_they_are_asked_for_or_there_is_no_script(
     assert place.runs_script is (workers_as != "threads")
     script._file = None
     monkeypatch.setattr(sys, "orig_argv", ["python", "-c", "from multiprocessing.spawn import spawn_main"])
-    assert place.runs_script is (workers_as != "threads"), "a child of multiprocessing is told of the guard"
+    assert place.runs_script is (workers_as != "threads"), "a child of multiprocessing is told what its script lacks"
 
 
 def test_a_thread_starts_no_processes() -> None:

@@ -231,3 +231,23 @@ def test_a_transform_gives_the_examples_of_a_step_one_shape() -> None:
     source = source_of((IDS, LABELS), transform=lambda example, rng: (example[0][: 1 + example[1]], example[1]))
     with pytest.raises(Exception, match=r"transform of example 1: returned the shapes \[\(2,\), \(\)\], and"):
         examples_of(source, 0, np.array([0, 1]))
+
+
+def test_what_is_read_ahead_and_by_any_thread(tmp_path: Path) -> None:
+    """A transform and a dataset may draw from generators that a model seeds; memory is read faster than told of."""
+    np.save(tmp_path / "ids.npy", IDS)
+    mapped = np.load(tmp_path / "ids.npy", mmap_mode="r")
+    pairs = [(IDS[row], LABELS[row]) for row in range(8)]
+    found = {
+        "in memory": source_of((IDS, LABELS)),
+        "mapped": source_of((mapped, LABELS)),
+        "transformed": source_of((mapped, LABELS), transform=lambda example, rng: example),
+        "a dataset": source_of(pairs),
+    }
+    told = {name: (source.reads_ahead, source.any_thread) for name, source in found.items()}  # type: ignore[attr-defined]
+    assert told == {
+        "in memory": (False, True),
+        "mapped": (True, True),
+        "transformed": (False, False),
+        "a dataset": (False, False),
+    }
