@@ -27,7 +27,7 @@ from parashard.models.framework import (
     step_seed,
     unscaled,
 )
-from parashard.models.jax_arrays import all_borrowed, array_of, borrowed, gradient_of, jax, tensor_of
+from parashard.models.jax_arrays import all_borrowed, array_of, borrowed, jax, result_of, tensor_of
 from parashard.models.jax_variables import check, kinds_of, leaves_of
 from parashard.models.judging import Given, judged, metrics_by_name
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
@@ -138,9 +138,8 @@ class Model:
                 (loss, after), gradients = self._gradients(trained, state, *data, **weights)
             else:
                 (_, (loss, after)), gradients = self._scaled(trained, state, scale, *data, **weights)
-            jax.block_until_ready(gradients)  # before the pulled arrays are used again
-            found = {name: rows(gradient_of(leaf, xp, scale)) for name, leaf in gradients.items()}
-            return float(loss), found | self._pushed(state, after, xp)
+            found = {name: rows(result_of(leaf, xp, scale)) for name, leaf in gradients.items()}
+            return result_of(loss, xp), found | self._pushed(state, after, xp)
 
         return unscaled(computed, self._scale, xp)
 
@@ -196,7 +195,7 @@ class Model:
             placed = jax.device_put(tuple(stacked), spread), jax.device_put(weights, spread)
             losses, gradients, after = steps(*jax.device_put((trained, state), same), *placed)
             jax.block_until_ready(gradients)  # before the pulled arrays are used again
-            found = {name: rows(gradient_of(leaf, np)) for name, leaf in gradients.items()}
+            found = {name: rows(np.asarray(result_of(leaf, np))) for name, leaf in gradients.items()}
             each = [{name: leaf[place] for name, leaf in after.items()} for place in range(len(batches))]
             return np.array(losses).tolist(), found, [self._pushed(state, one_after, np) for one_after in each]
 

@@ -150,14 +150,14 @@ class Model:
         keras.utils.set_random_seed(seed)
         loss, after, found = self._step(scale, *state, *data)
         gradients: dict[str, Array | None] = {
-            name: None if gradient is None else rows(self._backend.gradient(gradient, xp))
+            name: None if gradient is None else rows(self._backend.result(gradient, xp))
             for name, gradient in zip(self._names(trained=True), found, strict=True)
         }
         array = self._backend.array
         for name, before in zip(self._names(trained=False), state[1], strict=False):
             if name in after:
                 gradients[name] = xp.asarray(pushed_for(self._kinds[name], array(before), array(after[name])))
-        return float(loss), gradients
+        return self._backend.result(loss, xp), gradients
 
     @turn()
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:

@@ -141,7 +141,7 @@ class Accumulated:
             total += float(loss) * share
             for name, gradient in gradients.items():
                 factor = xp.float32(1.0 if name in self._added else share)
-                counted = None if gradient is None else gradient * factor
+                counted = None if gradient is None else xp.asarray(gradient) * factor
                 if name not in sums or sums[name] is None:
                     sums[name] = counted
                 elif counted is not None:

@@ -61,7 +61,8 @@ class Model(Protocol):
             By variable, in its shape, of floating point: one for each variable that is not frozen. None is a gradient
             of zeros, which is not sent. State without a gradient (`Variable.state`) has what its kind says instead: the
             batch's value, or what is added. The caller owns them: they may still be pushed while the next step is
-            computed, so a model must not write into them again.
+            computed, so a model must not write into them again. What NumPy can read may still be being computed, such
+            as arrays of JAX: the worker reads the next step's examples before it waits for them.
         """
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:

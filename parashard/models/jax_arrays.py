@@ -17,7 +17,7 @@ try:
 except ImportError:
     raise ConfigurationError("ps.jax needs JAX: pip install 'parashard[jax]'") from None
 
-__all__ = ["all_borrowed", "array_of", "borrowed", "gradient_of", "jax", "tensor_of"]
+__all__ = ["all_borrowed", "array_of", "borrowed", "jax", "result_of", "tensor_of"]
 
 
 def tensor_of(array: Any) -> Any:
@@ -41,9 +41,13 @@ def array_of(leaf: Any) -> np.ndarray[Any, Any]:
     return np.array(leaf.astype(jax.numpy.float32) if floating else leaf)
 
 
-def gradient_of(leaf: Any, xp: Any, scale: float = 1.0) -> Array:
-    """Return the gradient of a loss that was scaled, as an array of `xp` of float32, unscaled."""
+def result_of(leaf: Any, xp: Any, scale: float = 1.0) -> Array:
+    """Return a loss or a gradient as float32, divided by the scale of the loss: an array of CuPy, where `xp` is that.
+
+    For NumPy it is JAX's own array, which may still be being computed: `np.asarray` waits for it. Where what it is
+    computed of is written again before, wait by `jax.block_until_ready`.
+    """
     if leaf.dtype != np.float32:
         leaf = leaf.astype(np.float32)
     leaf = leaf if scale == 1 else leaf / scale
-    return np.asarray(leaf) if xp is np else xp.from_dlpack(leaf)
+    return leaf if xp is np else xp.from_dlpack(leaf)

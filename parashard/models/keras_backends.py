@@ -26,8 +26,8 @@ class Backend(Protocol):
     def array(self, tensor: Any) -> Any:
         """Return a NumPy array of a tensor's values, floating ones as float32; it shares nothing."""
 
-    def gradient(self, tensor: Any, xp: Any) -> Array:
-        """Return a gradient as an array of `xp`."""
+    def result(self, tensor: Any, xp: Any) -> Array:
+        """Return a loss or a gradient as an array of `xp`, or one that NumPy reads once it is computed."""
 
     def value_and_gradients(self, function: Function) -> Function:
         """Return a function of a scale, and of what `function` takes, which returns a number and more.
@@ -78,16 +78,16 @@ class Jax:
         self._jax, self._ours = jax, ours
 
     def tensor(self, array: Any) -> Any:
-        """Return a copy in JAX's memory: XLA may keep what it is handed, and pulled arrays are used again."""
-        return self._ours.tensor_of(array)
+        """Return the array itself: compiled functions take it, and are done with it once their results are there."""
+        return self._ours.borrowed(array)
 
     def array(self, tensor: Any) -> Any:
         """Return a copy."""
         return self._ours.array_of(tensor)
 
-    def gradient(self, tensor: Any, xp: Any) -> Array:
-        """Return it, once it is computed."""
-        return self._ours.gradient_of(tensor, xp)
+    def result(self, tensor: Any, xp: Any) -> Array:
+        """Return it, perhaps before it is computed."""
+        return self._ours.result_of(tensor, xp)
 
     def value_and_gradients(self, function: Function) -> Function:
         """Return a compiled function."""
@@ -104,7 +104,7 @@ class Jax:
             else:
                 (_, (value, more)), gradients = scaled(trained, scale, *others)
                 gradients = [gradient / scale for gradient in gradients]
-            return self._jax.block_until_ready((value, more, gradients))
+            return value, more, gradients
 
         return computed
 
@@ -143,7 +143,7 @@ class Torch:
         """Return a copy."""
         return self._ours.array_of(tensor)
 
-    def gradient(self, tensor: Any, xp: Any) -> Array:
+    def result(self, tensor: Any, xp: Any) -> Array:
         """Return it."""
         return self._ours.gradient_of(tensor, xp)
 

@@ -355,3 +355,65 @@ class TestReadingAhead:
     def test_nothing_is_left_of_the_thread(self) -> None:
         Job(*range(3), depth=1, source=self.Watched()).run()
         eventually(lambda: not any(t.name.startswith("data_") for t in threading.enumerate()), "the thread's end")
+
+
+class TestReadingMeanwhile:
+    """Examples that draw nothing are read while what the model returned for the step before is still being computed."""
+
+    class Watched(Numbered):
+        """Numbers; says which steps' were read."""
+
+        any_thread = True
+
+        def __init__(self, order: list[str]) -> None:
+            self.order = order
+
+        def examples_of(self, step: int, indices: Any) -> Any:
+            self.order.append(f"read {step}")
+            if step == 3:
+                raise BadExample("example 7 is missing")
+            return self.examples(indices)
+
+    class Late:
+        """An array whose numbers are there when they are asked for, as JAX's are."""
+
+        dtype = np.dtype(np.float32)
+
+        def __init__(self, step: int, shape: tuple[int, ...], order: list[str]) -> None:
+            self.step, self.shape, self.order = step, shape, order
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+            self.order.append(f"wait {self.step}")
+            return np.full(self.shape, self.step + 1.0, self.dtype)
+
+    def ordered(self, *work: Any, depth: int = 1, draws_nothing: bool = True) -> tuple[Job, list[str]]:
+        order: list[str] = []
+        source = self.Watched(order)
+        source.any_thread = draws_nothing
+        job = Job(*work, depth=depth, source=source)
+
+        def returned(batch: Batch, gradients: dict[str, Any]) -> None:
+            order.append(f"model {batch.step}")
+            gradients["weight"] = self.Late(batch.step, gradients["weight"].shape, order)
+
+        job.model.spoil = returned
+        return job.run(), order
+
+    def test_between_the_model_and_its_results(self) -> None:
+        job, order = self.ordered(0, 1, 2)
+        assert order == ["read 0", "model 0", "read 1", "wait 0", "model 1", "read 2", "wait 1", "model 2", "wait 2"]
+        assert (job.weights()["weight"] == 6).all()
+
+    @pytest.mark.parametrize(("depth", "draws_nothing"), [(0, True), (1, False)])
+    def test_not_where_nothing_is_leased_ahead_or_a_dataset_may_draw(self, depth: int, draws_nothing: bool) -> None:
+        _, order = self.ordered(0, 1, depth=depth, draws_nothing=draws_nothing)
+        assert order == ["read 0", "model 0", "wait 0", "read 1", "model 1", "wait 1"]
+
+    def test_a_step_that_killed_a_worker_is_read_once_it_is_announced(self) -> None:
+        _, order = self.ordered(0, pb.Grant(step=1, announce=True))
+        assert order == ["read 0", "model 0", "wait 0", "read 1", "model 1", "wait 1"]
+
+    def test_an_example_that_cannot_be_read_fails_its_step_alone(self) -> None:
+        job, _ = self.ordered(2, 3, 4)
+        assert job.leasing.failures == {3: "example 7 is missing"}
+        assert job.completed == [2, 4]

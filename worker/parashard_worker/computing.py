@@ -52,7 +52,7 @@ class Task(NamedTuple):
         return Batch(step, self.steps.epoch_of(step), indices, *examples_of(self.source, step, indices))
 
     def gradients(
-        self, batch: Batch, values: Mapping[str, Float32s]
+        self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None] = lambda: None
     ) -> tuple[float | None, int, dict[str, Float32s] | None]:
         """Compute a step.
 
@@ -62,6 +62,8 @@ class Task(NamedTuple):
             Its examples, as `batch_of` reads them.
         values : mapping of str to ndarray of float32
             Every variable, as pulled; only read.
+        meanwhile : callable
+            Called once the model has returned, before its results are waited for, which may still be being computed.
 
         Returns
         -------
@@ -84,7 +86,9 @@ class Task(NamedTuple):
         """
         variables = self.device.variables_from_host(values)
         there = self.device.batch_from_host(batch)
-        raw_loss, raw = self._checked(self.model.loss_and_gradients(variables, there, self.device.xp))
+        returned = self.model.loss_and_gradients(variables, there, self.device.xp)
+        meanwhile()
+        raw_loss, raw = self._checked(returned)
         try:
             number, gradients = self.device.to_host(
                 0.0 if raw_loss is None else raw_loss, {} if raw is None else self._trainable(raw)

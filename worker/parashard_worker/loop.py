@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import Pulled, ShardClient
-from parashard.data.base import Batch, reads_ahead
+from parashard.data.base import Batch, any_thread, reads_ahead
 from parashard.errors import (
     ConfigurationError,
     InvalidRequest,
@@ -110,6 +110,7 @@ class StepLoop:
         self._executor: Executor = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else Inline()
         ahead = depth and reads_ahead(task.source)
         self._reader: Executor | None = ThreadPoolExecutor(1, "data") if ahead else None
+        self._draws_nothing = any_thread(task.source)  # so that its examples may be read when a model has just drawn
         self._pulling: deque[_Leased] = deque()
         self._pushing: deque[tuple[_Computed, Future[tuple[int, ...]]]] = deque()
         self._evaluation: pb.EvaluationGrant | None = None
@@ -173,8 +174,8 @@ class StepLoop:
                 self.phases_s["pull"] += time.perf_counter() - started_s
 
     def _reading(self, grant: pb.Grant) -> Future[Batch] | None:
-        """Read the examples of a step ahead; what killed a worker before is read once that is announced."""
-        if self._reader is None or grant.announce or grant.skip:
+        """Have the examples of a step read by another thread, if there is one."""
+        if self._reader is None or not _may_be_read(grant):
             return None
         return self._reader.submit(self._task.batch_of, grant.step)
 
@@ -227,7 +228,15 @@ class StepLoop:
         if pulled is None:
             return 0.0, 0, {}
         batch = self._task.batch_of(leased.grant.step) if leased.batch is None else leased.batch.result()
-        return self._task.gradients(batch, pulled.variables)
+        return self._task.gradients(batch, pulled.variables, self._read_next)
+
+    def _read_next(self) -> None:
+        """Read the next step's examples, unless another thread does: a model's results may still be on their way."""
+        if self._pulling and self._reader is None and self._draws_nothing:
+            leased = self._pulling[0]
+            if leased.batch is None and _may_be_read(leased.grant):
+                batch = Inline().submit(self._task.batch_of, leased.grant.step)
+                self._pulling[0] = leased._replace(batch=batch)
 
     def _settle(self) -> None:
         """Wait for the oldest push and report its step."""
@@ -253,3 +262,8 @@ class StepLoop:
                 skipped=computed.skipped,
             )
         )
+
+
+def _may_be_read(grant: pb.Grant) -> bool:
+    """Tell whether a step's examples may be read ahead; what killed a worker before is announced first."""
+    return not grant.announce and not grant.skip
