@@ -5,8 +5,10 @@ python examples/strategies.py --strategy mirrored --data FOLDER [--json]
 
 import argparse
 import json
+import os
 from pathlib import Path
 
+os.environ.setdefault("NPROC", "1")  # JAX' threads, read as it is imported: one a replica has the bits of a worker's
 import jax
 import jax.numpy as jnp
 import numpy as np

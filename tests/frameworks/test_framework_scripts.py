@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from support.cluster_run import eventually
 from support.command_run import ROOT
+from support.mnist_files import written_as_mnist
 from support.script_run import ScriptRun
 
 pytestmark = [pytest.mark.xdist_group("frameworks"), pytest.mark.timeout(900)]
@@ -35,18 +33,6 @@ def start(
         example, given = "mnist_keras.py", ["--data", str(written_as_mnist(tmp_path))]
     text = (ROOT / "examples" / example).read_text()
     return lambda *words: start(text, *given, *words)
-
-
-def written_as_mnist(folder: Path) -> Path:
-    """Write the bundled digits in the files of MNIST."""
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    images, labels = (digits.images[order] * 255 / 16).astype(np.uint8), digits.target[order].astype(np.uint8)
-    for split, some in (("train", slice(0, 1437)), ("t10k", slice(1437, None))):
-        for kind, array in (("images-idx3", images[some]), ("labels-idx1", labels[some])):
-            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
-            (folder / f"{split}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
-    return folder
 
 
 def told(run: ScriptRun) -> Any:

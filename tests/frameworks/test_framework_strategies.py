@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.command_run import ROOT
+from support.mnist_files import written_as_mnist
 from support.script_run import ScriptRun
 
 pytest.importorskip("jax", reason="NO TEST OF ps.TPUStrategy: JAX is not installed; `make test-frameworks` has it")
@@ -66,9 +68,9 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_FLAGS", raising=False)
 
 
-def run(folder: Path, *words: str) -> ScriptRun:
+def run(folder: Path, *words: str, script: str = SCRIPT) -> ScriptRun:
     folder.mkdir(exist_ok=True)
-    started = ScriptRun(folder, SCRIPT, *words)
+    started = ScriptRun(folder, script, *words)
     try:
         started.wait()
     finally:
@@ -94,6 +96,23 @@ def said_by(folder: Path, *words: str) -> list[object]:
 )
 def test_one_process_has_the_bits_of_a_cluster(tmp_path: Path, framework: str, here: str, there: str) -> None:
     assert said_by(tmp_path / "here", framework, here) == said_by(tmp_path / "there", framework, there)
+
+
+def test_the_example_has_one_digest_for_what_is_the_same_arithmetic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user runs it, who sets no number of threads."""
+    for name in ("NPROC", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name)
+    data, digests = str(written_as_mnist(tmp_path, side=28)), set()
+    for name in ("mirrored", "multi_worker_mirrored"):
+        script = (ROOT / "examples/strategies.py").read_text()
+        done = run(tmp_path / name, "--strategy", name, "--data", data, "--epochs", "1", "--json", script=script)
+        assert done.process.returncode == 0, done.complaint()
+        found = json.loads(done.output().splitlines()[-1])
+        assert found["strategy"] == name
+        digests.add(found["weights_sha256"])
+    assert len(digests) == 1
 
 
 def test_devices_of_jax_add_up_what_replicas_do(tmp_path: Path) -> None:
