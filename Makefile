@@ -15,13 +15,13 @@ JOBS ?= 2
 
 .PHONY: demo test test-all test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
 .PHONY: clean soak test-lowest test-frameworks
-.PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
+.PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
 	$(BIN)/parashard run examples/digits.toml
 
 test: $(READY)  ## every promise once, in five minutes on two cores: all but the tests marked full
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not full"
+	$(BIN)/python -m pytest -rs -n 2 --dist loadgroup -m "not full"
 
 test-all: $(READY)  ## every test that needs no GPU, containers among them: docs/containers.md says what those need
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs -n 2 --dist loadgroup --hypothesis-profile full
@@ -51,6 +51,9 @@ chaos-failpoints: $(READY)  ## SIGKILL at every failpoint, 20 times at each
 
 chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS fresh seeds of each of eight jobs; prints them
 	seq 2 | PYTHONPATH=.:tests xargs -P 2 -I NUMBER $(BIN)/python tests/simulation --seeds $$(($(SEEDS) / 2))
+
+chaos-scripts: $(FRAMEWORKS)/.installed  ## a PyTorch script under 20 kills of workers, then of a shard and the coordinator; not in `chaos`
+	$(FRAMEWORKS)/bin/python tests/chaos/script_kills.py --kills 20 --write
 
 chaos-damage: $(READY)  ## torn and damaged checkpoints and logs, 10,000 flipped bits of each
 	PYTHONPATH=.:tests $(BIN)/python tests/damage/checkpoint_damage.py --flips 10000

@@ -1,8 +1,9 @@
-"""The same MLP on MNIST in PyTorch, JAX and Keras 3 on both backends: held-out accuracy, alone and by parashard.
+"""The same MLP on MNIST in PyTorch, JAX, Keras 3 on both backends and `ps.layers`: accuracy, alone and by parashard.
 
 `python -m benchmarks.frameworks_accuracy --data FOLDER [--write]`, with MNIST's four IDX files in FOLDER, in an
 environment that has the frameworks (`make test-frameworks` makes one). Three seeds each; gradients of a step are
-compared bit by bit with the framework's own, and those of a round of four steps with one batch of all of it.
+compared bit by bit with the framework's own, and those of a round of four steps with one batch of all of it. What
+stands alone for `ps.layers` is PyTorch, whose matrices it multiplies the other way round.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CASES = {
     "JAX": ("jax", ""),
     "Keras on JAX": ("keras", "jax"),
     "Keras on PyTorch": ("keras", "torch"),
+    "ps.layers, and PyTorch": ("layers", ""),
 }
 PACKAGES = ("torch", "jax", "keras")
 DEADLINE_S = 600.0

@@ -9,6 +9,10 @@ benchmarks.peers.environments tensorflow`), two workers with 1 and 2 shards trai
 `benchmarks.peers.tensorflow_training`: the same MLP written out, since Keras 3 does not train with TensorFlow's
 parameter servers. Contestants take turns; a ratio is of two neighbours. Speeds are by the clock, without what is
 compiled at first: ours and the plain loops' are those after the first epoch, TensorFlow's those after 20 steps.
+
+"One thread" is a framework's: JAX' loop alone does not wait for XLA's thread, and so has Python on the second core,
+where ours has the shard. Contestants read data as their users do: ours float32 in memory, TensorFlow a shuffled
+`tf.data.Dataset` of bytes that each batch scales; TensorFlow computes with as many threads as it likes.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from benchmarks.tables import spread, table, write
 ROOT = Path(__file__).parent.parent
 BATCH = 128
 DEADLINE_S = 600.0
-LOSS_MAX = 4.6  # twice that of guessing among ten classes: Adam's first steps of the wide MLP are worse than guesses
+LOSS_MAX = 2.0  # guessing among ten classes has 2.3
 HIDDEN = {"256-128": (256, 128), "2048-1536": (2048, 1536)}
 STEPS = {"256-128": 3000, "2048-1536": 180}
 TARGETS = {"256-128": 0.7, "2048-1536": 0.9}
@@ -51,7 +55,7 @@ def run(framework: str, what: str, *words: str) -> float:
     CalledProcessError
         If it fails; why is on standard error.
     RuntimeError
-        If it diverged.
+        If it did not learn.
     """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -62,7 +66,7 @@ def run(framework: str, what: str, *words: str) -> float:
         )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if not found["loss"] < LOSS_MAX:
-        raise RuntimeError(f"{framework} {what} diverged: a loss of {found['loss']:.3f}")
+        raise RuntimeError(f"{framework} {what} did not learn: a loss of {found['loss']:.3f}")
     return float(found["examples_per_s"])
 
 

@@ -70,11 +70,12 @@ alphabet = sorted(set(text))
 ids = torch.tensor([alphabet.index(character) for character in text])
 rows = ids[: (len(ids) - 1) // CONTEXT * CONTEXT + 1]
 x, y = rows[:-1].view(-1, CONTEXT), rows[1:].view(-1, CONTEXT)
+held = len(x) // 10  # the end of the text is not trained on
 
 model = ps.torch.Model(Transformer, loss)
 strategy = ps.ParameterServerStrategy(shards=2, workers=options.workers, consistency=options.consistency)
 trainer = ps.Trainer(model, ps.AdamW(3e-3, weight_decay=0.01), strategy)
-trainer.fit((x, y), epochs=options.epochs, batch_size=32, validation_split=0.1)
+trainer.fit((x[:-held], y[:-held]), epochs=options.epochs, batch_size=32, validation_data=(x[-held:], y[-held:]))
 
 net, written = trainer.model(), [alphabet.index("T")]
 generator = torch.Generator().manual_seed(0)
@@ -83,4 +84,4 @@ with torch.no_grad():
         probabilities = functional.softmax(net(torch.tensor([written[-CONTEXT:]]))[0, -1], -1)
         written.append(int(torch.multinomial(probabilities, 1, generator=generator)))
 print("".join(alphabet[i] for i in written))
-print(json.dumps(trainer.evaluate((x[-400:], y[-400:]))))
+print(json.dumps(trainer.evaluate((x[-held:], y[-held:]))))

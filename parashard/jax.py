@@ -1,7 +1,7 @@
 """JAX models: `parashard.jax.Model` makes functions of a pytree of parameters trainable by a `Trainer`.
 
-Owns the way of weights into the functions and of gradients out of them. Pulled arrays are used again:
-what computes a step has read them when it returns, and what a user keeps is a copy in JAX's own memory.
+Owns the way of weights into the functions and of gradients out of them. Pulled arrays are used again once the
+gradients of a step have been read; what a user keeps is a copy in JAX's own memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parashard.models.framework import (
     step_seed,
     unscaled,
 )
-from parashard.models.jax_arrays import all_borrowed, array_of, borrowed, jax, result_of, tensor_of
+from parashard.models.jax_arrays import all_borrowed, array_of, borrowed, is_zero, jax, result_of, tensor_of
 from parashard.models.jax_variables import check, kinds_of, leaves_of
 from parashard.models.judging import Given, judged, metrics_by_name
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
@@ -149,12 +149,16 @@ class Model:
         Raises
         ------
         WrongModel
-            If the loss is no scalar, or cannot be computed without a key.
+            If the loss is no scalar, cannot be computed without a key, or depends on no parameter.
         """
         arguments = self._batch(batch)
         weights = _weights(batch)
         own = self._ready()
         jax.eval_shape(self._gradients, *self._parted(self._leaves), *arguments, **weights)
+        gradients = jax.grad(self._told, has_aux=True)
+        traced = jax.make_jaxpr(lambda *given, **named: gradients(*given, **named)[0])
+        if is_zero(traced(*self._parted(self._leaves), *arguments, **weights)):
+            raise WrongModel("the loss depends on no parameter: it is computed without them, or by stop_gradient")
         try:
             jax.eval_shape(self._judged, own, *arguments[:2], **weights)
         except Exception as error:

@@ -16,6 +16,7 @@ import numpy as np
 import parashard as ps
 from benchmarks.frameworks.mnist import BATCH_SIZE, EPOCHS, LEARNING_RATE, read
 from parashard.data.base import Batch
+from parashard.plan.variables import Variable, initial_rows
 
 ROUND = 4
 
@@ -28,11 +29,16 @@ def trained(framework, training, held_out, seed):
     return trainer.evaluate(held_out)["accuracy"]
 
 
+def drawn(given):
+    """Return the first values of a variable."""
+    return initial_rows(given, 0, 0, given.shape[0]) if isinstance(given, Variable) else given
+
+
 def compared(framework, training):
     """Return how many gradients of a step are the framework's bits, and how far a round's mean is from one batch's."""
     model = framework.model()
     model.seed(0)
-    values = model.initial_variables()
+    values = {name: drawn(given) for name, given in model.initial_variables().items()}
     x, y = training
 
     def ours(start, count):
@@ -54,7 +60,7 @@ def compared(framework, training):
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("framework", choices=["torch", "jax", "keras"])
+    parser.add_argument("framework", choices=["torch", "jax", "keras", "layers"])
     parser.add_argument("what", choices=["alone", "ours", "gradients"])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)

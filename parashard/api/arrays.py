@@ -21,6 +21,7 @@ from parashard.errors import BadData
 SAMPLED_ROWS = 1000
 """Of an array that is mapped from a file, for its fingerprint: reading all of it may take minutes."""
 NAMED_MAX = 8  # arrays in one error
+_INT64_MAX = 2**63 - 1
 
 
 class ArrayExamples:
@@ -160,8 +161,12 @@ def numbers_of(values: Any, what: str) -> AnyArray:
             raise BadData(f"{what} are no array: {error}") from None
     if array.dtype.kind == "V" and array.dtype.name == "bfloat16":  # of JAX
         array = array.astype(np.float32)
+    if array.dtype.kind in "SU":
+        raise BadData(f"{what} are text, and due are numbers: np.unique(names, return_inverse=True)[1] numbers classes")
     if array.dtype.kind not in "biuf":
         raise BadData(f"{what} must be an array of numbers with one axis for the examples, found {_kind(array)}")
+    if not isinstance(array, np.memmap):  # whose rows are looked at when they are taken
+        _check_int64(array, what)
     return array
 
 
@@ -180,8 +185,16 @@ def spread(length: int, most: int) -> Indices:
 
 def _taken(array: AnyArray, indices: Indices) -> AnyArray:
     if isinstance(array, np.memmap):  # `take` would read all of one that is not contiguous
-        return np.asarray(array[indices]).astype(allowed(array.dtype), copy=False)
+        rows = np.asarray(array[indices])
+        _check_int64(rows, str(array.filename))
+        return rows.astype(allowed(array.dtype), copy=False)
     return array.take(indices, axis=0)
+
+
+def _check_int64(array: AnyArray, what: str) -> None:
+    """Refuse whole numbers that would become negative ones as int64."""
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and (most := array.max()) > _INT64_MAX:
+        raise BadData(f"{what}: found the value {most}; a whole number is at most {_INT64_MAX}")
 
 
 def _is_several(value: Any) -> bool:

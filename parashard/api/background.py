@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,39 @@ from parashard.transports.choosing import connect_by
 AGAIN_S = 0.05  # between two pulls, until a shard has what it lost
 STOP_S = 60.0
 """For a run that is stopped to end: shards save their state."""
+TIMEOUT_S_MAX = 1e9
+"""Of one wait; the system's waits take little more."""
+
+
+class _NotDone(TimeoutError):
+    """A run is not done in time.
+
+    Parameters
+    ----------
+    late : str
+        How long it was waited for.
+    then : str
+        What becomes of the run, and what the caller can do.
+    """
+
+    def __init__(self, late: str, then: str) -> None:
+        super().__init__(f"{late}; {then}")
+        self.late = late
+
+
+def checked_timeout_s(timeout_s: Any) -> float:
+    """Return a number of seconds to wait for; one below 0 is as good as 0.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is none.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= TIMEOUT_S_MAX:
+        raise ConfigurationError(
+            f"timeout_s must be a number of seconds of at most {TIMEOUT_S_MAX:g}, found {timeout_s!r}"
+        )
+    return float(timeout_s)
 
 
 class Variables:
@@ -127,10 +161,23 @@ class BackgroundRun:
             raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
 
     def finish(self, timeout_s: float) -> dict[str, Any]:
-        """Wait until the job is done, and return its report."""
+        """Wait until the job is done, and return its report.
+
+        Raises
+        ------
+        JobFailed
+            If it has ended without being done.
+        TimeoutError
+            If it takes longer: it goes on, and is stopped when the program ends.
+        """
+        allowed_s = checked_timeout_s(timeout_s)
+        if not self._steering.wait_for(lambda: self._steering.ended, allowed_s):
+            raise _NotDone(
+                f"after {allowed_s:g} s the job is not done",
+                "it goes on until the program ends, and its shards save their state then: call this again to wait on, "
+                f"or stop(); `parashard status {self.run_dir}` says what it waits for",
+            )
         atexit.unregister(self.stop)
-        if not self._steering.wait_for(lambda: self._steering.ended, timeout_s):
-            raise JobFailed(f"the job is not done after {timeout_s:.0f} s; `parashard status` says what it waits for")
         self._thread.join()
         self.check()
         assert self._outcome is not None
@@ -217,8 +264,24 @@ class BackgroundRun:
 
 
 def within(run: BackgroundRun, leave: Callable[[], object], error: BaseException | None) -> None:
-    """End a `with`: as its program says if that ended well, else by stopping the run."""
-    if error is None:
-        leave()
-    else:
+    """End a `with`: as its program says if that ended well, else by stopping the run; after it the run has ended.
+
+    Raises
+    ------
+    TimeoutError
+        If the run was not done in time; it has been stopped.
+    """
+    if error is not None:
         run.stop()
+        return
+    try:
+        leave()
+    except _NotDone as not_done:
+        run.stop()
+        raise TimeoutError(
+            f"{not_done.late}; the end of the `with` has stopped it, and {run.run_dir} has what its shards saved: call "
+            "close or finish with a longer timeout_s in the `with`"
+        ) from None
+    except BaseException:
+        run.stop()
+        raise

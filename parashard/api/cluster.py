@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from parashard.api.background import BackgroundRun, Variables, within
+from parashard.api.batching import checked_size
 from parashard.api.jobs import Parts, checked_optimizer, checked_servers, job_of
 from parashard.api.resuming import unfinished
 from parashard.api.script import SCRIPT
@@ -78,8 +79,7 @@ class Cluster:
     ) -> None:
         if SCRIPT.is_worker:
             raise ConfigurationError("ps.Cluster has no workers of its own: ps.connect(cluster.run_dir) joins it")
-        if examples < 1:
-            raise ConfigurationError(f"examples must be at least 1, found {examples}")
+        examples = checked_size("ps.Cluster: examples", examples)
         program = Path(sys.argv[0] or "session.py")
         chosen = checked_servers(strategy)
         sessions = ParameterServerStrategy(

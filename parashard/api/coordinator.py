@@ -11,14 +11,14 @@ import atexit
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from parashard.api.background import BackgroundRun, Variables, within
+from parashard.api.background import BackgroundRun, Variables, checked_timeout_s, within
+from parashard.api.batching import checked_size
 from parashard.api.calls import Call, Calls, PerWorker
 from parashard.api.functions import Function, name_of, names_now
 from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_servers, job_of
@@ -26,6 +26,7 @@ from parashard.api.scheduled import ScheduledFunctions, ScheduledSource
 from parashard.api.script import COORDINATOR, SCRIPT
 from parashard.api.strategies import PROCESSES, THREADS, ParameterServerStrategy
 from parashard.checkpoints.catalogue import Catalogue
+from parashard.data.tree import map_leaves
 from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.declaration import declare
 from parashard.job.load import LoadedJob
@@ -44,6 +45,7 @@ SWEEP_S = 5.0
 KEPT_BYTES_MAX = 4 << 30
 """Of the arguments of calls that a shard which is killed may need again."""
 ERRORS_MAX = 100
+"""Of the errors that nobody has seen, whose text is kept: the first of them."""
 _NOT_SET = object()
 
 
@@ -134,8 +136,8 @@ class Coordinator:
         queue: int = QUEUE,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        if queue < 1:
-            raise ConfigurationError(f"queue must be at least 1, found {queue}")
+        checked_size("queue", queue)
+        checked_timeout_s(timeout_s)
         chosen = checked_servers(strategy)
         if chosen.consistency.startswith("sync"):
             raise ConfigurationError(
@@ -153,12 +155,13 @@ class Coordinator:
         self._scheduling = threading.Lock()
         self._noting = threading.Lock()
         self._noted = IntervalSet()  # complete steps whose errors have been looked for
-        self._errors: deque[tuple[int, str]] = deque(maxlen=ERRORS_MAX)  # not raised yet
+        self._errors: dict[int, str] = {}  # not raised yet, by call, no more than `queue`; "" after ERRORS_MAX of them
         self._values: weakref.WeakValueDictionary[int, RemoteValue] = weakref.WeakValueDictionary()
         self._next = 0
         self._joined = 0  # calls below it were all complete at once; what a shard loses after that is pushed again
         self._per_worker = 0
         self._swept_s = time.monotonic()
+        self._keeping = threading.Lock()  # of the files of calls, and of how many bytes they have
         self._kept_bytes = 0
         with SCRIPT.call(COORDINATOR) as call:
             parts = Parts(name or SCRIPT.path.stem, checked_optimizer(optimizer), chosen, seed, settings or {})
@@ -221,7 +224,8 @@ class Coordinator:
                 )
             self._raise_error()
             number = self._next
-            self._kept_bytes += self._calls.write(number, call)
+            with self._keeping:
+                self._kept_bytes += self._calls.write(number, call)
             self._values[number] = value = RemoteValue(self, number)
             self._next += 1
             self._steering.schedule(self._next)
@@ -266,13 +270,14 @@ class Coordinator:
 
     def fetch(self, values: Any, timeout_s: float | None = None) -> Any:
         """Return a value, or a list, tuple or dict of values, with the results in place of the remote values."""
-        if isinstance(values, RemoteValue):
-            return values.fetch(timeout_s)
-        if isinstance(values, Mapping):
-            return {name: self.fetch(value, timeout_s) for name, value in values.items()}
-        if isinstance(values, list | tuple):
-            return type(values)([self.fetch(value, timeout_s) for value in values])
-        return values
+        allowed_s = self._allowed_s(timeout_s)
+
+        def result(value: Any) -> Any:
+            if isinstance(value, Mapping):  # of another kind than a dict
+                return self.fetch(dict(value), allowed_s)
+            return value.fetch(allowed_s) if isinstance(value, RemoteValue) else value
+
+        return map_leaves(result, values)
 
     def weights(self) -> dict[str, Float32s]:
         """Return the weights as they are now, by name; the arrays are the caller's.
@@ -294,12 +299,16 @@ class Coordinator:
         ------
         FunctionFailed
             As `join`; the cluster has ended by then.
+        TimeoutError
+            If it takes longer than `timeout_s`: the cluster goes on, and `close` may be called again. Only the end of
+            a `with` and that of the program stop it.
         """
+        allowed_s = self._allowed_s(timeout_s)
         self._steering.close()
         if not self._next:
             self._run.stop()
             return {}
-        report = self._run.finish(self._timeout_s if timeout_s is None else timeout_s)
+        report = self._run.finish(allowed_s)
         with suppress(OSError):
             self._calls.drop_calls(lambda number: True)
         atexit.register(self._calls.drop_results, lambda number: True)  # until then they can be fetched
@@ -342,8 +351,11 @@ class Coordinator:
     def _outstanding(self) -> int:
         return self._next - len(self._steering.complete)
 
+    def _allowed_s(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else checked_timeout_s(timeout_s)
+
     def _wait(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
-        allowed_s = self._timeout_s if timeout_s is None else timeout_s
+        allowed_s = self._allowed_s(timeout_s)
         if self._steering.wait_for(condition, allowed_s):
             return
         self._run.check()
@@ -352,17 +364,18 @@ class Coordinator:
     def _raise_error(self) -> None:
         """Raise the first error that nobody has seen; all are seen by that."""
         with self._noting:
-            errors, self._errors = self._errors, deque(maxlen=ERRORS_MAX)
+            errors, self._errors = self._errors, {}
         if errors:
+            number, says = next(iter(errors.items()))
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-            raise FunctionFailed(f"{errors[0][1]}{more}")
+            raise FunctionFailed(f"{says or f'call {number} has failed, and its fetch() says why'}{more}")
 
     def _fetched(self, number: int, timeout_s: float | None) -> Any:
         self._wait(lambda: number in self._steering.complete, timeout_s, f"call {number} is not complete")
         says = self._calls.error(number)
         if says:
             with self._noting:
-                self._errors = deque((error for error in self._errors if error[0] != number), maxlen=ERRORS_MAX)
+                self._errors.pop(number, None)
             raise FunctionFailed(says)
         result = self._calls.result(number)
         self._calls.drop_result(number)
@@ -376,7 +389,7 @@ class Coordinator:
                     says = self._calls.error(number)
                     if says:
                         with self._noting:
-                            self._errors.append((number, says))
+                            self._errors[number] = says if len(self._errors) < ERRORS_MAX else ""
                 self._noted.add_range(new_start, new_stop)
         if time.monotonic() - self._swept_s > SWEEP_S:
             self._swept_s = time.monotonic()
@@ -387,7 +400,8 @@ class Coordinator:
         """Remove results that nobody can fetch, and arguments that no shard can need again."""
         self._calls.drop_results(self._is_unwanted)
         saved = restorable_in_all(Catalogue(open_store(self._store_url)), self._kept_checkpoints)
-        self._kept_bytes = self._calls.drop_calls(lambda number: number in saved)
+        with self._keeping:  # else what is written meanwhile would not count
+            self._kept_bytes = self._calls.drop_calls(lambda number: number in saved)
 
     def _is_unwanted(self, number: int) -> bool:
         value = self._values.get(number)

@@ -8,6 +8,7 @@ of docs/protocol.md. Called by `parashard.launch.running` or `parashard.api.in_p
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -105,7 +106,8 @@ class CallbackFollower:
         """Ask what has happened, and call the callbacks."""
         if not self._begun:
             self._begin()
-        for _ in range(AT_ONCE):
+        # At the end nothing is supervised any more: all is told that is left.
+        for _ in itertools.count() if last else range(AT_ONCE):
             if self._unsaved and not self._record():
                 return
             reply = follow(self._request())
@@ -115,8 +117,6 @@ class CallbackFollower:
                     return
             elif not more:
                 return
-        if last:
-            self.look(follow, last=True)
 
     @property
     def history(self) -> dict[str, list[float]]:

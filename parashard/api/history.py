@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ class History:
     ----------
     history : dict of str to list of float
         By epoch: "loss", the mean over its examples, what the validation data gave at its end as "val_NAME", and what
-        callbacks added; in `async` and `ssp:K` "val_steps": how many steps were in the weights that were evaluated.
+        callbacks added; NaN where the report has no finite figure. In `async` and `ssp:K` "val_steps": how many steps
+        were in the weights that were evaluated.
     report : dict
         The run's report (`report.json`).
     run_dir : Path
@@ -28,21 +30,31 @@ class History:
     def __init__(self, report: dict[str, Any], run_dir: Path, history: Mapping[str, list[float]] | None = None) -> None:
         self.report = report
         self.run_dir = run_dir
-        self.history: dict[str, list[float]] = dict(history or {"loss": [report["training_loss"]]})
-        if history:
-            return
-        for evaluation in report["evaluations"]:
-            for name, value in evaluation.items():
-                if name not in ("steps", "judged_steps"):
-                    self.history.setdefault(f"val_{name}", []).append(value)
+        figures = history or _reported(report)
+        self.history: dict[str, list[float]] = {name: [_number(value) for value in figures[name]] for name in figures}
 
     def __repr__(self) -> str:
-        last = ", ".join(f"{name} {values[-1]:.4g}" for name, values in self.history.items() if values[-1] is not None)
+        last = ", ".join(f"{name} {values[-1]:.4g}" for name, values in self.history.items())
         return f"History({last}; {self.run_dir})"
+
+
+def _reported(report: Mapping[str, Any]) -> dict[str, list[float | None]]:
+    """Return the figures of a run whose callbacks have kept none."""
+    figures = {"loss": [report["training_loss"]]}
+    for evaluation in report["evaluations"]:
+        for name, value in evaluation.items():
+            if name not in ("steps", "judged_steps"):
+                figures.setdefault(f"val_{name}", []).append(value)
+    return figures
+
+
+def _number(value: float | None) -> float:
+    """Return a figure as a float; JSON has None for one that is not finite."""
+    return math.nan if value is None else value
 
 
 def say_end(history: History) -> None:
     """Print the line that stays on the screen."""
-    found = [f"{name} {values[-1]:.4g}" for name, values in history.history.items() if values[-1] is not None]
+    found = [f"{name} {values[-1]:.4g}" for name, values in history.history.items()]
     words = f"done in {history.report['wall_s']:.1f} s: {', '.join(found)}; {short_path(history.run_dir)}"
     console_for(sys.stdout).print(words, soft_wrap=True, markup=False, highlight=False)

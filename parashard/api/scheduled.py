@@ -7,6 +7,7 @@ again where it died. Owns what a function gets and what of its answer is a gradi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -73,14 +74,14 @@ class ScheduledFunctions:
         call = self._calls.read(batch.step)
         try:
             result, gradients = self._called(call, read_only(variables))
+            loss = _loss_of(result)
             self._calls.write_result(batch.step, result)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's function, or what it returned
             wrong = isinstance(error, ConfigurationError)
             says = f"{_short(call.function)}: {error}" if wrong else named_with_line(error)
             self._calls.write_error(batch.step, f"{self._worker or 'a worker'}: {says}")
             return Nothing.NO_LOSS, Nothing.NO_PUSH
-        number = isinstance(result, float | int | np.floating) and bool(np.isfinite(result))
-        return (float(result) if number else Nothing.NO_LOSS), gradients
+        return loss, gradients
 
     def evaluate(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return no metrics: such a job has no held-out examples."""
@@ -130,6 +131,18 @@ class ScheduledFunctions:
         if isinstance(value, dict):
             return {name: self._resolved(item) for name, item in value.items()}
         return value
+
+
+def _loss_of(result: Any) -> float | Nothing:
+    """Return a result as the loss of its step, if it is a finite number."""
+    if not isinstance(result, float | int | np.floating):
+        return Nothing.NO_LOSS
+    try:
+        return float(result) if math.isfinite(result) else Nothing.NO_LOSS
+    except OverflowError:
+        raise ConfigurationError(
+            "it returned a whole number that is too large for a float64; allowed are numbers below 1.8e308, or its text"
+        ) from None
 
 
 def _short(name: str) -> str:

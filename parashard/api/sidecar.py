@@ -13,9 +13,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from parashard.api.batching import checked_size
 from parashard.api.examples import indexed, of_the_data
 from parashard.api.models import figures_over
 from parashard.api.trainer import EXAMPLES_AT_ONCE
@@ -97,14 +99,16 @@ class SidecarEvaluator:
         log_dir: str | Path | None = None,
         metrics_address: str | None = None,
     ) -> None:
+        checked_size("SidecarEvaluator: batch_size", batch_size)
         for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("max_evaluations", max_evaluations, 1),
+            ("max_evaluations", 1 if max_evaluations is None else max_evaluations, 1),
             ("timeout_s", timeout_s, 0),
             ("poll_s", poll_s, 0.01),
         ):
-            if value is not None and not value >= least:
-                raise ConfigurationError(f"SidecarEvaluator: {name} must be at least {least}, found {value!r}")
+            if not isinstance(value, Real) or not value >= least:
+                raise ConfigurationError(
+                    f"SidecarEvaluator: {name} must be a number of at least {least}, found {value!r}"
+                )
         self._model = model
         with of_the_data():
             self._examples = indexed(data, "data", targets=targets)

@@ -163,8 +163,11 @@ class InProcessStrategy(Strategy):
     """
 
     def __init__(self, replicas: int, device: str, variables_on: str, threads: int) -> None:
-        if not isinstance(threads, int) or threads < 0:
-            raise ConfigurationError(f"threads is a whole number, 0 for as many as the process has, found {threads!r}")
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
+            raise ConfigurationError(
+                f"ps.{type(self).__name__}: threads is a whole number, 0 for as many as the process has, found "
+                f"{threads!r}"
+            )
         super().__init__(
             f"sync:{replicas}",
             {

@@ -7,6 +7,7 @@ what process this is.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
@@ -36,6 +37,7 @@ from parashard.models.base import Model
 from parashard.plan.optimizers import OptimizerSpec
 
 EXAMPLES_AT_ONCE = 1000
+SEED_MAX = 2**63 - 1
 INTERACTIVE = "interactive"
 """The name of a job that no script has, such as a notebook's."""
 
@@ -72,6 +74,7 @@ class Trainer:
     ) -> None:
         if not isinstance(settings, Mapping | None):
             raise ConfigurationError(f'settings is a dict such as {{"checkpoint.every_s": 5}}, found {settings!r}')
+        seed = _checked_seed(seed)
         self._present = PresentModel(model, seed)
         self._optimizer = optimizer_for(optimizer, model, seed)
         self._strategy = checked_strategy(strategy)
@@ -153,6 +156,8 @@ class Trainer:
             After Ctrl-C, once the state is saved: `resume=True` goes on with it.
         """
         _check_one("fit", apart)
+        if resume not in (True, False):
+            raise ConfigurationError(f"ps.Trainer.fit: resume is True or False, found {resume!r}")
         callbacks = listed(callbacks)
         resume = resume or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
         if accept_code_change and not resume:
@@ -303,6 +308,20 @@ def _place_of(strategy: Strategy) -> Place:
         return Here(strategy)
     assert isinstance(strategy, ClusterStrategy), "there is no other kind"
     return OnCluster(strategy)
+
+
+def _checked_seed(seed: Any) -> int:
+    """Return a seed as Python's int."""
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= SEED_MAX:
+        raise ConfigurationError(
+            f"ps.Trainer: seed is a whole number from 0 to {SEED_MAX}, by which what is random comes again in each "
+            f"process; found {seed!r}"
+        )
+    return number
 
 
 def _check_one(call: str, apart: Sequence[object]) -> None:

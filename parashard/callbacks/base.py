@@ -61,10 +61,7 @@ class Training:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        try:
-            rate = math.nan if isinstance(value, str | bool) else float(value)
-        except (TypeError, ValueError):
-            rate = math.nan
+        rate = number(value)
         if not 0.0 < rate < math.inf:
             raise ConfigurationError(f"a learning rate must be a finite number of more than 0, found {value!r}")
         self._learning_rate = rate
@@ -185,6 +182,14 @@ class LambdaCallback(Callback):
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+def number(value: Any) -> float:
+    """Return a number that somebody gave as a float; NaN for what is none."""
+    try:
+        return math.nan if isinstance(value, str | bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def overrides(callback: Callback, hook: str) -> bool:

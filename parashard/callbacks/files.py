@@ -29,7 +29,7 @@ class ModelCheckpoint(Callback):
     save_best_only : bool
         Keep only epochs that are better than all before.
     mode : {"auto", "min", "max"}
-        What is better; "auto" goes by the name.
+        What is better; "auto" goes by the name, and with `save_best_only` refuses one that does not tell.
     initial_value_threshold : float, optional
         What has to be better than this to be kept.
     """
@@ -59,7 +59,8 @@ class ModelCheckpoint(Callback):
             raise ConfigurationError("ModelCheckpoint: save_weights_only is False; a file has the weights only")
         self._filepath = str(filepath)
         self._best_only = save_best_only
-        self._monitor = Monitor(monitor, mode)
+        # Without save_best_only no figures are compared, and any may be named.
+        self._monitor = Monitor(self, monitor, mode if save_best_only or mode != "auto" else "min")
         self._threshold = initial_value_threshold
         self.best = self._start()
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parashard.callbacks.base import Callback, Logs
-from parashard.callbacks.stopping import Mode, Monitor
+from parashard.callbacks.base import Callback, Logs, number
+from parashard.callbacks.stopping import Mode, Monitor, check_patience
 from parashard.errors import ConfigurationError
 
 
@@ -47,7 +47,7 @@ class ReduceLROnPlateau(Callback):
     patience : int
         Epochs without a better value after which that happens.
     mode : {"auto", "min", "max"}
-        What is better; "auto" goes by the name.
+        What is better; "auto" goes by the name, and refuses one that does not tell.
     min_delta : float
         A smaller change is none.
     cooldown : int
@@ -68,10 +68,11 @@ class ReduceLROnPlateau(Callback):
         cooldown: int = 0,
         min_lr: float = 0.0,
     ) -> None:
-        if not 0.0 < factor < 1.0:
+        if not 0.0 < number(factor) < 1.0:
             raise ConfigurationError(f"ReduceLROnPlateau: factor must be more than 0 and less than 1, found {factor!r}")
+        check_patience(self, patience)
         self.monitor = monitor
-        self._monitor = Monitor(monitor, mode, min_delta)
+        self._monitor = Monitor(self, monitor, mode, min_delta)
         self._factor, self._patience, self._cooldown, self._min_lr = factor, patience, cooldown, min_lr
         self._reset()
 

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from parashard.callbacks.base import Callback, Logs
+from parashard.callbacks.base import Callback, Logs, number
+from parashard.callbacks.directions import rises
 from parashard.errors import ConfigurationError
 
 Mode = Literal["auto", "min", "max"]
-_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1")
-"""How the names of figures end that are better when they are higher."""
 
 
 class Monitor:
@@ -19,19 +18,35 @@ class Monitor:
 
     Parameters
     ----------
+    owner : Callback
+        That has been given the others; errors name its class.
     name : str
         In an epoch's logs, such as "val_loss".
     mode : {"auto", "min", "max"}
-        What is better; "auto" goes by the name.
+        What is better; "auto" goes by the name, and refuses one that does not tell.
     min_delta : float
         By how much at least.
+
+    Raises
+    ------
+    ConfigurationError
+        If the mode is none, or "auto" and the name does not tell what is better.
     """
 
-    def __init__(self, name: str, mode: Mode = "auto", min_delta: float = 0.0) -> None:
+    def __init__(self, owner: Callback, name: str, mode: Mode = "auto", min_delta: float = 0.0) -> None:
+        of = type(owner).__name__
         if mode not in ("auto", "min", "max"):
-            raise ConfigurationError(f"mode {mode!r} is unknown; allowed: auto, min, max")
+            raise ConfigurationError(f"{of}: mode {mode!r} is unknown; allowed: auto, min, max")
+        if not isinstance(name, str):
+            raise ConfigurationError(f"{of}: monitor is the name of a figure, such as 'val_loss', found {name!r}")
+        higher = rises(name) if mode == "auto" else mode == "max"
+        if higher is None:
+            raise ConfigurationError(
+                f'{of}: the name of monitor {name!r} does not tell what is better: write mode="max" where a higher '
+                'value is, or mode="min"'
+            )
         self.name = name
-        self.rises = mode == "max" or (mode == "auto" and name.endswith(_RISING))
+        self.rises = higher
         self._min_delta = abs(min_delta)
         self.worst = -math.inf if self.rises else math.inf
 
@@ -62,6 +77,14 @@ class Monitor:
         return None if shown_before else found
 
 
+def check_patience(owner: Callback, patience: Any) -> None:
+    """Refuse what is no number of epochs; infinity is one."""
+    if not number(patience) >= 0:
+        raise ConfigurationError(
+            f"{type(owner).__name__}: patience is a number of epochs, 0 or more, found {patience!r}"
+        )
+
+
 class EarlyStopping(Callback):
     """Ends the training when a figure has not become better for a while.
 
@@ -77,7 +100,7 @@ class EarlyStopping(Callback):
     patience : int
         Epochs without a better value that are tolerated.
     mode : {"auto", "min", "max"}
-        What is better; "auto" goes by the name.
+        What is better; "auto" goes by the name, and refuses one that does not tell.
     baseline : float, optional
         Values that are not better than it count as not better.
     restore_best_weights : bool
@@ -98,8 +121,9 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = False,
         start_from_epoch: int = 0,
     ) -> None:
+        check_patience(self, patience)
         self.monitor = monitor
-        self._monitor = Monitor(monitor, mode, min_delta)
+        self._monitor = Monitor(self, monitor, mode, min_delta)
         self._patience = patience
         self._baseline = baseline
         self._start_from_epoch = start_from_epoch

@@ -6,6 +6,7 @@ by `parashard.client.shard_client`.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
 
+ALIGNMENT_BYTES = 64  # what XLA asks of memory that it reads in place; of other memory it makes a copy in each step
 KEPT_MAX = 18  # free sets: a pipeline of depth d has 2 d + 1 in use, of which 8 is the greatest, and an evaluation one
 
 
@@ -41,7 +43,7 @@ class PullBuffer:
 
     def __init__(self, plan: Plan) -> None:
         self.variables: dict[str, Float32s] = {
-            name: np.empty(variable.shape, np.float32) for name, variable in plan.variables.items()
+            name: aligned(variable.shape) for name, variable in plan.variables.items()
         }
         self.by_shard = tuple(
             Buffers(
@@ -82,6 +84,14 @@ class PullBuffers:
         with self._lock:
             if len(self._free) < KEPT_MAX:
                 self._free.append(weights)
+
+
+def aligned(shape: tuple[int, ...]) -> Float32s:
+    """Return an array of float32, not filled, that begins at a multiple of `ALIGNMENT_BYTES`."""
+    size_bytes = math.prod(shape) * np.dtype(np.float32).itemsize
+    memory = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT_BYTES
+    return memory[begin : begin + size_bytes].view(np.float32).reshape(shape)
 
 
 def read_only(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,9 @@ from parashard.errors import ParashardError
 
 _HEADING = "Exception encountered when calling"
 """How a message of Keras begins that says in its next line what the matter is."""
+_WITHIN = "Traceback (most recent call last):"
+"""How the first line of a message ends that has another error's traceback in it, such as JAX's of a callback."""
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d+)')
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _OURS = ("parashard", "parashard_coordinator", "parashard_server", "parashard_worker")
 
@@ -53,6 +56,9 @@ def place_of(method: Any) -> str:
 
 def _named(error: BaseException) -> str:
     said = _first_line(error)
+    within = _lines(error)
+    if within and within[0].endswith(_WITHIN):
+        return within[-1].strip()  # has its own type in front
     if said and type(error).__module__.partition(".")[0] in _OURS:
         return said
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
@@ -60,14 +66,22 @@ def _named(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
     """Return an error's message as valid UTF-8: file names in it may have undecodable bytes."""
-    lines = [line for line in _STYLE.sub("", str(error)).splitlines() if line.strip()]
-    heads = 2 if lines and lines[0].startswith(_HEADING) else 1
-    return " ".join(lines[:heads]).encode("utf-8", "replace").decode()
+    lines = _lines(error)
+    return " ".join(lines[: 2 if lines and lines[0].startswith(_HEADING) else 1])
+
+
+def _lines(error: BaseException) -> list[str]:
+    said = _STYLE.sub("", str(error)).encode("utf-8", "replace").decode()
+    return [line for line in said.splitlines() if line.strip()]
 
 
 def _line_of(error: BaseException) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
-    return f"{short_path(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
+    lines = _lines(error)
+    if lines and lines[0].endswith(_WITHIN):
+        frames += [(found[1], found[2]) for found in map(_FRAME.match, lines) if found]
+    users = [(file, line) for file, line in frames if _is_the_users(file)]
+    return f"{short_path(users[-1][0])}:{users[-1][1]}" if users else ""
 
 
 def _is_the_users(file: str) -> bool:

@@ -14,10 +14,11 @@ from parashard.errors import ConfigurationError
 
 try:
     import jax
+    from jax.extend.core import Literal, jaxpr_as_fun
 except ImportError:
     raise ConfigurationError("ps.jax needs JAX: pip install 'parashard[jax]'") from None
 
-__all__ = ["all_borrowed", "array_of", "borrowed", "jax", "result_of", "tensor_of"]
+__all__ = ["all_borrowed", "array_of", "borrowed", "is_zero", "jax", "result_of", "tensor_of"]
 
 
 def tensor_of(array: Any) -> Any:
@@ -26,7 +27,7 @@ def tensor_of(array: Any) -> Any:
 
 
 def borrowed(array: Any) -> Any:
-    """Return an array for one call of a compiled function: NumPy's as it is, which XLA copies or borrows."""
+    """Return an array for one call of a compiled function: NumPy's as it is, which XLA reads in place if aligned."""
     return array if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
 
 
@@ -51,3 +52,19 @@ def result_of(leaf: Any, xp: Any, scale: float = 1.0) -> Array:
         leaf = leaf.astype(np.float32)
     leaf = leaf if scale == 1 else leaf / scale
     return leaf if xp is np else xp.from_dlpack(leaf)
+
+
+def is_zero(traced: Any) -> bool:
+    """Tell whether a function that `jax.make_jaxpr` has traced returns zeros whatever it is given."""
+    given = set(traced.jaxpr.invars)
+    for equation in traced.jaxpr.eqns:
+        if not given.isdisjoint(_variables(equation.invars)):
+            given.update(equation.outvars)
+    if not given.isdisjoint(_variables(traced.jaxpr.outvars)):
+        return False
+    arguments = [np.zeros(aval.shape, aval.dtype) for aval in traced.in_avals]
+    return not any(np.any(value) for value in jaxpr_as_fun(traced)(*arguments))
+
+
+def _variables(atoms: Any) -> list[Any]:
+    return [atom for atom in atoms if not isinstance(atom, Literal)]

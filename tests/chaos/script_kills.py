@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,10 @@ def run_one(consistency: str, kills: int, epochs: int) -> dict[str, Any]:
         try:
             back_s = killed(run, kills)
             for name in ("shard-1", "coordinator"):
+                before = run.processes()[name]
                 run.kill(name)
+                back = partial(lambda name, before: run.processes().get(name, before) != before, name, before)
+                eventually(back, f"{name} is back", told=run.complaint)
                 time.sleep(EVERY_S)
             if run.process.poll() is not None:
                 return {"consistency": consistency, "broken": ["the job was over before the kills were"]}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.command_run import ROOT
+from support.mnist_files import written_as_mnist
 from support.script_run import ScriptRun
 
 pytestmark = [pytest.mark.xdist_group("frameworks"), pytest.mark.timeout(300)]
@@ -38,3 +39,23 @@ def test_the_program_of_a_page_learns(page: str, needs: list[str], tmp_path: Pat
     assert report["state"] == "done"
     assert report["held_out"]["accuracy"] > 0.9  # of 1,600 examples a straight line between two classes is learned
     assert run.output().splitlines()[-1].strip(), "the script went on after fit"
+
+
+@pytest.mark.parametrize(
+    ("example", "words", "says"),
+    [
+        ("characters_torch.py", ["--epochs", "1", "--characters", "8000"], "loss"),
+        ("mnist_layers.py", ["--epochs", "1"], "own"),
+    ],
+)
+def test_an_example_runs_to_its_last_line(example: str, words: list[str], says: str, tmp_path: Path) -> None:
+    if "torch" in example and find_spec("torch") is None:
+        pytest.skip(f"NO TEST OF examples/{example}: no torch; `make test-frameworks` has it")
+    if "mnist" in example:
+        words = [*words, "--data", str(written_as_mnist(tmp_path, side=28))]
+    run = ScriptRun(tmp_path, (ROOT / "examples" / example).read_text(), *words)
+    try:
+        assert run.wait() == 0, run.complaint()
+    finally:
+        run.clean_up()
+    assert json.loads(run.output().splitlines()[-1])[says] > 0

@@ -249,6 +249,8 @@ def test_a_mistake_is_a_sentence(mistake: str) -> None:
         (lambda p, x, y, k: (loss(p, x, y, k), 1), "the loss must be a scalar, the mean over a batch; found tuple"),
         (needs_key, "the loss cannot be computed without a key, which is None in an evaluation"),
         (drawn_size, "dot_general"),
+        (lambda p, x, y, k: jax.lax.stop_gradient(loss(p, x, y, k)), "the loss depends on no parameter"),
+        (lambda p, x, y, k: jnp.mean(x), "the loss depends on no parameter"),
     ],
 )
 def test_a_loss_is_tried_before_a_job_begins_without_computing(wrong: Any, says: str) -> None:
@@ -256,6 +258,10 @@ def test_a_loss_is_tried_before_a_job_begins_without_computing(wrong: Any, says:
     with pytest.raises((WrongModel, TypeError)) as refused:
         model(loss=wrong).check(batch())
     assert says in str(refused.value)
+
+
+def test_a_loss_may_be_linear_in_the_parameters_alone() -> None:
+    model(loss=lambda p, x, y, k: sum(leaf.sum() for leaf in jax.tree_util.tree_leaves(p))).check(batch())
 
 
 def test_metrics_of_batches_are_those_of_all_examples() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parashard.checkpoints.catalogue import Catalogue
+from parashard.launch.stopping import restorable_in_all
 from support.cluster_run import DEADLINE_S, eventually
 from support.command_run import DIES_WITH_US
 from support.report_oracle import store_of, unsaved
@@ -135,6 +137,27 @@ def test_a_job_that_has_failed_takes_no_call_and_names_the_one(start: Callable[.
     assert len(told) == 2
     assert told[0] == told[1]
     assert "call 0 of coordinator.schedule, counted from 0" in told[0]
+
+
+def test_what_close_has_not_waited_for_goes_on_and_is_saved_at_the_end(
+    start: Callable[..., ScriptRun], tmp_path: Path
+) -> None:
+    (tmp_path / "slow").touch()
+    text = """
+it = ps.Coordinator(strategy, variables=variables, optimizer=optimizer, settings=settings, timeout_s=60)
+it.schedule(count, (0, 0)).fetch()
+stuck = it.schedule(count, (QUICK, 0))
+try:
+    it.close(timeout_s=0.01)
+except TimeoutError as error:
+    print(json.dumps([str(error), int(it.weights()["counts"].sum())]))
+"""
+    run = start(LEDGER.replace("0.2}", '600, "cluster.grace_s": 2}') + text, "async")
+    assert run.wait() == 0, run.complaint()
+    says, counted = json.loads(run.output().splitlines()[-1])
+    assert says.startswith("after 0.01 s the job is not done; it goes on until the program ends")
+    assert counted == 1
+    assert list(restorable_in_all(Catalogue(store_of(run.runs()[-1])), 1).intervals()) == [(0, 1)]
 
 
 def test_what_a_function_pushes_nothing_for_moves_nothing(start: Callable[..., ScriptRun]) -> None:

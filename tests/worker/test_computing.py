@@ -75,3 +75,17 @@ def test_large_finite_gradients_pass_and_others_do_not_whatever_their_layout() -
             gradient[2, 0] = bad
             with pytest.raises(NonFiniteGradient, match="'w' became"):
                 sendable(0, 1.0, {"w": gradient}, None, variables)
+
+
+def test_an_error_of_what_is_still_being_computed_is_the_model_s() -> None:
+    class Late:
+        dtype, shape = np.dtype(np.float32), (4,)
+
+        def block_until_ready(self) -> None:
+            raise ValueError("bad thing in a callback")
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+            raise AssertionError("it is waited for first")
+
+    with pytest.raises(ValueError, match="bad thing in a callback"):
+        pushed(weight=Late())

@@ -89,6 +89,9 @@ class Task(NamedTuple):
         returned = self.model.loss_and_gradients(variables, there, self.device.xp)
         meanwhile()
         raw_loss, raw = self._checked(returned)
+        for value in (raw_loss, *({} if raw is None else raw).values()):
+            if hasattr(value, "block_until_ready"):  # an error of computing it is the model's, not one of its type
+                value.block_until_ready()
         try:
             number, gradients = self.device.to_host(
                 0.0 if raw_loss is None else raw_loss, {} if raw is None else self._trainable(raw)

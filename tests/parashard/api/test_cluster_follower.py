@@ -79,6 +79,23 @@ def test_each_milestone_is_handled_once_and_what_it_decided_is_told(tmp_path: Pa
     assert recorded(tmp_path) == [8, 0.25]
 
 
+def test_all_that_is_left_at_the_end_is_told_without_going_deeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "AT_ONCE", 1)
+    halving, coordinator, depths = Halving(), Coordinator(4), set()
+
+    def follow(request: pb.FollowRequest) -> pb.FollowReply:
+        depths.add(len(traceback.extract_stack()))
+        return coordinator.follow(request)
+
+    it = follower_of(tmp_path, [halving])
+    it.look(follow, last=False)
+    assert halving.heard == [0]
+    it.look(follow, last=True)
+    assert (halving.heard, len(depths)) == ([0, 1, 2, 3], 1)
+
+
 def test_the_record_goes_before_the_effect_and_the_decision_after_it(tmp_path: Path) -> None:
     seen: list[list[object]] = []
     watching = LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(recorded(tmp_path)))

@@ -72,6 +72,10 @@ WRONG = {
     "of whole numbers": (lambda weights: (3, {"b": np.zeros(2, int)}), "for 'b' that is int64 (2,); due is float32"),
     "not finite": (lambda weights: (3, {"b": np.full(2, np.inf)}), "for 'b' that is not finite"),
     "a result of no kind": (lambda weights: (object(), {}), "called: found object; allowed are arrays"),
+    "too large": (
+        lambda weights: (-(10**400), {}),
+        "called: it returned a whole number that is too large for a float64",
+    ),
 }
 
 
@@ -83,6 +87,20 @@ def test_what_goes_wrong_is_the_answer_and_moves_nothing(
     worker = Worker(tmp_path, monkeypatch, called)
     assert worker.run(7) == (Nothing.NO_LOSS, Nothing.NO_PUSH)
     assert says in worker.calls.error(7)
+
+
+@pytest.mark.parametrize("number", [2**64 + 1, -(2**63) - 1, 10**300], ids="{:.0e}".format)
+def test_a_whole_number_of_any_length_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    worker = Worker(tmp_path, monkeypatch, lambda weights: number, pushes=0)
+    assert worker.run(7) == (float(number), Nothing.NO_PUSH)
+    assert (worker.calls.result(7), worker.calls.error(7)) == (number, "")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), np.float32("-inf")])
+def test_a_result_that_is_not_finite_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: float) -> None:
+    worker = Worker(tmp_path, monkeypatch, lambda weights: number, pushes=0)
+    assert worker.run(7) == (Nothing.NO_LOSS, Nothing.NO_PUSH)
+    assert (repr(worker.calls.result(7)), worker.calls.error(7)) == (repr(number), "")
 
 
 def test_an_iterator_is_this_workers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from parashard.api.arrays import rows_array
+from parashard.api.arrays import arrays_of, rows_array
 from parashard.api.source import source_of
 from parashard.errors import BadData
 
@@ -65,6 +66,22 @@ def test_numbers_have_one_of_three_types(given: Any, dtype: Any) -> None:
     assert rows_array(given, "inputs").dtype == dtype
 
 
+def test_whole_numbers_above_those_of_64_bits_with_a_sign_are_refused(tmp_path: Path) -> None:
+    most = np.array([0, 2**63 - 1], np.uint64)
+    assert rows_array(most, "inputs").tolist() == most.tolist()
+    for given in (np.array([0, 2**63], np.uint64), [2**63, 2**63]):
+        with pytest.raises(BadData) as refused:
+            source_of((given, np.zeros(2)), None, 0.0, 0)
+        assert refused.value.message == (
+            "data: inputs: found the value 9223372036854775808; a whole number is at most 9223372036854775807"
+        )
+    np.save(tmp_path / "ids.npy", np.array([5, 2**64 - 1], np.uint64))
+    mapped = arrays_of((np.load(tmp_path / "ids.npy", mmap_mode="r"), np.zeros(2)), "data")
+    assert mapped.take(np.array([0]), 0)[0].tolist() == [5]
+    with pytest.raises(BadData, match=r"ids\.npy: found the value 18446744073709551615; a whole number is at most"):
+        mapped.take(np.array([1]), 0)
+
+
 def test_a_split_is_of_the_seed_and_takes_each_example_once() -> None:
     source = source_of((INPUTS, LABELS), None, 0.35, 5)
     assert (source.spec.examples, source.spec.held_out) == (7, 3)
@@ -97,7 +114,8 @@ def test_values_and_targets_of_several_axes_have_no_classes() -> None:
         ((INPUTS,), None, 0.0, "data must be a pair (inputs, targets) of arrays, found tuple of 1"),
         ((INPUTS, LABELS[:3]), None, 0.0, "data: 10 inputs and 3 targets"),
         ((INPUTS[:0], LABELS[:0]), None, 0.0, "data has no examples"),
-        ((INPUTS, np.array(["a"] * 10)), None, 0.0, "data: targets must be an array of numbers"),
+        ((INPUTS, np.array(["a"] * 10)), None, 0.0, "data: targets are text, and due are numbers: np.unique("),
+        ((INPUTS, np.array([None] * 10)), None, 0.0, "data: targets must be an array of numbers"),
         (
             (INPUTS, np.float32(1)),
             None,

@@ -163,8 +163,11 @@ def test_weighted_examples_need_a_loss_that_takes_weights(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"max_evaluations": 0}, "max_evaluations must be at least 1, found 0"),
-        ({"timeout_s": float("nan")}, "timeout_s must be at least 0, found nan"),
+        ({"max_evaluations": 0}, "max_evaluations must be a number of at least 1, found 0"),
+        ({"batch_size": "3"}, "batch_size must be a whole number of at least 1, found '3'"),
+        ({"batch_size": None}, "batch_size must be a whole number of at least 1, found None"),
+        ({"timeout_s": float("nan")}, "timeout_s must be a number of at least 0, found nan"),
+        ({"poll_s": "1"}, "poll_s must be a number of at least 0.01, found '1'"),
         ({"metrics_address": "9400"}, "metrics_address must be HOST:PORT, found '9400'"),
     ],
 )

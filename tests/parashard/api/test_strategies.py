@@ -98,6 +98,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         r"ps.Coordinator with workers_as='threads': .*; allowed: 'processes'",
     ),
     "threads": (lambda: ps.OneDeviceStrategy(threads=-1), r"threads is a whole number, 0 for as many .*, found -1"),
+    "threads that are true": (
+        lambda: ps.OneDeviceStrategy(threads=True),
+        r"^ps.OneDeviceStrategy: threads is a whole number, 0 for as many as the process has, found True$",
+    ),
+    "examples of a cluster": (
+        lambda: ps.Cluster({"w": [0.0]}, examples="3"),  # type: ignore[arg-type]
+        r"^ps.Cluster: examples must be a whole number of at least 1, found '3'$",
+    ),
     "a class": (
         lambda: ps.Trainer(Line(), strategy=ps.MirroredStrategy),  # type: ignore[arg-type]
         r"strategy is one of parashard's, such as ps.OneDeviceStrategy\(\), found the class MirroredStrategy",

@@ -127,6 +127,32 @@ def test_a_history_has_the_validation_of_each_epoch(runs: Runs) -> None:
     assert repr(history).startswith("History(loss 0.25, val_loss 0.4; ")
 
 
+def test_a_figure_that_is_not_finite_is_nan_in_a_history(tmp_path: Path) -> None:
+    report = {"training_loss": None, "evaluations": [{"steps": 3, "loss": 0.5}, {"steps": 6, "loss": None}]}
+    history = ps.History(report, tmp_path)
+    found = {name: [repr(value) for value in values] for name, values in history.history.items()}
+    assert found == {"loss": ["nan"], "val_loss": ["0.5", "nan"]}
+    assert repr(history).startswith("History(loss nan, val_loss nan; ")
+    assert repr(ps.History(report, tmp_path, {"mine": [None]}).history["mine"]) == "[nan]"  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("seed", [3, np.int64(3), np.uint8(3), 2**63 - 1])
+def test_a_seed_is_a_whole_number_of_python_or_numpy(runs: Runs, seed: Any) -> None:
+    ps.Trainer(Line(), seed=seed).fit((X, Y), verbose=0)
+    [(loaded, _)] = runs.jobs
+    assert (loaded.job.job.seed, type(loaded.job.job.seed)) == (int(seed), int)
+
+
+@pytest.mark.parametrize("seed", [2**70, 2**63, -1, None, True, 3.0, "3", np.float32(3), np.True_])
+def test_any_other_seed_is_refused_at_once(seed: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        ps.Trainer(Line(), seed=seed)
+    assert refused.value.message == (
+        "ps.Trainer: seed is a whole number from 0 to 9223372036854775807, by which what is random comes again in each "
+        f"process; found {seed!r}"
+    )
+
+
 def test_one_line_stays_on_the_screen(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     history = ps.Trainer(Line()).fit((X, Y))
     place = history.run_dir.relative_to(Path.cwd())
@@ -192,7 +218,6 @@ def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
         ),
         ({"settings": {"optimizer.kind": "sgd"}}, "settings: 'optimizer.kind' is an argument"),
         ({"strategy": "async"}, "strategy is one of parashard's, such as ps.OneDeviceStrategy(), found str"),
-        ({"seed": None}, "seed is a whole number: what is random comes again in each process; found None"),
         ({"settings": {"every_s": 2}}, "settings: 'every_s'; allowed: TABLE.KEY of a job file"),
     ],
 )
@@ -264,6 +289,8 @@ def test_a_model_that_differs_in_a_worker_is_refused_by_its_variable(
     [
         ({"x": X, "y": Y}, {"targets": 5}, "targets= is the name of a field, or a list of names, found 5"),
         ((X, Y), {"validation_split": "0.2"}, "validation_split must be at least 0 and less than 1, found '0.2'"),
+        ((X, Y), {"resume": "x"}, "ps.Trainer.fit: resume is True or False, found 'x'"),
+        ((X, Y), {"resume": None}, "ps.Trainer.fit: resume is True or False, found None"),
     ],
 )
 def test_an_argument_of_another_type_is_refused(data: Any, more: dict[str, Any], says: str) -> None:

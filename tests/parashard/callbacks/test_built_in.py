@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from parashard.callbacks import (
@@ -74,6 +76,7 @@ def made(kind: type[Callback], **given: Any) -> Callback:
         ({"patience": 1, "min_delta": 0.5}, [3, 2.8, 2.6], 2),
         ({"patience": 1, "mode": "max"}, [1, 2, 3, 2, 9], 4),
         ({"monitor": "val_accuracy", "patience": 1}, [1, 2, 3, 2, 9], 4),
+        ({"monitor": "val_f1_score", "patience": 1}, [1, 2, 3, 2, 9], 4),
         ({"patience": 2, "baseline": 1.0}, [3, 2, 1.5], 2),
         ({"patience": 1, "start_from_epoch": 2}, [1, 9, 5, 6, 7], 4),
         ({"patience": 1}, [math.nan, math.nan, 1], 2),
@@ -109,7 +112,7 @@ def test_early_stopping_has_the_weights_of_the_best_value_restored(tmp_path: Pat
 
 def test_a_figure_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"monitor 'val_los' is not among the figures: loss, val_loss"):
-        run(EarlyStopping("val_los"), [1], tmp_path)
+        run(EarlyStopping("val_los", mode="min"), [1], tmp_path)
 
 
 @pytest.mark.parametrize("crash_after", [None, 2])
@@ -165,11 +168,63 @@ def test_a_line_of_figures_for_each_epoch(tmp_path: Path, crash_after: int | Non
     assert path.read_text().splitlines()[2:] == ["1;1.0;1", "0;1.0;9"]
 
 
-@pytest.mark.parametrize(
-    ("name", "rises"), [("val_accuracy", True), ("val_auc", True), ("val_loss", False), ("loss", False)]
-)
+RISING = [
+    *("accuracy", "acc", "auc", "precision", "recall", "f1", "f1_score", "fbeta_score", "f2_score", "r2", "r2_score"),
+    *("sparse_top_k_categorical_accuracy", "top_5", "precision_at_recall", "recall_at_5", "cosine_similarity"),
+    *("mean_io_u", "iou", "true_positives", "AUC"),
+]
+FALLING = [
+    *("loss", "loss_of_the_head", "mae", "mse", "rmse", "error", "top_5_error", "error_rate", "mean_absolute_error"),
+    *("mean_squared_logarithmic_error", "binary_crossentropy", "hinge", "kl_divergence", "perplexity"),
+    "false_negatives",
+]
+
+
+@pytest.mark.parametrize(("name", "rises"), [*((name, True) for name in RISING), *((name, False) for name in FALLING)])
 def test_what_is_better_goes_by_the_name(name: str, rises: bool) -> None:
-    assert Monitor(name).better(2.0, 1.0) is rises
+    for figure in (name, f"val_{name}", f"{name}_1", f"val_head_{name}_12"):
+        monitor = Monitor(EarlyStopping(), figure)
+        assert [monitor.better(2.0, 1.0), monitor.better(1.0, 2.0)] == [rises, not rises]
+
+
+@pytest.mark.parametrize("name", ["val_least", "inaccuracy", "val_score", "terror", "val_steps", "accuracy_x", ""])
+def test_a_name_that_does_not_tell_what_is_better_needs_a_mode(name: str) -> None:
+    for make in (
+        EarlyStopping,
+        ReduceLROnPlateau,
+        lambda monitor, **given: ModelCheckpoint("a.safetensors", monitor=monitor, save_best_only=True, **given),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            make(name)
+        assert re.fullmatch(
+            f"(EarlyStopping|ReduceLROnPlateau|ModelCheckpoint): the name of monitor '{name}' does not tell what is "
+            'better: write mode="max" where a higher value is, or mode="min"',
+            refused.value.message,
+        )
+        assert make(name, mode="max")
+    assert ModelCheckpoint("a.safetensors", monitor=name), "it compares nothing"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: EarlyStopping(monitor=None), "EarlyStopping: monitor is the name of a figure, .*, found None"),
+        (lambda: EarlyStopping(patience="3"), "EarlyStopping: patience is a number of epochs, 0 or more, found '3'"),
+        (lambda: EarlyStopping(patience=-3), "EarlyStopping: patience is a number of epochs, 0 or more, found -3"),
+        (lambda: ReduceLROnPlateau(patience=math.nan), "ReduceLROnPlateau: patience is .*, found nan"),
+        (lambda: ReduceLROnPlateau(factor="a"), "ReduceLROnPlateau: factor must be more than 0 .*, found 'a'"),
+        (lambda: ReduceLROnPlateau(factor=None), "ReduceLROnPlateau: factor must be more than 0 .*, found None"),
+        (lambda: ReduceLROnPlateau(factor=1), "ReduceLROnPlateau: factor must be more than 0 .*, found 1"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused_by_name(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{says}$"):
+        make()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert ReduceLROnPlateau(factor=np.float32(0.5), patience=np.int64(2))
+    assert EarlyStopping(patience=math.inf)
 
 
 def test_tensorboard_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

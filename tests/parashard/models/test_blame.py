@@ -98,3 +98,14 @@ def test_a_method_of_the_user_s_has_a_place_and_one_of_ours_has_none() -> None:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def test_of_a_message_with_a_traceback_in_it_the_inner_error_is_told_with_its_line() -> None:
+    """As JAX tells of a callback."""
+    said = f"""INTERNAL: CpuCallback error calling callback: Traceback (most recent call last):
+  File "{np.__file__}", line 9, in somewhere
+  File "{__file__}", line 5, in host
+  File "{json.__file__}", line 71, in __call__
+ValueError: bad thing in my callback"""
+    error = raised(lambda: (_ for _ in ()).throw(RuntimeError(said)))
+    assert described(error) == f"{short_path(__file__)}:5: ValueError: bad thing in my callback"
