@@ -28,7 +28,7 @@ STRATEGIES = {
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--strategy", choices=STRATEGIES, default="one_device")
 parser.add_argument("--data", type=Path, required=True)
-parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--json", action="store_true", help="print nothing but one JSON object")
 options = parser.parse_args()
 
@@ -63,7 +63,12 @@ strategy = STRATEGIES[options.strategy]()  # the one line that differs
 model = ps.jax.Model(init, loss, apply=apply, metrics=["accuracy"])
 trainer = ps.Trainer(model, ps.Adam(2e-3), strategy)
 history = trainer.fit(
-    training, epochs=options.epochs, batch_size=64, validation_data=held_out, verbose=0 if options.json else 1
+    training,
+    epochs=options.epochs,
+    batch_size=64,
+    validation_data=held_out,
+    callbacks=[ps.callbacks.LearningRateScheduler(lambda epoch, rate: 2e-3 * 0.6**epoch)],
+    verbose=0 if options.json else 1,
 )
 accuracy = trainer.evaluate(held_out)["accuracy"]
 print(
