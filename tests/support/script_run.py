@@ -31,7 +31,8 @@ class Ledger:
         return {"counts": np.zeros(EXAMPLES, np.float32)}
 
     def loss_and_gradients(self, variables, batch, xp):
-        while slow.exists() and batch.step >= 30:
+        end_s = time.monotonic() + 20  # a step before 30 may be reported only after this one
+        while slow.exists() and batch.step >= 30 and time.monotonic() < end_s:
             time.sleep(0.05)
         gradient = np.zeros(EXAMPLES, np.float32)
         gradient[batch.inputs[:, 0]] = -1.0
