@@ -1,13 +1,13 @@
 """`OneDeviceStrategy` against the framework alone: `python -m benchmarks.frameworks_one_device [--rounds N] [--write]`.
 
-The same MLP (784-256-128-10, Adam, batches of 128, random data in memory), one thread each and one core for both: XLA
-computes beside a loop that does not wait, which a second core would let JAX alone use. The framework's own loop takes
-slices of a permutation and has the framework's own Adam (PyTorch's, optax' in the same compiled step, which takes the
-examples, too). Both take turns every 50 steps in
-one run: only the ratio counts, the median over the turns. Ours is all that `fit` does between its first and last step:
-leases, pushes, the optimizer, the view, records; not its start and end. Beside the clock's time stands that of the
-processor, which other processes disturb less on a machine that is shared. Keras (on JAX) has its own `fit`: there the
-turns are processes of their own (`benchmarks.frameworks.cluster`), by the clock, after the first epoch.
+The same MLPs (784-256-128-10, and one with hidden layers of 2048 and 1536 whose steps take some 100 ms; Adam, batches
+of 128, random data in memory), one thread each and one core for both: XLA computes beside a loop that does not wait,
+which a second core would let JAX alone use. The framework's own loop takes slices of a permutation and has the
+framework's own Adam (PyTorch's, optax' in the same compiled step, which takes the examples, too). Both take turns every
+50 steps in one run: only the ratio counts, the median over the turns. Ours is all that `fit` does between its first and
+last step: leases, pushes, the optimizer, the view, records; not its start and end. Beside the clock's time stands that
+of the processor, which other processes disturb less on a machine that is shared. Keras (on JAX) has its own `fit`:
+there the turns are processes of their own (`benchmarks.frameworks.cluster`), by the clock, after the first epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,14 +32,39 @@ from benchmarks.frameworks_cluster import run
 from benchmarks.tables import spread, table, write
 
 SIZES = (784, 256, 128, 10)
-BATCH, STEPS, TURN = 128, 1500, 50
-KERAS_STEPS = 1800
+BATCH = 128
 FIRST = 2  # turns that warm up
-TARGETS = {"PyTorch": 0.95, "JAX": 0.9, "Keras on JAX": 0.9}
+KERAS = "Keras on JAX"
+TARGETS = {"PyTorch": 0.95, "JAX": 0.9, KERAS: 0.9}
 
 RNG = np.random.default_rng(0)
 X = RNG.random((BATCH * 500, SIZES[0]), dtype=np.float32) - np.float32(0.5)
 Y = (X[:, :10] + X[:, 10:20]).argmax(1)
+
+
+class Length(NamedTuple):
+    """How long a net is trained.
+
+    Attributes
+    ----------
+    hidden : tuple of int
+        Widths of its hidden layers.
+    steps, epochs : int
+        Of ours: so many steps an epoch.
+    turn : int
+        Steps after which the other one takes as many.
+    keras_steps : int
+        Of Keras' turns, each a process; its first epoch is not measured.
+    """
+
+    hidden: tuple[int, int]
+    steps: int
+    epochs: int
+    turn: int
+    keras_steps: int
+
+
+LENGTHS = (Length((256, 128), 500, 3, 50, 1800), Length((2048, 1536), 150, 1, 5, 150))
 
 Times = tuple[float, float]
 Plain = Callable[[], float]
@@ -47,7 +72,7 @@ Plain = Callable[[], float]
 
 
 class TakingTurns:
-    """A model of ours; after every TURN steps the other one takes as many.
+    """A model of ours; after every turn of steps the other one takes as many.
 
     Attributes
     ----------
@@ -55,9 +80,10 @@ class TakingTurns:
         Seconds of each turn, by the clock and of the processor.
     """
 
-    def __init__(self, model: Any, plain: Plain) -> None:
+    def __init__(self, model: Any, plain: Plain, turn: int) -> None:
         self._model = model
         self._plain = plain
+        self._turn = turn
         self.ours_s: list[Times] = []
         self.plain_s: list[Times] = []
         self.losses: list[float] = []
@@ -69,11 +95,11 @@ class TakingTurns:
 
     def loss_and_gradients(self, variables: Mapping[str, Any], batch: Any, xp: Any) -> Any:
         """Compute a step, after a turn of the other."""
-        if self._steps % TURN == 0:
+        if self._steps % self._turn == 0:
             now_s = _now_s()
             if self._steps:
                 self.ours_s.append(_between(self._since_s, now_s))
-            for _ in range(TURN):
+            for _ in range(self._turn):
                 loss = self._plain()
             self.losses.append(float(loss))
             self._since_s = _now_s()
@@ -170,12 +196,13 @@ def jax(sizes: Sequence[int] = SIZES) -> tuple[Any, Plain]:
     return ps.jax.Model(init, loss), step
 
 
-def race(make: Callable[[], tuple[Any, Plain]]) -> dict[str, Any]:
+def race(make: Callable[[Sequence[int]], tuple[Any, Plain]], length: Length) -> dict[str, Any]:
     """Return the seconds of every turn, after both have learned as much."""
-    model, plain = make()
-    turns = TakingTurns(model, plain)
+    model, plain = make((SIZES[0], *length.hidden, SIZES[-1]))
+    turns = TakingTurns(model, plain, length.turn)
+    examples = length.steps * BATCH
     trainer = ps.Trainer(turns, ps.Adam(1e-3), ps.OneDeviceStrategy(threads=1))
-    history = trainer.fit((X, Y), epochs=STEPS * BATCH // len(Y), batch_size=BATCH, verbose=0)
+    history = trainer.fit((X[:examples], Y[:examples]), epochs=length.epochs, batch_size=BATCH, verbose=0)
     ours, theirs = history.history["loss"][-1], statistics.fmean(turns.losses[-5:])
     if not ours < turns.losses[0] * 0.9 or abs(ours - theirs) > 0.5 * theirs:
         raise RuntimeError(f"the two did not learn the same: losses {ours:.3f} and {theirs:.3f}")
@@ -186,15 +213,38 @@ def race(make: Callable[[], tuple[Any, Plain]]) -> dict[str, Any]:
     }
 
 
-def keras_row(rounds: int) -> tuple[list[str], dict[str, Any]]:
+def row_of_turns(
+    name: str, make: Callable[[Sequence[int]], tuple[Any, Plain]], length: Length
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the row of a framework whose own loop takes turns with ours, and its figures."""
+    home = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # the run's folder is made there
+        try:
+            found = race(make, length)
+        finally:
+            os.chdir(home)
+    turns = list(zip(found["plain_s"], found["ours_s"], strict=True))
+    clock, processor = ([plain[kind] / ours[kind] for plain, ours in turns] for kind in (0, 1))
+    steps_ms = [
+        f"{1e3 * statistics.median(one[1] for one in found[key]) / length.turn:.2f}" for key in ("plain_s", "ours_s")
+    ]
+    figures = {**found, "ratio": statistics.median(processor), "ratio_by_clock": statistics.median(clock)}
+    return [name, _widths(length), *steps_ms, spread(processor), spread(clock), f"{TARGETS[name]}"], figures
+
+
+def row_of_keras(length: Length, rounds: int) -> tuple[list[str], dict[str, Any]]:
     """Return the row of Keras' own `fit` and ours, and their examples per second."""
-    words = ("--steps", str(KERAS_STEPS))
+    words = ("--hidden", *map(str, length.hidden), "--steps", str(length.keras_steps))
     turns = [(run("keras", "alone", *words), run("keras", "one_device", *words)) for _ in range(rounds)]
     ratios = [ours / plain for plain, ours in turns]
     steps_ms = [f"{1e3 * BATCH / statistics.median(rates):.2f}" for rates in zip(*turns, strict=True)]
-    name = "Keras on JAX"
-    figures = {"examples_per_s": turns, "ratio_by_clock": statistics.median(ratios)}
-    return [name, *steps_ms, "", spread(ratios), f"{TARGETS[name]}"], {name: figures}
+    row = [KERAS, _widths(length), *steps_ms, "", spread(ratios), f"{TARGETS[KERAS]}"]
+    return row, {"examples_per_s": turns, "ratio_by_clock": statistics.median(ratios)}
+
+
+def _widths(length: Length) -> str:
+    return "-".join(map(str, length.hidden))
 
 
 def main() -> None:
@@ -205,25 +255,21 @@ def main() -> None:
     asked = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before XLA makes its threads
     rows, figures = [], {}
-    home = Path.cwd()
-    for name, make in (("PyTorch", pytorch), ("JAX", jax)):
-        with tempfile.TemporaryDirectory() as folder:
-            os.chdir(folder)  # the run's folder is made there
-            try:
-                found = race(make)
-            finally:
-                os.chdir(home)
-        turns = list(zip(found["plain_s"], found["ours_s"], strict=True))
-        clock, processor = ([plain[kind] / ours[kind] for plain, ours in turns] for kind in (0, 1))
-        steps_ms = [
-            f"{1e3 * statistics.median(one[1] for one in found[key]) / TURN:.2f}" for key in ("plain_s", "ours_s")
-        ]
-        rows.append([name, *steps_ms, spread(processor), spread(clock), f"{TARGETS[name]}"])
-        figures[name] = {**found, "ratio": statistics.median(processor), "ratio_by_clock": statistics.median(clock)}
-    row, of_keras = keras_row(asked.rounds)
-    rows.append(row)
-    figures |= of_keras
-    header = ["framework", "a step alone, ms", "of fit, ms", "speed of ours over alone, processor", "clock", "goal"]
+    for length in LENGTHS:
+        found = {name: row_of_turns(name, make, length) for name, make in (("PyTorch", pytorch), ("JAX", jax))}
+        found[KERAS] = row_of_keras(length, asked.rounds)
+        for name, (row, of_row) in found.items():
+            rows.append(row)
+            figures[f"{name} {_widths(length)}"] = of_row
+    header = [
+        "framework",
+        "hidden layers",
+        "a step alone, ms",
+        "of fit, ms",
+        "speed of ours over alone, processor",
+        "clock",
+        "goal",
+    ]
     text = table(header, rows)
     print(text)
     if asked.write:

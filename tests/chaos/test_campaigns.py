@@ -17,7 +17,7 @@ from campaigns import (
 
 from support.small_mount import NotPermitted
 
-FAULTS = 10
+FAULTS = 7
 BRIEF = ("--kill", "worker,shard,coordinator", "--pause")
 ON_LINKS = ("--partition", "--delay")
 ENVIRONMENT = ("--hang", "--stray")

@@ -142,7 +142,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "ledger",
-        (19, 21, 29),
+        (7, 13),
         "shard restored a checkpoint",
         {"checkpoint_every_steps": 3},
     ),
@@ -151,7 +151,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "ledger",
-        (44, 1, 6),
+        (3, 12),
         "pushes beside a checkpoint",
         {"checkpoint_every_steps": 3, "shard_crash": 0.01, "durability": "checkpoint"},
     ),
@@ -165,7 +165,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         {"strays": True},
     ),
     "P3-any-incarnation's-receipt": BrokenRule(
-        replace(REAL, job_record=CreditingRecord), "ledger", "async", "progress", (14, 3), "shard_crash", RETURNS
+        replace(REAL, job_record=CreditingRecord), "ledger", "async", "progress", (3, 8), "shard_crash", RETURNS
     ),
     "P3-merged-registration": BrokenRule(
         replace(REAL, job_record=record_with(MergingLeases)),
@@ -190,7 +190,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "progress",
-        (3, 0, 9),
+        (3, 10),
         "crash",
         {"crash": 0.01},
     ),
@@ -199,7 +199,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "progress",
-        (0, 6, 30),
+        (12, 26),
         "leave",
         {"leave": 0.02, "poison": 0.05},
     ),
@@ -216,7 +216,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         _left_out("P7-no-checkpoint"), "ledger", "async", "checkpoint", (3, 0, 2), "receipt: applied"
     ),
     "P7-decision-not-stored": BrokenRule(
-        _left_out("P7-decision-not-stored"), "ledger", "async", "stop", (148, 153, 226), "coordinator_crash", STOPS
+        _left_out("P7-decision-not-stored"), "ledger", "async", "stop", (153, 8), "coordinator_crash", STOPS
     ),
     "P8-drain-leases-nothing": BrokenRule(
         replace(REAL, core=PausingCore), "ledger", "async", "progress", (5, 2), "drained checkpoint", DRAINS
@@ -238,7 +238,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "digest",
         "sync:4",
         "rollback",
-        (4, 7),
+        (7, 14),
         "crash between two shards",
         {**dict.fromkeys(SHARDS_AND_COORDINATORS, 0.0), "crash": 0.02, "shards": 4, "until_s": 5.0},
     ),
@@ -286,7 +286,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "ledger",
-        (8, 9, 10),
+        (10, 0),
         "log found damaged",
         {**LOG, "log_damaged": 0.7},
     ),
@@ -295,7 +295,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "stop",
-        (3, 9, 95),
+        (113, 168),
         "two of one coordinator",
         SUCCEEDED,
     ),
@@ -313,7 +313,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "sync:4",
         "skip",
-        (5, 7, 8),
+        (3, 11),
         "skip after a partial push",
         SKIPS,
     ),
@@ -327,14 +327,14 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         {**SKIPS, "bad_step_kills": True, "bad_step_fails": 1.0},
     ),
     "P25-held-evaluations-kept": BrokenRule(
-        replace(REAL, core=KeptEvaluations), "torn", "async", "report", (25, 42), "void evaluation", JUDGED
+        replace(REAL, core=KeptEvaluations), "torn", "async", "report", (25, 63), "void evaluation", JUDGED
     ),
     "P37-replayed-without-its-rate": BrokenRule(
         replace(REAL, shard=RatelessReplay),
         "ledger",
         "async",
         "ledger",
-        (0, 1, 2),
+        (0, 9),
         "log replayed",
         RATES | LOG,
     ),

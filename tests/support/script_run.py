@@ -23,8 +23,7 @@ from pathlib import Path
 import numpy as np
 import parashard as ps
 
-EXAMPLES, EPOCHS = 60, int(sys.argv[1])
-slow = Path("slow")
+EXAMPLES, EPOCHS, slow = 60, int(sys.argv[1]), Path("slow")
 
 class Ledger:
     def initial_variables(self):
