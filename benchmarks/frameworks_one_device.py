@@ -3,11 +3,12 @@
 The same MLPs (784-256-128-10, and one with hidden layers of 2048 and 1536 whose steps take some 100 ms; Adam, batches
 of 128, random data in memory), one thread each and one core for both: XLA computes beside a loop that does not wait,
 which a second core would let JAX alone use. The framework's own loop takes slices of a permutation and has the
-framework's own Adam (PyTorch's, optax' in the same compiled step, which takes the examples, too). Both take turns every
-50 steps in one run: only the ratio counts, the median over the turns. Ours is all that `fit` does between its first and
-last step: leases, pushes, the optimizer, the view, records; not its start and end. Beside the clock's time stands that
-of the processor, which other processes disturb less on a machine that is shared. Keras (on JAX) has its own `fit`:
-there the turns are processes of their own (`benchmarks.frameworks.cluster`), by the clock, after the first epoch.
+framework's own Adam (PyTorch's, optax' in the same compiled step, which takes the examples, too). Both take turns of
+a few steps in one run: only the ratio counts, the median over the turns. Ours is all that `fit` does between its first
+and last step: leases, pushes, the optimizer, the view, records; not its start and end. Beside the clock's time stands
+that of the processor, which other processes disturb less on a machine that is shared. Keras (on JAX) has its own
+`fit`: there the turns are processes of their own (`benchmarks.frameworks.cluster`), by the clock, after the first
+epoch.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ import parashard as ps
 from benchmarks.frameworks_cluster import run
 from benchmarks.tables import spread, table, write
 
-SIZES = (784, 256, 128, 10)
+INPUTS, CLASSES = 784, 10
+HIDDEN = (256, 128)
 BATCH = 128
 FIRST = 2  # turns that warm up
 KERAS = "Keras on JAX"
 TARGETS = {"PyTorch": 0.95, "JAX": 0.9, KERAS: 0.9}
 
 RNG = np.random.default_rng(0)
-X = RNG.random((BATCH * 500, SIZES[0]), dtype=np.float32) - np.float32(0.5)
-Y = (X[:, :10] + X[:, 10:20]).argmax(1)
+X = RNG.random((BATCH * 500, INPUTS), dtype=np.float32) - np.float32(0.5)
+Y = (X[:, :CLASSES] + X[:, CLASSES : 2 * CLASSES]).argmax(1)
 
 
 class Length(NamedTuple):
@@ -64,7 +66,7 @@ class Length(NamedTuple):
     keras_steps: int
 
 
-LENGTHS = (Length((256, 128), 500, 3, 50, 1800), Length((2048, 1536), 150, 1, 5, 150))
+LENGTHS = (Length(HIDDEN, 500, 3, 50, 1800), Length((2048, 1536), 50, 3, 5, 150))
 
 Times = tuple[float, float]
 Plain = Callable[[], float]
@@ -116,21 +118,26 @@ def _between(first: Times, then: Times) -> Times:
     return then[0] - first[0], then[1] - first[1]
 
 
-def batches() -> Callable[[], Any]:
-    """Return what returns the next batch's indices: slices of a permutation, a new one each epoch."""
-    order, at = np.random.default_rng(1).permutation(len(Y)), 0
+def sizes_of(hidden: Sequence[int]) -> tuple[int, ...]:
+    """Return the widths of all layers, those of the inputs and classes among them."""
+    return (INPUTS, *hidden, CLASSES)
+
+
+def batches(steps: int) -> Callable[[], Any]:
+    """Return what returns the next batch's indices: slices of a permutation, a new one after so many steps."""
+    order, at = np.random.default_rng(1).permutation(steps * BATCH), 0
 
     def following() -> Any:
         nonlocal order, at
-        if at >= len(Y):
-            order, at = np.random.default_rng(at).permutation(len(Y)), 0
+        if at >= len(order):
+            order, at = np.random.default_rng(at).permutation(len(order)), 0
         at += BATCH
         return order[at - BATCH : at]
 
     return following
 
 
-def pytorch(sizes: Sequence[int] = SIZES) -> tuple[Any, Plain]:
+def pytorch(sizes: Sequence[int], steps: int) -> tuple[Any, Plain]:
     """Return a model of ours and PyTorch's own loop."""
     import torch
     from torch import nn
@@ -145,7 +152,7 @@ def pytorch(sizes: Sequence[int] = SIZES) -> tuple[Any, Plain]:
 
     module = net()
     optimizer = torch.optim.Adam(module.parameters(), 1e-3)
-    x, y, following = torch.from_numpy(X), torch.from_numpy(Y), batches()
+    x, y, following = torch.from_numpy(X), torch.from_numpy(Y), batches(steps)
 
     def step() -> float:
         indices = torch.from_numpy(following())
@@ -158,7 +165,7 @@ def pytorch(sizes: Sequence[int] = SIZES) -> tuple[Any, Plain]:
     return ps.torch.Model(net, loss=nn.functional.cross_entropy), step
 
 
-def jax(sizes: Sequence[int] = SIZES) -> tuple[Any, Plain]:
+def jax(sizes: Sequence[int], steps: int) -> tuple[Any, Plain]:
     """Return a model of ours and JAX' own loop, with optax' Adam in the same compiled step."""
     import jax
     import jax.numpy as jnp
@@ -185,7 +192,7 @@ def jax(sizes: Sequence[int] = SIZES) -> tuple[Any, Plain]:
         return optax.apply_updates(parameters, updates), state, value
 
     parameters = init(jax.random.key(0))
-    state, x, y, following = optimizer.init(parameters), jnp.asarray(X), jnp.asarray(Y), batches()
+    state, x, y, following = optimizer.init(parameters), jnp.asarray(X), jnp.asarray(Y), batches(steps)
 
     def step() -> Any:
         nonlocal parameters, state
@@ -196,14 +203,17 @@ def jax(sizes: Sequence[int] = SIZES) -> tuple[Any, Plain]:
     return ps.jax.Model(init, loss), step
 
 
-def race(make: Callable[[Sequence[int]], tuple[Any, Plain]], length: Length) -> dict[str, Any]:
+def race(make: Callable[[Sequence[int], int], tuple[Any, Plain]], length: Length) -> dict[str, Any]:
     """Return the seconds of every turn, after both have learned as much."""
-    model, plain = make((SIZES[0], *length.hidden, SIZES[-1]))
+    model, plain = make(sizes_of(length.hidden), length.steps)
     turns = TakingTurns(model, plain, length.turn)
     examples = length.steps * BATCH
     trainer = ps.Trainer(turns, ps.Adam(1e-3), ps.OneDeviceStrategy(threads=1))
     history = trainer.fit((X[:examples], Y[:examples]), epochs=length.epochs, batch_size=BATCH, verbose=0)
-    ours, theirs = history.history["loss"][-1], statistics.fmean(turns.losses[-5:])
+    ours, theirs = (
+        history.history["loss"][-1],
+        statistics.fmean(turns.losses[-length.steps // length.turn :]),
+    )  # each of the last epoch
     if not ours < turns.losses[0] * 0.9 or abs(ours - theirs) > 0.5 * theirs:
         raise RuntimeError(f"the two did not learn the same: losses {ours:.3f} and {theirs:.3f}")
     return {
@@ -214,7 +224,7 @@ def race(make: Callable[[Sequence[int]], tuple[Any, Plain]], length: Length) -> 
 
 
 def row_of_turns(
-    name: str, make: Callable[[Sequence[int]], tuple[Any, Plain]], length: Length
+    name: str, make: Callable[[Sequence[int], int], tuple[Any, Plain]], length: Length
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the row of a framework whose own loop takes turns with ours, and its figures."""
     home = Path.cwd()
