@@ -170,7 +170,10 @@ def encoded(value: Any) -> bytes:
             f"the arrays of one call have {size_bytes:,} bytes; allowed are {VALUE_BYTES_MAX:,}: have each worker read "
             "large data itself, by create_per_worker_dataset"
         )
-    text = json.dumps(tree).encode()
+    try:
+        text = json.dumps(tree).encode()
+    except ValueError as error:  # Python writes integers up to some thousand digits
+        raise ConfigurationError(f"a value cannot be written: {error}") from None
     return to_bytes({**arrays, _JSON: np.frombuffer(text, np.uint8)})
 
 

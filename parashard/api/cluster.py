@@ -107,7 +107,15 @@ class Cluster:
         return self._run.weights()
 
     def finish(self, timeout_s: float = FINISH_S) -> dict[str, Any]:
-        """Wait until every step is in, and return the run's report; the end of the `with` does so, too."""
+        """Wait until every step is in, and return the run's report; the end of the `with` does so, too.
+
+        Raises
+        ------
+        JobFailed
+            If it has ended without being done.
+        TimeoutError
+            If it takes longer: it goes on, and this can be called again.
+        """
         return self._run.finish(timeout_s)
 
     def stop(self) -> None:

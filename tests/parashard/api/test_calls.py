@@ -72,6 +72,11 @@ def test_a_value_that_holds_itself_is_refused() -> None:
         encoded(value)
 
 
+def test_a_number_of_more_digits_than_python_writes_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be written: .*digits"):
+        encoded({"scale": 10**5000})
+
+
 def test_a_value_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "VALUE_BYTES_MAX", 100)
     encoded(np.zeros(100, np.uint8))
