@@ -73,7 +73,7 @@ def test_a_value_that_holds_itself_is_refused() -> None:
 
 
 def test_a_number_of_more_digits_than_python_writes_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cannot be written: .*digits"):
+    with pytest.raises(ConfigurationError, match=r"cannot be written: .*digits"):
         encoded({"scale": 10**5000})
 
 
