@@ -22,11 +22,11 @@ IN_ROUNDS = ("returned to a round", "refused: stale-incarnation")
 def test_a_shard_counts_every_step_once_whatever_its_threads_do(
     tmp_path: Path, policy: str, fired: tuple[str, ...]
 ) -> None:  # P1, P3, P12
-    before = threading.active_count()
+    before = set(threading.enumerate())
     outcome = ShardUnderThreads(tmp_path, policy, seed=1).run(SECONDS)
     assert outcome.wrong == []
     assert [name for name in fired if not outcome.counts[name]] == []
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # one of an earlier test may end meanwhile
 
 
 @pytest.mark.parametrize("each_cell", [True, False])
