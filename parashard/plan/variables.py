@@ -164,11 +164,10 @@ def initial_rows(variable: Variable, seed: int, row_start: int, row_stop: int) -
     """
     first, last = row_start * variable.row_elements, row_stop * variable.row_elements
     values = np.empty(last - first, np.float32)
-    key = _variable_key(seed, variable.name)
-    draw = _DRAW[variable.initializer.kind]
+    key = key_of(f"parashard initial values\0{seed}\0{variable.name}")
     for begin in range(first, last, _INITIAL_BLOCK_ELEMENTS):
         end = min(begin + _INITIAL_BLOCK_ELEMENTS, last)
-        values[begin - first : end - first] = draw(key, begin, end, variable.initializer.scale)
+        values[begin - first : end - first] = drawn(variable.initializer, key, np.arange(begin, end, dtype=_U64))
     return values.reshape(row_stop - row_start, *variable.shape[1:])
 
 
@@ -196,38 +195,43 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _variable_key(seed: int, name: str) -> int:
-    text = f"parashard initial values\0{seed}\0{name}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+def key_of(text: str) -> int:
+    """Return the key of SplitMix64 under which what a text names is drawn."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def _mixed(key: int, begin: int, end: int) -> npt.NDArray[np.uint64]:
-    words: npt.NDArray[np.uint64] = splitmix64(np.arange(begin, end, dtype=_U64), key)
+def drawn(initializer: Initializer, key: int, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """Return what an initializer draws at these counters under a key; in the counters' shape, which are only read."""
+    return _DRAW[initializer.kind](key, counters, initializer.scale)
+
+
+def _mixed(key: int, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    words: npt.NDArray[np.uint64] = splitmix64(counters.copy(), key)
     return words
 
 
-def _zeros(key: int, begin: int, end: int, scale: float) -> npt.NDArray[np.float64]:
-    return np.zeros(end - begin)
+def _zeros(key: int, counters: npt.NDArray[np.uint64], scale: float) -> npt.NDArray[np.float64]:
+    return np.zeros(counters.shape)
 
 
-def _constant(key: int, begin: int, end: int, scale: float) -> npt.NDArray[np.float64]:
-    return np.full(end - begin, scale)
+def _constant(key: int, counters: npt.NDArray[np.uint64], scale: float) -> npt.NDArray[np.float64]:
+    return np.full(counters.shape, scale)
 
 
-def _uniform(key: int, begin: int, end: int, scale: float) -> npt.NDArray[np.float64]:
-    unit = (_mixed(key, begin, end) >> _U64(11)).astype(np.float64) * 2.0**-53  # exact, in [0, 1)
+def _uniform(key: int, counters: npt.NDArray[np.uint64], scale: float) -> npt.NDArray[np.float64]:
+    unit = (_mixed(key, counters) >> _U64(11)).astype(np.float64) * 2.0**-53  # exact, in [0, 1)
     return (2.0 * unit - 1.0) * scale
 
 
-def _normal(key: int, begin: int, end: int, scale: float) -> npt.NDArray[np.float64]:
+def _normal(key: int, counters: npt.NDArray[np.uint64], scale: float) -> npt.NDArray[np.float64]:
     """Sum twelve 16-bit uniforms (Irwin-Hall): mean 0, variance 1, no transcendental function whose bits vary."""
-    total = np.zeros(end - begin)
+    total = np.zeros(counters.shape)
     for lane in range(3):
-        bits = _mixed(key ^ (0xA5A5A5A5 << (8 * lane + 1)) & 0xFFFFFFFFFFFFFFFF, begin, end)
+        bits = _mixed(key ^ (0xA5A5A5A5 << (8 * lane + 1)) & 0xFFFFFFFFFFFFFFFF, counters)
         for shift in (0, 16, 32, 48):
             total += ((bits >> _U64(shift)) & _U64(0xFFFF)).astype(np.float64)
     return ((total + 6.0) * 2.0**-16 - 6.0) * scale  # each lane is centred: (k + 1/2) / 2^16
 
 
-_Draw = Callable[[int, int, int, float], npt.NDArray[np.float64]]
+_Draw = Callable[[int, npt.NDArray[np.uint64], float], npt.NDArray[np.float64]]
 _DRAW: dict[str, _Draw] = {"zeros": _zeros, "constant": _constant, "uniform": _uniform, "normal": _normal}

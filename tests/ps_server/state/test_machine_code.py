@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard_server.state.kernels import fused, loops, machine_code
+from parashard_server.state.kernels import compiling, fused, loops, machine_code
 from parashard_server.state.kernels.machine_code import REFUSED, function
 from support.kernel_cases import drawn
 
-LOOPS = tuple(loops._ARGUMENTS)
+LOOPS = tuple(name for name in compiling._ARGUMENTS if hasattr(loops, name))
 
 
 @pytest.fixture(scope="module")
 def code() -> bytes:
     """Return the object file of the loop that tests keep and damage."""
-    return loops.object_file("copy")
+    return compiling.object_file("copy")
 
 
 @pytest.fixture
 def compiled(code: bytes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the loops that are compiled from now on; each has the code of `copy`."""
     names: list[str] = []
-    monkeypatch.setattr(loops, "object_file", lambda name: names.append(name) or code)
+    monkeypatch.setattr(compiling, "object_file", lambda name: names.append(name) or code)
     return names
 
 
@@ -267,9 +267,8 @@ def test_scalars_are_rounded_as_numpy_does() -> None:
 @pytest.mark.full("make test compares with the reference, to which Numba's own functions are equal")
 @pytest.mark.parametrize("name", LOOPS)
 def test_machine_code_has_the_bits_of_numbas_function(name: str) -> None:
-    kinds = loops._ARGUMENTS[name]
-    scalars = np.linspace(0.25, 0.75, sum(kind is loops.types.float32 for kind in kinds)).astype(np.float32)
-    dtypes = [np.dtype(str(kind.dtype)) for kind in kinds if kind is not loops.types.float32]
+    dtypes, count = compiling.arguments_of(name)
+    scalars = np.linspace(0.25, 0.75, count).astype(np.float32)
     results = []
     for call in (function(name, len(dtypes)), None):
         arrays = [

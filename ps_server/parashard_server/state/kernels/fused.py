@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ def _run(name: str, arrays: tuple[Float32s, ...], *scalars: float) -> list[int]:
     return results
 
 
-def _shapes(arrays: tuple[Float32s, ...]) -> str:
+def _shapes(arrays: tuple[NDArray[Any], ...]) -> str:
     return ", ".join(f"{array.dtype} {array.shape} of strides {array.strides}" for array in arrays)
 
 
@@ -191,3 +192,38 @@ def is_finite(array: Float32s) -> bool:
 def copy(destination: Float32s, source: Float32s) -> None:
     """See `reference.copy`."""
     _run("copy", (destination, source))
+
+
+# --- rows of tables, of which `parashard_server.state.kernels.row_loops` says what each array is ---
+
+
+def find_rows(*arrays: NDArray[Any]) -> int:
+    """See `row_loops.find_rows`."""
+    return _rows("find_rows", arrays)
+
+
+def index_rows(*arrays: NDArray[Any]) -> None:
+    """See `row_loops.index_rows`."""
+    _rows("index_rows", arrays)
+
+
+def move_segment(*arrays: NDArray[Any]) -> None:
+    """See `row_loops.move_segment`."""
+    _rows("move_segment", arrays)
+
+
+def gather_rows(*arrays: NDArray[Any]) -> None:
+    """See `row_loops.gather_rows`."""
+    _rows("gather_rows", arrays)
+
+
+def scatter_rows(*arrays: NDArray[Any]) -> None:
+    """See `row_loops.scatter_rows`."""
+    _rows("scatter_rows", arrays)
+
+
+def _rows(name: str, arrays: tuple[NDArray[Any], ...]) -> int:
+    result = _function(name, len(arrays))(*arrays, b"")
+    if result == REFUSED:
+        raise ValueError(f"{name}: arrays must be contiguous, of its types, found {_shapes(arrays)}")
+    return result

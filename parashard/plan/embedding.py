@@ -1,0 +1,143 @@
+"""Embedding tables: rows by 64-bit key, whose first values and places are functions of the key alone.
+
+Owns the declaration of a table, the order of keys, and a row's initial values, which workers and shards share (P27).
+Pure. Knows neither how rows are stored nor how they travel.
+
+A key is known everywhere beneath the user's code by its *mixed* form, a bijection of 64 bits whose top bits name the
+key's bucket (P28): keys in ascending mixed order are in the order of buckets, each shard's end to end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from parashard.errors import ConfigurationError, shortened
+from parashard.plan.optimizers import SLOTS, OptimizerSpec
+from parashard.plan.splitmix import splitmix64
+from parashard.plan.variables import Float32s, Initializer, drawn, key_of
+
+Keys = npt.NDArray[np.uint64]
+
+BUCKET_BITS = 12
+BUCKETS = 1 << BUCKET_BITS
+"""Parts of the key space that are placed, moved and compared as one; a job's tables have them in common."""
+ROW_ELEMENTS_MAX = 1 << 14
+RULES = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "ftrl")
+"""Rules without t: a row's arithmetic needs nothing but the row and its slots."""
+
+_U64 = np.uint64
+_LANE = _U64(0xD1342543DE82EF95)  # between the counters of a row's elements: odd, so that no two are alike
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """A table of rows by key, which come to be when they are first pushed.
+
+    Parameters
+    ----------
+    name : str
+        Unique among a job's tables and variables.
+    row_elements : int
+        Elements of a row (its dimension).
+    optimizer : OptimizerSpec
+        What moves its rows; one of RULES. Its slots are a row's own.
+    initializer : Initializer
+        How a row's first values are drawn.
+    """
+
+    name: str
+    row_elements: int
+    optimizer: OptimizerSpec
+    initializer: Initializer = field(default_factory=Initializer)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
+            raise ConfigurationError(
+                f"a table's name must be text of 1 to 200 characters, found {shortened(repr(self.name))}"
+            )
+        whole = isinstance(self.row_elements, int) and not isinstance(self.row_elements, bool)
+        if not whole or not 1 <= self.row_elements <= ROW_ELEMENTS_MAX:
+            raise self._wrong(
+                "row_elements", f"a whole number from 1 to {ROW_ELEMENTS_MAX}", shortened(repr(self.row_elements))
+            )
+        if self.optimizer.kind not in RULES:
+            raise self._wrong("optimizer", f"one of {', '.join(RULES)}", self.optimizer.kind)
+        if self.optimizer.kind == "ftrl" and self.initializer != Initializer():
+            raise self._wrong("initializer", "zeros where the optimizer is ftrl, which starts there", "another")
+
+    def _wrong(self, what: str, allowed: str, found: str) -> ConfigurationError:
+        return ConfigurationError(f"table {self.name!r}: {what} must be {allowed}, found {found}")
+
+    @property
+    def slots(self) -> int:
+        """Number of optimizer slots of a row, each of its length."""
+        return SLOTS[self.optimizer.kind]
+
+
+def mixed(keys: npt.ArrayLike) -> Keys:
+    """Return the mixed form of keys, a new array: SplitMix64's at these counters.
+
+    Parameters
+    ----------
+    keys : array of int, any of 64 bits
+        Negative ones count as the unsigned numbers with the same bits.
+
+    Raises
+    ------
+    ConfigurationError
+        If they are no whole numbers.
+    """
+    found = np.atleast_1d(np.asarray(keys))
+    if found.dtype.kind not in "iu":
+        raise ConfigurationError(f"keys are whole numbers of up to 64 bits, found {found.dtype}")
+    words: Keys = splitmix64(found.astype(np.int64 if found.dtype.kind == "i" else _U64).view(_U64).copy(), 0)
+    return words
+
+
+def unmixed(words: Keys) -> Keys:
+    """Return the keys of mixed ones: the inverse of `mixed`."""
+    z: Keys = words ^ (words >> _U64(31)) ^ (words >> _U64(62))
+    z *= _U64(pow(0x94D049BB133111EB, -1, 1 << 64))
+    z ^= (z >> _U64(27)) ^ (z >> _U64(54))
+    z *= _U64(pow(0xBF58476D1CE4E5B9, -1, 1 << 64))
+    z ^= (z >> _U64(30)) ^ (z >> _U64(60))
+    z *= _U64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
+    return z
+
+
+def buckets_of(words: Keys) -> npt.NDArray[np.int64]:
+    """Return the buckets of mixed keys."""
+    return (words >> _U64(64 - BUCKET_BITS)).astype(np.int64)
+
+
+def bucket_ranges(shards: int) -> tuple[tuple[int, int], ...]:
+    """Return each shard's half-open range of buckets: in order, and as equal as whole numbers can be."""
+    if not 1 <= shards <= BUCKETS:
+        raise ConfigurationError(f"a job with tables has 1 to {BUCKETS:,} shards, found {shards:,}")
+    return tuple(itertools.pairwise(BUCKETS * shard // shards for shard in range(shards + 1)))
+
+
+def cut_by_shard(words: Keys, shards: int) -> list[slice]:
+    """Return each shard's run of ascending mixed keys."""
+    firsts = np.array([begin for begin, _ in bucket_ranges(shards)], _U64) << _U64(64 - BUCKET_BITS)
+    return [slice(begin, end) for begin, end in itertools.pairwise([*np.searchsorted(words, firsts), len(words)])]
+
+
+def first_rows(table: EmbeddingTable, seed: int) -> Callable[[Keys], Float32s]:
+    """Return the function from mixed keys to their rows' initial values, float32 of shape (keys, row_elements).
+
+    A row's values are a function of (seed, table, key), with the same bits wherever they are drawn.
+    """
+    own = key_of(f"parashard first rows\0{seed}\0{table.name}")
+    lanes = np.arange(table.row_elements, dtype=_U64) * _LANE
+
+    def rows(words: Keys) -> Float32s:
+        counters = words[:, None] + lanes
+        return drawn(table.initializer, own, counters).astype(np.float32)
+
+    return rows

@@ -1,0 +1,121 @@
+"""Loops over the rows of an embedding table: find them, copy them to vectors and back, move a segment of the index.
+
+Compiled by `parashard_server.state.kernels.compiling`, under the conditions that `loops` states. What the arrays mean
+is said where they are owned: `parashard_server.state.rows.row_index` and `row_memory`. A loop trusts its arguments:
+references are of rows that exist, and the index has room.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import numpy as np
+
+from parashard_server.state.kernels.compiling import KEYS, NUMBERS, REFERENCES, TAGS, VECTOR, inlined, loop
+
+_u8, _u32, _u64, _i64 = np.uint8, np.uint32, np.uint64, np.int64
+_ABSENT = np.uint32(0xFFFFFFFF)
+_SEGMENT_MASK = np.uint64(1023)
+_HOME_SHIFT, _HOME_MASK, _HOME_BITS = np.uint64(10), np.uint64(0xFFFFFFFF), np.uint64(32)
+_TAG_SHIFT, _TAG_MASK = np.uint64(42), np.uint64(0xFF)
+_HEADER_WORDS = 4  # of a record, in float32s: key, t, last use
+
+
+@inlined
+def _home(key, capacity):
+    """Return where the search for a key begins in its segment: in the order of its 32 bits, whatever the capacity."""
+    return _i64((((key >> _HOME_SHIFT) & _HOME_MASK) * _u64(capacity)) >> _HOME_BITS)
+
+
+@inlined
+def _tag(key):
+    return _u8((key >> _TAG_SHIFT) & _TAG_MASK) | _u8(1)  # 0 marks an empty place
+
+
+@loop(0, KEYS, REFERENCES, TAGS, REFERENCES, NUMBERS, NUMBERS, KEYS, NUMBERS)
+def find_rows(keys, found, tags, references, begins, capacities, records, sizes):
+    """Put the reference of each key's row into `found`, _ABSENT where it has none; return how many have none."""
+    stride = sizes[0] // 2  # of a record, in uint64s
+    absent = 0
+    for i in range(keys.size):
+        key = keys[i]
+        segment = _i64(key & _SEGMENT_MASK)
+        begin, capacity = begins[segment], capacities[segment]
+        at, tag = _home(key, capacity), _tag(key)
+        reference = _ABSENT
+        for _ in range(capacity):
+            seen = tags[begin + at]
+            if seen == _u8(0):
+                break
+            if seen == tag and records[_i64(references[begin + at]) * stride] == key:
+                reference = references[begin + at]
+                break
+            at += 1
+            if at == capacity:
+                at = 0
+        found[i] = reference
+        absent += reference == _ABSENT
+    return absent
+
+
+@loop(0, KEYS, REFERENCES, TAGS, REFERENCES, NUMBERS, NUMBERS)
+def index_rows(keys, rows, tags, references, begins, capacities):
+    """Enter keys that are not in the index, with the references of their rows."""
+    for i in range(keys.size):
+        key = keys[i]
+        segment = _i64(key & _SEGMENT_MASK)
+        begin, capacity = begins[segment], capacities[segment]
+        at = _home(key, capacity)
+        while tags[begin + at] != _u8(0):
+            at += 1
+            if at == capacity:
+                at = 0
+        tags[begin + at] = _tag(key)
+        references[begin + at] = rows[i]
+
+
+@loop(0, TAGS, REFERENCES, TAGS, REFERENCES, KEYS, NUMBERS)
+def move_segment(tags, references, new_tags, new_references, records, sizes):
+    """Enter a segment's keys into an empty one of another capacity."""
+    stride = sizes[0] // 2
+    capacity = new_tags.size
+    for place in range(tags.size):
+        if tags[place] == _u8(0):
+            continue
+        at = _home(records[_i64(references[place]) * stride], capacity)
+        while new_tags[at] != _u8(0):
+            at += 1
+            if at == capacity:
+                at = 0
+        new_tags[at] = tags[place]
+        new_references[at] = references[place]
+
+
+@loop(0, REFERENCES, VECTOR, VECTOR, NUMBERS, NUMBERS)
+def gather_rows(rows, records, values, parts, sizes):
+    """Copy parts of records to a vector: the first part of all rows, then the second of all, and so on."""
+    stride = sizes[0]
+    for i in range(rows.size):
+        source = _i64(rows[i]) * stride + _HEADER_WORDS
+        begin = 0
+        for p in range(parts.size):
+            length = parts[p]
+            for j in range(length):
+                values[begin + i * length + j] = records[source + j]
+            source += length
+            begin += rows.size * length
+
+
+@loop(0, REFERENCES, VECTOR, VECTOR, NUMBERS, NUMBERS)
+def scatter_rows(rows, records, values, parts, sizes):
+    """Copy parts of records back from such a vector."""
+    stride = sizes[0]
+    for i in range(rows.size):
+        target = _i64(rows[i]) * stride + _HEADER_WORDS
+        begin = 0
+        for p in range(parts.size):
+            length = parts[p]
+            for j in range(length):
+                records[target + j] = values[begin + i * length + j]
+            target += length
+            begin += rows.size * length

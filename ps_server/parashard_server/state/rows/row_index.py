@@ -1,0 +1,89 @@
+"""RowIndex: from mixed keys to references of rows, by open addressing in segments that grow one at a time.
+
+A key's lowest bits name its segment, the next 32 its place there in proportion, bits 42 to 49 its tag. A place has a
+tag (0: empty) and a reference; the key itself is in the row's record. Linear probing; segments grow to twice their
+size at 85 % of it. They begin with different sizes, so that they do not all grow in the same push, and their mean load
+hardly changes. Owns these arrays; `parashard_server.state.kernels.row_loops` knows the layout, too. Called by
+`parashard_server.state.rows.table_rows`, under the shard's lock.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.plan.embedding import Keys
+from parashard_server.state.kernels import fused
+from parashard_server.state.rows.row_memory import Region, RowMemory
+
+ABSENT = np.uint32(0xFFFFFFFF)
+"""In place of a reference: the key has no row."""
+SEGMENTS = 1024
+PLACE_BYTES = 5
+_LEAST_PLACES = 16  # of a segment; the others have up to twice as many
+_FULL = (17, 20)  # load at which a segment grows: 85 %
+
+
+class RowIndex:
+    """The index of one table on one shard.
+
+    Parameters
+    ----------
+    memory : RowMemory
+        Has the records; references are its.
+    """
+
+    def __init__(self, memory: RowMemory) -> None:
+        self._memory = memory
+        segments = np.arange(SEGMENTS)
+        self._capacities = _LEAST_PLACES + segments % _LEAST_PLACES
+        self._begins = np.cumsum(self._capacities) - self._capacities
+        self._counts = np.zeros(SEGMENTS, np.int64)
+        self._end = int(self._capacities.sum())
+        most = 8 * (self._end + memory.rows_max)  # a segment's sizes up to its last add up to twice that
+        self._tags_region, self._references_region = Region(most), Region(4 * most)
+        self._tags = self._tags_region.view(np.uint8)
+        self._references = self._references_region.view(np.uint32)
+        self._sizes = np.array([memory.stride], np.int64)
+        self.grown_places = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the places."""
+        return int(self._capacities.sum()) * PLACE_BYTES
+
+    def find(self, keys: Keys) -> tuple[NDArray[np.uint32], int]:
+        """Return the reference of each key's row, ABSENT where there is none, and how many have none."""
+        found = np.empty(len(keys), np.uint32)
+        absent = fused.find_rows(
+            keys, found, self._tags, self._references, self._begins, self._capacities, self._memory.keys, self._sizes
+        )
+        return found, absent
+
+    def enter(self, keys: Keys, rows: NDArray[np.uint32]) -> None:
+        """Enter keys that it lacks, each once, with the references of their records."""
+        self._counts += np.bincount((keys & np.uint64(SEGMENTS - 1)).astype(np.int64), minlength=SEGMENTS)
+        for segment in np.flatnonzero(self._counts * _FULL[1] > self._capacities * _FULL[0]).tolist():
+            self._grow(segment)
+        fused.index_rows(keys, rows, self._tags, self._references, self._begins, self._capacities)
+
+    def _grow(self, segment: int) -> None:
+        """Move a segment to where it has room for what is counted."""
+        begin, capacity = int(self._begins[segment]), int(self._capacities[segment])
+        room = capacity
+        while int(self._counts[segment]) * _FULL[1] > room * _FULL[0]:
+            room *= 2
+        old, new = slice(begin, begin + capacity), slice(self._end, self._end + room)
+        assert new.stop <= len(self._tags), "the regions have room for every growth"
+        fused.move_segment(
+            self._tags[old],
+            self._references[old],
+            self._tags[new],
+            self._references[new],
+            self._memory.keys,
+            self._sizes,
+        )
+        self._tags_region.give_back(old.start, old.stop)
+        self._references_region.give_back(4 * old.start, 4 * old.stop)
+        self._begins[segment], self._capacities[segment], self._end = new.start, room, new.stop
+        self.grown_places += room

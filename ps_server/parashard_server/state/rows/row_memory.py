@@ -1,0 +1,100 @@
+"""Regions of virtual memory that take memory as they are used, and records of rows in one.
+
+A region never moves and is never copied to grow, so that a row stays where it is for as long as it lives. Knows no key
+and no arithmetic. Called by `parashard_server.state.rows`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.plan.embedding import Keys
+from parashard.plan.variables import Float32s
+
+HEADER_BYTES = 16
+"""Of a record: the key (uint64), t (uint32), last use (uint32)."""
+_MAP_NORESERVE = 0x4000  # Linux: what is not used is not promised; Python names it from 3.13 on
+
+
+class Region:
+    """Zeroed memory of a fixed length, of which the kernel gives each page when it is first written.
+
+    Parameters
+    ----------
+    size_bytes : int
+        At least 1.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._map = mmap.mmap(-1, size_bytes, flags=flags)
+
+    def view(self, dtype: Any) -> NDArray[Any]:
+        """Return all of it as an array, shape (items,)."""
+        size_bytes = len(self._map) // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize
+        return np.frombuffer(memoryview(self._map)[:size_bytes], dtype)
+
+    def give_back(self, begin: int, end: int) -> None:
+        """Return the pages that lie within bytes [begin, end) to the kernel; they are zero when next used."""
+        first, stop = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if stop > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+
+class RowMemory:
+    """Records of equal length, each a header and the floats of a row and its slots.
+
+    Parameters
+    ----------
+    elements : int
+        Floats of a record after its header.
+    rows_max : int
+        Most records.
+
+    Attributes
+    ----------
+    words : ndarray of float32, shape (items,)
+        All records end to end, each `stride` long; those of references below `rows` are in use.
+    keys : ndarray of uint64
+        The same memory.
+    """
+
+    def __init__(self, elements: int, rows_max: int) -> None:
+        self.stride = HEADER_BYTES // 4 + elements + elements % 2  # a key begins at a multiple of 8 bytes
+        self.rows_max = rows_max
+        self.rows = 0
+        region = Region(rows_max * self.stride * 4)
+        self.words: Float32s = region.view(np.float32)
+        self.keys: Keys = region.view(np.uint64)
+        self._headers = region.view(np.uint32).reshape(rows_max, self.stride)
+
+    @property
+    def record_bytes(self) -> int:
+        """Length of a record."""
+        return self.stride * 4
+
+    def add(self, keys: Keys) -> NDArray[np.uint32]:
+        """Return references of new records for these keys; a record's t and floats are 0."""
+        begin, self.rows = self.rows, self.rows + len(keys)
+        assert self.rows <= self.rows_max, f"{self.rows} rows; there is room for {self.rows_max}"
+        self.keys.reshape(self.rows_max, self.stride // 2)[begin : self.rows, 0] = keys
+        return np.arange(begin, self.rows, dtype=np.uint32)
+
+    def used(self, rows: NDArray[np.uint32], clock: int) -> None:
+        """Count a push of each of these rows, at a time."""
+        self._headers[rows, 2] += np.uint32(1)
+        self._headers[rows, 3] = np.uint32(clock)
+
+    def t_of(self, rows: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return how often each of these rows was pushed."""
+        counts: NDArray[np.uint32] = self._headers[rows, 2]
+        return counts
+
+    def last_use_of(self, rows: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return the time of each row's last push."""
+        times: NDArray[np.uint32] = self._headers[rows, 3]
+        return times

@@ -1,0 +1,123 @@
+"""Keys, buckets and first rows of embedding tables: functions of the key alone, whatever the number of shards."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parashard.errors import ConfigurationError
+from parashard.plan.embedding import (
+    BUCKET_BITS,
+    BUCKETS,
+    EmbeddingTable,
+    bucket_ranges,
+    buckets_of,
+    cut_by_shard,
+    first_rows,
+    mixed,
+    unmixed,
+)
+from parashard.plan.optimizers import FTRL, SGD, Adam
+from parashard.plan.variables import Initializer
+
+U64S = st.integers(0, 2**64 - 1)
+NORMAL = EmbeddingTable("user", 8, SGD(0.1), Initializer("normal", 0.1))
+
+
+@given(st.lists(U64S, min_size=1))
+def test_mixing_loses_nothing(keys: list[int]) -> None:
+    given_keys = np.array(keys, np.uint64)
+    assert unmixed(mixed(given_keys)).tolist() == keys
+    assert given_keys.tolist() == keys
+
+
+def test_negative_keys_are_their_bits() -> None:
+    assert mixed(np.array([-1], np.int64)).tolist() == mixed(np.array([2**64 - 1], np.uint64)).tolist()
+    assert mixed(np.array([-1], np.int8)).tolist() == mixed(np.array([-1], np.int64)).tolist()
+
+
+def test_keys_that_are_no_whole_numbers_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="whole numbers of up to 64 bits, found float64"):
+        mixed(np.array([1.0]))
+
+
+@given(st.lists(U64S, unique=True), st.integers(1, 9))
+def test_shards_have_runs_of_ascending_keys(keys: list[int], shards: int) -> None:
+    words = np.sort(mixed(np.array(keys, np.uint64)))
+    runs = cut_by_shard(words, shards)
+    assert [key for run in runs for key in words[run].tolist()] == words.tolist()
+    for run, (begin, end) in zip(runs, bucket_ranges(shards), strict=True):
+        assert ((begin <= buckets_of(words[run])) & (buckets_of(words[run]) < end)).all()
+
+
+@pytest.mark.parametrize("shards", [1, 3, 4, 1000, BUCKETS])
+def test_ranges_cover_the_buckets_evenly(shards: int) -> None:
+    ranges = bucket_ranges(shards)
+    assert [ranges[0][0], ranges[-1][1], len(ranges)] == [0, BUCKETS, shards]
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
+    assert {end - begin for begin, end in ranges} <= {BUCKETS // shards, -(-BUCKETS // shards)}
+
+
+@pytest.mark.parametrize("shards", [0, BUCKETS + 1])
+def test_more_shards_than_buckets_are_refused(shards: int) -> None:
+    with pytest.raises(ConfigurationError, match="1 to 4,096 shards"):
+        bucket_ranges(shards)
+
+
+def test_buckets_have_equal_shares_of_keys_that_follow_each_other() -> None:
+    counts = np.bincount(buckets_of(mixed(np.arange(1 << 20))), minlength=BUCKETS)
+    expected = (1 << 20) / BUCKETS
+    assert abs(counts - expected).max() < 6 * expected**0.5
+    assert BUCKETS == 1 << BUCKET_BITS
+
+
+def test_a_first_row_does_not_depend_on_its_neighbours() -> None:
+    draw, words = first_rows(NORMAL, 7), mixed(np.arange(100))
+    together = draw(words)
+    assert together.dtype == np.float32
+    assert together.shape == (100, 8)
+    assert draw(words[::-1])[::-1].tobytes() == together.tobytes()
+    assert draw(words[42:43]).tobytes() == together[42:43].tobytes()
+
+
+def test_first_rows_have_their_bits_for_good() -> None:
+    """A worker of another version would train with other rows than its shards have."""
+    found = first_rows(EmbeddingTable("user", 3, SGD(0.1), Initializer("uniform", 1.0)), 0)(mixed(np.array([5])))
+    assert [value.hex() for value in found[0].tolist()] == BITS
+
+
+BITS = ["0x1.5836260000000p-3", "-0x1.4a748a0000000p-2", "0x1.765a540000000p-2"]
+
+
+def test_first_rows_are_of_their_table_and_seed() -> None:
+    words = mixed(np.arange(1000))
+    ours = first_rows(NORMAL, 7)(words)
+    others = [
+        first_rows(NORMAL, 8)(words),
+        first_rows(EmbeddingTable("item", 8, SGD(0.1), NORMAL.initializer), 7)(words),
+    ]
+    for other in others:
+        assert abs(np.corrcoef(ours.ravel(), other.ravel())[0, 1]) < 0.05
+    assert abs(np.corrcoef(ours[:, 0], ours[:, 1])[0, 1]) < 0.15
+    assert abs(ours.std() - 0.1) < 0.005
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no name": ({"name": ""}, "a table's name must be text of 1 to 200 characters, found ''"),
+    "no elements": ({"row_elements": 0}, "table 'user': row_elements must be a whole number from 1 to 16384, found 0"),
+    "a truth": ({"row_elements": True}, "row_elements must be a whole number .* found True"),
+    "a rule with t": ({"optimizer": Adam(0.1)}, "optimizer must be one of sgd, .*, found adam"),
+    "FTRL elsewhere": ({"optimizer": FTRL(0.1), "initializer": NORMAL.initializer}, "must be zeros where"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_declaration_says_what_is_allowed(wrong: str) -> None:
+    changed, says = WRONG[wrong]
+    with pytest.raises(ConfigurationError, match=says):
+        EmbeddingTable(**({"name": "user", "row_elements": 4, "optimizer": SGD(0.1)} | changed))

@@ -1,0 +1,157 @@
+"""Rows of a table against the readable reference, bit for bit, and what they take of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parashard.errors import JobFailed
+from parashard.plan.embedding import EmbeddingTable, Keys, first_rows, mixed
+from parashard.plan.optimizers import FTRL, SGD, Adagrad, Momentum, Nesterov, OptimizerSpec, RMSProp
+from parashard.plan.variables import Float32s, Initializer
+from parashard_server.state.rows import table_rows
+from parashard_server.state.rows.reference_rows import ReferenceRows
+from parashard_server.state.rows.row_index import SEGMENTS
+from parashard_server.state.rows.table_rows import TableRows
+
+RULES: dict[str, OptimizerSpec] = {
+    "sgd": SGD(0.1, weight_decay=0.01),
+    "momentum": Momentum(0.1),
+    "nesterov": Nesterov(0.1),
+    "adagrad": Adagrad(0.1, initial_accumulator=0.1, clip_value=0.5),
+    "rmsprop": RMSProp(0.1),
+    "ftrl": FTRL(0.1, l1=0.01),
+}
+DIM = 5
+
+
+def table_of(rule: OptimizerSpec, row_elements: int = DIM) -> EmbeddingTable:
+    initializer = Initializer() if isinstance(rule, FTRL) else Initializer("normal", 0.1)
+    return EmbeddingTable("user", row_elements, rule, initializer)
+
+
+def keys_of(*ids: int) -> Keys:
+    return np.sort(mixed(np.array(ids, np.int64)))
+
+
+def gradients_of(seed: int, keys: int, row_elements: int = DIM) -> Float32s:
+    return np.random.default_rng(seed).normal(size=(keys, row_elements)).astype(np.float32)
+
+
+def same(rows: TableRows, reference: ReferenceRows, keys: Keys) -> None:
+    """Assert that both have the same rows, with the same bits, t and last use."""
+    present, expected = reference.pull(keys)
+    found = rows.pull(keys)
+    assert found.present.tolist() == present
+    assert found.values.tobytes() == b"".join(row.tobytes() for row in expected)
+    assert rows.rows == len(reference.rows)
+    references, _ = rows._index.find(keys[found.present])
+    of_reference = [reference.rows[key] for key in keys[found.present].tolist()]
+    assert rows._memory.t_of(references).tolist() == [row.t for row in of_reference]
+    assert rows._memory.last_use_of(references).tolist() == [row.last_use for row in of_reference]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_push_has_the_bits_of_the_reference(rule: str) -> None:
+    table = table_of(RULES[rule])
+    rows, reference = TableRows(table, 3, 1000), ReferenceRows(table, 3)
+    pushes: list[tuple[Keys, dict[str, Any]]] = [
+        (keys_of(1, 2, 3), {}),
+        (keys_of(2, 3, 4), {"scale": 0.25}),
+        (keys_of(3), {"damping": 0.5}),
+        (keys_of(5, 1), {"learning_rate": 0.7}),
+    ]
+    for clock, (keys, options) in enumerate(pushes, 1):
+        for each in (rows, reference):
+            each.push(keys, gradients_of(clock, len(keys)), clock=clock, **options)
+    same(rows, reference, keys_of(*range(8)))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sets(st.integers(-40, 40), min_size=1), min_size=1, max_size=12), st.integers(1, 7))
+def test_any_pushes_have_the_bits_of_the_reference(pushes: list[set[int]], row_elements: int) -> None:
+    table = table_of(RULES["adagrad"], row_elements)
+    rows, reference = TableRows(table, 0, 100), ReferenceRows(table, 0)
+    for clock, ids in enumerate(pushes, 1):
+        keys = keys_of(*ids)
+        gradients = gradients_of(clock, len(keys), row_elements)
+        before = gradients.copy()
+        rows.push(keys, gradients, clock=clock)
+        reference.push(keys, gradients, clock=clock)
+        assert gradients.tobytes() == before.tobytes()
+    same(rows, reference, keys_of(*range(-50, 50)))
+
+
+def test_pieces_of_a_long_push_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_rows, "SCRATCH_ROWS", 7)
+    table = table_of(RULES["ftrl"])
+    rows, reference = TableRows(table, 0, 100), ReferenceRows(table, 0)
+    for clock in (1, 2):
+        for each in (rows, reference):
+            each.push(keys_of(*range(40)), gradients_of(clock, 40), clock=clock)
+    same(rows, reference, keys_of(*range(40)))
+
+
+def test_a_row_that_was_never_pushed_takes_no_memory() -> None:
+    rows = TableRows(table_of(RULES["sgd"]), 0, 10)
+    keys = keys_of(*range(1000))
+    before = rows.memory_bytes
+    found = rows.pull(keys)
+    assert not found.present.any()
+    assert found.values.shape == (0, DIM)
+    assert (rows.rows, rows.memory_bytes) == (0, before)
+
+
+def test_a_first_push_moves_the_initial_row() -> None:
+    table = EmbeddingTable("user", DIM, SGD(1.0), Initializer("normal", 0.1))
+    rows, keys, gradient = TableRows(table, 9, 10), keys_of(1), gradients_of(0, 1)
+    rows.push(keys, gradient, clock=1)
+    assert rows.pull(keys).values.tobytes() == (first_rows(table, 9)(keys) - gradient).tobytes()
+
+
+def test_segments_of_the_index_grow_and_lose_nothing() -> None:
+    table = EmbeddingTable("user", 1, SGD(1.0))
+    rows = TableRows(table, 0, 200_000)
+    keys = np.random.default_rng(0).permutation(mixed(np.arange(200_000)))
+    for begin in range(0, len(keys), 20_000):
+        piece = keys[begin : begin + 20_000]
+        rows.push(piece, -(begin + np.arange(len(piece), dtype=np.float32))[:, None], clock=1)
+    found = rows.pull(keys)
+    assert found.present.all()
+    assert found.values.ravel().tolist() == list(range(200_000))
+    assert not rows.pull(mixed(np.arange(200_000, 210_000))).present.any()
+
+
+def test_keys_of_one_segment_find_room() -> None:
+    """The worst that keys can do: all of one segment, whose places are then searched one after the other."""
+    table = EmbeddingTable("user", 1, SGD(1.0))
+    rows = TableRows(table, 0, 1000)
+    keys = (np.arange(1000, dtype=np.uint64) << np.uint64(54)) + np.uint64(SEGMENTS - 1)  # one home, one tag, too
+    rows.push(keys, np.zeros((1000, 1), np.float32), clock=1)
+    assert rows.pull(keys).present.all()
+    assert not rows.pull(keys + np.uint64(SEGMENTS)).present.any()
+
+
+@pytest.mark.parametrize(("rule", "row_elements"), [("sgd", 8), ("adagrad", 8), ("ftrl", 16)])
+def test_memory_of_a_row_is_bounded_between_growths(rule: str, row_elements: int) -> None:
+    """At most 1.25 of what row, slots and 16 bytes take, from some thousand rows on."""
+    table = table_of(RULES[rule], row_elements)
+    rows = TableRows(table, 0, 1 << 17)
+    keys, own = mixed(np.arange(1 << 17)), 4 * row_elements * (1 + table.slots) + 16
+    for begin in range(0, len(keys), 1 << 13):
+        rows.push(keys[begin : begin + (1 << 13)], np.zeros((1 << 13, row_elements), np.float32), clock=1)
+        if rows.rows >= 1 << 15:
+            assert rows.memory_bytes <= 1.25 * own * rows.rows
+
+
+def test_a_full_table_is_told_before_anything_changes() -> None:
+    rows = TableRows(table_of(RULES["sgd"]), 0, 3)
+    rows.push(keys_of(1, 2), gradients_of(0, 2), clock=1)
+    rows.check_room(1)
+    with pytest.raises(JobFailed, match=r"table 'user' has 2 rows on this shard, of at most 3: no room for 2 more"):
+        rows.check_room(2)
+    assert rows.rows == 2
