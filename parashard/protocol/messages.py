@@ -6,9 +6,15 @@ Knows nothing of bytes: `parashard.protocol.wire` translates to and from frames.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.plan.embedding import Keys
 from parashard.plan.partition import Partition
+from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
 
 MESSAGE_BYTES_MAX = 4 << 20
@@ -74,6 +80,19 @@ class Slice(NamedTuple):
                 return 8 * self.kept
 
 
+class RowSlice(NamedTuple):
+    """Gradients of rows of an embedding table in a payload: the rows' mixed keys, ascending, then float32 values."""
+
+    table: str
+    rows: int
+    row_elements: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Length in the payload."""
+        return self.rows * (8 + 4 * self.row_elements)
+
+
 class Push(NamedTuple):
     """A step's whole gradient for one shard: what a transport carries, and what a shard takes."""
 
@@ -87,6 +106,7 @@ class Push(NamedTuple):
     traceparent: str = ""  # the sender's span (docs/tracing.md); as it came: a shard has not looked at it
     learning_rate: float | None = None  # the step's, in place of the job's (P37)
     void: bool = False  # the step is recorded, and moves nothing: no weight, no moment, no decay
+    rows: tuple[RowSlice, ...] = ()  # of tables; in the payload after the slices
 
 
 class Receipt(NamedTuple):
@@ -114,6 +134,28 @@ class Run(NamedTuple):
 
     offset_bytes: int
     values: memoryview
+
+
+class PullRows(NamedTuple):
+    """Asks for rows of embedding tables by their mixed keys, ascending, which are of the shard's buckets."""
+
+    target: Target
+    round: int | None  # as in PullRun
+    keys: Mapping[str, Keys]  # by table
+
+
+class PresentRows(NamedTuple):
+    """The rows of those of some keys that have one; of the others the initial values count (P27)."""
+
+    present: NDArray[np.bool_]  # shape (keys,)
+    values: Float32s  # shape (present keys, row_elements)
+
+
+class Rows(NamedTuple):
+    """What a pull of rows is answered with."""
+
+    version: int
+    tables: Mapping[str, PresentRows]
 
 
 class Weights(NamedTuple):

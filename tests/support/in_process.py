@@ -22,6 +22,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.pulled_weights import PulledWeights
+from parashard_server.state.rows.tables import Tables
 from parashard_server.state.storage import Storage, drawn_from
 
 RUN, DIGEST, SEED, STEPS = "run-1", "d" * 64, 3, 40
@@ -52,17 +53,18 @@ def shard_of(
     compensation: float = 0.0,
     copies: int = 8,
     incarnation: int = 1,
+    tables: Tables | None = None,
 ) -> Shard:
     """Return a fresh shard; with `round_steps` it folds rounds."""
     storage = Storage(plan, index, Optimizer(spec), drawn_from(SEED))
     updates: UpdatePolicy
     if round_steps is None:
-        updates = ImmediateUpdates(storage, damping=damping)
+        updates = ImmediateUpdates(storage, damping=damping, tables=tables)
     else:
-        updates = RoundUpdates(storage, round_steps=round_steps, steps_total=steps, mean=mean)
+        updates = RoundUpdates(storage, round_steps=round_steps, steps_total=steps, mean=mean, tables=tables)
     pulled = PulledWeights(storage.elements, copies) if compensation else None
     identity = Target(RUN, DIGEST, plan.version, index, incarnation)
-    return Shard(identity, steps, storage, updates, pulled=pulled, compensation=compensation)
+    return Shard(identity, steps, storage, updates, pulled=pulled, compensation=compensation, tables=tables)
 
 
 def slices_of(shard: Shard) -> tuple[Slice, ...]:

@@ -16,11 +16,12 @@ from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, S
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
+from parashard.protocol.messages import PullRows, PullRun, Push, PushResult, Receipt, Rows, Target, Weights
 from parashard_server.core.counters import ShardCounters
 from parashard_server.core.update_policies import FoldedStep, UpdatePolicy
 from parashard_server.state.kernels import fused
 from parashard_server.state.pulled_weights import PulledWeights
+from parashard_server.state.rows.tables import Pushed, Tables, decoded
 from parashard_server.state.snapshot import Snapshot
 from parashard_server.state.storage import Storage
 
@@ -76,6 +77,8 @@ class Shard:
         Present where delay compensation is on.
     compensation : float
         Lambda of DC-ASGD (Zheng et al., ICML 2017).
+    tables : Tables, optional
+        The embedding tables, which `updates` moves; None: the job has none.
     """
 
     def __init__(
@@ -87,11 +90,13 @@ class Shard:
         *,
         pulled: PulledWeights | None = None,
         compensation: float = 0.0,
+        tables: Tables | None = None,
     ) -> None:
         self.identity = identity
         self.steps_total = steps_total
         self.storage = storage
         self.updates = updates
+        self.tables = tables
         self.record = ShardCounters()
         self.journal: Journal | None = None
         self._noted: dict[int, int] = {}  # in sync mode: buffered steps -> their positions in the journal
@@ -127,9 +132,9 @@ class Shard:
                 return Receipt(PushResult.DUPLICATE, self.updates.version, None)
             _check_rate(push)
             self.updates.admit(push.step, push.learning_rate)
-            self._check_slices(push)
+            rows = self._checked_rows(push)
             self.record.push_float32_bytes += sum(piece.elements for piece in push.slices) * ELEMENT_BYTES
-            return self._take(push)
+            return self._take(push, rows)
         except Exception:
             self.record.refused_pushes += 1
             raise
@@ -164,6 +169,22 @@ class Shard:
         self.record.pull_bytes += moved_bytes
         self.record.pull_unmoved_bytes += end - begin - moved_bytes
         return Weights(version, runs)
+
+    def pull_rows(self, wanted: PullRows) -> Rows:
+        """Return the rows of tables that have been pushed, of those asked for; valid until the next call.
+
+        Raises
+        ------
+        WrongRun, StalePlan, StaleIncarnation, StaleRound
+            As `pull`.
+        UnknownVariable, MalformedFrame
+            If there is no such table, or keys are not ascending or of another shard.
+        """
+        self.check_target(wanted.target)
+        if self.tables is None:
+            raise MalformedFrame("a pull of rows, and this job has no tables")
+        self.updates.reach(wanted.round)
+        return Rows(self.updates.version, self.tables.pull(wanted.keys))
 
     def replay(
         self,
@@ -229,7 +250,7 @@ class Shard:
             self.storage.snapshot(),
         )
 
-    def _take(self, push: Push) -> Receipt:
+    def _take(self, push: Push, rows: Pushed) -> Receipt:
         gradient = self._gradient_of(push)
         staleness = None if push.pulled_version is None else self.updates.version - push.pulled_version
         if staleness is not None and staleness < 0:
@@ -240,12 +261,13 @@ class Shard:
         if self._pulled is not None and gradient is not None and not push.void:
             gradient = self._compensated(push, gradient)
         if self.journal is not None:
+            assert not rows, "a job with tables has no log of pushes"
             position = self.journal.append(
                 push.step, gradient, staleness=staleness, skipped=push.skipped, learning_rate=push.learning_rate
             )
             self._note(push.step, position)
         # From here on the weights may have changed: an error is a broken invariant and ends the process.
-        result = self.updates.take(push.step, gradient, staleness, push.learning_rate)
+        result = self.updates.take(push.step, gradient, staleness, push.learning_rate, rows)
         if self._pulled is not None:
             self._pulled.forget(push.step)
         self.record.saw_staleness(staleness)
@@ -263,7 +285,7 @@ class Shard:
             return NOTHING
         if not push.slices:
             return None
-        gradient = self.storage.decode_gradient(push.slices, push.payload.whole())
+        gradient = self.storage.decode_gradient(push.slices, push.payload.whole()[: _slices_bytes(push)])
         self._check_values(push.step, gradient)
         return gradient
 
@@ -313,14 +335,26 @@ class Shard:
                 f"incarnation {mine.incarnation}"
             )
 
-    def _check_slices(self, push: Push) -> None:
-        if push.void and (push.slices or push.skipped or self.updates.round is not None):
+    def _checked_rows(self, push: Push) -> Pushed:
+        """Check what a push declares of its payload, and return what it has for tables, as views of it."""
+        if push.void and (push.slices or push.rows or push.skipped or self.updates.round is not None):
             raise MalformedFrame(f"step {push.step}: a push that moves nothing has no slices, and no place in a round")
         size_bytes = self.storage.check_slices(push.slices)
-        if size_bytes != push.payload.nbytes:
+        needed_bytes = size_bytes + sum(piece.size_bytes for piece in push.rows)
+        if needed_bytes != push.payload.nbytes:
             raise ShapeMismatch(
-                f"step {push.step}: the slices need {size_bytes} bytes, the push has {push.payload.nbytes}"
+                f"step {push.step}: the slices need {needed_bytes} bytes, the push has {push.payload.nbytes}"
             )
+        if not push.rows:
+            return {}
+        if push.skipped or self.tables is None:
+            why = "an empty push has no rows" if push.skipped else "this job has no tables"
+            raise MalformedFrame(f"step {push.step}: gradients of rows, and {why}")
+        return self.tables.checked(decoded(push.rows, push.payload.whole()[size_bytes:]), self.updates.waiting_rows)
+
+
+def _slices_bytes(push: Push) -> int:
+    return push.payload.nbytes - sum(piece.size_bytes for piece in push.rows)
 
 
 def _check_rate(push: Push) -> None:

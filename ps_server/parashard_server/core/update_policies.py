@@ -6,7 +6,7 @@ Both keep the applied set beside the weights: every method leaves the two in agr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -16,9 +16,11 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PushResult
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.tables import Pushed, Tables, copied, summed
 from parashard_server.state.storage import Storage
 
 _ZERO = np.float32(0)
+_NO_ROWS: Pushed = {}
 
 
 class FoldedStep(ParashardError):
@@ -75,12 +77,22 @@ class UpdatePolicy(Protocol):
     def reach(self, round_: int | None) -> None:
         """Make the weights those that a round starts from, or raise StaleRound."""
 
+    @property
+    def waiting_rows(self) -> Iterable[Pushed]:
+        """What held steps have pushed for tables that has not moved them yet."""
+
     def take(
-        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+        self,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        learning_rate: float | None = None,
+        rows: Pushed = _NO_ROWS,
     ) -> PushResult:
         """Take an admitted step's gradient, in the shard's layout; finite, and borrowed for this call only.
 
-        None: the push was empty. One of no elements moves nothing: its step is recorded.
+        None: the push was empty. One of no elements moves nothing: its step is recorded. `rows` are the gradients of
+        rows of tables, checked and borrowed likewise; an empty push has none, and touches no table (P27).
         """
 
 
@@ -95,6 +107,8 @@ class ImmediateUpdates:
         From a push's staleness to what multiplies the learning rate; unknown staleness counts as 0.
     applied : IntervalSet, optional
         The steps in the storage's weights, where these come from a checkpoint.
+    tables : Tables, optional
+        What moves beside it; None: the job has no tables.
     """
 
     round = None
@@ -105,8 +119,10 @@ class ImmediateUpdates:
         *,
         damping: Callable[[int], float] | None = None,
         applied: IntervalSet | None = None,
+        tables: Tables | None = None,
     ) -> None:
         self._storage = storage
+        self._tables = tables
         self._damping = damping
         self.applied = IntervalSet() if applied is None else applied
         self.skipped = IntervalSet()
@@ -141,8 +157,17 @@ class ImmediateUpdates:
         if round_ is not None:
             raise MalformedFrame(f"the request names round {round_}; this job's consistency has no rounds")
 
+    @property
+    def waiting_rows(self) -> Iterable[Pushed]:
+        return ()
+
     def take(
-        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+        self,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        learning_rate: float | None = None,
+        rows: Pushed = _NO_ROWS,
     ) -> PushResult:
         """Apply the gradient and record the step."""
         damping = self._damping(staleness or 0) if self._damping else 1.0
@@ -154,6 +179,8 @@ class ImmediateUpdates:
                 pushes=int(gradient is not None),
                 learning_rate=learning_rate,
             )
+        if self._tables is not None and rows:
+            self._tables.apply(rows, t=len(self.applied) + 1, damping=damping, learning_rate=learning_rate)
         self.applied.add(step)
         return PushResult.APPLIED
 
@@ -180,10 +207,23 @@ class RoundUpdates:
         True: a round's gradient is the mean over its own steps; False: the sum.
     round_ : int
         The round that the storage's weights start; not 0 where they come from a checkpoint.
+    tables : Tables, optional
+        What moves beside it; None: the job has no tables.
     """
 
-    def __init__(self, storage: Storage, *, round_steps: int, steps_total: int, mean: bool, round_: int = 0) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        round_steps: int,
+        steps_total: int,
+        mean: bool,
+        round_: int = 0,
+        tables: Tables | None = None,
+    ) -> None:
         self._storage = storage
+        self._tables = tables
+        self._rows: dict[int, Pushed] = {}  # of the held steps of the round; their sum is made when it ends
         self._round_steps = round_steps
         self._steps_total = steps_total
         self._mean = mean
@@ -231,6 +271,7 @@ class RoundUpdates:
         self._next_fold = self._first(self.round)
         self._pushes = 0
         self._early.clear()
+        self._rows.clear()
         self._learning_rate = None
         self.skipped = self.skipped.intersection(self.applied)
 
@@ -252,11 +293,23 @@ class RoundUpdates:
         if round_ != self.round:
             raise StaleRound(f"the request is for round {round_}; this shard is at round {self.round}")
 
+    @property
+    def waiting_rows(self) -> Iterable[Pushed]:
+        return self._rows.values()
+
     def take(
-        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+        self,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        learning_rate: float | None = None,
+        rows: Pushed = _NO_ROWS,
     ) -> PushResult:
         """Fold the gradient if its turn has come, else keep it; at most N are kept."""
         self._learning_rate = learning_rate
+        self._rows.pop(step, None)  # of a gradient that the empty push of a step given up replaces
+        if rows:
+            self._rows[step] = copied(rows)
         if step != self._next_fold:
             self._early[step] = None if gradient is None else gradient.copy()
             return PushResult.BUFFERED
@@ -283,6 +336,10 @@ class RoundUpdates:
         self._storage.apply(
             self._sum, t=self.round + 1, scale=scale, pushes=self._pushes, learning_rate=self._learning_rate
         )  # t counts rounds
+        if self._tables is not None and self._rows:
+            rows = summed([self._rows[step] for step in sorted(self._rows)])
+            self._tables.apply(rows, t=self.round + 1, scale=scale, learning_rate=self._learning_rate)
+            self._rows.clear()
         self.applied.add_range(first, stop)
         self.round += 1
         self._pushes = 0

@@ -7,35 +7,19 @@ scattered back. Owns memory and index; knows no step, no message and no lock. `r
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from parashard.errors import JobFailed
 from parashard.plan.embedding import EmbeddingTable, Keys, first_rows
 from parashard.plan.variables import Float32s, Variable
+from parashard.protocol.messages import PresentRows
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
 from parashard_server.state.rows.row_memory import RowMemory
 
 SCRATCH_ROWS = 1 << 15  # rows that are gathered, moved and scattered at once: their vectors stay in the cache
-
-
-class PresentRows(NamedTuple):
-    """The rows of those of some keys that have one.
-
-    Parameters
-    ----------
-    present : ndarray of bool, shape (keys,)
-        Which keys have.
-    values : ndarray of float32, shape (present keys, row_elements)
-        New memory.
-    """
-
-    present: NDArray[np.bool_]
-    values: Float32s
 
 
 class TableRows:
@@ -88,7 +72,7 @@ class TableRows:
             )
 
     def pull(self, keys: Keys) -> PresentRows:
-        """Return the rows of those mixed keys that have one; of the others the initial values count."""
+        """Return the rows of those mixed keys that have one, valid until the next call."""
         found, absent = self._index.find(keys)
         present = found != ABSENT
         return PresentRows(

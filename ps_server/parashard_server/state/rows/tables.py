@@ -1,0 +1,191 @@
+"""Tables: the embedding tables of one shard, and what a step pushes for their rows.
+
+Every check of a push comes before its first write. Rows are pushed with a step's dense gradient and move with it (P1,
+P4): at once, or where a round ends by the sum of the round's. Knows no step, no message's header and no lock. Called by
+`parashard_server.core`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, UnknownVariable
+from parashard.plan.embedding import EmbeddingTable, Keys, bucket_ranges, buckets_of
+from parashard.plan.variables import Float32s
+from parashard.protocol.messages import PresentRows, RowSlice
+from parashard_server.state.kernels import fused
+from parashard_server.state.rows.table_rows import TableRows
+
+
+class RowGradients(NamedTuple):
+    """Gradients of some rows of a table.
+
+    Parameters
+    ----------
+    keys : ndarray of uint64, shape (rows,)
+        Mixed, ascending, each once.
+    values : ndarray of float32, shape (rows, row_elements)
+        Finite.
+    """
+
+    keys: Keys
+    values: Float32s
+
+
+Pushed = Mapping[str, RowGradients]
+"""What a step pushes for tables, by their names."""
+
+
+class Tables:
+    """The rows of a job's tables whose keys are in a shard's buckets.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingTable
+        The job's.
+    seed : int
+        The job's.
+    shard, shards : int
+        Which shard of how many.
+    rows_max : int
+        Most rows of each table here.
+    """
+
+    def __init__(self, tables: Sequence[EmbeddingTable], seed: int, shard: int, shards: int, *, rows_max: int) -> None:
+        self.buckets = bucket_ranges(shards)[shard]
+        self.by_name = {table.name: TableRows(table, seed, rows_max) for table in tables}
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in all tables."""
+        return sum(table.rows for table in self.by_name.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all tables."""
+        return sum(table.memory_bytes for table in self.by_name.values())
+
+    def checked(self, pushed: Pushed, waiting: Iterable[Pushed] = ()) -> Pushed:
+        """Return a push for tables if it is one that can be taken.
+
+        Parameters
+        ----------
+        pushed : mapping of str to RowGradients
+            As it came.
+        waiting : iterable of such mappings
+            What was taken before and has not moved rows yet: of the room that there is, theirs is reserved.
+
+        Raises
+        ------
+        UnknownVariable
+            If there is no such table, or a key is of another shard.
+        ShapeMismatch
+            If rows have another length than the table's.
+        MalformedFrame
+            If keys are not ascending.
+        NonFiniteGradient
+            If a value is not finite.
+        JobFailed
+            If a table has no room for so many more rows (P34).
+        """
+        before = tuple(waiting)
+        for name, (keys, values) in pushed.items():
+            table = self._of(name)
+            due = (len(keys), table.table.row_elements)
+            if values.shape != due:
+                raise ShapeMismatch(
+                    f"table {name!r}: gradients of {len(keys)} rows have shape {due}, found {values.shape}"
+                )
+            self._check_keys(name, keys)
+            if not fused.is_finite(values.reshape(-1)):
+                raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
+            table.check_room(len(keys) + sum(len(one[name].keys) for one in before if name in one))
+        return pushed
+
+    def pull(self, wanted: Mapping[str, Keys]) -> dict[str, PresentRows]:
+        """Return the rows of ascending mixed keys that have one, by table; raises as `checked`."""
+        for name, keys in wanted.items():
+            self._of(name)
+            self._check_keys(name, keys)
+        return {name: self.by_name[name].pull(keys) for name, keys in wanted.items()}
+
+    def apply(
+        self,
+        pushed: Pushed,
+        *,
+        t: int,
+        scale: float = 1.0,
+        damping: float = 1.0,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Move rows by their gradients; `t` and the others as in `Storage.apply`."""
+        for name, (keys, values) in pushed.items():
+            self.by_name[name].push(keys, values, clock=t, scale=scale, damping=damping, learning_rate=learning_rate)
+
+    def _of(self, name: str) -> TableRows:
+        if name not in self.by_name:
+            raise UnknownVariable(f"table {name!r} is none of the job's: {', '.join(sorted(self.by_name)) or 'none'}")
+        return self.by_name[name]
+
+    def _check_keys(self, name: str, keys: Keys) -> None:
+        """Check order and place by one pass: ascending mixed keys are in the order of buckets."""
+        if not len(keys):
+            return
+        if not (keys[:-1] < keys[1:]).all():
+            raise MalformedFrame(f"table {name!r}: keys are not ascending, each once")
+        first, last = buckets_of(keys[[0, -1]]).tolist()
+        begin, end = self.buckets
+        if first < begin or last >= end:
+            raise UnknownVariable(
+                f"table {name!r}: keys of the buckets {first} to {last}; this shard has [{begin}, {end})"
+            )
+
+
+def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
+    """Return the gradients of rows in a payload, as views of it.
+
+    Raises
+    ------
+    MalformedFrame
+        If a table is named twice, or the slices are not as long as the payload.
+    """
+    needed = sum(piece.size_bytes for piece in slices)
+    if needed != payload.nbytes:
+        raise MalformedFrame(f"the rows of tables need {needed} bytes, the push has {payload.nbytes} for them")
+    found: dict[str, RowGradients] = {}
+    begin = 0
+    for piece in slices:
+        if piece.table in found:
+            raise MalformedFrame(f"table {piece.table!r} is named twice in a push")
+        middle, end = begin + 8 * piece.rows, begin + piece.size_bytes
+        values = np.frombuffer(payload[middle:end], "<f4").reshape(piece.rows, piece.row_elements)
+        found[piece.table] = RowGradients(np.frombuffer(payload[begin:middle], "<u8"), values)
+        begin = end
+    return found
+
+
+def copied(pushed: Pushed) -> Pushed:
+    """Return a copy of what is borrowed."""
+    return {name: RowGradients(keys.copy(), values.copy()) for name, (keys, values) in pushed.items()}
+
+
+def summed(pushes: Sequence[Pushed]) -> dict[str, RowGradients]:
+    """Return the sum of what steps push, row by row in the order of the steps (P35)."""
+    return {
+        name: _sum_of([one[name] for one in pushes if name in one])
+        for name in sorted({name for one in pushes for name in one})
+    }
+
+
+def _sum_of(gradients: Sequence[RowGradients]) -> RowGradients:
+    keys, places = np.unique(np.concatenate([one.keys for one in gradients]), return_inverse=True)
+    values = np.zeros((len(keys), gradients[0].values.shape[1]), np.float32)
+    begin = 0
+    for one in gradients:  # a key is in one step's once, so that no two of its values meet in one addition
+        end = begin + len(one.keys)
+        values[places[begin:end]] += one.values
+        begin = end
+    return RowGradients(keys, values)
