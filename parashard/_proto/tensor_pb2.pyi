@@ -63,8 +63,18 @@ class TensorSlice(_message.Message):
     kept: int
     def __init__(self, variable: _Optional[str] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., kept: _Optional[int] = ...) -> None: ...
 
+class RowSlice(_message.Message):
+    __slots__ = ("table", "rows", "row_elements")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROW_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    rows: int
+    row_elements: int
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., row_elements: _Optional[int] = ...) -> None: ...
+
 class PushHeader(_message.Message):
-    __slots__ = ("target", "worker", "step", "total_bytes", "slices", "skipped", "pulled", "pulled_version", "traceparent", "learning_rate", "void")
+    __slots__ = ("target", "worker", "step", "total_bytes", "slices", "skipped", "pulled", "pulled_version", "traceparent", "learning_rate", "void", "rows")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +86,7 @@ class PushHeader(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     VOID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     target: Target
     worker: str
     step: int
@@ -87,7 +98,8 @@ class PushHeader(_message.Message):
     traceparent: str
     learning_rate: float
     void: bool
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., learning_rate: _Optional[float] = ..., void: _Optional[bool] = ...) -> None: ...
+    rows: _containers.RepeatedCompositeFieldContainer[RowSlice]
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., learning_rate: _Optional[float] = ..., void: _Optional[bool] = ..., rows: _Optional[_Iterable[_Union[RowSlice, _Mapping]]] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("result", "version", "staleness_known", "staleness")

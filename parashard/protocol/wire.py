@@ -25,6 +25,7 @@ from parashard.protocol.messages import (
     Push,
     PushResult,
     Receipt,
+    RowSlice,
     Slice,
     Target,
     Weights,
@@ -114,6 +115,8 @@ def push_header(push: Push) -> tensor_pb2.PushHeader:
             dtype=piece.dtype.value,
             kept=piece.kept,
         )
+    for rows in push.rows:
+        header.rows.add(table=rows.table, rows=rows.rows, row_elements=rows.row_elements)
     return header
 
 
@@ -130,6 +133,7 @@ def push_from(header: tensor_pb2.PushHeader, payload: memoryview) -> Push:
         traceparent=header.traceparent,
         learning_rate=header.learning_rate or None,
         void=header.void,
+        rows=tuple(RowSlice(rows.table, rows.rows, rows.row_elements) for rows in header.rows),
     )
 
 

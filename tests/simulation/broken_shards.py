@@ -12,8 +12,9 @@ from parashard.errors import MalformedFrame, NonFiniteGradient
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PushResult, Target
 from parashard_server.core.shard import Shard
-from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates
+from parashard_server.core.update_policies import NO_ROWS, ImmediateUpdates, RoundUpdates
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.tables import Pushed
 from parashard_server.state.snapshot import Snapshot
 from parashard_server.state.storage import Storage
 
@@ -40,7 +41,12 @@ class LateSet(ImmediateUpdates):
         self._enter()
 
     def take(
-        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+        self,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
     ) -> PushResult:
         zeros, pushes = self._storage.zeros(), int(gradient is not None)
         self._storage.apply(
@@ -77,9 +83,14 @@ class EagerRounds(RoundUpdates):
     """P10 off: a full round is applied at once, wherever the other shards stand."""
 
     def take(
-        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+        self,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
     ) -> PushResult:
-        result = super().take(step, gradient, staleness, learning_rate)
+        result = super().take(step, gradient, staleness, learning_rate, rows)
         if self._full():
             self.commit()
         return result
@@ -113,12 +124,17 @@ class ArrivalOrder(RoundUpdates):
     """P13 off: gradients of a round are added as they arrive."""
 
     def take(
-        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+        self,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
     ) -> PushResult:
         if gradient is not None:
             fused.accumulate(self._sum, gradient)
             gradient = np.zeros_like(gradient)
-        return super().take(step, gradient, staleness, learning_rate)
+        return super().take(step, gradient, staleness, learning_rate, rows)
 
 
 class HastyShard(Shard):

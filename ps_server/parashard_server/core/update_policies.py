@@ -20,7 +20,8 @@ from parashard_server.state.rows.tables import Pushed, Tables, copied, summed
 from parashard_server.state.storage import Storage
 
 _ZERO = np.float32(0)
-_NO_ROWS: Pushed = {}
+NO_ROWS: Pushed = {}
+"""Of a push that has nothing for tables."""
 
 
 class FoldedStep(ParashardError):
@@ -87,7 +88,7 @@ class UpdatePolicy(Protocol):
         gradient: Float32s | None,
         staleness: int | None,
         learning_rate: float | None = None,
-        rows: Pushed = _NO_ROWS,
+        rows: Pushed = NO_ROWS,
     ) -> PushResult:
         """Take an admitted step's gradient, in the shard's layout; finite, and borrowed for this call only.
 
@@ -167,7 +168,7 @@ class ImmediateUpdates:
         gradient: Float32s | None,
         staleness: int | None,
         learning_rate: float | None = None,
-        rows: Pushed = _NO_ROWS,
+        rows: Pushed = NO_ROWS,
     ) -> PushResult:
         """Apply the gradient and record the step."""
         damping = self._damping(staleness or 0) if self._damping else 1.0
@@ -303,7 +304,7 @@ class RoundUpdates:
         gradient: Float32s | None,
         staleness: int | None,
         learning_rate: float | None = None,
-        rows: Pushed = _NO_ROWS,
+        rows: Pushed = NO_ROWS,
     ) -> PushResult:
         """Fold the gradient if its turn has come, else keep it; at most N are kept."""
         self._learning_rate = learning_rate

@@ -20,6 +20,7 @@ from parashard.protocol.messages import (
     Push,
     PushResult,
     Receipt,
+    RowSlice,
     Run,
     Slice,
     Target,
@@ -46,6 +47,7 @@ pushes = st.builds(
     traceparent=st.just(""),
     learning_rate=st.none() | st.floats(min_value=0.0, exclude_min=True),
     void=st.booleans(),
+    rows=st.lists(st.builds(RowSlice, texts, u64s, u64s), max_size=3).map(tuple),
 )
 receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
 pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s)
