@@ -113,8 +113,16 @@ class PushReply(_message.Message):
     staleness: int
     def __init__(self, result: _Optional[_Union[PushResult, str]] = ..., version: _Optional[int] = ..., staleness_known: _Optional[bool] = ..., staleness: _Optional[int] = ...) -> None: ...
 
+class TableKeys(_message.Message):
+    __slots__ = ("table", "rows")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    rows: int
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ...) -> None: ...
+
 class PullHeader(_message.Message):
-    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes", "known", "known_version", "in_slot", "traceparent")
+    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes", "known", "known_version", "in_slot", "traceparent", "keys")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     FOR_ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +134,7 @@ class PullHeader(_message.Message):
     KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
     IN_SLOT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     target: Target
     for_round: bool
     round: int
@@ -137,14 +146,27 @@ class PullHeader(_message.Message):
     known_version: int
     in_slot: bool
     traceparent: str
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known: _Optional[bool] = ..., known_version: _Optional[int] = ..., in_slot: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    keys: _containers.RepeatedCompositeFieldContainer[TableKeys]
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known: _Optional[bool] = ..., known_version: _Optional[int] = ..., in_slot: _Optional[bool] = ..., traceparent: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ...) -> None: ...
+
+class TableRows(_message.Message):
+    __slots__ = ("table", "present", "row_elements")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    ROW_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    present: int
+    row_elements: int
+    def __init__(self, table: _Optional[str] = ..., present: _Optional[int] = ..., row_elements: _Optional[int] = ...) -> None: ...
 
 class PullReply(_message.Message):
-    __slots__ = ("version", "run_offsets", "run_lengths")
+    __slots__ = ("version", "run_offsets", "run_lengths", "tables")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     RUN_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     version: int
     run_offsets: _containers.RepeatedScalarFieldContainer[int]
     run_lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[TableRows]
+    def __init__(self, version: _Optional[int] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ...) -> None: ...

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from parashard.errors import ConfigurationError, shortened
 from parashard.plan.optimizers import SLOTS, OptimizerSpec
+from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.splitmix import splitmix64
 from parashard.plan.variables import Float32s, Initializer, drawn, key_of
 
@@ -26,7 +27,9 @@ Keys = npt.NDArray[np.uint64]
 BUCKET_BITS = 12
 BUCKETS = 1 << BUCKET_BITS
 """Parts of the key space that are placed, moved and compared as one; a job's tables have them in common."""
+KEY_BYTES = 8
 ROW_ELEMENTS_MAX = 1 << 14
+KEYS_PER_STEP_MAX = 1 << 24
 RULES = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "ftrl")
 """Rules without t: a row's arithmetic needs nothing but the row and its slots."""
 
@@ -48,30 +51,40 @@ class EmbeddingTable:
         What moves its rows; one of RULES. Its slots are a row's own.
     initializer : Initializer
         How a row's first values are drawn.
+    keys_per_step_max : int
+        Most keys, each once, that a step may use; bounds of messages and memory follow from it (P34).
     """
 
     name: str
     row_elements: int
     optimizer: OptimizerSpec
     initializer: Initializer = field(default_factory=Initializer)
+    keys_per_step_max: int = 1 << 16
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
             raise ConfigurationError(
                 f"a table's name must be text of 1 to 200 characters, found {shortened(repr(self.name))}"
             )
-        whole = isinstance(self.row_elements, int) and not isinstance(self.row_elements, bool)
-        if not whole or not 1 <= self.row_elements <= ROW_ELEMENTS_MAX:
-            raise self._wrong(
-                "row_elements", f"a whole number from 1 to {ROW_ELEMENTS_MAX}", shortened(repr(self.row_elements))
-            )
+        self._check_whole("row_elements", ROW_ELEMENTS_MAX)
+        self._check_whole("keys_per_step_max", KEYS_PER_STEP_MAX)
         if self.optimizer.kind not in RULES:
             raise self._wrong("optimizer", f"one of {', '.join(RULES)}", self.optimizer.kind)
         if self.optimizer.kind == "ftrl" and self.initializer != Initializer():
             raise self._wrong("initializer", "zeros where the optimizer is ftrl, which starts there", "another")
 
+    def _check_whole(self, what: str, most: int) -> None:
+        number = getattr(self, what)
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
+            raise self._wrong(what, f"a whole number from 1 to {most}", shortened(repr(number)))
+
     def _wrong(self, what: str, allowed: str, found: str) -> ConfigurationError:
         return ConfigurationError(f"table {self.name!r}: {what} must be {allowed}, found {found}")
+
+    @property
+    def push_bytes_max(self) -> int:
+        """Most bytes of a push for this table."""
+        return self.keys_per_step_max * (KEY_BYTES + ELEMENT_BYTES * self.row_elements)
 
     @property
     def slots(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,12 @@ MESSAGE_BYTES = 1 << 20
 """Payload of each gRPC message of a longer push or pull (docs/decisions/0022 has what other sizes did)."""
 INT8_BLOCK_ELEMENTS = 256
 """Elements that share a scale in DType.INT8."""
+
+
+NO_KEYS: Mapping[str, Keys] = MappingProxyType({})
+"""Of a pull of a run."""
+NO_ROWS: Mapping[str, PresentRows] = MappingProxyType({})
+"""Of its answer."""
 
 
 class DType(enum.Enum):
@@ -118,7 +125,7 @@ class Receipt(NamedTuple):
 
 
 class PullRun(NamedTuple):
-    """Asks for bytes [offset_bytes, offset_bytes + length_bytes) of a shard's flat vector."""
+    """Asks for bytes [offset_bytes, offset_bytes + length_bytes) of a shard's flat vector, or for rows of tables."""
 
     target: Target
     round: int | None  # sync mode: only the weights that this round starts from will do
@@ -127,6 +134,12 @@ class PullRun(NamedTuple):
     length_bytes: int
     known_version: int | None = None  # of the caller's weights; None: it has none of this incarnation
     traceparent: str = ""  # as in a push
+    keys: Mapping[str, Keys] = NO_KEYS  # by table: mixed, ascending, of the shard's buckets; the run is empty then
+
+
+def answer_bytes_of(keys: int, row_elements: int) -> int:
+    """Return the most bytes of an answer to so many keys of a table: a bit and a row of float32 for each."""
+    return -(-keys // 8) + 4 * keys * row_elements
 
 
 class Run(NamedTuple):
@@ -136,14 +149,6 @@ class Run(NamedTuple):
     values: memoryview
 
 
-class PullRows(NamedTuple):
-    """Asks for rows of embedding tables by their mixed keys, ascending, which are of the shard's buckets."""
-
-    target: Target
-    round: int | None  # as in PullRun
-    keys: Mapping[str, Keys]  # by table
-
-
 class PresentRows(NamedTuple):
     """The rows of those of some keys that have one; of the others the initial values count (P27)."""
 
@@ -151,15 +156,9 @@ class PresentRows(NamedTuple):
     values: Float32s  # shape (present keys, row_elements)
 
 
-class Rows(NamedTuple):
-    """What a pull of rows is answered with."""
-
-    version: int
-    tables: Mapping[str, PresentRows]
-
-
 class Weights(NamedTuple):
     """What a pull is answered with: what has moved, as views that are valid only while their owner says so."""
 
     version: int
     runs: tuple[Run, ...]
+    rows: Mapping[str, PresentRows] = NO_ROWS  # of tables, where rows were asked for

@@ -11,16 +11,19 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame
+from parashard.plan.embedding import Keys
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
     MESSAGE_BYTES,
     MESSAGE_BYTES_MAX,
     DType,
+    PresentRows,
     PullRun,
     Push,
     PushResult,
@@ -35,6 +38,7 @@ MAGIC = b"PSF1"
 HEADER_BYTES_MAX = 1 << 20
 FRAME_BYTES_MAX = 8 + HEADER_BYTES_MAX + 16 + MESSAGE_BYTES_MAX
 PAYLOAD_ALIGNMENT_BYTES = 16
+NOTHING = memoryview(b"")
 
 _PREFIX = struct.Struct("<4sI")
 _Header = TypeVar("_Header", bound=Message)
@@ -172,11 +176,40 @@ def pull_header(run: PullRun, *, in_slot: bool = False) -> tensor_pb2.PullHeader
     )
     if run.traceparent:
         header.traceparent = run.traceparent
+    for table, keys in run.keys.items():
+        header.keys.add(table=table, rows=len(keys))
     return header
 
 
-def pull_run(header: tensor_pb2.PullHeader) -> PullRun:
-    """Return the request in a header."""
+def keys_payload(run: PullRun) -> list[memoryview]:
+    """Return the payload of a pull: the keys of rows, as they lie."""
+    return [np.ascontiguousarray(keys, "<u8").data.cast("B") for keys in run.keys.values() if len(keys)]
+
+
+def check_keys_bytes(header: tensor_pb2.PullHeader, payload_bytes: int) -> None:
+    """Raise `MalformedFrame` if a pull's payload has not one key for each row that its header says."""
+    rows = sum(named.rows for named in header.keys)
+    if 8 * rows != payload_bytes:
+        raise MalformedFrame(f"a pull of {rows} rows has a payload of {payload_bytes} bytes")
+
+
+def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> PullRun:
+    """Return the request in a header; its keys are views of the payload.
+
+    Raises
+    ------
+    MalformedFrame
+        If the payload has not one key for each row, or a table is named twice.
+    """
+    check_keys_bytes(header, payload.nbytes)
+    keys: dict[str, Keys] = {}
+    begin = 0
+    for named in header.keys:
+        if named.table in keys:
+            raise MalformedFrame(f"a pull names table {named.table!r} twice")
+        end = begin + 8 * named.rows
+        keys[named.table] = np.frombuffer(payload[begin:end], "<u8")
+        begin = end
     return PullRun(
         target=target(header.target),
         round=header.round if header.for_round else None,
@@ -185,6 +218,7 @@ def pull_run(header: tensor_pb2.PullHeader) -> PullRun:
         length_bytes=header.length_bytes,
         known_version=header.known_version if header.known else None,
         traceparent=header.traceparent,
+        keys=keys,
     )
 
 
@@ -198,7 +232,7 @@ def parts_of(run: PullRun, size_bytes: int) -> Iterator[PullRun]:
     while True:
         length = min(size_bytes, end - offset)
         context = run.traceparent if offset == run.offset_bytes else ""
-        yield PullRun(run.target, run.round, run.step, offset, length, run.known_version, context)
+        yield PullRun(run.target, run.round, run.step, offset, length, run.known_version, context, run.keys)
         offset += length
         if offset == end:
             return
@@ -206,11 +240,53 @@ def parts_of(run: PullRun, size_bytes: int) -> Iterator[PullRun]:
 
 def weights_message(weights: Weights) -> tensor_pb2.PullReply:
     """Return the header of an answer to a pull."""
-    return tensor_pb2.PullReply(
+    reply = tensor_pb2.PullReply(
         version=weights.version,
         run_offsets=[run.offset_bytes for run in weights.runs],
         run_lengths=[run.values.nbytes for run in weights.runs],
     )
+    for table, (_, values) in weights.rows.items():
+        reply.tables.add(table=table, present=values.shape[0], row_elements=values.shape[1])
+    return reply
+
+
+def weights_payload(weights: Weights) -> list[memoryview]:
+    """Return the payload of an answer to a pull, as views."""
+    pieces = [run.values for run in weights.runs]
+    for present, values in weights.rows.values():
+        pieces += [np.packbits(present, bitorder="little").data, np.ascontiguousarray(values, "<f4").reshape(-1).data]
+    return [piece.cast("B") for piece in pieces if piece.nbytes]
+
+
+def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) -> Weights:
+    """Return the rows in an answer, as views of its payload.
+
+    Raises
+    ------
+    MalformedFrame
+        If they are not those of the tables and keys that were asked for, or the payload is not as long as they are.
+    """
+    if [found.table for found in reply.tables] != list(asked.keys):
+        raise MalformedFrame(f"asked for rows of {list(asked.keys)}, answered with {[t.table for t in reply.tables]}")
+    rows: dict[str, PresentRows] = {}
+    begin = 0
+    for found in reply.tables:
+        keys = len(asked.keys[found.table])
+        middle = begin + -(-keys // 8)
+        end = middle + 4 * found.present * found.row_elements
+        if end > payload.nbytes:
+            raise MalformedFrame(f"the rows of table {found.table!r} end at byte {end} of {payload.nbytes}")
+        bits = np.unpackbits(np.frombuffer(payload[begin:middle], np.uint8), count=keys, bitorder="little")
+        if int(bits.sum()) != found.present:
+            raise MalformedFrame(
+                f"table {found.table!r}: {int(bits.sum())} of the keys have a row, {found.present} came"
+            )
+        values = np.frombuffer(payload[middle:end], "<f4").reshape(found.present, found.row_elements)
+        rows[found.table] = PresentRows(bits.view(np.bool_), values)
+        begin = end
+    if begin != payload.nbytes:
+        raise MalformedFrame(f"rows of {begin} bytes in a payload of {payload.nbytes}")
+    return Weights(reply.version, (), rows)
 
 
 def runs_within(reply: tensor_pb2.PullReply, asked: PullRun, payload_bytes: int) -> list[tuple[int, int]]:
@@ -319,21 +395,18 @@ def decode_receipt(frame: bytes) -> Receipt:
 
 
 def encode_pull(run: PullRun) -> bytes:
-    """Return the frame that asks for a run of a shard's vector."""
-    return encode_frame(pull_header(run))
+    """Return the frame that asks for a run of a shard's vector, or for rows."""
+    return encode_frame(pull_header(run), keys_payload(run))
 
 
 def decode_pull(frame: bytes) -> PullRun:
     """Return the request in a frame."""
-    header, payload = decode_frame(frame, tensor_pb2.PullHeader)
-    if payload.nbytes:
-        raise MalformedFrame(f"a pull has no payload, found {payload.nbytes} bytes")
-    return pull_run(header)
+    return pull_run(*decode_frame(frame, tensor_pb2.PullHeader))
 
 
 def encode_weights(weights: Weights) -> bytes:
     """Return the frame of an answer to a pull, copied out of the views."""
-    return encode_frame(weights_message(weights), [run.values for run in weights.runs])
+    return encode_frame(weights_message(weights), weights_payload(weights))
 
 
 def decode_weights(frame: bytes, asked: PullRun) -> tuple[int, list[tuple[int, memoryview]]]:
@@ -344,3 +417,8 @@ def decode_weights(frame: bytes, asked: PullRun) -> tuple[int, list[tuple[int, m
         runs.append((offset, payload[position : position + length]))
         position += length
     return reply.version, runs
+
+
+def decode_rows(frame: bytes, asked: PullRun) -> Weights:
+    """Return the rows in a frame."""
+    return rows_from(*decode_frame(frame, tensor_pb2.PullReply), asked)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt, Target
+from parashard.protocol.messages import PullRun, Push, Receipt, Target, Weights
 
 TransportKind = Literal["auto", "shm", "tcp", "grpc"]
 """What `cluster.transport` may be; with "auto" each worker takes the first of the others that can be."""
@@ -89,6 +89,12 @@ class Transport(Protocol):
             error its content is undefined.
         deadline_s : float
             Seconds from now.
+        """
+
+    def pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
+        """Fetch the rows of tables whose keys a pull of an empty run has; the answer's arrays are the caller's.
+
+        At most `MESSAGE_BYTES_MAX` are answered, whichever of the keys have a row: a longer pull is refused.
         """
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, P
 from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt
+from parashard.protocol.messages import PullRun, Push, Receipt, Weights
 from parashard.security.credentials import Credentials
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, TransportKind
 from parashard.transports.grpc import GrpcTransport
@@ -85,6 +85,7 @@ class ChosenTransport:
         # Requests look for a way until there is one; from then on these are its own.
         self.push: Callable[[Push, float], Pending[Receipt]] = self._first_push
         self.pull: Callable[[PullRun, Buffers, float], Pending[int]] = self._first_pull
+        self.pull_rows: Callable[[PullRun, float], Pending[Weights]] = self._first_pull_rows
 
     def close(self) -> None:
         """Close what was chosen, or is being tried."""
@@ -99,6 +100,9 @@ class ChosenTransport:
 
     def _first_pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
         return self._begin(lambda transport, left_s: transport.pull(run, into, left_s), deadline_s)
+
+    def _first_pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
+        return self._begin(lambda transport, left_s: transport.pull_rows(run, left_s), deadline_s)
 
     def _begin(self, begin: Callable[[Transport, float], Pending[_Answer]], deadline_s: float) -> Pending[_Answer]:
         until_s = time.monotonic() + deadline_s
@@ -161,7 +165,7 @@ class ChosenTransport:
     def _settled(self, kind: str, obstacles: dict[str, str]) -> Transport:
         log.info("transport", shard=self._greeting.target.shard, kind=kind, passed_over=obstacles)
         assert self._tried is not None
-        self.push, self.pull = self._tried.push, self._tried.pull
+        self.push, self.pull, self.pull_rows = self._tried.push, self._tried.pull, self._tried.pull_rows
         return self._tried
 
 

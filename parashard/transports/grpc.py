@@ -18,7 +18,7 @@ from parashard.errors import MalformedFrame, Unreachable
 from parashard.process import failpoints
 from parashard.protocol import rpc, wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import MESSAGE_BYTES, PullRun, Push, Receipt
+from parashard.protocol.messages import MESSAGE_BYTES, PullRun, Push, Receipt, Weights
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ShardAddress
 
@@ -65,6 +65,12 @@ class GrpcTransport:
             return _OneMessage(self._pull, frame, self._address, deadline_s, filling.from_one)
         with _open(self._address):
             return _PullStream(self._pull_stream(frame, timeout=deadline_s), self._address, filling)
+
+    def pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
+        """Ask for rows."""
+        return _OneMessage(
+            self._pull, wire.encode_pull(run), self._address, deadline_s, lambda frame: wire.decode_rows(frame, run)
+        )
 
     def greet(self, deadline_s: float) -> None:
         """Do nothing: a channel connects by itself, and the first request says what stands against it."""

@@ -19,7 +19,7 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.process import failpoints
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt
+from parashard.protocol.messages import PullRun, Push, Receipt, Weights
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ShardAddress
 from parashard.transports.connections import Connections, Exchange
@@ -27,7 +27,7 @@ from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import WeightsReader
 from parashard.transports.socket_io import close_descriptors, connected
 from parashard.transports.stream import Kind, Refused, Stream, answer, greet, parsed
-from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
+from parashard.transports.stream_transport import StreamTransport, ask_rows, receipt_from, rows_answered, whole_push
 
 
 class ShmTransport(StreamTransport["ShmConnection"]):
@@ -58,6 +58,11 @@ class ShmTransport(StreamTransport["ShmConnection"]):
         return Exchange(
             self._connections, lambda c: c.ask_pull(run, until_s), lambda c: c.weights(run, into, until_s), until_s
         )
+
+    def pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
+        """Ask for rows, which come over the socket."""
+        until_s = time.monotonic() + deadline_s
+        return Exchange(self._connections, lambda c: c.ask_rows(run, until_s), lambda c: c.rows(run, until_s), until_s)
 
     def _open(self, until_s: float) -> ShmConnection:
         stream = Stream(connected(self._path, until_s), self._path)
@@ -143,6 +148,14 @@ class ShmConnection:
     def ask_pull(self, run: PullRun, until_s: float) -> None:
         """Ask for the version of a run, or to have it copied into the slot."""
         self._ask_pull(run, until_s, in_slot=not self._direct)
+
+    def ask_rows(self, run: PullRun, until_s: float) -> None:
+        """Ask for rows of tables."""
+        ask_rows(self._stream, run, deadline_s=until_s)
+
+    def rows(self, run: PullRun, until_s: float) -> Weights:
+        """Wait for them."""
+        return rows_answered(self._stream, run, deadline_s=until_s)
 
     def weights(self, run: PullRun, into: Buffers, until_s: float) -> int:
         """Wait for the answer to a pull and copy the weights; return their version."""

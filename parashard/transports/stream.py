@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
     REFUSAL = 7
 
 
-WITH_PAYLOAD = (Kind.PUSH, Kind.WEIGHTS)
+WITH_PAYLOAD = (Kind.PUSH, Kind.PULL, Kind.WEIGHTS)
 BROKEN = (OSError, EOFError)
 """What `parashard.transports.socket_io` raises; a deadline's TimeoutError is an OSError."""
 _KINDS = {kind.value: kind for kind in Kind}

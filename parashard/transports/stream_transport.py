@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded
 from parashard.protocol import wire
-from parashard.protocol.messages import Push, Receipt
+from parashard.protocol.messages import MESSAGE_BYTES_MAX, PullRun, Push, Receipt, Weights
 from parashard.transports.connections import Connection, Connections
 from parashard.transports.stream import Kind, Stream, answer, parsed
 
@@ -44,6 +44,23 @@ class StreamTransport(Generic[_Connection]):
     def close(self) -> None:
         """Close every connection."""
         self._connections.close()
+
+
+def ask_rows(stream: Stream, run: PullRun, *, deadline_s: float) -> None:
+    """Ask for rows of tables."""
+    stream.send(Kind.PULL, wire.pull_header(run), wire.keys_payload(run), deadline_s=deadline_s)
+
+
+def rows_answered(stream: Stream, run: PullRun, *, deadline_s: float) -> Weights:
+    """Receive the rows that were asked for, into new memory."""
+    head = answer(stream, Kind.WEIGHTS, deadline_s=deadline_s)
+    if head.payload_bytes > MESSAGE_BYTES_MAX:
+        raise LimitExceeded(
+            f"rows of {head.payload_bytes} bytes in one answer; allowed are {MESSAGE_BYTES_MAX}", peer=stream.peer
+        )
+    payload = memoryview(bytearray(head.payload_bytes))
+    stream.receive_into([payload], deadline_s=deadline_s)
+    return wire.rows_from(parsed(head.header, tensor_pb2.PullReply), payload, run)
 
 
 def whole_push(push: Push, bytes_max: int, peer: str) -> tensor_pb2.PushHeader:

@@ -14,14 +14,14 @@ from parashard._proto import tensor_pb2
 from parashard.errors import Unreachable
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt
+from parashard.protocol.messages import PullRun, Push, Receipt, Weights
 from parashard.security.identity import Role, identities_in, in_words
 from parashard.transports.base import Greeting, Pending, ShardAddress
 from parashard.transports.connections import Connections, Exchange
 from parashard.transports.dialling import dial
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, answer, greet, parsed
-from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
+from parashard.transports.stream_transport import StreamTransport, ask_rows, receipt_from, rows_answered, whole_push
 
 
 class TcpTransport(StreamTransport[Stream]):
@@ -63,6 +63,16 @@ class TcpTransport(StreamTransport[Stream]):
             self._connections,
             lambda stream: stream.send(Kind.PULL, wire.pull_header(run), deadline_s=deadline_s),
             lambda stream: _weights(stream, run, into, deadline_s),
+            deadline_s,
+        )
+
+    def pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
+        """Ask for rows."""
+        deadline_s += time.monotonic()
+        return Exchange(
+            self._connections,
+            lambda stream: ask_rows(stream, run, deadline_s=deadline_s),
+            lambda stream: rows_answered(stream, run, deadline_s=deadline_s),
             deadline_s,
         )
 

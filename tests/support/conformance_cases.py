@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from parashard.plan.embedding import Keys, mixed
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Slice
 from parashard.transports.base import Pending, Transport
@@ -17,7 +19,7 @@ from support.waiting import DEADLINE_S
 
 OFFSETS = [0, 1000, 1001, 3000]  # of the partitions, in elements
 ELEMENTS = OFFSETS[-1]
-METHODS = ("push", "pull")
+METHODS = ("push", "pull", "pull_rows")
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Talk:
         pending: Pending[Any]
         if method == "push":
             pending = self.transport.push(push_of(np.ones(4, np.float32), **more), deadline_s)
+        elif method == "pull_rows":
+            pending = self.transport.pull_rows(rows_of({"user": keys_of(1, 2)}, **more), deadline_s)
         else:
             into = np.empty(4 * ELEMENTS, np.uint8) if into is None else into
             pending = self.transport.pull(pull_of(0, into.nbytes, **more), Buffers([into]), deadline_s)
@@ -65,6 +69,14 @@ class Talk:
 
 def push_of(*pieces: Any, step: int = 1, slices: tuple[Slice, ...] = ()) -> Push:
     return Push(TARGET, "worker-0", step, slices, False, 5, Buffers([np.asarray(piece).data for piece in pieces]))
+
+
+def keys_of(*ids: int) -> Keys:
+    return np.sort(mixed(np.array(ids, np.int64)))
+
+
+def rows_of(keys: Mapping[str, Keys], step: int = 1) -> PullRun:
+    return PullRun(TARGET, None, step, 0, 0, keys=keys)
 
 
 def pull_of(begin: int, end: int, step: int = 1, **more: Any) -> PullRun:

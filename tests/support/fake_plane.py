@@ -11,14 +11,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from parashard.errors import ParashardError, QueueFull, ShapeMismatch, StaleIncarnation
+from parashard.plan.embedding import EmbeddingTable
+from parashard.plan.optimizers import SGD
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Run, Target, Weights
 from parashard.transports.base import Greeting
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.weight_memory import PrivateWeights
+from parashard_server.state.rows.tables import Tables
 
 TARGET = Target("run", "digest", 1, 0, 7)
 GREETING = Greeting(TARGET, "worker-0")
+TABLES = (EmbeddingTable("user", 3, SGD(-1.0)), EmbeddingTable("item", 1024, SGD(-1.0)))
+ROWS_MAX = 2000
 
 _Result = TypeVar("_Result")
 
@@ -35,6 +40,8 @@ class FakePlane:
 
     Attributes
     ----------
+    tables : Tables
+        Of TABLES; a test pushes to them itself.
     greeted : list of Target
         What each HELLO named.
     pushes : list of Push
@@ -57,6 +64,7 @@ class FakePlane:
         self.offsets = offsets
         self.memory = memory(offsets)
         self.version = 0
+        self.tables = Tables(TABLES, 0, 0, 1, rows_max=ROWS_MAX)
         self.greeted: list[Target] = []
         self.pushes: list[Push] = []
         self.pulls: list[PullRun] = []
@@ -84,9 +92,14 @@ class FakePlane:
         self._begin(run, timeout_s)
         with self._turn:
             self.pulls.append(run)
-            result = read(self.answered(Weights(self.version, self._moved(run))))
+            weights = self._rows(run) if run.keys else Weights(self.version, self._moved(run))
+            result = read(self.answered(weights))
         self.after_read(run)
         return result
+
+    def _rows(self, run: PullRun) -> Weights:
+        self.tables.check_keys(run.keys)
+        return Weights(self.version, (), self.tables.pull(run.keys))
 
     def add(self, push: Push) -> int:
         """Add a gradient to the first of the weights; return the version that they move to."""

@@ -16,7 +16,7 @@ from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, S
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
-from parashard.protocol.messages import PullRows, PullRun, Push, PushResult, Receipt, Rows, Target, Weights
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
 from parashard_server.core.counters import ShardCounters
 from parashard_server.core.update_policies import FoldedStep, UpdatePolicy
 from parashard_server.state.kernels import fused
@@ -140,7 +140,7 @@ class Shard:
             raise
 
     def pull(self, run: PullRun) -> Weights:
-        """Return views of what has moved in a run of the weights, valid until the next call.
+        """Return views of what has moved in a run of the weights, or the rows of tables; valid until the next call.
 
         Raises
         ------
@@ -149,9 +149,14 @@ class Shard:
         StaleRound
             If it names a round that this shard does not stand at.
         MalformedFrame
-            If the run is not within the shard's vector, cuts an element, or knows a version that never was.
+            If the run is not within the shard's vector, cuts an element, or knows a version that never was; or if keys
+            are not ascending.
+        UnknownVariable
+            If there is no such table, or a key is of another shard.
         """
         self.check_target(run.target)
+        if run.keys:
+            return self._rows(run)
         begin, end = run.offset_bytes, run.offset_bytes + run.length_bytes
         if end > self.storage.weights.nbytes or begin % ELEMENT_BYTES or end % ELEMENT_BYTES:
             raise MalformedFrame(
@@ -169,22 +174,6 @@ class Shard:
         self.record.pull_bytes += moved_bytes
         self.record.pull_unmoved_bytes += end - begin - moved_bytes
         return Weights(version, runs)
-
-    def pull_rows(self, wanted: PullRows) -> Rows:
-        """Return the rows of tables that have been pushed, of those asked for; valid until the next call.
-
-        Raises
-        ------
-        WrongRun, StalePlan, StaleIncarnation, StaleRound
-            As `pull`.
-        UnknownVariable, MalformedFrame
-            If there is no such table, or keys are not ascending or of another shard.
-        """
-        self.check_target(wanted.target)
-        if self.tables is None:
-            raise MalformedFrame("a pull of rows, and this job has no tables")
-        self.updates.reach(wanted.round)
-        return Rows(self.updates.version, self.tables.pull(wanted.keys))
 
     def replay(
         self,
@@ -249,6 +238,16 @@ class Shard:
             self.replay_from(),
             self.storage.snapshot(),
         )
+
+    def _rows(self, run: PullRun) -> Weights:
+        if self.tables is None or run.length_bytes:
+            why = "this job has no tables" if self.tables is None else "it asks for a run, too"
+            raise MalformedFrame(f"a pull of rows, and {why}")
+        self.tables.check_keys(run.keys)
+        self.updates.reach(run.round)
+        rows = self.tables.pull(run.keys)
+        self.record.pull_bytes += sum(found.values.nbytes for found in rows.values())
+        return Weights(self.updates.version, (), rows)
 
     def _take(self, push: Push, rows: Pushed) -> Receipt:
         gradient = self._gradient_of(push)

@@ -52,8 +52,9 @@ class RequestHandler:
 
     @property
     def push_bytes_max(self) -> int:
-        """Length of the longest push that can be right: every partition as float32."""
-        return self._host.shard.storage.weights.nbytes
+        """Length of the longest push that can be right: every partition as float32, and each table's most keys."""
+        shard = self._host.shard
+        return shard.storage.weights.nbytes + (0 if shard.tables is None else shard.tables.push_bytes_max)
 
     def check(self, target: Target) -> None:
         """Refuse what is not meant for the shard as it is now.

@@ -14,9 +14,9 @@ from typing import Protocol, TypeVar
 from google.protobuf.message import Message
 
 from parashard._proto import stream_pb2, tensor_pb2
-from parashard.errors import MalformedFrame, ParashardError
+from parashard.errors import LimitExceeded, MalformedFrame, ParashardError
 from parashard.protocol import wire
-from parashard.protocol.messages import PullRun, Push, Receipt, Target, Weights
+from parashard.protocol.messages import MESSAGE_BYTES_MAX, PullRun, Push, Receipt, Target, Weights
 from parashard.protocol.rpc import data_deadline_s
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.stream_server import HELLO_DEADLINE_S
@@ -93,6 +93,37 @@ def answer_to_push(
         return Kind.RECEIPT, wire.receipt_message(receipt)
     except ParashardError as error:
         return Kind.REFUSAL, refusal(error)
+
+
+def pull_asked(stream: Stream, head: Head, deadline_s: float) -> tuple[tensor_pb2.PullHeader, PullRun]:
+    """Receive the rest of a PULL: the keys of rows, where there are any.
+
+    Raises
+    ------
+    LimitExceeded
+        If they are more than one message of gRPC has.
+    MalformedFrame
+        If they are not as many as the header says. Nothing is received then, either.
+    """
+    header = parsed(head.header, tensor_pb2.PullHeader)
+    wire.check_keys_bytes(header, head.payload_bytes)
+    if head.payload_bytes > MESSAGE_BYTES_MAX:
+        raise LimitExceeded(f"a pull with {head.payload_bytes} bytes of keys; allowed are {MESSAGE_BYTES_MAX}")
+    payload = memoryview(bytearray(head.payload_bytes))
+    stream.receive_into([payload], deadline_s=deadline_s)
+    return header, wire.pull_run(header, payload)
+
+
+def answer_rows(stream: Stream, plane: Plane, run: PullRun, deadline_s: float) -> None:
+    """Send the rows that a pull asks for, copied while they do not change, or the shard's REFUSAL."""
+    try:
+        reply, payload = plane.pull(
+            run, left_s(deadline_s), lambda w: (wire.weights_message(w), b"".join(wire.weights_payload(w)))
+        )
+    except ParashardError as error:
+        stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
+        return
+    stream.send(Kind.WEIGHTS, reply, [memoryview(payload)], deadline_s=deadline_s)
 
 
 def hello_deadline_s() -> float:

@@ -22,7 +22,16 @@ from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.session import Plane, answer_to_push, greeted, hello_deadline_s, left_s, requests
+from parashard_server.serving.session import (
+    Plane,
+    answer_rows,
+    answer_to_push,
+    greeted,
+    hello_deadline_s,
+    left_s,
+    pull_asked,
+    requests,
+)
 
 
 class Slots:
@@ -127,7 +136,7 @@ class ShmService:
             If it is gone, or stopped in the middle.
         """
         worker, weights = self._greeted(stream)
-        with self._slots.take(weights.weights.nbytes, worker) as (descriptor, slot):
+        with self._slots.take(self._plane.push_bytes_max, worker) as (descriptor, slot):
             welcome = stream_pb2.Welcome(
                 push_bytes_max=slot.nbytes,
                 slot_bytes=slot.nbytes,
@@ -162,10 +171,13 @@ class ShmService:
         stream.send(*answer_to_push(self._plane, header, payload, deadline_s), deadline_s=deadline_s)
 
     def _pull(self, stream: Stream, head: Head, slot: Bytes, deadline_s: float) -> None:
-        header = parsed(head.header, tensor_pb2.PullHeader)
+        header, run = pull_asked(stream, head, deadline_s)
+        if run.keys:
+            answer_rows(stream, self._plane, run, deadline_s)
+            return
         read = (lambda weights: _copied(weights, slot)) if header.in_slot else _version_of
         try:
-            reply = self._plane.pull(wire.pull_run(header), left_s(deadline_s), read)
+            reply = self._plane.pull(run, left_s(deadline_s), read)
         except ParashardError as error:
             stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
             return

@@ -17,7 +17,16 @@ from parashard.protocol.messages import Weights
 from parashard.transports.socket_io import LOCAL_BUFFER_BYTES
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.receive_buffers import ReceiveBuffers
-from parashard_server.serving.session import Plane, answer_to_push, greeted, hello_deadline_s, left_s, requests
+from parashard_server.serving.session import (
+    Plane,
+    answer_rows,
+    answer_to_push,
+    greeted,
+    hello_deadline_s,
+    left_s,
+    pull_asked,
+    requests,
+)
 
 PIECE_BYTES = 2 * LOCAL_BUFFER_BYTES
 """Weights that are copied under the lock and sent after it, while others have theirs. Linux takes twice the
@@ -90,11 +99,14 @@ class TcpService:
             raise MalformedFrame(f"step {header.step}: a push of {header.total_bytes} bytes came with {payload_bytes}")
 
     def _pull(self, stream: Stream, head: Head, scratch: memoryview, deadline_s: float) -> None:
-        header = parsed(head.header, tensor_pb2.PullHeader)
+        header, run = pull_asked(stream, head, deadline_s)
         if header.in_slot:
             raise MalformedFrame("a pull names a slot, and this connection has none")
+        if run.keys:
+            answer_rows(stream, self._plane, run, deadline_s)
+            return
         lowest: int | None = None
-        for part in wire.parts_of(wire.pull_run(header), PIECE_BYTES):
+        for part in wire.parts_of(run, PIECE_BYTES):
             try:
                 reply, payload_bytes = self._plane.pull(part, left_s(deadline_s), lambda w: _copied(w, scratch))
             except ParashardError as error:

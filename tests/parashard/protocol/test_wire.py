@@ -16,6 +16,7 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
     MESSAGE_BYTES_MAX,
     DType,
+    PresentRows,
     PullRun,
     Push,
     PushResult,
@@ -50,7 +51,7 @@ pushes = st.builds(
     rows=st.lists(st.builds(RowSlice, texts, u64s, u64s), max_size=3).map(tuple),
 )
 receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
-pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s)
+pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s, keys=st.just({}))
 
 TARGET = Target("run", "digest", 1, 0, 1)
 
@@ -91,6 +92,60 @@ def test_a_receipt_comes_out_as_it_went_in(receipt):
 @given(pulls)
 def test_a_pull_comes_out_as_it_went_in(run):
     assert wire.decode_pull(wire.encode_pull(run)) == run
+
+
+KEYS = st.dictionaries(texts, st.lists(u64s, max_size=20).map(lambda keys: np.array(keys, np.uint64)), max_size=3)
+
+
+@given(pulls, KEYS)
+def test_the_keys_of_a_pull_come_out_as_they_went_in(run, keys):
+    found = wire.decode_pull(wire.encode_pull(run._replace(keys=keys)))
+    assert {name: of_table.tolist() for name, of_table in found.keys.items()} == {
+        name: of_table.tolist() for name, of_table in keys.items()
+    }
+    assert found._replace(keys=run.keys) == run
+
+
+@given(KEYS, st.integers(1, 4), st.randoms(use_true_random=False))
+def test_rows_come_out_as_they_went_in(keys, elements, random):
+    asked = PullRun(TARGET, None, None, 0, 0, keys=keys)
+    rows = {}
+    for name, of_table in keys.items():
+        present = np.array([random.random() < 0.5 for _ in of_table], np.bool_)
+        values = np.array([random.random() for _ in range(int(present.sum()) * elements)], np.float32)
+        rows[name] = PresentRows(present, values.reshape(-1, elements))
+    found = wire.decode_rows(wire.encode_weights(Weights(7, (), rows)), asked)
+    assert found.version == 7
+    assert list(found.rows) == list(rows)
+    for name, (present, values) in rows.items():
+        assert found.rows[name].present.tolist() == present.tolist()
+        assert found.rows[name].values.tolist() == values.tolist()
+
+
+TWO = PullRun(TARGET, None, None, 0, 0, keys={"user": np.array([1, 2], np.uint64)})
+
+
+@pytest.mark.parametrize(
+    ("tables", "payload", "says"),
+    [
+        ([("item", 0, 1)], b"\0", "asked for rows of"),
+        ([], b"", "asked for rows of"),
+        ([("user", 2**40, 2**20)], b"\3" + bytes(8), "end at byte"),
+        ([("user", 1, 1)], b"\3" + bytes(4), "2 of the keys have a row, 1 came"),
+        ([("user", 2, 1)], b"\7" + bytes(8), ""),
+        ([("user", 1, 1)], b"\1" + bytes(5), "rows of 5 bytes in a payload of 6"),
+        ([("user", 1, 1)], b"", "end at byte 5 of 0"),
+    ],
+)
+def test_an_answer_that_is_not_the_rows_asked_for_is_malformed(tables, payload, says):
+    reply = tensor_pb2.PullReply(
+        tables=[tensor_pb2.TableRows(table=name, present=rows, row_elements=n) for name, rows, n in tables]
+    )
+    if not says:  # bits beyond the keys mean nothing
+        assert wire.rows_from(reply, memoryview(payload), TWO).rows["user"].present.tolist() == [True, True]
+        return
+    with pytest.raises(MalformedFrame, match=says):
+        wire.rows_from(reply, memoryview(payload), TWO)
 
 
 def test_nothing_and_zero_are_told_apart():
@@ -182,7 +237,7 @@ def test_what_is_not_a_frame_is_malformed(frame, says):
 
 def test_a_pull_with_a_payload_is_malformed():
     frame = wire.encode_frame(tensor_pb2.PullHeader(), [memoryview(b"abc")])
-    with pytest.raises(MalformedFrame, match="no payload, found 3 bytes"):
+    with pytest.raises(MalformedFrame, match="a pull of 0 rows has a payload of 3 bytes"):
         wire.decode_pull(frame)
 
 

@@ -68,6 +68,10 @@ class FakeWay:
         self.requests.append("pull")
         return Answered(1)
 
+    def pull_rows(self, run: Any, deadline_s: float) -> Any:
+        self.requests.append("pull_rows")
+        return Answered(1)
+
     def close(self) -> None:
         self.closed += 1
 

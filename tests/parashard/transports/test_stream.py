@@ -159,7 +159,7 @@ class TestWhatIsNoMessage:
             (raw(8), MalformedFrame, "found 8"),
             (struct.pack("<4sB3sIQ", b"PSS1", 1, b"", HEADER_BYTES_MAX + 1, 0), LimitExceeded, "header of 1048577"),
             (struct.pack("<4sB3sIQ", b"PSS1", 1, b"", 2**32 - 1, 0), LimitExceeded, "header of 4294967295"),
-            (raw(5, payload_bytes=1), MalformedFrame, "a PULL has no payload, found 1 bytes"),
+            (raw(4, payload_bytes=1), MalformedFrame, "a RECEIPT has no payload, found 1 bytes"),
             (raw(7, payload_bytes=2**64 - 1), MalformedFrame, "a REFUSAL has no payload"),
             (b"", Unreachable, "closed"),
             (raw(1)[:-1], Unreachable, "closed"),

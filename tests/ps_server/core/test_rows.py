@@ -16,7 +16,7 @@ from parashard.plan.embedding import EmbeddingTable, Keys, cut_by_shard, first_r
 from parashard.plan.optimizers import SGD, Adagrad
 from parashard.plan.variables import Float32s, Initializer, Variable
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRows, Push, PushResult, RowSlice
+from parashard.protocol.messages import PullRun, Push, PushResult, RowSlice
 from parashard_server.core.shard import Shard
 from parashard_server.state.rows.tables import Tables
 from support.in_process import COUNTING, SEED, plan_of, push_for, shard_of, state_of, variables_of
@@ -58,7 +58,7 @@ def rows_push(shard: Shard, step: int, pushed: Mapping[str, tuple[Keys, Float32s
 
 
 def pulled(shard: Shard, table: str, keys: Keys, round_: int | None = None) -> tuple[list[bool], Float32s]:
-    rows = shard.pull_rows(PullRows(shard.identity, round_, {table: keys})).tables[table]
+    rows = shard.pull(PullRun(shard.identity, round_, None, 0, 0, keys={table: keys})).rows[table]
     return rows.present.tolist(), rows.values.copy()
 
 
@@ -290,4 +290,4 @@ def test_a_job_without_tables_takes_no_rows() -> None:
     with pytest.raises(MalformedFrame, match="this job has no tables"):
         shard.push(rows_push(shard, 0, {"user": (ONE, VALUES)}))
     with pytest.raises(MalformedFrame, match="this job has no tables"):
-        shard.pull_rows(PullRows(shard.identity, None, {"user": ONE}))
+        pulled(shard, "user", ONE)

@@ -43,6 +43,7 @@ def push_header(total_bytes: int) -> bytes:
 
 
 PULL_IN_SLOT = wire.pull_header(pull_of(), in_slot=True).SerializeToString()
+KEYS = tensor_pb2.PullHeader(keys=[tensor_pb2.TableKeys(table="user", rows=2**40)]).SerializeToString()
 HUGE = 100 << 30
 
 
@@ -60,7 +61,9 @@ class TestLies:
             (message(3, push_header(4000), 0), MalformedFrame, "a push of 4000 bytes came with 0"),
             (message(3, b"\xff\xff"), MalformedFrame, "not a PushHeader"),
             (message(5, b"\xff\xff"), MalformedFrame, "not a PullHeader"),
-            (message(5, b"", 4), MalformedFrame, "a PULL has no payload"),
+            (message(5, b"", 4), MalformedFrame, "a pull of 0 rows has a payload of 4 bytes"),
+            (message(5, KEYS, 4), MalformedFrame, "a pull of 1099511627776 rows has a payload of 4 bytes"),
+            (message(5, KEYS, 2**43), LimitExceeded, "8796093022208 bytes of keys; allowed are 4194304"),
             (message(5, PULL_IN_SLOT), MalformedFrame, "names a slot, and this connection has none"),
             (message(1), MalformedFrame, "requests are PUSH and PULL, found HELLO"),
             (message(6), MalformedFrame, "found WEIGHTS"),

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, UnknownVariable
+from parashard.errors import LimitExceeded, MalformedFrame, NonFiniteGradient, ShapeMismatch, UnknownVariable
 from parashard.plan.embedding import EmbeddingTable, Keys, bucket_ranges, buckets_of
 from parashard.plan.variables import Float32s
-from parashard.protocol.messages import PresentRows, RowSlice
+from parashard.protocol.messages import MESSAGE_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
 from parashard_server.state.rows.table_rows import TableRows
 
@@ -59,6 +59,11 @@ class Tables:
         self.by_name = {table.name: TableRows(table, seed, rows_max) for table in tables}
 
     @property
+    def push_bytes_max(self) -> int:
+        """Most bytes that a push has for all tables."""
+        return sum(table.table.push_bytes_max for table in self.by_name.values())
+
+    @property
     def rows(self) -> int:
         """Number of rows in all tables."""
         return sum(table.rows for table in self.by_name.values())
@@ -84,6 +89,8 @@ class Tables:
             If there is no such table, or a key is of another shard.
         ShapeMismatch
             If rows have another length than the table's.
+        LimitExceeded
+            If there are more keys than a step of the table may use.
         MalformedFrame
             If keys are not ascending.
         NonFiniteGradient
@@ -99,17 +106,34 @@ class Tables:
                 raise ShapeMismatch(
                     f"table {name!r}: gradients of {len(keys)} rows have shape {due}, found {values.shape}"
                 )
+            most = table.table.keys_per_step_max
+            if len(keys) > most:
+                raise LimitExceeded(f"table {name!r}: a push of {len(keys)} keys; its keys_per_step_max is {most}")
             self._check_keys(name, keys)
             if not fused.is_finite(values.reshape(-1)):
                 raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
             table.check_room(len(keys) + sum(len(one[name].keys) for one in before if name in one))
         return pushed
 
-    def pull(self, wanted: Mapping[str, Keys]) -> dict[str, PresentRows]:
-        """Return the rows of ascending mixed keys that have one, by table; raises as `checked`."""
+    def check_keys(self, wanted: Mapping[str, Keys]) -> None:
+        """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers.
+
+        Raises
+        ------
+        UnknownVariable, MalformedFrame
+            As `checked`.
+        LimitExceeded
+            If the answer might be longer than `MESSAGE_BYTES_MAX`.
+        """
+        answer_bytes = 0
         for name, keys in wanted.items():
-            self._of(name)
+            answer_bytes += answer_bytes_of(len(keys), self._of(name).table.row_elements)
             self._check_keys(name, keys)
+        if answer_bytes > MESSAGE_BYTES_MAX:
+            raise LimitExceeded(f"the rows of a pull may have {answer_bytes} bytes; allowed are {MESSAGE_BYTES_MAX}")
+
+    def pull(self, wanted: Mapping[str, Keys]) -> dict[str, PresentRows]:
+        """Return the rows of checked keys that have one, by table; valid until the next call."""
         return {name: self.by_name[name].pull(keys) for name, keys in wanted.items()}
 
     def apply(
