@@ -21,6 +21,7 @@ from parashard.metrics import Sums
 from parashard.models.base import Initial
 from parashard.models.framework import (
     LOSS_SCALE,
+    NOT_IN_PLACE,
     Computed,
     WrongModel,
     made_by,
@@ -193,7 +194,7 @@ class Model:
             )
         written = [name for name, tensor in trained.items() if tensor._version != versions[name]]
         if written:
-            raise WrongModel(f"parameter {written[0]!r} is written in place while a step is computed")
+            raise WrongModel(f"parameter {written[0]!r} is written in place while a step is computed: {NOT_IN_PLACE}")
         now = self._buffers() if constants else constants
         written = [name for name, b in constants.items() if now[name] is not b or b._version != versions[name]]
         frozen = [name for name in state if self._kinds[name] == FROZEN]

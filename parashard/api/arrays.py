@@ -79,7 +79,7 @@ def arrays_of(data: Sequence[Any], what: str) -> ArrayExamples:
     named = [*leaves(inputs, "inputs"), *leaves(targets, "targets")]
     rows = len(named[0][1])
     if any(len(array) != rows for _, array in named):
-        hint = ""
+        hint = "; due is one of each for every example"
         if isinstance(inputs, tuple | list):
             hint = "; a tuple or list of arrays is several inputs: numpy.stack makes one array of it"
         raise BadData(f"{what}: {' and '.join(f'{len(array):,} {name}' for name, array in named[:NAMED_MAX])}{hint}")

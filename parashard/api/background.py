@@ -7,6 +7,7 @@ Owns its start, its end and what became of it. Knows no session and no function.
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from parashard.client.shard_client import ShardClient
+from parashard.display.figures import counted
 from parashard.display.live import NoView
+from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed, ParashardError
 from parashard.job.declaration import DeclaredJob, write_declaration
 from parashard.job.load import LoadedJob, job_from_toml
@@ -35,6 +38,7 @@ from parashard.protocol.proto_conversion import plan_from, view_from
 from parashard.store.arrays import read_arrays
 from parashard.transports.choosing import connect_by
 
+QUIET_S, SAY_S = 5.0, 60.0  # until a wait for the end is spoken of, and between two lines of it
 AGAIN_S = 0.05  # between two pulls, until a shard has what it lost
 STOP_S = 60.0
 """For a run that is stopped to end: shards save their state."""
@@ -160,8 +164,8 @@ class BackgroundRun:
         if outcome.exit_code != ExitCode.DONE:
             raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
 
-    def finish(self, timeout_s: float) -> dict[str, Any]:
-        """Wait until the job is done, and return its report.
+    def finish(self, timeout_s: float, waits_for: str = "") -> dict[str, Any]:
+        """Wait until the job is done, and return its report; say so now and then, if it is known what it waits for.
 
         Raises
         ------
@@ -171,7 +175,7 @@ class BackgroundRun:
             If it takes longer: it goes on, and is stopped when the program ends.
         """
         allowed_s = checked_timeout_s(timeout_s)
-        if not self._steering.wait_for(lambda: self._steering.ended, allowed_s):
+        if not self._ended_within(allowed_s, waits_for):
             raise _NotDone(
                 f"after {allowed_s:g} s the job is not done",
                 "it goes on until the program ends, and its shards save their state then: call this again to wait on, "
@@ -182,6 +186,19 @@ class BackgroundRun:
         self.check()
         assert self._outcome is not None
         return self._outcome.report
+
+    def _ended_within(self, allowed_s: float, waits_for: str) -> bool:
+        """Wait for the end, for at most so long; silence would look like a hang."""
+        left_s, pause_s = allowed_s, QUIET_S
+        while not self._steering.wait_for(lambda: self._steering.ended, min(pause_s, left_s)):
+            left_s -= min(pause_s, left_s)
+            if left_s <= 0:
+                return False
+            if waits_for:
+                done = counted(len(self._steering.complete), "step")
+                sys.stderr.write(f"parashard: {done} of {short_path(self.run_dir)} are in, not all: {waits_for}\n")
+            pause_s = SAY_S
+        return True
 
     def stop(self) -> None:
         """Interrupt it: shards save their state, and all its processes end."""

@@ -207,6 +207,7 @@ def _tree(value: Any, arrays: dict[str, NDArray[Any]], depth: int) -> Any:  # on
     array = numpy_of(value) if hasattr(value, "__array__") else None
     if array is None or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         found = f"an array of {array.dtype}" if array is not None else type(value).__name__
+        found += ", which is there once fetch() is called" if hasattr(value, "fetch") else ""
         raise ConfigurationError(f"found {found}; {_ALLOWED}")
     arrays[str(len(arrays))] = np.array(array, order="C")
     return {"scalar" if isinstance(value, np.generic) else "array": str(len(arrays) - 1)}

@@ -116,7 +116,10 @@ class Cluster:
         TimeoutError
             If it takes longer: it goes on, and this can be called again.
         """
-        return self._run.finish(timeout_s)
+        return self._run.finish(
+            timeout_s,
+            f"sessions compute them, which ps.connect({str(self.run_dir)!r}) opens; cluster.stop() ends it here",
+        )
 
     def stop(self) -> None:
         """End it here: shards save their state, and `resume=True` goes on."""

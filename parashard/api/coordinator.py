@@ -210,7 +210,10 @@ class Coordinator:
             If the job has failed.
         """
         if not isinstance(function, Function):
-            raise ConfigurationError("coordinator.schedule(f, ...): f is a function that @ps.function marks")
+            named = getattr(function, "__qualname__", type(function).__name__)
+            raise ConfigurationError(
+                f"coordinator.schedule({named}, ...): due is a function of the top level that @ps.function marks"
+            )
         call = Call(name_of(function, self._defined, "coordinator.schedule"), tuple(args), dict(kwargs or {}))
         with self._scheduling:
             if self._steering.closed or self._steering.stopping:

@@ -21,17 +21,28 @@ class History:
         By epoch: "loss", the mean over its examples, what the validation data gave at its end as "val_NAME", and what
         callbacks added; NaN where the report has no finite figure. In `async` and `ssp:K` "val_steps": how many steps
         were in the weights that were evaluated.
+    epoch : list of int
+        Their numbers, from 0 on, or from `initial_epoch`.
     report : dict
         The run's report (`report.json`).
     run_dir : Path
         The run's folder: weights, checkpoints, logs.
     """
 
-    def __init__(self, report: dict[str, Any], run_dir: Path, history: Mapping[str, list[float]] | None = None) -> None:
+    def __init__(
+        self,
+        report: dict[str, Any],
+        run_dir: Path,
+        history: Mapping[str, list[float]] | None = None,
+        *,
+        first_epoch: int = 0,
+    ) -> None:
         self.report = report
         self.run_dir = run_dir
         figures = history or _reported(report)
         self.history: dict[str, list[float]] = {name: [_number(value) for value in figures[name]] for name in figures}
+
+        self.epoch = [first_epoch + number for number in range(max(map(len, self.history.values()), default=0))]
 
     def __repr__(self) -> str:
         last = ", ".join(f"{name} {values[-1]:.4g}" for name, values in self.history.items())

@@ -153,8 +153,9 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256
     declared = whole.spec
     if fingerprint != declared.fingerprint:
         raise ConfigurationError(
-            f"the data of this call are others in this worker ({summary}) than in the process that started it "
-            f"({declared.summary()}); a script loads the same data wherever it runs"
+            f"the data of this call are others in this worker ({summary}, fingerprint {fingerprint[:12]}) than in the "
+            f"process that started it ({declared.summary()}, {declared.fingerprint[:12]}): a script loads the same "
+            "data wherever it runs; seed what it draws, such as numpy.random.default_rng(0)"
         )
     code = code_of(run_dir)
     if code_sha256 != (whole.model_sha256 if code is None else code.present):
@@ -164,6 +165,9 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256
         )
     file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
     check_same_job(mine, load_job(file, environ={}).job)
+
+
+SAME = "a script makes the same model wherever it runs: seed what it draws, such as numpy.random.default_rng(0)"
 
 
 def check_same_model(model: Model, run_dir: Path) -> None:
@@ -179,11 +183,12 @@ def check_same_model(model: Model, run_dir: Path) -> None:
         here, there = mine.variables.get(name), theirs.variables.get(name)
         if here is None or there is None:
             raise ConfigurationError(
-                f"the model has other variables {other}: {name!r} is only {'there' if here is None else 'here'}"
+                f"the model has other variables {other}: {name!r} is only {'there' if here is None else 'here'}; {SAME}"
             )
         if here.shape != there.shape:
             raise ConfigurationError(
-                f"variable {name!r} of the model has another shape {other}: {here.shape} here and {there.shape} there"
+                f"variable {name!r} of the model has another shape {other}: {here.shape} here and {there.shape} there; "
+                f"{SAME}"
             )
         own, due = mine.arrays.get(name), theirs.arrays.get(name)
         is_drawn = not isinstance(model, FrameworkModel) and own is not None and due is not None

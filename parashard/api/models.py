@@ -170,9 +170,9 @@ class PresentModel:
     def _check_weighted(self) -> None:
         if not getattr(self.given, "weighted", False):
             raise ConfigurationError(
-                "examples have weights, and the model's loss takes none: give the loss of a PyTorch or JAX model a "
-                "parameter sample_weight, or take one of PyTorch's with reduction; a model of your own reads "
-                "batch.weights and has weighted = True"
+                "examples have weights, and the model's loss takes none: give the loss of a PyTorch or JAX model or of "
+                "ps.Sequential a parameter sample_weight, or take one of PyTorch's with reduction or one that "
+                "ps.Sequential has by name; a model of your own reads batch.weights and has weighted = True"
             )
 
     def _framework(self, what: str) -> FrameworkModel:
@@ -235,7 +235,10 @@ def _computing(what: str, data: Indexed) -> Iterator[None]:
     except ParashardError:
         raise
     except Exception as error:
-        given = ", ".join(map(str, data.fields()))
+        fields = data.fields()
+        given = ", ".join(map(str, fields))
+        if what == "predict" and len(fields) == 2 and not fields[1].shape:  # inputs and a label
+            given += " (predict takes inputs alone)"
         raise ConfigurationError(
             f"{what}: the model cannot compute these {'batches' if data.batched else 'examples'}, each of which has "
             f"{given}: {named_with_line(error)}"

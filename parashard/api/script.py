@@ -136,6 +136,11 @@ class Script:
         return self._answers[self._calls - 1] if self._calls <= len(self._answers) else {}
 
     @property
+    def runs_made(self) -> set[Path]:
+        """The run folders of the calls so far."""
+        return {Path(answer["run_dir"]).absolute() for answer in self._answers if "run_dir" in answer}
+
+    @property
     def worker_name(self) -> str:
         """The name of the worker that this process is; "": the next free one."""
         return self._arguments[self._arguments.index("--name") + 1]

@@ -24,6 +24,7 @@ from parashard.api.trainer import EXAMPLES_AT_ONCE
 from parashard.callbacks.files import SUFFIX
 from parashard.callbacks.tensorboard import TensorBoard
 from parashard.display.live import console_for
+from parashard.display.paths import short_path
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.models.base import FrameworkModel, Model
@@ -156,6 +157,9 @@ class SidecarEvaluator:
                 open_.callback(self._board.on_train_end, {})
             with suppress(KeyboardInterrupt):
                 self._follow()
+        if not self.evaluations:
+            there = "" if self._folder.is_dir() else ", which is not there"
+            sys.stderr.write(f"ps.SidecarEvaluator: no file of weights came to {short_path(self._folder)}{there}\n")
         return dict(self.metrics)
 
     def _follow(self) -> None:

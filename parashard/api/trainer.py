@@ -7,12 +7,14 @@ what process this is.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
 
 from parashard.api.batching import epochs_of_a_job, examples_of_a_step
+from parashard.api.border import bordered
 from parashard.api.examples import indexed, indexed_inputs, of_the_data
 from parashard.api.fit_here import Here
 from parashard.api.fit_on_cluster import OnCluster
@@ -22,7 +24,7 @@ from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
 from parashard.api.models import PresentModel
 from parashard.api.optimizers import optimizer_for
-from parashard.api.resuming import answered, unfinished
+from parashard.api.resuming import answered, check_followed, unfinished
 from parashard.api.script import SCRIPT
 from parashard.api.source import source_of
 from parashard.api.strategies import ClusterStrategy, InProcessStrategy, Strategy
@@ -83,6 +85,7 @@ class Trainer:
         self._name = name
         self._settings = dict(settings or {})
 
+    @bordered
     def fit(
         self,
         data: Any,
@@ -103,6 +106,7 @@ class Trainer:
         resume: bool = False,
         accept_code_change: bool = False,
         verbose: int = 1,
+        **others: Never,
     ) -> History:
         """Train, and return how it went; a second call goes on from the weights, with the optimizer's state new.
 
@@ -156,6 +160,7 @@ class Trainer:
             After Ctrl-C, once the state is saved: `resume=True` goes on with it.
         """
         _check_one("fit", apart)
+        _check_none(others)
         if resume not in (True, False):
             raise ConfigurationError(f"ps.Trainer.fit: resume is True or False, found {resume!r}")
         callbacks = listed(callbacks)
@@ -189,11 +194,14 @@ class Trainer:
                 fit = self._call(source, sizes, gradient_accumulation, callbacks)
                 self._place.enter(fit)
                 begun = unfinished(self._job_name, self._calls_before) if resume else None
+                if resume and begun is None and self._calls_before:
+                    check_followed(self._job_name, self._calls_before, SCRIPT.runs_made)
                 call.answer = run_fit(self._place, fit, begun, accept_code_change=accept_code_change, quiet=not verbose)
         run_dir = Path(call.answer["run_dir"])
         self._present.go_on_from(Path(call.answer.get("weights", run_dir / WEIGHTS_FILE)))
-        return History(call.answer["report"], run_dir, call.answer.get("history"))
+        return History(call.answer["report"], run_dir, call.answer.get("history"), first_epoch=initial_epoch)
 
+    @bordered
     def evaluate(
         self,
         data: Any,
@@ -218,6 +226,7 @@ class Trainer:
                     call.answer = {"metrics": self._present.evaluate(examples, batch_size)}
         return dict(call.answer["metrics"])
 
+    @bordered
     def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> Tree:
         """Return the model's outputs, in the order of the inputs; computed in this process.
 
@@ -322,6 +331,28 @@ def _checked_seed(seed: Any) -> int:
             f"process; found {seed!r}"
         )
     return number
+
+
+_ELSEWHERE = {
+    "x": "the data are one pair: fit((x, y))",
+    "y": "the data are one pair: fit((x, y))",
+    "shuffle": "each epoch has an order of its own, by the seed",
+    "steps_per_epoch": "an epoch has every example once",
+    "validation_steps": "an evaluation has every example once",
+    "validation_freq": "evaluation.every_epochs is a setting of the Trainer",
+    "validation_batch_size": "an evaluation's figures do not depend on it",
+    "workers": "ps.ParameterServerStrategy(workers=...) has it",
+    "optimizer": "the Trainer has it",
+}
+"""What `fit` has elsewhere that Keras' has, or its users look for."""
+
+
+def _check_none(others: Mapping[str, object]) -> None:
+    """Refuse arguments that `fit` has not."""
+    for name in others:
+        allowed = [key for key in inspect.signature(Trainer.fit).parameters if key not in ("self", "apart", "others")]
+        hint = f"{_ELSEWHERE[name]}; " if name in _ELSEWHERE else ""
+        raise ConfigurationError(f"fit has no {name}=; {hint}allowed: {', '.join(allowed)}")
 
 
 def _check_one(call: str, apart: Sequence[object]) -> None:

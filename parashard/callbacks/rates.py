@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,22 +18,40 @@ class LearningRateScheduler(Callback):
     Parameters
     ----------
     schedule : callable
-        (epoch, present rate) -> the epoch's rate. It is called before the epoch's steps begin; where training is
-        asynchronous, steps that are under way keep theirs, and `callbacks.learning_rates` of the report says which.
+        (epoch, present rate) -> the epoch's rate, or of the epoch alone. It is called before the epoch's steps begin;
+        where training is asynchronous, steps that are under way keep theirs, and `callbacks.learning_rates` of the
+        report says which.
     """
 
-    def __init__(self, schedule: Callable[[int, float], float], verbose: int = 0) -> None:
-        if not callable(schedule):
-            raise ConfigurationError(f"LearningRateScheduler: schedule is no function of epoch and rate: {schedule!r}")
+    def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
+        self._with_rate = _takes(schedule, 2)
+        if not self._with_rate and not _takes(schedule, 1):
+            raise ConfigurationError(
+                f"LearningRateScheduler: schedule is no function of epoch and rate, or of the epoch: {schedule!r}"
+            )
         self._schedule = schedule
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         """Set the epoch's rate."""
-        self.model.learning_rate = self._schedule(epoch, self.model.learning_rate)
+        rate = self.model.learning_rate
+        self.model.learning_rate = self._schedule(epoch, rate) if self._with_rate else self._schedule(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Tell the rate."""
         logs["learning_rate"] = self.model.learning_rate
+
+
+def _takes(function: Any, arguments: int) -> bool:
+    """Tell whether a function may be called with so many arguments; one that does not tell may."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*[0] * arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
 
 
 class ReduceLROnPlateau(Callback):

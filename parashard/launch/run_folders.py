@@ -58,15 +58,18 @@ def resumed_run_dir(asked: Path | None, name: str) -> Path:
     ConfigurationError
         If there is none.
     """
-    found = [asked] if asked is not None else sorted(RUNS.glob(f"{name}-*"), key=os.path.getmtime)
-    kept = [path for path in found if (path / JOB_FILE).is_file()]
-    if asked is None:
-        kept = [path for path in kept if _job_name_in(path) == name]
+    kept = runs_of(name) if asked is None else [asked] if (asked / JOB_FILE).is_file() else []
     if not kept:
         raise ConfigurationError(
             f"--resume: {asked or f'no directory of a run of {name!r} under {RUNS}/'} has no {JOB_FILE} of a run"
         )
     return kept[-1].absolute()
+
+
+def runs_of(name: str) -> list[Path]:
+    """Return the directories of the runs of a job of this name under `runs/`, the newest last."""
+    found = sorted(RUNS.glob(f"{name}-*"), key=os.path.getmtime)
+    return [path.absolute() for path in found if (path / JOB_FILE).is_file() and _job_name_in(path) == name]
 
 
 def discard_unbegun(run_dir: Path, *, keep: bool) -> None:

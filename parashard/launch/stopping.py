@@ -75,7 +75,7 @@ def resume_command(run_dir: Path) -> str:
     """Return the command that resumes a run, or what a script's run needs."""
     script = script_of(run_dir)
     if script is not None:
-        return f"{short_path(script)} again, with fit(..., resume=True)"
+        return f"{short_path(script)} again, with resume=True in each fit"
     return f"parashard resume {shlex.quote(short_path(run_dir))}"
 
 

@@ -1,7 +1,8 @@
 """Losses: the mean over a batch, and its gradient by the model's outputs.
 
-Pure functions over the array namespace `xp`; targets out of range are told on NumPy alone, where a look costs nothing.
-Knows no layer. Called by `parashard.layers.sequential` and by the regression model.
+Of weighted examples the loss is sum(weight * loss) / examples. Pure functions over the array namespace `xp`; targets
+out of range are told on NumPy alone, where a look costs nothing. Knows no layer. Called by
+`parashard.layers.sequential` and by the regression model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from parashard.data.base import Array
 from parashard.models.framework import WrongModel
 
 
-def softmax_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array, Array]:
+def softmax_cross_entropy(
+    logits: Array, targets: Array, xp: Any, sample_weight: Array | None = None
+) -> tuple[Array, Array]:
     """Return the mean cross-entropy of softmax(logits) and its gradient by the logits.
 
     loss = mean_i(log sum_j exp(z_ij) - z_i,t_i); gradient_ij = (softmax(z_i)_j - [j = t_i]) / n. The row's maximum is
@@ -26,6 +29,8 @@ def softmax_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array
         Unchanged. The mean is over all axes but the last.
     targets : array of int64, of the logits' shape without its last axis
         Each in [0, classes).
+    sample_weight : array, shape (examples,), optional
+        Multiplies the loss of each example.
 
     Returns
     -------
@@ -54,14 +59,21 @@ def softmax_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array
     at_target = shifted[rows, targets]
     gradient = xp.exp(shifted, out=shifted)
     total = gradient.sum(axis=1, keepdims=True)
-    loss = (xp.log(total[:, 0]) - at_target).mean()
+    each = xp.log(total[:, 0]) - at_target
     gradient /= total
     gradient[rows, targets] -= 1
     gradient /= len(logits)
+    if sample_weight is not None:
+        weights = _weights(sample_weight, shape[:-1], logits.dtype, xp).reshape(-1)
+        each *= weights
+        gradient *= weights[:, None]
+    loss = each.mean()
     return loss, gradient.reshape(shape)
 
 
-def sigmoid_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array, Array]:
+def sigmoid_cross_entropy(
+    logits: Array, targets: Array, xp: Any, sample_weight: Array | None = None
+) -> tuple[Array, Array]:
     """Return the mean cross-entropy of sigmoid(logits) and its gradient by the logits.
 
     loss = mean(max(z, 0) - z t + log(1 + exp(-abs(z)))); gradient = (sigmoid(z) - t) / size. No logit overflows.
@@ -72,6 +84,8 @@ def sigmoid_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array
         Unchanged. The mean is over all its numbers.
     targets : array of the logits' shape, or without a last axis of one
         Probabilities in [0, 1]: 0 and 1, usually.
+    sample_weight : array, shape (examples,), optional
+        Multiplies the loss of each example.
 
     Returns
     -------
@@ -81,14 +95,20 @@ def sigmoid_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array
     """
     due = _like(targets, logits, "sigmoid_cross_entropy")
     small = xp.exp(-abs(logits))  # in (0, 1]
-    loss = (xp.maximum(logits, 0) - logits * due + xp.log1p(small)).mean()
+    each = xp.maximum(logits, 0) - logits * due + xp.log1p(small)
     gradient = xp.maximum(small, logits >= 0) / (1 + small)  # 1 / (1 + e^-z) for z >= 0, e^z / (1 + e^z) below
     gradient -= due
     gradient /= logits.size
-    return loss, gradient
+    if sample_weight is not None:
+        weights = _weights(sample_weight, logits.shape, logits.dtype, xp)
+        each *= weights
+        gradient *= weights
+    return each.mean(), gradient
 
 
-def mean_squared_error(outputs: Array, targets: Array, xp: Any) -> tuple[Array, Array]:
+def mean_squared_error(
+    outputs: Array, targets: Array, xp: Any, sample_weight: Array | None = None
+) -> tuple[Array, Array]:
     """Return the mean squared error and its gradient by the outputs.
 
     loss = mean((z - t)^2); gradient = 2 (z - t) / size.
@@ -98,6 +118,8 @@ def mean_squared_error(outputs: Array, targets: Array, xp: Any) -> tuple[Array, 
     outputs : array of float32 or float64
         Unchanged. The mean is over all its numbers.
     targets : array of the outputs' shape, or without a last axis of one
+    sample_weight : array, shape (examples,), optional
+        Multiplies the loss of each example.
 
     Returns
     -------
@@ -106,7 +128,18 @@ def mean_squared_error(outputs: Array, targets: Array, xp: Any) -> tuple[Array, 
         A new array with the outputs' dtype.
     """
     error = outputs - _like(targets, outputs, "mean_squared_error")
-    return (error * error).mean(), error * (2 / error.size)
+    each, gradient = error * error, error * (2 / error.size)
+    if sample_weight is not None:
+        weights = _weights(sample_weight, outputs.shape, outputs.dtype, xp)
+        each *= weights
+        gradient *= weights
+    return each.mean(), gradient
+
+
+def _weights(given: Array, shape: tuple[int, ...], dtype: Any, xp: Any) -> Array:
+    """Return each example's weight for all of its numbers, in their shape."""
+    spread: Array = xp.broadcast_to(given.astype(dtype).reshape(-1, *[1] * (len(shape) - 1)), shape)
+    return spread
 
 
 def _like(targets: Array, outputs: Array, loss: str) -> Array:

@@ -21,9 +21,10 @@ from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, s
 from parashard.metrics import Sums
 from parashard.models.framework import WrongModel
 from parashard.models.judging import Given, judged, metrics_by_name
+from parashard.models.weighted import PARAMETER, takes_weights
 from parashard.plan.variables import Float32s, Variable
 
-Loss = Callable[[Array, Array, Any], tuple[Array, Array]]
+Loss = Callable[..., tuple[Array, Array]]
 """From outputs, targets and `xp` to the mean over the batch and its gradient by the outputs, in a new array."""
 
 LOSSES: Mapping[str, Loss] = {
@@ -43,7 +44,8 @@ class Sequential:
     input_shape : tuple of int
         Of one example's input.
     loss : str or callable (outputs, targets, xp) -> (loss, gradient by the outputs)
-        "softmax_cross_entropy", "sigmoid_cross_entropy", "mean_squared_error", or a function: the mean over a batch.
+        "softmax_cross_entropy", "sigmoid_cross_entropy", "mean_squared_error", or a function: the mean over a batch. A
+        function with a parameter `sample_weight` gets the weights of examples, if they have any.
     metrics : sequence of str, Metric or callable (outputs, targets) -> numbers
         What evaluations tell besides the loss: names such as "accuracy", metrics of `parashard.metrics`, or functions
         that return one number an example, or one that is the mean over a batch.
@@ -52,6 +54,8 @@ class Sequential:
     ----------
     output_shape : tuple of int
         Of one example's output.
+    weighted : bool
+        Whether the loss takes weights of examples.
 
     Notes
     -----
@@ -79,6 +83,7 @@ class Sequential:
         self._layers = tuple(layers)
         self._input_shape = _shape(input_shape)
         self._loss = _loss(loss)
+        self.weighted = takes_weights(self._loss)
         self._metrics = metrics_by_name(metrics)
         self._seed = 0
         self._values: Mapping[str, Float32s] | None = None
@@ -116,13 +121,13 @@ class Sequential:
     ) -> tuple[float | Array, Mapping[str, Array]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         outputs, pull_back = self.forward(variables, batch.inputs, batch.step, xp)
-        loss, gradient = self._loss(outputs, batch.targets, xp)
+        loss, gradient = self._loss(outputs, batch.targets, xp, **_weights(batch))
         return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
         """Return the loss, the mean over the batch, and the metrics' states."""
         outputs, _ = self.forward(variables, batch.inputs, None, xp)
-        loss = float(self._loss(outputs, batch.targets, xp)[0])
+        loss = float(self._loss(outputs, batch.targets, xp, **_weights(batch))[0])
         return {"loss": loss, **judged(self._metrics, outputs, batch.targets, len(batch.inputs), _on_host)}
 
     def predict(self, values: Mapping[str, Float32s], inputs: Array) -> Array:
@@ -215,6 +220,10 @@ def _loss(given: str | Loss) -> Loss:
     if not callable(found):
         raise ConfigurationError(f"loss {given!r} is unknown; allowed: {', '.join(LOSSES)}, or a function")
     return found
+
+
+def _weights(batch: Batch) -> dict[str, Array]:
+    return {} if batch.weights is None else {PARAMETER: batch.weights}
 
 
 def _text(function: Callable[..., Any]) -> str:

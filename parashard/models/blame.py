@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any
 
 from parashard.display.paths import short_path
@@ -52,6 +52,23 @@ def place_of(method: Any) -> str:
     if not isinstance(code, CodeType) or not _is_the_users(code.co_filename):
         return ""
     return f"{short_path(code.co_filename)}:{code.co_firstlineno}: "
+
+
+def with_users_lines(error: BaseException) -> BaseException:
+    """Return an error without its traceback; that of its cause has the frames of the user's code, if there are any."""
+    cause = error.__cause__
+    while cause is not None:
+        frames, trace = [], cause.__traceback__
+        while trace is not None:
+            if _is_the_users(trace.tb_frame.f_code.co_filename):
+                frames.append(trace)
+            trace = trace.tb_next
+        kept: TracebackType | None = None
+        for frame in reversed(frames):
+            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        cause.__traceback__ = kept
+        cause = cause.__cause__
+    return error.with_traceback(None)
 
 
 def _named(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from parashard.models.blame import named_with_line
 
 Computed = tuple[float | Array, Mapping[str, Array | None]]
 """A loss and gradients by name."""
+NOT_IN_PLACE = "the shards move it, and would not learn of that; compute with a changed copy, such as weight * factor"
 LOSS_SCALE = 2.0**15
 """What a loss of float16 is multiplied by: the largest power of two that float16 has."""
 

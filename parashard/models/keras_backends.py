@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
-from parashard.models.framework import WrongModel
+from parashard.models.framework import NOT_IN_PLACE, WrongModel
 
 Function = Callable[..., Any]
 """Of what is trained (a list of tensors, float32), what is not (a list), and data."""
@@ -155,7 +155,7 @@ class Torch:
             versions = [leaf._version for leaf in leaves]
             value, more = function(leaves, *others)
             if versions != [leaf._version for leaf in leaves]:
-                raise WrongModel("a weight is written in place while a step is computed")
+                raise WrongModel(f"a weight is written in place while a step is computed: {NOT_IN_PLACE}")
             whole = value if scale == 1 else value.float() * scale
             gradients = self._torch.autograd.grad(whole, leaves, allow_unused=True)
             if scale != 1:

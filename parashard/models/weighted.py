@@ -1,7 +1,7 @@
 """Losses of weighted examples: sum(weight * loss) / examples, as in Keras; not divided by the sum of the weights.
 
-Owns how a loss that returns a mean is asked for that. Knows no framework. Called by `parashard.torch` and
-`parashard.jax`.
+Owns how a loss that returns a mean is asked for that. Knows no framework. Called by `parashard.torch`,
+`parashard.jax` and `parashard.layers`.
 """
 
 from __future__ import annotations

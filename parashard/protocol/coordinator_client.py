@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 ADDRESS_FILE = "coordinator.json"
 POLL_S = 0.02
+QUIET_S = 3.0  # of waiting, before a person hears of it
 STALL_S = 2.0  # a call and a pause that took longer than they can by so much: the process stood still
 
 _Reply = TypeVar("_Reply")
@@ -162,19 +164,22 @@ class CoordinatorClient:
             wait=tenacity.wait_random_exponential(0.02, 0.5),
             stop=lambda _: self._cancelled.is_set() or awake.now_s() - since_s >= self.retry_budget_s,
             sleep=tenacity.sleep_using_event(self._cancelled),
-            before_sleep=self._tell_once,
+            before_sleep=partial(self._note, told=[]),
             reraise=True,
         )
         return retrying(call)
 
-    def _tell_once(self, attempt: tenacity.RetryCallState) -> None:
-        """Say that we wait, once a call: silence looks like a hang."""
-        if attempt.attempt_number == 1 and attempt.outcome is not None:
-            why = str(attempt.outcome.exception())
+    def _note(self, attempt: tenacity.RetryCallState, told: list[str]) -> None:
+        """Log that we wait; after a while say it, too, once a call: silence looks like a hang."""
+        assert attempt.outcome is not None
+        why = str(attempt.outcome.exception())
+        if attempt.attempt_number == 1:
             log.info("waiting", why=why, at_most_s=self.retry_budget_s)
-            if self._tell is not None:
-                until = datetime.now() + timedelta(seconds=self.retry_budget_s)
-                self._tell(f"waiting for {self.address} until {until:%H:%M:%S}: {why}")
+        waited_s = attempt.seconds_since_start or 0.0
+        if self._tell is not None and waited_s >= QUIET_S and not told:
+            told.append(why)
+            until = datetime.now() + timedelta(seconds=self.retry_budget_s - waited_s)
+            self._tell(f"{why}; asking again until {until:%H:%M:%S}")
 
 
 def address_in(folder: Path) -> str | None:

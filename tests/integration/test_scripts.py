@@ -93,7 +93,7 @@ def test_after_ctrl_c_it_goes_on(start: Callable[..., ScriptRun], tmp_path: Path
     assert run.wait() != 0
     last = run.complaint().splitlines()[-1]
     assert "KeyboardInterrupt: stopped at step" in last
-    assert last.endswith("train.py again, with fit(..., resume=True)")
+    assert last.endswith("train.py again, with resume=True in each fit")
     (tmp_path / "slow").unlink()
     again = start(LEDGER + FIT + TELL, "20", "async", "resume")
     assert done(again)[0] == 20.0

@@ -85,6 +85,7 @@ class OnBoth:
             "arange",
             "argsort",
             "asarray",
+            "broadcast_to",
             "empty",
             "exp",
             "full",

@@ -261,6 +261,8 @@ class Session:
             If the gradients are not of the job's variables, or not finite. Nothing was sent, and the step is still the
             present one; if it is not pushed after all, the attempt counts as failed.
         """
+        if not isinstance(step, Step):
+            raise ConfigurationError(f"session.push takes a step of session.steps(), found {step!r}")
         grant = self._grant
         if grant is None or grant.step != step.number:
             raise ConfigurationError(

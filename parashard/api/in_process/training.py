@@ -25,12 +25,12 @@ from parashard.api.in_process.state import Run, State, take_up
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
 from parashard.display.figures import count
 from parashard.display.live import NoView
-from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, ParashardError, RetryLater, StoreFailed
 from parashard.job.load import as_toml
 from parashard.launch.following import CallbackFailed
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report, script_of
+from parashard.launch.stopping import resume_command
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s, as_exported
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
@@ -334,9 +334,8 @@ class Training:
 
     def _stopped_line(self) -> str:
         steps, total = self._state.saved_steps, self._task.steps.total
-        script = script_of(self._run_dir)
-        what = f"{short_path(script)} again, with " if script is not None else ""
-        return f"stopped at step {count(steps)} of {count(total)} (saved). Continue: {what}fit(..., resume=True)"
+        what = resume_command(self._run_dir) if script_of(self._run_dir) is not None else "fit(..., resume=True)"
+        return f"stopped at step {count(steps)} of {count(total)} (saved). Continue: {what}"
 
     def _save_records(self) -> None:
         """Store what a resumed run cannot learn from the checkpoint: evaluations, an early stop, counts."""

@@ -77,6 +77,20 @@ def run(tmp_path: Path, at_exit: AtExit, job: Job) -> Iterator[BackgroundRun]:
     made.stop()
 
 
+def test_a_wait_for_the_end_is_spoken_of_after_a_while(
+    run: BackgroundRun, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(background, "QUIET_S", 0.001)
+    with pytest.raises(TimeoutError):
+        run.finish(0.01, "sessions compute them")
+    assert capsys.readouterr().err.count("0 steps of ") == 1
+    with pytest.raises(TimeoutError):
+        run.finish(0.01)
+    assert capsys.readouterr().err == "", "where it is not known what it waits for"
+    job.released.set()
+    run.finish(DEADLINE_S, "sessions compute them")
+
+
 def test_a_run_that_is_not_done_in_time_goes_on_and_is_stopped_at_the_programs_end(
     run: BackgroundRun, at_exit: AtExit, job: Job
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,7 @@ def test_a_figure_that_is_not_finite_is_nan_in_a_history(tmp_path: Path) -> None
     found = {name: [repr(value) for value in values] for name, values in history.history.items()}
     assert found == {"loss": ["nan"], "val_loss": ["0.5", "nan"]}
     assert repr(history).startswith("History(loss nan, val_loss nan; ")
+    assert ps.History(report, tmp_path, first_epoch=3).epoch == [3, 4]
     assert repr(ps.History(report, tmp_path, {"mine": [None]}).history["mine"]) == "[nan]"  # type: ignore[list-item]
 
 
@@ -338,6 +340,23 @@ def test_a_script_is_resumed_at_the_call_that_was_interrupted(runs: Runs) -> Non
     assert second.fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[begun - 1][1]
 
 
+def test_a_run_is_not_left_behind_where_the_fit_before_it_is_made_anew(runs: Runs) -> None:
+    first, second = ps.Trainer(Line()), ps.Trainer(Line())
+    done = first.fit((X, Y), verbose=0)
+    (done.run_dir / "report.json").write_text('{"state": "done"}')
+    runs.exit_code = 130
+    with pytest.raises(KeyboardInterrupt):
+        second.fit((X, Y), verbose=0)
+    runs.exit_code, module.SCRIPT._calls, module.SCRIPT._answers = 0, 0, []
+    anew = first.fit((X, Y), verbose=0)
+    (anew.run_dir / "report.json").write_text('{"state": "done"}')
+    with pytest.raises(
+        ConfigurationError, match=r"is not done, and a fit before .* give each fit of the script resume"
+    ):
+        second.fit((X, Y), resume=True, verbose=0)
+    second.fit((X, Y), verbose=0)  # anew, too
+
+
 def test_an_edited_script_goes_on_where_that_is_accepted(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     script, trainer = Path("train.py"), ps.Trainer(Line())
 
@@ -422,6 +441,34 @@ def test_names_are_imported_when_they_are_used() -> None:
     assert (ps.JobFailed, ps.ConfigurationError) == (JobFailed, ConfigurationError)
     with pytest.raises(AttributeError, match="no attribute 'Trainner'"):
         ps.Trainner  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("shuffle", "each epoch has an order of its own"),
+        ("steps_per_epoch", "an epoch has every example once"),
+        ("bath_size", "allowed: data, epochs, "),
+    ],
+)
+def test_an_argument_that_fit_has_not_is_a_sentence(runs: Runs, name: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"fit has no {name}=; .*{says}|fit has no {name}=; {says}"):
+        ps.Trainer(Line()).fit((X, Y), **{name: 1})
+
+
+def test_a_mistake_has_no_traceback_of_what_is_beneath_and_its_cause_the_users_lines(runs: Runs) -> None:
+    class Wrong(Line):
+        def evaluate(self, variables: Any, batch: Any, xp: Any) -> Mapping[str, float]:
+            raise KeyError("mine")
+
+    with pytest.raises(ConfigurationError) as caught:
+        ps.Trainer(Wrong()).evaluate((X, Y))
+    cause = caught.value.__cause__
+    assert isinstance(cause, KeyError)
+    for error in (caught.value, cause):
+        files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
+        assert files <= {"test_trainer.py", "border.py"}
+    assert "test_trainer.py" in {Path(frame.filename).name for frame in traceback.extract_tb(cause.__traceback__)}
 
 
 @pytest.mark.parametrize("call", ["fit", "evaluate"])

@@ -127,6 +127,17 @@ def test_a_schedule_is_asked_before_each_epoch(tmp_path: Path) -> None:
     assert it.history.history["learning_rate"] == [0.1, 0.05, 0.025]
 
 
+def test_a_schedule_may_be_of_the_epoch_alone(tmp_path: Path) -> None:
+    it = run(LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch)), [1, 1], tmp_path)
+    assert it.history.history["learning_rate"] == [0.1, 0.05]
+
+
+@pytest.mark.parametrize("schedule", [None, 0.1, lambda: 0.1, lambda a, b, c: 0.1])
+def test_what_is_no_schedule_is_refused_at_once(schedule: Any) -> None:
+    with pytest.raises(ConfigurationError, match="no function of epoch and rate, or of the epoch"):
+        LearningRateScheduler(schedule)
+
+
 @pytest.mark.parametrize("crash_after", [None, 2])
 def test_a_checkpoint_keeps_what_is_better_than_all_before(tmp_path: Path, crash_after: int | None) -> None:
     callback = made(ModelCheckpoint, filepath=tmp_path / "{epoch:02d}-{val_loss:.1f}.safetensors", save_best_only=True)

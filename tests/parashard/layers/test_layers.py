@@ -129,6 +129,25 @@ def test_the_gradient_of_a_loss_is_that_of_finite_differences(loss: Any, n: int,
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+@given(n=st.integers(1, 4), seed=st.integers(0, 2**32 - 1))
+@fewer(4)
+def test_the_gradient_of_a_weighted_loss_is_that_of_finite_differences(loss: Any, n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    outputs, targets, weights = rng.normal(size=(n, 2, 4)), LOSSES[loss](n, rng), rng.random(n)
+    _, gradient = loss(outputs, targets, OnBoth(), weights)
+    expected = slope(lambda: float(loss(outputs, targets, np, weights)[0]), outputs)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_weighted_loss_is_the_sum_of_weighted_losses_over_the_examples(loss: Any) -> None:
+    rng = np.random.default_rng(0)
+    outputs, targets, weights = rng.normal(size=(3, 2, 4)), LOSSES[loss](3, rng), np.array([2.0, 0.0, 0.5])
+    each = [float(loss(outputs[i : i + 1], targets[i : i + 1], np)[0]) for i in range(3)]
+    assert float(loss(outputs, targets, np, weights)[0]) == pytest.approx(np.dot(weights, each) / 3)
+
+
 @given(indices=st.lists(st.integers(0, 6), min_size=1, max_size=40))
 def test_rows_are_summed_by_their_index(indices: list[int]) -> None:
     gradient = np.arange(2.0 * len(indices)).reshape(-1, 2) + 1

@@ -105,7 +105,7 @@ def test_an_address_file_that_cannot_be_read_is_named(tmp_path):
 # --- calling it ---
 
 
-def test_what_a_call_waits_for_is_told_once_with_how_long(virtual_time):
+def test_what_a_call_waits_for_is_told_once_after_a_while_with_how_long(virtual_time):
     told: list[str] = []
     client = CoordinatorClient("127.0.0.1:7", retry_budget_s=20.0, tell=told.append)
 
@@ -119,8 +119,25 @@ def test_what_a_call_waits_for_is_told_once_with_how_long(virtual_time):
         client.close()
     assert len(virtual_time.pauses_s) > 1
     assert [re.sub(r"\d\d:\d\d:\d\d", "T", text) for text in told] == [
-        "waiting for 127.0.0.1:7 until T: no answer: Connection refused"
+        "no answer: Connection refused; asking again until T"
     ]
+
+
+def test_a_short_wait_is_not_spoken_of(virtual_time):
+    told: list[str] = []
+    client = CoordinatorClient("127.0.0.1:7", retry_budget_s=20.0, tell=told.append)
+    answers = iter([Unreachable("not yet"), Unreachable("not yet"), None])
+
+    def call() -> None:
+        answer = next(answers)
+        if answer is not None:
+            raise answer
+
+    try:
+        client.patiently(call)
+    finally:
+        client.close()
+    assert told == []
 
 
 class Scripted(coordinator_pb2_grpc.CoordinatorServicer):

@@ -1,0 +1,30 @@
+"""The border of `import parashard`: errors leave a call with the user's own lines, and none of ours.
+
+Knows no call. Called by what users call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from parashard.errors import ParashardError
+from parashard.models.blame import with_users_lines
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def bordered(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Return a call whose errors on purpose lose the traceback of what is beneath; causes keep the user's lines."""
+
+    @functools.wraps(call)
+    def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return call(*args, **kwargs)
+        except ParashardError as error:
+            failure = with_users_lines(error)
+        raise failure
+
+    return called
