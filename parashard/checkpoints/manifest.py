@@ -67,8 +67,9 @@ class ShardManifest(Record):
 
     `applied` are half-open intervals of steps, `skipped` those of them that were skipped with an empty push (omitted if
     there are none), `partitions` half-open row ranges in the order of the plan. `round` is None except in `sync:N`.
-    `log_position` is the first record of the write-ahead log that the state lacks; None: no log. `written_at` is in
-    seconds since 1970, for information.
+    `log_position` is the first record of the write-ahead log that the state lacks; None: no log. `tables` has the
+    number of rows of each embedding table that has any (omitted if there is none). `written_at` is in seconds since
+    1970, for information.
     """
 
     kind = "shard-manifest"
@@ -88,12 +89,14 @@ class ShardManifest(Record):
     log_position: Count | None
     written_at: float
     skipped: Steps = ()
+    tables: Annotated[tuple[tuple[Name, Count], ...], After(_different)] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return the fields, without an empty `skipped`, which versions without the field did not write."""
+        """Return the fields, without an empty `skipped` or `tables`, which versions without the field did not write."""
         body = super().plain()
-        if not self.skipped:
-            del body["skipped"]
+        for name in ("skipped", "tables"):
+            if not body[name]:
+                del body[name]
         return body
 
     @property

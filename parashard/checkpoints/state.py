@@ -13,6 +13,7 @@ import numpy as np
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, initial_folder, initial_name, place_of
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, ShardManifest
+from parashard.checkpoints.tables import StoredRows, iterate_tables, within
 from parashard.checkpoints.tensors import iterate_files, iterate_tensors, read_tensors, slot_tensor, variable_tensor
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.intervals import IntervalSet
@@ -41,6 +42,8 @@ class ShardState:
         The first record of the write-ahead log that is not in the values; None: no log.
     skipped : IntervalSet
         The applied steps that were skipped with an empty push.
+    rows : sequence of (str, StoredRows)
+        Rows of embedding tables, by their names; no key twice.
     """
 
     applied: IntervalSet
@@ -50,6 +53,7 @@ class ShardState:
     slots: Mapping[str, Mapping[Partition, Float32s]]
     log_position: int | None
     skipped: IntervalSet = field(default_factory=IntervalSet)
+    rows: Sequence[tuple[str, StoredRows]] = ()
 
 
 def load(store: Store, manifest: ShardManifest) -> ShardState:
@@ -82,11 +86,17 @@ def load(store: Store, manifest: ShardManifest) -> ShardState:
         slots,
         manifest.log_position,
         manifest.skipped_steps,
+        tuple(iterate_tables(store, manifest)),
     )
 
 
 def assemble(
-    store: Store, job: JobManifest, old_plan: Plan, partitions: Sequence[Partition], slots: Sequence[str]
+    store: Store,
+    job: JobManifest,
+    old_plan: Plan,
+    partitions: Sequence[Partition],
+    slots: Sequence[str],
+    buckets: tuple[int, int] = (0, 0),
 ) -> ShardState:
     """Return the state of any partitions, copied bit for bit from the parts of a drained checkpoint.
 
@@ -103,6 +113,8 @@ def assemble(
         Of a new plan with the same variables.
     slots : sequence of str
         The optimizer's.
+    buckets : (int, int)
+        Whose rows of embedding tables are wanted, half open; default: none.
 
     Returns
     -------
@@ -140,7 +152,9 @@ def assemble(
             _copy(iterate_tensors(store, folder, manifest, "slots"), places, old_plan.variables)
     version = max(manifest.version for manifest in parts)
     skipped = IntervalSet(interval for manifest in parts for interval in manifest.skipped)
-    return ShardState(parts[0].steps, version, parts[0].round, variables, state, None, skipped)
+    stored = (found for manifest in parts if buckets[0] < buckets[1] for found in iterate_tables(store, manifest))
+    rows = tuple(within(stored, buckets))
+    return ShardState(parts[0].steps, version, parts[0].round, variables, state, None, skipped, rows)
 
 
 def first_values(

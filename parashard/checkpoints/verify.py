@@ -11,6 +11,7 @@ from functools import partial
 from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
 from parashard.checkpoints.state import iterate_initial
+from parashard.checkpoints.tables import iterate_tables
 from parashard.checkpoints.tensors import iterate_tensors, read_file
 from parashard.errors import DamagedCheckpoint, NotStored
 
@@ -107,6 +108,8 @@ def _damage_of_files(catalogue: Catalogue, manifest: ShardManifest) -> Iterator[
         for _ in iterate_tensors(catalogue.store, folder, manifest, "variables"):
             pass
         for _ in iterate_tensors(catalogue.store, folder, manifest, "slots"):
+            pass
+        for _ in iterate_tables(catalogue.store, manifest):
             pass
     except DamagedCheckpoint as error:
         found = [text for file in manifest.files for text in _damage_of_file(catalogue, folder, file)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import encode, sha256_of
 from parashard.checkpoints.manifest import ShardManifest
+from parashard.checkpoints.tables import write_tables
 from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
 from parashard.errors import StoreFailed, Superseded
 from parashard.plan.intervals import IntervalSet
@@ -82,6 +83,7 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims
     try:
         files = write_tensors(store, id_.folder, variables, "variables")
         files += write_tensors(store, id_.folder, slots, "slots")
+        files += write_tables(store, id_.folder, ((name, copy.stored()) for name, copy in sorted(cut.rows.items())))
         failpoints.hit("shard.checkpoint.files")
         manifest = ShardManifest(
             run_id=mine.run_id,
@@ -102,6 +104,7 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims
             files=tuple(files),
             log_position=cut.replay_from,
             written_at=time.time(),
+            tables=tuple((name, copy.rows) for name, copy in sorted(cut.rows.items())),
         )
         claims.check()  # a superseded process commits nothing
         store.create(id_.manifest_name, encode(manifest))

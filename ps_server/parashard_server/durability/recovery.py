@@ -17,6 +17,7 @@ from parashard.checkpoints.retention import Held, given_up
 from parashard.checkpoints.state import ShardState, assemble, load
 from parashard.display.figures import counted
 from parashard.errors import DamagedCheckpoint, NotStored, WrongRun
+from parashard.plan.embedding import bucket_ranges
 from parashard.plan.partition import Plan
 from parashard.store.claims import Return
 
@@ -129,7 +130,8 @@ class Restorer:
             return None
         old_plan = self._catalogue.plan(self._source.plan_version).to_plan()
         partitions = self._plan.shards[self._index]
-        return assemble(self._catalogue.store, self._source, old_plan, partitions, self._slots)
+        buckets = bucket_ranges(len(self._plan.shards))[self._index]
+        return assemble(self._catalogue.store, self._source, old_plan, partitions, self._slots, buckets)
 
     def _listed(self) -> list[Held]:
         found = []

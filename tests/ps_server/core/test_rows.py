@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parashard.errors import JobFailed, MalformedFrame, NonFiniteGradient, ShapeMismatch, StaleRound, UnknownVariable
+from parashard.checkpoints.catalogue import CheckpointId
+from parashard.checkpoints.state import ShardState, load
+from parashard.errors import (
+    DamagedCheckpoint,
+    JobFailed,
+    MalformedFrame,
+    NonFiniteGradient,
+    ShapeMismatch,
+    StaleRound,
+    UnknownVariable,
+)
 from parashard.plan.embedding import EmbeddingTable, Keys, cut_by_shard, first_rows, mixed
 from parashard.plan.optimizers import SGD, Adagrad
 from parashard.plan.variables import Float32s, Initializer, Variable
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, RowSlice
 from parashard_server.core.shard import Shard
+from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates
+from parashard_server.durability.checkpoint_writer import write_cut
 from parashard_server.state.rows.tables import Tables
 from support.in_process import COUNTING, SEED, plan_of, push_for, shard_of, state_of, variables_of
+from support.store_fakes import MemoryStore
 
 PLAN = plan_of(variables_of(Variable("bias", (2,))))
 LEDGER = EmbeddingTable("seen", 1, COUNTING)
@@ -291,3 +305,70 @@ def test_a_job_without_tables_takes_no_rows() -> None:
         shard.push(rows_push(shard, 0, {"user": (ONE, VALUES)}))
     with pytest.raises(MalformedFrame, match="this job has no tables"):
         pulled(shard, "user", ONE)
+
+
+# --- checkpoints ---
+
+
+def saved(shard: Shard, store: MemoryStore) -> ShardState:
+    """Cut, store and read a shard's state."""
+    cut = shard.cut()
+    while cut.snapshot.save_next():
+        pass
+    host: Any = SimpleNamespace(shard=shard)
+    claims: Any = SimpleNamespace(check=lambda: None)
+    manifest = write_cut(store, CheckpointId(PLAN.version, 0, 1, 1), cut, host, claims)
+    return load(store, manifest)
+
+
+@pytest.mark.parametrize("round_steps", [None, 2])
+def test_a_restored_shard_goes_on_with_the_same_bits(store: MemoryStore, round_steps: int | None) -> None:  # P1
+    """At a cut, whatever has been pushed since; rows, slots, t and last use are all in it."""
+
+    def pushed(shard: Shard, steps: Sequence[int]) -> None:
+        for step in steps:
+            keys = keys_of(*range(step, step + 4))
+            shard.push(rows_push(shard, step, {"user": (keys, gradients_of(step, keys))}))
+
+    quiet = shard_with(USER, round_steps=round_steps, steps=6)
+    pushed(quiet, range(6))
+    killed = shard_with(USER, round_steps=round_steps, steps=6)
+    pushed(killed, range(4))
+    killed.updates.reach(None if round_steps is None else 2)
+    state = saved(killed, store)
+    pushed(killed, (4,))
+    again = shard_with(USER, round_steps=round_steps, steps=6)
+    assert again.tables is not None
+    again.tables.restore(state.rows)
+    copies = [shard.tables.copy()["user"].stored() for shard in (again,) if shard.tables is not None]
+    for (_, stored), copy in zip(state.rows, copies, strict=True):
+        assert [array.tobytes() for array in copy[:4]] == [array.tobytes() for array in stored[:4]]
+    restored = replay_of(again, state, round_steps)
+    pushed(restored, (4, 5))
+    keys = keys_of(*range(9))
+    rounds = None if round_steps is None else 3
+    assert pulled(restored, "user", keys, rounds)[1].tobytes() == pulled(quiet, "user", keys, rounds)[1].tobytes()
+
+
+def replay_of(shard: Shard, state: ShardState, round_steps: int | None) -> Shard:
+    """Return a shard with the same tables whose steps are those of the state."""
+    storage, tables = shard.storage, shard.tables
+    updates = (
+        ImmediateUpdates(storage, applied=state.applied.copy(), tables=tables)
+        if round_steps is None
+        else RoundUpdates(
+            storage, round_steps=round_steps, steps_total=6, mean=True, round_=state.round or 0, tables=tables
+        )
+    )
+    return Shard(shard.identity, 6, storage, updates, tables=tables)
+
+
+def test_what_is_restored_is_of_the_jobs_tables(store: MemoryStore) -> None:
+    shard, keys = shard_with(USER), keys_of(1)
+    shard.push(rows_push(shard, 0, {"user": (keys, gradients_of(0, keys))}))
+    state = saved(shard, store)
+    for other, says in ((LEDGER, "none of the job's"), (EmbeddingTable("user", 2, Adagrad(0.1)), "rows of 3 elements")):
+        tables = shard_with(other).tables
+        assert tables is not None
+        with pytest.raises(DamagedCheckpoint, match=says):
+            tables.restore(state.rows)

@@ -89,6 +89,10 @@ class RowMemory:
         self._headers[rows, 2] += np.uint32(1)
         self._headers[rows, 3] = np.uint32(clock)
 
+    def set_use(self, rows: NDArray[np.uint32], t: NDArray[np.uint32], last_use: NDArray[np.uint32]) -> None:
+        """Set what `used` counts."""
+        self._headers[rows, 2], self._headers[rows, 3] = t, last_use
+
     def t_of(self, rows: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return how often each of these rows was pushed."""
         counts: NDArray[np.uint32] = self._headers[rows, 2]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.errors import JobFailed
+from parashard.checkpoints.tables import StoredRows
+from parashard.errors import DamagedCheckpoint, JobFailed
 from parashard.plan.embedding import EmbeddingTable, Keys, first_rows
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PresentRows
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.rows.row_copy import RowCopy
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
 from parashard_server.state.rows.row_memory import RowMemory
 
@@ -123,6 +125,37 @@ class TableRows:
                 learning_rate=learning_rate,
             )
             fused.scatter_rows(rows, self._memory.words, values, self._parts, self._sizes)
+
+    def copy(self) -> RowCopy:
+        """Return a copy of all rows."""
+        memory = self._memory
+        words = memory.words[: memory.rows * memory.stride].copy()
+        return RowCopy(words, memory.stride, self._row_elements, self._optimizer.slots)
+
+    def restore(self, stored: StoredRows) -> None:
+        """Take rows of a checkpoint, whose keys have none here.
+
+        Raises
+        ------
+        JobFailed
+            If there is no room for them.
+        DamagedCheckpoint
+            If their slots are not the optimizer's.
+        """
+        found = (stored.values.shape[1], sorted(stored.slots))
+        due = (self._row_elements, sorted(self._optimizer.slots))
+        if found != due:
+            raise DamagedCheckpoint(
+                f"table {self.table.name!r} has rows of {found[0]} elements with the slots {found[1]}; due: {due[0]} "
+                f"and {due[1]}"
+            )
+        self.check_room(len(stored.keys))
+        rows = self._memory.add(stored.keys)
+        self._index.enter(stored.keys, rows)
+        self._memory.set_use(rows, stored.t, stored.last_use)
+        parts = [stored.values, *(stored.slots[slot] for slot in self._optimizer.slots)]
+        values = np.concatenate([part.reshape(-1) for part in parts])
+        fused.scatter_rows(rows, self._memory.words, values, self._parts, self._sizes)
 
     def _added(self, keys: Keys) -> NDArray[np.uint32]:
         """Make rows of keys that have none, and return their references."""

@@ -12,11 +12,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parashard.errors import LimitExceeded, MalformedFrame, NonFiniteGradient, ShapeMismatch, UnknownVariable
+from parashard.checkpoints.tables import StoredRows
+from parashard.errors import (
+    DamagedCheckpoint,
+    LimitExceeded,
+    MalformedFrame,
+    NonFiniteGradient,
+    ShapeMismatch,
+    UnknownVariable,
+)
 from parashard.plan.embedding import EmbeddingTable, Keys, bucket_ranges, buckets_of
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.row_copy import RowCopy
 from parashard_server.state.rows.table_rows import TableRows
 
 
@@ -135,6 +144,17 @@ class Tables:
     def pull(self, wanted: Mapping[str, Keys]) -> dict[str, PresentRows]:
         """Return the rows of checked keys that have one, by table; valid until the next call."""
         return {name: self.by_name[name].pull(keys) for name, keys in wanted.items()}
+
+    def copy(self) -> dict[str, RowCopy]:
+        """Return a copy of the rows of every table that has any; a push waits for it."""
+        return {name: table.copy() for name, table in self.by_name.items() if table.rows}
+
+    def restore(self, stored: Iterable[tuple[str, StoredRows]]) -> None:
+        """Take the rows of a checkpoint; raises as `TableRows.restore`, and where there is no such table."""
+        for name, rows in stored:
+            if name not in self.by_name:
+                raise DamagedCheckpoint(f"a checkpoint has rows of table {name!r}, which is none of the job's")
+            self.by_name[name].restore(rows)
 
     def apply(
         self,
