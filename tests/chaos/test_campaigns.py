@@ -62,8 +62,8 @@ def test_every_promise_is_kept_under_faults(  # P1-P14, P22, P23
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("oracle", "policy", "transport", "seed"),
-    # Seeds that kill a shard and the coordinator while the disk is full.
-    [(FULL_DISK, "async", "shm", 14), (LOGGED_ON_FULL_DISK, "sync:4", "tcp", 3)],
+    # Seeds that fill the disk first, then kill a shard and the coordinator while it is full, on a slow machine, too.
+    [(FULL_DISK, "async", "shm", 108), (LOGGED_ON_FULL_DISK, "sync:4", "tcp", 107)],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_a_job_ends_whose_disk_is_full_now_and_then(  # P21

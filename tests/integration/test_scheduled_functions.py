@@ -213,7 +213,7 @@ print(json.dumps([told, it.weights()["counts"].sum().item()]))
     assert told[2] == told[0]
     assert "misshape: it returned a gradient for 'counts' that is float32 (3,); due is float32 (120,)" in told[3]
     assert told[4:6] == ["", ""]
-    assert "f is a function that @ps.function marks" in told[6]
+    assert "due is a function of the top level that @ps.function marks" in told[6]
     assert "<lambda> is not at the top level of __main__" in told[7]
     assert "found object; allowed are arrays, numbers, text" in told[8]
     assert told[9].startswith("TimeoutError: after 0.01 s call")

@@ -119,7 +119,7 @@ MISTAKES = {
     ),
     "other data in a worker": (
         "if ps.is_worker(): data = (data[0][::-1], data[1])\n" + FIT,
-        "the data of this call are others in this worker (60 training examples, 0 held out; 1 input; values)",
+        "a script loads the same data wherever it runs; seed what it draws, such as numpy.random.default_rng(0)",
     ),
     "an example that cannot be read": (
         "class Lines:\n"
