@@ -297,11 +297,47 @@ class AUC(Metric):
         return float((ones * (below + zeros / 2)).sum() / pairs)
 
 
+class NormalizedEntropy(Metric):
+    """The mean cross-entropy of outputs for two classes, divided by that of the share of 1 (He et al., ADKDD 2014).
+
+    1 is what a model reaches that knows nothing but the share of 1; lower is better. NaN where a class has no example.
+
+    Parameters
+    ----------
+    from_logits : bool
+        Outputs are logits; else they are probabilities.
+    name : str
+    """
+
+    length = 3
+
+    def __init__(self, *, from_logits: bool = False, name: str = "normalized_entropy") -> None:
+        self.from_logits, self.name = from_logits, name
+
+    def sums(self, outputs: Any, targets: Any) -> Any:
+        """Return the sum of cross-entropies, how many are 1, and how many there are."""
+        scores, wanted = (array.astype(np.float64) for array in _alike(self.name, outputs, targets))
+        if not self.from_logits:
+            inside = np.clip(scores, 1e-15, 1 - 1e-15)
+            scores = np.log(inside) - np.log1p(-inside)
+        each = np.maximum(scores, 0) - scores * wanted + np.log1p(np.exp(-np.abs(scores)))
+        return [each.sum(), wanted.sum(), wanted.size]
+
+    def figure(self, values: Values) -> float:
+        """Return the quotient."""
+        entropies, ones, examples = values
+        if not 0 < ones < examples:
+            return math.nan
+        share = ones / examples
+        return float(entropies / examples / -(share * math.log(share) + (1 - share) * math.log1p(-share)))
+
+
 NAMED: Mapping[str, Callable[[str], Metric]] = {
     "accuracy": Accuracy,
     "binary_accuracy": lambda name: BinaryAccuracy(name=name),
     "top_k_categorical_accuracy": lambda name: TopK(name=name),
     "auc": lambda name: AUC(name=name),
+    "normalized_entropy": lambda name: NormalizedEntropy(name=name),
     "mae": MeanAbsoluteError,
     "mean_absolute_error": MeanAbsoluteError,
     "mse": MeanSquaredError,

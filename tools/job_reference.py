@@ -51,8 +51,9 @@ the place that the value came from. `examples/` has some to start from.
 - **Errors.** An unknown key, a value of another type, a value out of its bounds and two values that exclude each other
   are errors: exit code 2, and one line per problem with its origin, its key, what was found and what is allowed.
 - **Identity.** Two jobs are the same job where seed, epochs, `first_epoch`, batch size, `on_bad_step`, the content of
-  the data, the model, the optimizer, the policy, `reduce` and the variables are the same. The SHA-256 of these is the
-  job's digest, and every message names it. The job's name, its paths, `[evaluation]` and `[cluster]` are not in it.
+  the data, the model, the optimizer, the policy, `reduce`, the variables and the tables (but `keys_per_step_max` and
+  `rows_max`) are the same. The SHA-256 of these is the job's digest, and every message names it. The job's name, its
+  paths, `[evaluation]` and `[cluster]` are not in it.
 
 In the tables below "needed" means that the key has no default, and "unset" that it is off until it is given.
 """
@@ -67,8 +68,15 @@ RELATIONS = """\
 | `optimizer.delay_compensation` with `sync:N` | 0, for the same reason |
 | `encoding` of a variable with `sync:N` | not `int8` or `topk`: the residue depends on which worker computed a step |
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
-| a negative `optimizer.learning_rate` | only with the optimizer `sgd` and the model `ledger` |
+| a negative `learning_rate` | only with the optimizer `sgd` and the model `ledger` or `row_ledger` |
 | `cluster.shard_device` with `optimizer.delay_compensation` | `"cpu"`: pulled weights are kept in the host's memory |
+| `checkpoint.durability` with `[tables]` | `"checkpoint"`: rows have no log |
+| `optimizer.delay_compensation` with `[tables]` | 0: what the rows of a step were is not remembered |
+| `cluster.shard_device` with `[tables]` | `"cpu"`: rows lie in the host's memory |
+| `optimizer` of a table | one of `sgd`, `momentum`, `nesterov`, `adagrad`, `rmsprop` and `ftrl`, without `clip_norm`, \
+`staleness_damping` and `delay_compensation`: what `[optimizer]` says of these holds for the whole step |
+| `initializer` of a table with `ftrl` | `"zeros"` |
+| `[tables]` with the model | a model that looks rows up, and no table with the name of a variable |
 | `cluster.queue_bytes` with the model | 0, or at least the gradient of the largest shard: else no push ever fits |
 | `cluster.queue_bytes` with `transport = "shm"` | at least one more such gradient than there are workers |
 | `cluster.queue_bytes` with `sync:N` | at least N gradients of the largest shard, since a round may hold that many |
@@ -76,14 +84,14 @@ RELATIONS = """\
 | `evaluation.target_accuracy` with values, `target_mean_squared_error` with classes | only with a model of your own |
 | `model.loss` with the data's targets | `"cross_entropy"` for classes, `"squared"` for values |
 
-The last six are found when the coordinator has opened the data and the model, the others when the file is read.
+The last nine are found when the coordinator has opened the data and the model, the others when the file is read.
 """
 
 
 TABLES = """\
 ### Tables: numbers, text, missing values
 
-These rules are the same for `csv` and `parquet`.
+These rules are the same for `csv` and `parquet`. `criteo` has a format of its own, below.
 
 - **Missing.** An empty cell, `NA`, `N/A`, `NaN`, `null` (in any case) and what `missing` names are missing values, in
   every column; so are Parquet's nulls. In a numeric column a missing value becomes the mean, and if the training rows
@@ -97,6 +105,11 @@ These rules are the same for `csv` and `parquet`.
   categories. Both are learned from the training rows alone, and saved: [preprocessing](preprocessing.md). A text that
   only held-out rows have is 0 in all of them. Columns that look like ids or like an index are warned of; `ignore`
   leaves them out.
+- **Keys.** A column that `key_columns` names becomes a key of embedding tables instead of inputs: XXH64 of the cell's
+  text under a seed of the column's own, so that equal texts of two columns have different keys. A missing cell has the
+  key of "", and a text that only held-out rows have is a key like any other. Parquet's numbers are written in their
+  shortest form, whole ones without a decimal point. The inputs are then two arrays, `numbers` of all other columns and
+  `keys`, for [models that look rows up](#tablesname).
 - **Labels.** Text and Booleans are classes, numbers with a fraction are values. At most 20 distinct whole numbers,
   each on two rows or more on average, are classes (two of them always are). Otherwise the job does not start until
   `target` says which: more whole numbers may be amounts, and texts that differ in most rows may be names.
@@ -109,7 +122,42 @@ classes out or have fewer than two examples for each, and floats that are all wh
 A target that is a value is handed to a model of your own as it is. The built-in `mlp` learns it in units of the
 training targets' standard deviation: its loss is the mean squared error divided by their variance, and its
 evaluations also give `mean_squared_error` and `mean_absolute_error` in the label's own unit.
+
+### Click logs
+
+Both sources give two arrays an example, `numbers` (float32) and `keys` (int64), and a target that is 1 for a click.
+
+- **`criteo`.** A row has a label, 0 or 1, then 13 whole numbers of 32 bits and 26 texts, with tabs between them and
+  without a header; any field but the label may be empty. A number x becomes ln(1 + x), a negative one stays as it is;
+  then (x - mean) / standard deviation, by the training rows, and 0 where it is missing. A text becomes a key, as above:
+  the columns are called `C1` to `C26`, and an empty field is the key of "". Another number of fields, a text where a
+  number is due and a label that is neither 0 nor 1 are errors which name the row. Each process that opens the log holds
+  all of it, 268 bytes a row. The challenge's `test.txt` has no labels: it is of no use here.
+- **`clicks`.** Examples are a function of `seed` and their index, with the same bits on every machine. The label is
+  drawn from a sum of hidden weights, one for each key and each number, so the best AUC that a model can reach is known:
+  `true_auc` in `parashard/data/clicks.py`. With `drift` ids go and new ones come, the frequent and the rare alike;
+  held-out examples come after all of training. An epoch is shuffled all the same: training sees old and new ids mixed.
 """
+
+
+NAMED = {
+    "variables": (
+        '[variables."PATTERN"]',
+        "Patterns are the shell's (`*`, `?`, `[abc]`) and must match a whole name; one that matches no variable\n"
+        'is an error. Where several match, the later one wins, key by key. Example: `[variables."*.bias"]`.\n',
+    ),
+    "tables": (
+        "[tables.NAME]",
+        """\
+A table has a row for each key of 64 bits that was ever pushed, and no other, so there is no vocabulary and no size to
+be chosen. A key that was not pushed yet has its first values, which are drawn by the job's seed, the table's name and
+the key. `wide_deep`, `fm` and `deepfm` use the tables `wide`, of dimension 1, and `deep`; `dlrm` uses `deep`; a model
+of your own names its tables in a method `keys`. A job with tables needs a model that looks rows up, and such a model
+needs its tables. Tables come from the file or from `--set`, not from the environment.
+""",
+    ),
+}
+"""Tables of tables that a job names itself: heading, and what is said of their names."""
 
 
 def reference() -> str:
@@ -125,14 +173,10 @@ def _table_section(name: str) -> list[str]:
     description = description_of(Job, name)
     assert description, f"[{name}] has no description"
     annotation = bare(Job.annotations()[name])
-    if name == "variables":
+    if name in NAMED:
         (form,) = tables_in(get_args(annotation)[1])
-        return [
-            f'## `[variables."PATTERN"]`\n\n{description}\n\n'
-            "Patterns are the shell's (`*`, `?`, `[abc]`) and must match a whole name; one that matches no variable\n"
-            'is an error. Where several match, the later one wins, key by key. Example: `[variables."*.bias"]`.\n',
-            _keys(form, form.keys),
-        ]
+        heading, about = NAMED[name]
+        return [f"## `{heading}`\n\n{description}\n\n{about}", _keys(form, form.keys)]
     forms = tables_in(annotation)
     parts = [f"## `[{name}]`\n\n{description}\n"]
     if len(forms) == 1:
@@ -205,7 +249,10 @@ def _default(declared: Key) -> str:
     if default is None:
         return "unset"
     if isinstance(default, Table):
-        return f'`{{ kind = "{_tag(type(default))[1]}" }}`'
+        tag, kind = _tag(type(default))
+        own = {key: getattr(default, key) for key, said in default.keys.items() if key != tag}
+        other = [f"{key} = {json.dumps(found)}" for key, found in own.items() if found != default.keys[key].value()]
+        return f"`{{ {', '.join([f'{tag} = {json.dumps(kind)}', *other])} }}`"
     if isinstance(default, Policy | PosixPath):
         default = str(default)
     return f"`{json.dumps(default)}`"

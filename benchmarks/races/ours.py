@@ -15,7 +15,8 @@ from pathlib import Path
 
 from benchmarks.peers import seam
 from benchmarks.races.ballast import COLUMNS
-from parashard.client.shard_client import Pulled, ShardClient
+from parashard.client.pulled import Pulled
+from parashard.client.shard_client import ShardClient
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.launch.local_cluster import MODULES, LocalCluster

@@ -12,6 +12,7 @@ from typing import Any
 from parashard.data import open_source
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
+from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml, job_from_table
 from parashard.models import build_model
 from parashard.models.base import Initial
@@ -48,7 +49,9 @@ def write_job_file(
         )
     loaded = job_from_table({**table, "model": dict(named), "data": dict(data)}, path)
     job = loaded.job
-    found = build_model(job.model, open_source(job.data).spec, job.job.seed, path.absolute().parent).initial_variables()
+    source = open_source(job.data)
+    built = build_model(job.model, source.spec, job.job.seed, path.absolute().parent, tables_of(job))
+    found = built.initial_variables()
     theirs, own = _shapes(found), _shapes(variables)
     for name in sorted(own.keys() | theirs.keys()):
         if own.get(name) != theirs.get(name):

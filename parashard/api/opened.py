@@ -19,7 +19,7 @@ def open_data(source: str, **options: Any) -> DataSource:
     Parameters
     ----------
     source : str
-        csv, digits, idx, npz, parquet or synthetic.
+        clicks, criteo, csv, digits, idx, npz, parquet or synthetic.
     **options
         The other keys of the table, such as path="titanic.csv", label="survived".
 

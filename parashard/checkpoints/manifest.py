@@ -36,6 +36,21 @@ class StoredFile(Table):
     sha256: Sha256
 
 
+class TableFile(StoredFile):
+    """A file with rows of an embedding table, which a later checkpoint may name, too.
+
+    `incarnation` and `number` are of the checkpoint that wrote it, whose folder it is in; `gone` counts the keys that
+    had no row any more, and `buckets` is the half-open range that its keys lie in.
+    """
+
+    incarnation: Ordinal
+    number: Ordinal
+    table: Name
+    rows: Count
+    gone: Count
+    buckets: tuple[Count, Count]
+
+
 def _sorted(steps: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     if tuple(IntervalSet(steps).intervals()) != steps:
         raise ValueError("intervals must be sorted, not empty, and must not touch")
@@ -68,8 +83,8 @@ class ShardManifest(Record):
     `applied` are half-open intervals of steps, `skipped` those of them that were skipped with an empty push (omitted if
     there are none), `partitions` half-open row ranges in the order of the plan. `round` is None except in `sync:N`.
     `log_position` is the first record of the write-ahead log that the state lacks; None: no log. `tables` has the
-    number of rows of each embedding table that has any (omitted if there is none). `written_at` is in seconds since
-    1970, for information.
+    number of rows of each embedding table that has any, and `table_files` all files that make them, in the order in
+    which they were written (both omitted if there is none). `written_at` is in seconds since 1970, for information.
     """
 
     kind = "shard-manifest"
@@ -90,11 +105,12 @@ class ShardManifest(Record):
     written_at: float
     skipped: Steps = ()
     tables: Annotated[tuple[tuple[Name, Count], ...], After(_different)] = ()
+    table_files: tuple[TableFile, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return the fields, without an empty `skipped` or `tables`, which versions without the field did not write."""
+        """Return the fields, without empty ones that versions without the field did not write."""
         body = super().plain()
-        for name in ("skipped", "tables"):
+        for name in ("skipped", "tables", "table_files"):
             if not body[name]:
                 del body[name]
         return body
@@ -116,8 +132,14 @@ class ShardManifest(Record):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files but the manifest."""
-        return sum(file.size_bytes for file in self.files)
+        """Bytes of all files but the manifest that this checkpoint has written."""
+        return sum(file.size_bytes for file in (*self.files, *self.own_table_files))
+
+    @property
+    def own_table_files(self) -> tuple[TableFile, ...]:
+        """The files of rows in this checkpoint's own folder."""
+        own = (self.incarnation, self.number)
+        return tuple(file for file in self.table_files if (file.incarnation, file.number) == own)
 
 
 class StoredVariable(Table):

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
-from parashard.errors import NotStored
+from parashard.checkpoints.manifest import ShardManifest, TableFile
+from parashard.errors import DamagedCheckpoint, NotStored
 from parashard.store.claims import Return
 
 
@@ -78,7 +79,7 @@ def superseded(
 
 
 def collect(catalogue: Catalogue, id_: CheckpointId) -> None:
-    """Delete a checkpoint: its manifest first, so that it never exists in part, then the files listed in it.
+    """Delete a checkpoint: its manifest first, so that it never exists in part, then the files that only it lists.
 
     Without effect if its manifest is gone.
 
@@ -96,3 +97,29 @@ def collect(catalogue: Catalogue, id_: CheckpointId) -> None:
     catalogue.store.delete(id_.manifest_name)
     for file in manifest.files:
         catalogue.store.delete(f"{id_.folder}/{file.name}")
+    if manifest.table_files:
+        _collect_rows(catalogue, manifest)
+
+
+def _collect_rows(catalogue: Catalogue, manifest: ShardManifest) -> None:
+    """Delete the files of rows that a deleted manifest named, and no other one of the shard does."""
+    needed = {
+        _place(file)
+        for id_ in catalogue.shard_checkpoints(manifest.plan_version, manifest.shard)
+        for file in _undamaged_files(catalogue, id_)
+    }
+    for file in manifest.table_files:
+        if _place(file) not in needed:
+            folder = CheckpointId(manifest.plan_version, manifest.shard, file.incarnation, file.number).folder
+            catalogue.store.delete(f"{folder}/{file.name}")
+
+
+def _undamaged_files(catalogue: Catalogue, id_: CheckpointId) -> Sequence[TableFile]:
+    try:
+        return catalogue.manifest(id_).table_files
+    except (DamagedCheckpoint, NotStored):  # nothing is restored from it
+        return ()
+
+
+def _place(file: TableFile) -> tuple[int, int, str]:
+    return file.incarnation, file.number, file.name

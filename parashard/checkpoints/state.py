@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, initial_folder, initial_name, place_of
-from parashard.checkpoints.manifest import InitialManifest, JobManifest, ShardManifest
-from parashard.checkpoints.tables import StoredRows, iterate_tables, within
+from parashard.checkpoints.manifest import InitialManifest, JobManifest, ShardManifest, TableFile
+from parashard.checkpoints.tables import StoredRows, iterate_rows
 from parashard.checkpoints.tensors import iterate_files, iterate_tensors, read_tensors, slot_tensor, variable_tensor
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.intervals import IntervalSet
@@ -44,6 +44,8 @@ class ShardState:
         The applied steps that were skipped with an empty push.
     rows : sequence of (str, StoredRows)
         Rows of embedding tables, by their names; no key twice.
+    table_files : sequence of TableFile
+        The files that they are from, if these are of the shard's own plan: later checkpoints may name them.
     """
 
     applied: IntervalSet
@@ -54,6 +56,7 @@ class ShardState:
     log_position: int | None
     skipped: IntervalSet = field(default_factory=IntervalSet)
     rows: Sequence[tuple[str, StoredRows]] = ()
+    table_files: Sequence[TableFile] = ()
 
 
 def load(store: Store, manifest: ShardManifest) -> ShardState:
@@ -86,7 +89,8 @@ def load(store: Store, manifest: ShardManifest) -> ShardState:
         slots,
         manifest.log_position,
         manifest.skipped_steps,
-        tuple(iterate_tables(store, manifest)),
+        tuple(iterate_rows(store, manifest)),
+        manifest.table_files,
     )
 
 
@@ -152,8 +156,8 @@ def assemble(
             _copy(iterate_tensors(store, folder, manifest, "slots"), places, old_plan.variables)
     version = max(manifest.version for manifest in parts)
     skipped = IntervalSet(interval for manifest in parts for interval in manifest.skipped)
-    stored = (found for manifest in parts if buckets[0] < buckets[1] for found in iterate_tables(store, manifest))
-    rows = tuple(within(stored, buckets))
+    tables = [manifest for manifest in parts if buckets[0] < buckets[1]]
+    rows = tuple(found for manifest in tables for found in iterate_rows(store, manifest, buckets))
     return ShardState(parts[0].steps, version, parts[0].round, variables, state, None, skipped, rows)
 
 

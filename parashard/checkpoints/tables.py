@@ -1,12 +1,16 @@
-"""Rows of embedding tables in a checkpoint: files of bounded size, in the order of mixed keys, verified when read.
+"""Rows of embedding tables in checkpoints: files of bounded size, in the order of mixed keys, verified when read.
 
 A file has some rows of one table: keys (the mixed ones, so that those of a shard's buckets lie together), t, last use,
-values and optimizer slots. Knows manifests and tables, and nothing of how rows lie in memory. Called by the shards.
+values and optimizer slots; and keys whose rows are gone. A manifest names all files that make its rows, those of
+earlier checkpoints, too (P33): what was written later counts. So a checkpoint needs no other manifest, and an
+increment costs what has changed. Knows manifests and tables, and nothing of how rows lie in memory. Called by the
+shards and the coordinator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -14,16 +18,19 @@ from numpy.typing import NDArray
 
 from parashard.checkpoints.catalogue import CheckpointId, place_of
 from parashard.checkpoints.encoding import sha256_of
-from parashard.checkpoints.manifest import ShardManifest, StoredFile
-from parashard.checkpoints.tensors import FILE_BYTES, read_file
+from parashard.checkpoints.manifest import ShardManifest, TableFile
+from parashard.checkpoints.tensors import read_file
 from parashard.errors import DamagedCheckpoint
-from parashard.plan.embedding import BUCKET_BITS, BUCKETS, Keys
+from parashard.plan.embedding import BUCKET_BITS, BUCKETS, Keys, buckets_of
 from parashard.plan.variables import Float32s
 from parashard.store.arrays import from_bytes, to_bytes
 from parashard.store.base import Store
 
 PREFIX = "tables"
+FILE_BYTES = 64 << 20
+"""About how long a file of rows is: it is put together in memory."""
 _SLOT = "slot:"
+_NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 class StoredRows(NamedTuple):
@@ -52,30 +59,76 @@ class StoredRows(NamedTuple):
         return type(self)(self.keys[which], self.t[which], self.last_use[which], self.values[which], slots)
 
 
-def write_tables(
-    store: Store, folder: str, tables: Iterable[tuple[str, StoredRows]], *, file_bytes: int = FILE_BYTES
-) -> list[StoredFile]:
-    """Write tables as `FOLDER/tables-0.safetensors`, `tables-1...`, and return the files; a table may have several.
+class TableChange(NamedTuple):
+    """What a file says of a table: rows as they are from then on, and keys that have none any more, ascending."""
 
-    Raises
-    ------
-    StoreFailed
-        Some of the files may be left; without a manifest they are not a checkpoint.
+    table: str
+    rows: StoredRows
+    gone: Keys
+
+
+class TableWriter:
+    """Writes the files of one checkpoint, `FOLDER/tables-0.safetensors`, `tables-1...`.
+
+    Parameters
+    ----------
+    store : Store
+    id_ : CheckpointId
+        Of the checkpoint.
+
+    Attributes
+    ----------
+    files : list of TableFile
+        Those that are written.
     """
-    written: list[StoredFile] = []
-    for name, rows in tables:
-        row_bytes = 16 + 4 * rows.values.shape[1] * (1 + len(rows.slots))
-        each = max(1, file_bytes // row_bytes)
-        for begin in range(0, len(rows.keys), each):
-            content = to_bytes(_arrays(name, rows.taken(slice(begin, begin + each))))
-            file = f"{PREFIX}-{len(written)}.safetensors"
-            store.create(f"{folder}/{file}", content)
-            written.append(StoredFile(name=file, size_bytes=len(content), sha256=sha256_of(content)))
-    return written
+
+    def __init__(self, store: Store, id_: CheckpointId) -> None:
+        self._store = store
+        self._id = id_
+        self.files: list[TableFile] = []
+
+    def write(self, change: TableChange) -> None:
+        """Write a file; of a table they come in the order of their keys.
+
+        Raises
+        ------
+        StoreFailed
+            Without a manifest the files that are there are no checkpoint.
+        """
+        rows, gone = change.rows, change.gone
+        content = to_bytes(_arrays(change))
+        name = f"{PREFIX}-{len(self.files)}.safetensors"
+        self._store.create(f"{self._id.folder}/{name}", content)
+        ends = buckets_of(np.concatenate([part[[0, -1]] for part in (rows.keys, gone) if len(part)]))
+        self.files.append(
+            TableFile(
+                name=name,
+                size_bytes=len(content),
+                sha256=sha256_of(content),
+                incarnation=self._id.incarnation,
+                number=self._id.number,
+                table=change.table,
+                rows=len(rows.keys),
+                gone=len(gone),
+                buckets=(int(ends.min()), int(ends.max()) + 1),
+            )
+        )
 
 
-def iterate_tables(store: Store, manifest: ShardManifest) -> Iterator[tuple[str, StoredRows]]:
-    """Yield rows of a checkpoint's tables with the table's name, file by file, each once it is verified.
+def iterate_rows(
+    store: Store, manifest: ShardManifest, buckets: tuple[int, int] = (0, BUCKETS)
+) -> Iterator[tuple[str, StoredRows]]:
+    """Yield a checkpoint's rows with their table's name, each key once; file by file, each once it is verified.
+
+    Files are read from the newest to the oldest: of a key that several have, the newest counts. In memory are a file,
+    and the keys of the files after it that lie in its range.
+
+    Parameters
+    ----------
+    store : Store
+    manifest : ShardManifest
+    buckets : (int, int)
+        Half open: the rows that are wanted. Files that have none of them are not read.
 
     Raises
     ------
@@ -84,47 +137,74 @@ def iterate_tables(store: Store, manifest: ShardManifest) -> Iterator[tuple[str,
     StoreFailed
         If the store gives an error.
     """
-    folder = CheckpointId.of(manifest).folder
-    due = dict(manifest.tables)
-    last: dict[str, int] = {}
-    for file in manifest.files:
-        if not file.name.startswith(f"{PREFIX}-"):
-            continue
-        where = place_of(store, f"{folder}/{file.name}")
-        name, rows = _parsed(read_file(store, folder, file), where)
-        if due.get(name, 0) < len(rows.keys):
-            raise DamagedCheckpoint(f"{where}: more rows of table {name!r} than the manifest says")
-        if last.get(name, -1) >= int(rows.keys[0]):
-            raise DamagedCheckpoint(f"{where}: keys of table {name!r} do not go on from the file before")
-        due[name] -= len(rows.keys)
-        last[name] = int(rows.keys[-1])
-        yield name, rows
-    for name, rows_due in due.items():
-        if rows_due:
-            raise DamagedCheckpoint(f"{place_of(store, folder)}: {rows_due} rows of table {name!r} are in no file")
+    found = dict.fromkeys(dict(manifest.tables), 0)
+    later: dict[str, Keys] = {}  # by table: the keys of newer checkpoints' files, ascending
+    for layer in _layers(manifest):
+        own: dict[str, list[Keys]] = {}
+        for file in layer:
+            if file.buckets[1] <= buckets[0] or file.buckets[0] >= buckets[1]:
+                continue
+            change = read_change(store, manifest, file)
+            known = later.get(file.table, _NO_KEYS)
+            own.setdefault(file.table, []).extend([change.rows.keys, change.gone])
+            rows = change.rows.taken(~_among(change.rows.keys, known))
+            rows = rows.taken(_within(rows.keys, buckets))
+            if len(rows.keys):
+                found[file.table] = found.get(file.table, 0) + len(rows.keys)
+                yield file.table, rows
+        for table, keys in own.items():
+            later[table] = np.unique(np.concatenate([later.get(table, _NO_KEYS), *keys]))
+    if buckets == (0, BUCKETS) and found != dict(manifest.tables):
+        where = place_of(store, CheckpointId.of(manifest).folder)
+        raise DamagedCheckpoint(f"{where}: the files have {found} rows, the manifest says {dict(manifest.tables)}")
 
 
-def within(stored: Iterable[tuple[str, StoredRows]], buckets: tuple[int, int]) -> Iterator[tuple[str, StoredRows]]:
-    """Yield of stored rows those that lie in a shard's half-open range of buckets."""
-    for name, rows in stored:
-        first, stop = (
-            len(rows.keys)
-            if bucket == BUCKETS
-            else int(np.searchsorted(rows.keys, np.uint64(bucket << (64 - BUCKET_BITS))))
-            for bucket in buckets
+def read_change(store: Store, manifest: ShardManifest, file: TableFile) -> TableChange:
+    """Return what a file has, verified; raises as `iterate_rows`."""
+    folder = CheckpointId(manifest.plan_version, manifest.shard, file.incarnation, file.number).folder
+    where = place_of(store, f"{folder}/{file.name}")
+    change = _parsed(read_file(store, folder, file), where)
+    if (change.table, len(change.rows.keys), len(change.gone)) != (file.table, file.rows, file.gone):
+        raise DamagedCheckpoint(
+            f"{where}: {len(change.rows.keys)} rows of table {change.table!r}, where the manifest says {file.rows} of "
+            f"{file.table!r}"
         )
-        if first < stop:
-            yield name, rows.taken(slice(first, stop))
+    return change
 
 
-def _arrays(name: str, rows: StoredRows) -> dict[str, NDArray[Any]]:
-    arrays = {"keys": rows.keys, "t": rows.t, "last_use": rows.last_use, "values": rows.values}
+def _layers(manifest: ShardManifest) -> Iterator[list[TableFile]]:
+    """Yield the files of each checkpoint that a manifest names, the newest checkpoint first."""
+    for _, files in itertools.groupby(reversed(manifest.table_files), key=lambda file: (file.incarnation, file.number)):
+        yield list(files)[::-1]
+
+
+def _among(keys: Keys, others: Keys) -> NDArray[np.bool_]:
+    """Tell of each key whether it is among others, which are ascending."""
+    if not len(others):
+        return np.zeros(len(keys), np.bool_)
+    places = np.minimum(np.searchsorted(others, keys), len(others) - 1)
+    among: NDArray[np.bool_] = others[places] == keys
+    return among
+
+
+def _within(keys: Keys, buckets: tuple[int, int]) -> slice:
+    """Return the run of ascending keys that lie in a range of buckets."""
+    first, stop = (
+        len(keys) if bucket == BUCKETS else int(np.searchsorted(keys, np.uint64(bucket << (64 - BUCKET_BITS))))
+        for bucket in buckets
+    )
+    return slice(first, stop)
+
+
+def _arrays(change: TableChange) -> dict[str, NDArray[Any]]:
+    rows = change.rows
+    arrays = {"keys": rows.keys, "t": rows.t, "last_use": rows.last_use, "values": rows.values, "gone": change.gone}
     arrays |= {_SLOT + slot: values for slot, values in rows.slots.items()}
-    return {f"{name}/{part}": np.ascontiguousarray(array) for part, array in arrays.items()}
+    return {f"{change.table}/{part}": np.ascontiguousarray(array) for part, array in arrays.items()}
 
 
-def _parsed(content: bytes, where: str) -> tuple[str, StoredRows]:
-    """Return the rows in a file, if they are such."""
+def _parsed(content: bytes, where: str) -> TableChange:
+    """Return what is in a file, if it is rows."""
     try:
         arrays: dict[str, NDArray[Any]] = dict(from_bytes(content))
         names = {name.rpartition("/")[0] for name in arrays}
@@ -132,6 +212,7 @@ def _parsed(content: bytes, where: str) -> tuple[str, StoredRows]:
         parts = {whole.rpartition("/")[2]: array for whole, array in arrays.items()}
         slots = {part.removeprefix(_SLOT): array for part, array in parts.items() if part.startswith(_SLOT)}
         rows = StoredRows(parts["keys"], parts["t"], parts["last_use"], parts["values"], slots)
+        gone = parts["gone"]
     except (ValueError, KeyError) as error:
         raise DamagedCheckpoint(f"{where}: not rows of one table: {error}") from None
     one, of_values = rows.keys.shape[:1], (*rows.keys.shape[:1], *rows.values.shape[1:])
@@ -139,9 +220,10 @@ def _parsed(content: bytes, where: str) -> tuple[str, StoredRows]:
     due += [(counts, np.uint32, one) for counts in (rows.t, rows.last_use)]
     due += [(values, np.float32, of_values) for values in (rows.values, *rows.slots.values())]
     right = all(array.dtype == dtype and array.shape == shape for array, dtype, shape in due)
-    right = right and rows.values.ndim == 2 and rows.keys.size > 0 and bool((rows.keys[:-1] < rows.keys[1:]).all())
+    right = right and gone.dtype == np.uint64 and gone.ndim == 1 and rows.values.ndim == 2
+    right = right and all(bool((keys[:-1] < keys[1:]).all()) for keys in (rows.keys, gone))
     if not right:
         raise DamagedCheckpoint(
             f"{where}: the arrays of table {name!r} do not fit each other, or keys are not ascending"
         )
-    return name, rows
+    return TableChange(name, rows, gone)

@@ -11,7 +11,7 @@ from functools import partial
 from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
 from parashard.checkpoints.state import iterate_initial
-from parashard.checkpoints.tables import iterate_tables
+from parashard.checkpoints.tables import iterate_rows, read_change
 from parashard.checkpoints.tensors import iterate_tensors, read_file
 from parashard.errors import DamagedCheckpoint, NotStored
 
@@ -109,10 +109,15 @@ def _damage_of_files(catalogue: Catalogue, manifest: ShardManifest) -> Iterator[
             pass
         for _ in iterate_tensors(catalogue.store, folder, manifest, "slots"):
             pass
-        for _ in iterate_tables(catalogue.store, manifest):
+        for _ in iterate_rows(catalogue.store, manifest):
             pass
     except DamagedCheckpoint as error:
         found = [text for file in manifest.files for text in _damage_of_file(catalogue, folder, file)]
+        found += [
+            text
+            for file in manifest.table_files
+            for text in _damage(partial(read_change, catalogue.store, manifest, file))
+        ]
         yield from found or [str(error)]
 
 

@@ -24,7 +24,7 @@ from parashard.launch.run import Outcome
 from parashard.launch.run_folders import new_run_dir
 from parashard.process.shell import ExitCode
 
-PROMISES = ("ledger_wrong", "torn")
+PROMISES = ("ledger_wrong", "rows_wrong", "torn")
 """Figures of the oracles: anything but 0 is a broken promise."""
 
 

@@ -14,49 +14,33 @@ from typing import NamedTuple
 import numpy as np
 
 from parashard.client.fan_out import FanOut
-from parashard.client.pull_buffers import PullBuffer, PullBuffers
+from parashard.client.pull_buffers import PullBuffers
+from parashard.client.pulled import Pulled
+from parashard.client.pulled_rows import NO_TABLES, FillingRows, PulledRows, RowPart, TableSet, rows_by_shard, with_rows
 from parashard.encodings.feedback import Encoded, GradientEncoder
 from parashard.errors import RetryLater, ShapeMismatch, StaleIncarnation, UnknownVariable
+from parashard.plan.embedding import Keys
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Slice, Target
+from parashard.protocol.messages import (
+    NO_KEYS,
+    PullRun,
+    Push,
+    PushResult,
+    Receipt,
+    Slice,
+    Target,
+    answer_bytes_of,
+)
 from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, View
 from parashard.transports.grpc import GrpcTransport
 
 UNACKNOWLEDGED_MAX = 4096
-
-
-class Pulled:
-    """Variables as pulled.
-
-    Attributes
-    ----------
-    variables : dict of str to ndarray of float32
-        By name, in their declared shapes; owned by the caller until `release`, and to be given back unchanged. In
-        `async` and `ssp` parts of one shard may be of neighbouring versions.
-    versions : tuple of int
-        By shard: the lowest version among what was pulled from it.
-    incarnations : tuple of int
-        By shard: the incarnation that answered.
-    """
-
-    def __init__(self, weights: PullBuffer, sets: PullBuffers) -> None:
-        self.variables = weights.variables
-        self.versions = tuple(version or 0 for version in weights.versions)
-        self.incarnations = weights.incarnations
-        self._weights: PullBuffer | None = weights
-        self._sets = sets
-
-    def release(self) -> None:
-        """Give the arrays back, for a later pull to fill; they must not be used any more. Never necessary."""
-        if self._weights is not None:
-            self._sets.give_back(self._weights)
-            self._weights = None
 
 
 class Pushed(NamedTuple):
@@ -90,6 +74,8 @@ class ShardClient:
         Makes transports; a test's fake comes in here.
     observer : StepObserver
         Sees every pull and push, and says what context their requests carry.
+    tables : TableSet
+        The job's embedding tables.
     """
 
     def __init__(
@@ -105,10 +91,12 @@ class ShardClient:
         look: Callable[[], View] | None = None,
         connect: Connect = GrpcTransport,
         observer: StepObserver = NO_STEP_OBSERVER,
+        tables: TableSet = NO_TABLES,
     ) -> None:
         self._run_id = run_id
         self._job_digest = job_digest
         self._plan = plan
+        self._tables = tables
         self._worker = worker
         self._viewing = threading.Lock()
         self._look = look
@@ -152,7 +140,7 @@ class ShardClient:
         for transport in transports:
             transport.close()
 
-    def pull(self, *, step: int | None = None, round_: int | None = None) -> Pulled:
+    def pull(self, *, step: int | None = None, round_: int | None = None, keys: Mapping[str, Keys] = NO_KEYS) -> Pulled:
         """Pull every variable from all shards, at once; what has not moved since an earlier pull is not sent again.
 
         Parameters
@@ -161,6 +149,8 @@ class ShardClient:
             The step that the weights are for; shards with delay compensation remember them under it.
         round_ : int, optional
             In `sync:N`: the round whose starting weights are wanted.
+        keys : mapping of str to ndarray of uint64
+            By table: the rows that are wanted, too; mixed keys, ascending, each once.
 
         Raises
         ------
@@ -168,29 +158,52 @@ class ShardClient:
             If the view is old (`StaleIncarnation`, `StalePlan`) or the round is over (`StaleRound`).
         RetryLater
             If a shard gave no answer within the retry budget.
+        UnknownVariable
+            If there is no such table.
         """
         begun = self.view
+        shards, rows = len(begun.shards), PulledRows(self._tables, keys)
+        parts = rows.parts(shards)
         incarnations = [where.incarnation for where in begun.shards]
+        answered = incarnations + [begun.shards[part.shard].incarnation for part in parts]
         weights = self._sets.take(tuple(incarnations))
 
-        def pull(shard: int) -> Pending[int]:
+        def pull(number: int) -> Pending[int]:
+            """Begin the pull of a shard's variables, or of a part of the rows."""
             view = self.view
+            shard = number if number < shards else parts[number - shards].shard
             target = self._target(shard, view)
+            answered[number] = target.incarnation
+            transport = self._transport(shard, view)
+            if number >= shards:
+                return self._pull_rows(transport, target, rows, parts[number - shards], round_)
             known = weights.versions[shard] if target.incarnation == begun.shards[shard].incarnation else None
-            incarnations[shard] = target.incarnation
             length = self._plan.shard_elements(shard) * ELEMENT_BYTES
             run = PullRun(target, round_, step, 0, length, known, self._observer.traceparent())
-            return self._transport(shard, view).pull(run, weights.by_shard[shard], rpc.data_deadline_s(length))
+            return transport.pull(run, weights.by_shard[shard], rpc.data_deadline_s(length))
 
         with self._observer.phase("pull", step):
             try:
-                weights.versions = self._fan_out.request_all(pull, len(incarnations))
-                weights.incarnations = tuple(incarnations)
+                versions = self._fan_out.request_all(pull, len(answered))
+                weights.versions = versions[:shards]
+                weights.incarnations = tuple(answered[:shards])
             except BaseException:
-                weights.versions = (None,) * len(incarnations)  # what its arrays hold is undefined
+                weights.versions = (None,) * shards  # what its arrays hold is undefined
                 self._sets.give_back(weights)
                 raise
-        return Pulled(weights, self._sets)
+        pulled = Pulled(weights, self._sets, rows)
+        pulled.include(parts, versions[shards:], answered[shards:])
+        return pulled
+
+    def _pull_rows(
+        self, transport: Transport, target: Target, rows: PulledRows, part: RowPart, round_: int | None
+    ) -> Pending[int]:
+        keys = rows.keys_of(part)
+        run = PullRun(target, round_, None, 0, 0, None, self._observer.traceparent(), keys)
+        answer_bytes = sum(
+            answer_bytes_of(len(of_table), rows.values[name].shape[1]) for name, of_table in keys.items()
+        )
+        return FillingRows(transport.pull_rows(run, rpc.data_deadline_s(answer_bytes)), rows, part)
 
     def push(
         self,
@@ -209,10 +222,10 @@ class ShardClient:
         step : int
             The push's identity.
         gradients : mapping of str to ndarray of float32
-            By variable, in the declared shapes, finite; a variable left out has a zero gradient. Only read; they
-            must not change before the push is through.
+            By variable, in the declared shapes, finite; a variable left out has a zero gradient. By table: of the rows
+            that were pulled, in their order. Only read; they must not change before the push is through.
         pulled : Pulled, optional
-            What the gradients were computed at; None: unknown.
+            What the gradients were computed at; None: unknown, and there are none of tables.
         skipped : bool
             True: the empty push of a step that was given up.
         learning_rate : float, optional
@@ -253,7 +266,9 @@ class ShardClient:
                 self._unacknowledged.add((step, shard))
 
         with self._observer.phase("push", step) as seen:
-            arrays = self._checked(gradients)
+            keys = NO_KEYS if pulled is None else pulled.keys
+            arrays = self._checked({name: values for name, values in gradients.items() if name not in keys})
+            of_rows = self._checked_rows(keys, gradients)
             try:
                 prepared = [
                     self._prepare(shard, begun, step, arrays, pulled, skipped, void, unsettled[shard])._replace(
@@ -261,6 +276,8 @@ class ShardClient:
                     )
                     for shard in unsettled
                 ]
+                if of_rows:
+                    prepared = list(map(with_rows, prepared, rows_by_shard(keys, of_rows, len(prepared))))
                 receipts = self._fan_out.request_all(push, len(prepared), settle, unacknowledged)
             finally:
                 for encoded in unsettled.values():
@@ -283,6 +300,18 @@ class ShardClient:
                 )
             if not variable.frozen:
                 arrays[name] = np.ascontiguousarray(gradient, np.float32)
+        return arrays
+
+    def _checked_rows(self, keys: Mapping[str, Keys], gradients: Mapping[str, Float32s]) -> dict[str, Float32s]:
+        """Return gradients of rows as contiguous float32, by table."""
+        arrays = {}
+        for name in keys.keys() & gradients.keys():
+            due = (len(keys[name]), self._tables.by_name[name].row_elements)
+            if np.shape(gradients[name]) != due:
+                raise ShapeMismatch(
+                    f"the gradient of table {name!r} has shape {np.shape(gradients[name])}, the rows have {due}"
+                )
+            arrays[name] = np.ascontiguousarray(gradients[name], np.float32)
         return arrays
 
     def _prepare(

@@ -9,6 +9,8 @@ from typing import assert_never
 
 from parashard.data.base import DataSource
 from parashard.data.options import (
+    ClicksOptions,
+    CriteoOptions,
     CsvOptions,
     DataOptions,
     DigitsOptions,
@@ -34,10 +36,10 @@ def open_source(options: DataOptions) -> DataSource:
         A library that the source needs is not installed; the message names the extra to install.
     """
     match options:
-        case CsvOptions():
-            from parashard.data.csv import open_csv
-
-            return open_csv(options)
+        case ClicksOptions() | SyntheticOptions():
+            return _generated(options)
+        case CriteoOptions() | CsvOptions() | ParquetOptions():
+            return _table(options)
         case DigitsOptions():
             from parashard.data.digits import open_digits
 
@@ -50,18 +52,38 @@ def open_source(options: DataOptions) -> DataSource:
             from parashard.data.npz import open_npz
 
             return open_npz(options)
-        case ParquetOptions():
-            from parashard.data.parquet import open_parquet
-
-            return open_parquet(options)
         case ScriptDataOptions():
             raise ConfigurationError(
                 'data.source is "script": run the script, which has the data; another worker of its run is `parashard '
                 "worker --connect RUN SCRIPT ARGS`"
             )
-        case SyntheticOptions():
+        case _:
+            assert_never(options)
+
+
+def _generated(options: ClicksOptions | SyntheticOptions) -> DataSource:
+    match options:
+        case ClicksOptions():
+            from parashard.data.clicks import ClicksSource
+
+            return ClicksSource(options)
+        case _:
             from parashard.data.synthetic import SyntheticSource
 
             return SyntheticSource(options)
+
+
+def _table(options: CriteoOptions | CsvOptions | ParquetOptions) -> DataSource:
+    match options:
+        case CriteoOptions():
+            from parashard.data.criteo import open_criteo
+
+            return open_criteo(options)
+        case CsvOptions():
+            from parashard.data.csv import open_csv
+
+            return open_csv(options)
         case _:
-            assert_never(options)
+            from parashard.data.parquet import open_parquet
+
+            return open_parquet(options)

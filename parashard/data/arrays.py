@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parashard.data.base import MAX_CLASSES, DataSpec, Indices
+from parashard.data.base import MAX_CLASSES, DataSpec, Field, Indices
 from parashard.data.preprocessing import ClassTarget, InputColumn, Preprocessing, ValueTarget, fitted_value
+from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
 
 AnyArray = npt.NDArray[Any]
@@ -25,16 +26,16 @@ class Split(NamedTuple):
 
     Parameters
     ----------
-    inputs : ndarray, shape (examples, *input_shape), float32, or uint8 to save memory
+    inputs : ndarray, shape (examples, *input_shape), float32, or uint8 to save memory; or a dict of arrays, as they are
     targets : ndarray, shape (examples,), int64 class labels or float32 values
     """
 
-    inputs: AnyArray
+    inputs: Tree
     targets: AnyArray
 
     def take(self, rows: Indices) -> Split:
         """Return a copy of these rows."""
-        return Split(self.inputs[rows], self.targets[rows])
+        return Split(map_leaves(lambda values: values[rows], self.inputs), self.targets[rows])
 
 
 class ArraySource:
@@ -70,20 +71,24 @@ class ArraySource:
     ) -> None:
         self._training, self._held_out = training, held_out
         self._scale = np.float32(input_scale)
+        several = isinstance(training.inputs, dict)
+        shape = () if several else training.inputs.shape[1:]
+        arrays = [values for split in (training, held_out) for _, values in leaves(tuple(split))]
         self._spec = DataSpec(
             examples=len(training.targets),
             held_out=len(held_out.targets),
-            input_shape=training.inputs.shape[1:],
+            input_shape=shape,
             classes=classes,
-            fingerprint=fingerprint([*training, *held_out], f"{classes} {input_scale!r}"),
+            fingerprint=fingerprint(arrays, f"{classes} {input_scale!r}"),
             preprocessing=Preprocessing(
-                input_shape=training.inputs.shape[1:],
+                input_shape=shape,
                 divide_by=input_scale,
                 columns=columns,
                 missing=missing,
                 target=target or _numbered(classes) or fitted_value("", training.targets.astype(np.float64), "targets"),
             ),
             warnings=tuple(warnings),
+            fields=_fields(training) if several else (),
         )
 
     @property
@@ -91,20 +96,29 @@ class ArraySource:
         """Sizes, shapes and the SHA-256 of the content."""
         return self._spec
 
-    def examples(self, indices: Indices) -> tuple[npt.NDArray[np.float32], AnyArray]:
+    def examples(self, indices: Indices) -> tuple[Tree, AnyArray]:
         """Return (inputs, targets) of the training examples with these indices, as new arrays."""
-        inputs, targets = self._training.inputs, self._training.targets
-        return self._float32(inputs.take(indices, axis=0)), targets.take(indices, axis=0)  # faster than inputs[indices]
+        inputs, targets = self._training
+        taken = map_leaves(lambda values: values.take(indices, axis=0), inputs)  # faster than values[indices]
+        return self._handed_out(taken), targets.take(indices, axis=0)
 
-    def held_out(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], AnyArray]:
+    def held_out(self, start: int, stop: int) -> tuple[Tree, AnyArray]:
         """Return (inputs, targets) of the held-out examples [start, stop), as new arrays."""
-        return self._float32(self._held_out.inputs[start:stop].copy()), self._held_out.targets[start:stop].copy()
+        taken = map_leaves(lambda values: values[start:stop].copy(), self._held_out.inputs)
+        return self._handed_out(taken), self._held_out.targets[start:stop].copy()
 
-    def _float32(self, inputs: AnyArray) -> npt.NDArray[np.float32]:
+    def _handed_out(self, inputs: Tree) -> Tree:
+        if isinstance(inputs, dict):
+            return inputs
         values = inputs.astype(np.float32, copy=False)
         if self._scale != 1.0:
             values /= self._scale
         return values
+
+
+def _fields(split: Split) -> tuple[Field, ...]:
+    arrays = [*leaves(split.inputs, "inputs"), ("targets", split.targets)]
+    return tuple(Field(name, values.shape[1:], str(values.dtype)) for name, values in arrays)
 
 
 def class_labels(labels: AnyArray, origin: str) -> npt.NDArray[np.int64]:

@@ -5,7 +5,8 @@ Sources know nothing of steps, epochs or workers; `parashard.plan.steps` decides
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -104,7 +105,7 @@ class DataSpec:
             "warnings": list(self.warnings),
         }
         if columns is not None:
-            figures["numeric_columns"] = sum(column.kind == "number" for column in columns)
+            figures["numeric_columns"] = sum(column.kind in ("number", "log_number") for column in columns)
             figures["text_columns"] = len(columns) - figures["numeric_columns"]
         return figures
 
@@ -155,6 +156,11 @@ class Batch:
         How much each example counts: the loss is sum(weight * loss) / examples. None: all the same.
     part : int
         Which of the pieces that a step's gradient is computed in; seeds what is random, with `step`.
+    keys : mapping of str to ndarray of uint64
+        By embedding table: whose rows the model is given; mixed (`parashard.plan.embedding`), each once. The worker's.
+    places : mapping of str to array of int64
+        By table: for each key that the model named, in its array's shape, the place of its row among those
+        (`parashard.models.base.LooksUp`).
     """
 
     step: int
@@ -164,6 +170,8 @@ class Batch:
     targets: Tree
     weights: Array | None = None
     part: int = 0
+    keys: Mapping[str, npt.NDArray[np.uint64]] = field(default_factory=dict)
+    places: Mapping[str, Array] = field(default_factory=dict)
 
 
 class DataSource(Protocol):

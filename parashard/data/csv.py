@@ -21,8 +21,8 @@ from parashard.errors import BadData, shown_names
 
 def open_csv(options: CsvOptions) -> ArraySource:
     """Read one or two tables; BadData names the file, the line or column, and the error."""
-    training = read_csv(options.path, options)
-    held_out = None if options.held_out_path is None else read_csv(options.held_out_path, options)
+    training = read_csv(options.table, options)
+    held_out = None if options.held_out_table is None else read_csv(options.held_out_table, options)
     return table_source(options, training, held_out)
 
 

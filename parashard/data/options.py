@@ -17,6 +17,7 @@ from parashard.settings.table import After, OneOf, Table, key
 
 _NO_EPOCH = -1  # the permutation of no job's epoch, so that a split is unrelated to any order of training
 _MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64
+_MAX_KEY = 1 << 62
 
 TargetKind = Literal["class", "value"]
 
@@ -45,8 +46,12 @@ class SplitOptions(Table):
         The number held out is `held_out * examples` rounded down.
         """
         shuffled = Permutation(examples, self.split_seed, _NO_EPOCH)(np.arange(examples, dtype=np.int64))
-        count = min(int(self.held_out * examples), examples - 1)
+        count = self.held_out_rows(examples)
         return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+    def held_out_rows(self, examples: int) -> int:
+        """Return how many of `examples` >= 1 rows are held out."""
+        return min(int(self.held_out * examples), examples - 1)
 
 
 class TableOptions(SplitOptions):
@@ -62,6 +67,11 @@ class TableOptions(SplitOptions):
     )
     categorical: tuple[str, ...] = key(
         default=(), description="Numeric columns to one-hot encode all the same (codes); text columns always are."
+    )
+    key_columns: tuple[str, ...] = key(
+        default=(),
+        description="Columns that become keys of embedding tables, one each, instead of numbers: a cell's key is the "
+        'XXH64 of its text. ["*"]: all text columns and those of `categorical`.',
     )
     ignore: tuple[str, ...] = key(default=(), description="Columns that are no inputs, such as ids.")
     missing: str = key(
@@ -82,6 +92,59 @@ def _distinct(columns: tuple[str, ...]) -> tuple[str, ...]:
     return columns
 
 
+class ClicksOptions(Table):
+    """A click log, in which ids come and go; inputs "numbers", shape (numbers,), and "keys", shape (columns,)."""
+
+    source: Literal["clicks"] = key(default="clicks", description="A click log, generated when needed.")
+    examples: int = key(default=100_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
+    held_out: int = key(
+        default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples, which come after those of training."
+    )
+    numbers: int = key(default=13, ge=0, le=1024, description="Numbers of an example.")
+    columns: int = key(default=26, ge=1, le=1024, description="Keys of an example, each of a column of its own.")
+    vocabulary: int = key(default=100_000, ge=1, le=1 << 31, description="Ids that a column has at one time.")
+    zipf: float = key(
+        default=1.2,
+        ge=0.0,
+        le=4.0,
+        description="How much more frequent ids of lower rank are: by about rank ** -zipf; 0: all alike.",
+    )
+    drift: float = key(
+        default=0.0,
+        ge=0.0,
+        le=1000.0,
+        description="How many ids go, and as many new ones come, over the training examples, as a multiple of "
+        "vocabulary: with 1 each id is replaced once.",
+    )
+    seed: int = key(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
+
+    def check(self) -> None:
+        """Refuse keys of more than 62 bits."""
+        moved = self.drift * self.vocabulary * (1 + self.held_out / self.examples)
+        if (self.vocabulary + moved) * self.columns > _MAX_KEY:
+            raise ValueError(
+                "drift * vocabulary * (examples + held_out) / examples * columns must be at most 2^62, found "
+                f"{self.drift:g} * {self.vocabulary} * {self.examples + self.held_out} / {self.examples} * "
+                f"{self.columns}"
+            )
+
+
+class CriteoOptions(SplitOptions):
+    """Criteo's click log, a label, 13 numbers and 26 texts a row; inputs "numbers", shape (13,), and "keys", (26,)."""
+
+    source: Literal["criteo"] = key(
+        default="criteo", description="The files of Criteo's Display Advertising Challenge; needs pyarrow."
+    )
+    path: Path = key(description="The log: rows of 40 fields with tabs between them, compressed with gzip or not.")
+    held_out_path: Path | None = key(
+        default=None,
+        description="A held-out log, whose rows have labels, too; without it a fraction of the log is held out.",
+    )
+    split: Literal["last", "random"] = key(
+        default="last", description="Which rows are held out: the last ones of the log, or rows by `split_seed`."
+    )
+
+
 class CsvOptions(TableOptions):
     """One text table, or one for training and one held out."""
 
@@ -89,6 +152,10 @@ class CsvOptions(TableOptions):
     columns: Annotated[tuple[str, ...], key(min_length=2), After(_distinct)] | None = key(
         default=None, description="Names of the columns of files without a header row."
     )
+    file: str = key(
+        default="", description="The training table's name in the folder `path`; empty: `path` is the table itself."
+    )
+    held_out_file: str = key(default="", description="The held-out table's name in that folder.")
     separator: Annotated[str, After(_one_character)] = key(
         default=",", description="One character, and then spaces if they follow it in the files."
     )
@@ -96,6 +163,21 @@ class CsvOptions(TableOptions):
     strip_label: str = key(
         default="", description='Removed from the end of a label, such as the "." in the test file of UCI Adult.'
     )
+
+    def check(self) -> None:
+        """Refuse a held-out table that is named twice, or in no folder."""
+        if self.held_out_file and (self.held_out_path is not None or not self.file):
+            raise ValueError("held_out_file is in the folder of file, in place of held_out_path")
+
+    @property
+    def table(self) -> Path:
+        """The training table."""
+        return self.path / self.file if self.file else self.path
+
+    @property
+    def held_out_table(self) -> Path | None:
+        """The held-out table, where there is one."""
+        return self.path / self.held_out_file if self.held_out_file else self.held_out_path
 
 
 class DigitsOptions(SplitOptions):
@@ -166,7 +248,15 @@ class ScriptDataOptions(Table):
 
 
 DataOptions = Annotated[
-    CsvOptions | DigitsOptions | IdxOptions | NpzOptions | ParquetOptions | SyntheticOptions | ScriptDataOptions,
+    ClicksOptions
+    | CriteoOptions
+    | CsvOptions
+    | DigitsOptions
+    | IdxOptions
+    | NpzOptions
+    | ParquetOptions
+    | SyntheticOptions
+    | ScriptDataOptions,
     OneOf("source"),
 ]
 """The `[data]` table of a job file; its key `source` says which."""

@@ -3,9 +3,6 @@
 Owns standardisation, one-hot encoding, and the file with their fitted parameters: `preprocessing.json` beside a run's
 weights (docs/preprocessing.md). Knows nothing of training. Used by the data sources, and for prediction with a run's
 weights.
-
-All sums run in a fixed order, so that the inputs' bits (and with them the data's fingerprint) are the same on every
-machine: `np.sum` adds in an order that depends on the width of the CPU's vectors.
 """
 
 from __future__ import annotations
@@ -19,7 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from parashard.data.base import Field
 from parashard.data.columns import (
     Column,
     Float64s,
@@ -32,6 +31,10 @@ from parashard.data.columns import (
     shown_cell,
     words,
 )
+from parashard.data.hashing import keys_of_texts, seed_of
+from parashard.data.portable_math import signed_log
+from parashard.data.standardising import mean_and_deviation, standardise
+from parashard.data.tree import Tree
 from parashard.errors import BadData
 from parashard.plan.variables import Float32s
 from parashard.settings.reading import read_json
@@ -58,13 +61,28 @@ class NumberColumn(Table):
     def encode(self, column: Column, out: Float32s, origin: str) -> None:
         """Write the inputs of every row into `out`, shape (rows, width), which holds zeros."""
         assert isinstance(column, Numbers)
-        missing = np.isnan(column.values)
-        with np.errstate(over="ignore"):
-            out[:, 0] = np.where(missing, 0.0, (column.values - self.mean) / self.deviation)
-        if not np.isfinite(out[:, 0]).all():
-            raise BadData(f"{origin}: has values too far from those of the training rows for float32")
+        standardise(column.values, self.mean, self.deviation, out[:, 0], origin)
         if self.missing_input:
-            out[:, 1] = missing
+            out[:, 1] = np.isnan(column.values)
+
+
+class LogNumberColumn(Table):
+    """One input, (f(x) - mean) / deviation, where f(x) is ln(1 + x), and x where it is negative; 0 if it is missing."""
+
+    kind: Literal["log_number"] = "log_number"
+    name: str
+    mean: float
+    deviation: float
+
+    @property
+    def width(self) -> int:
+        """How many inputs it becomes."""
+        return 1
+
+    def encode(self, column: Column, out: Float32s, origin: str) -> None:
+        """Write the inputs of every row into `out`, shape (rows, 1)."""
+        assert isinstance(column, Numbers)
+        standardise(signed_log(column.values), self.mean, self.deviation, out[:, 0], origin)
 
 
 class TextColumn(Table):
@@ -93,7 +111,20 @@ class TextColumn(Table):
             out[text.codes < 0, -1] = 1.0
 
 
-InputColumn = Annotated[NumberColumn | TextColumn, OneOf("kind")]
+class KeyColumn(Table):
+    """A key of embedding tables: XXH64 of the cell's text, with a seed of the column's own; a missing cell is ""."""
+
+    kind: Literal["key"] = "key"
+    name: str
+
+    def keys_of(self, column: Column) -> npt.NDArray[np.int64]:
+        """Return the key of every row."""
+        text = as_words(column)
+        of_words = keys_of_texts([*text.vocabulary, ""], seed_of(self.name)).view(np.int64)
+        return of_words[text.codes]  # code -1, of a missing cell: the last
+
+
+InputColumn = Annotated[NumberColumn | LogNumberColumn | TextColumn | KeyColumn, OneOf("kind")]
 
 
 class ClassTarget(Table):
@@ -138,7 +169,7 @@ class Preprocessing(Table):
     missing: str = ""
     target: Annotated[ClassTarget | ValueTarget, OneOf("kind")]
 
-    def inputs(self, rows: Sequence[Mapping[str, Any]]) -> Float32s:
+    def inputs(self, rows: Sequence[Mapping[str, Any]]) -> Tree:
         """Return the model's inputs for rows of a table.
 
         Parameters
@@ -149,6 +180,7 @@ class Preprocessing(Table):
         Returns
         -------
         ndarray of float32, shape (rows, inputs)
+            Where columns are keys: a dict of it, "numbers", and of "keys", int64 of shape (rows, key columns).
 
         Raises
         ------
@@ -160,9 +192,17 @@ class Preprocessing(Table):
         table = {column.name: self._column(column, rows) for column in self.columns}
         return encoded(self.columns, table, len(rows), "rows")
 
+    def fields(self) -> tuple[Field, ...]:
+        """Return the arrays of an example's inputs where there are several, as columns are keys; else none."""
+        keys = sum(isinstance(column, KeyColumn) for column in self.columns or ())
+        if not keys:
+            return ()
+        numbers = sum(column.width for column in self.columns or () if not isinstance(column, KeyColumn))
+        return Field("inputs/numbers", (numbers,), "float32"), Field("inputs/keys", (keys,), "int64")
+
     def _column(self, column: InputColumn, rows: Sequence[Mapping[str, Any]]) -> Column:
         texts = [self._text(row, number, column.name) for number, row in enumerate(rows, start=1)]
-        if isinstance(column, TextColumn):
+        if isinstance(column, TextColumn | KeyColumn):
             return words(texts)
         values = [math.nan if text is None else number_of(text) for text in texts]
         if None in values:
@@ -222,23 +262,15 @@ def fitted_value(name: str, values: Float64s, origin: str) -> ValueTarget:
     return ValueTarget(name=name, mean=mean, deviation=deviation)
 
 
-def mean_and_deviation(values: Float64s, origin: str) -> tuple[float, float]:
-    """Return mean and standard deviation (1 where all are equal), summed in order; BadData if they overflow."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = _sum_in_order(values) / max(1, len(values))
-        variance = _sum_in_order((values - mean) ** 2) / max(1, len(values))
-    if not math.isfinite(variance):
-        raise BadData(f"{origin}: values up to {np.abs(values).max():g} are too large to be standardised")
-    return mean, math.sqrt(variance) or 1.0
-
-
-def encoded(columns: Sequence[InputColumn], table: Mapping[str, Column], rows: int, origin: str) -> Float32s:
-    """Return the inputs of a table, shape (rows, sum of widths)."""
-    edges = list(itertools.accumulate((column.width for column in columns), initial=0))
+def encoded(columns: Sequence[InputColumn], table: Mapping[str, Column], rows: int, origin: str) -> Tree:
+    """Return the inputs of a table: an array of shape (rows, sum of widths), or that and keys."""
+    numbers = [column for column in columns if not isinstance(column, KeyColumn)]
+    edges = list(itertools.accumulate((column.width for column in numbers), initial=0))
     inputs = np.zeros((rows, edges[-1]), np.float32)
-    for column, start, stop in zip(columns, edges, edges[1:], strict=False):
+    for column, start, stop in zip(numbers, edges, edges[1:], strict=False):
         column.encode(table[column.name], inputs[:, start:stop], f"{origin}: column {shown_cell(column.name)}")
-    return inputs
+    keys = [column.keys_of(table[column.name]) for column in columns if isinstance(column, KeyColumn)]
+    return {"numbers": inputs, "keys": np.stack(keys, axis=1)} if keys else inputs
 
 
 def as_json(preprocessing: Preprocessing) -> bytes:
@@ -262,7 +294,3 @@ def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing:
         from parashard.settings.validation import first_problem
 
         raise BadData(f"{path}: does not describe preprocessing: {first_problem(error)}") from None
-
-
-def _sum_in_order(values: Float64s) -> float:
-    return float(np.cumsum(values)[-1]) if len(values) else 0.0

@@ -2,7 +2,8 @@
 
 Owns the generator: example i is a function of (seed, i) alone, in integer mixing, additions and one rounding, so it is
 the same on every machine, and no memory grows with the number of examples. Serves benchmarks, tests and the ledger
-oracle, which needs only the number of examples. Called by `parashard.data.open_source`.
+oracle, which needs only the number of examples. Called by `parashard.data.open_source`, and by `clicks` for its
+numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class SyntheticSource:
             .tolist()
         )
         elements = np.arange(options.classes * options.features, dtype=_U64)
-        self._centres = _normal(elements, centre_key).reshape(options.classes, options.features)
+        self._centres = normal_numbers(elements, centre_key).reshape(options.classes, options.features)
         self._features = np.arange(options.features, dtype=_U64)
         text = json.dumps(options.plain(), separators=(",", ":"))
         self._spec = DataSpec(
@@ -65,11 +66,11 @@ class SyntheticSource:
     def _generated(self, numbers: _Words) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         labels = (splitmix64(numbers.copy(), self._label_key) % _U64(self._options.classes)).astype(np.int64)
         elements = numbers[:, None] * _U64(self._options.features) + self._features
-        inputs = self._centres[labels] + self._options.noise * _normal(elements, self._noise_key)
+        inputs = self._centres[labels] + self._options.noise * normal_numbers(elements, self._noise_key)
         return inputs.astype(np.float32), labels
 
 
-def _normal(counters: _Words, key: int) -> npt.NDArray[np.float64]:
+def normal_numbers(counters: _Words, key: int) -> npt.NDArray[np.float64]:
     """Return one number per counter, which it overwrites: mean 0, variance 1, within 3.47 (four uniforms, rescaled)."""
     bits = splitmix64(counters, key)
     total = np.zeros(bits.shape)

@@ -32,6 +32,7 @@ from parashard.data.options import TableOptions
 from parashard.data.preprocessing import (
     ClassTarget,
     InputColumn,
+    KeyColumn,
     ValueTarget,
     encoded,
     fitted_number,
@@ -41,6 +42,7 @@ from parashard.data.preprocessing import (
 from parashard.errors import BadData, shown_names
 from parashard.plan.variables import Float32s
 
+EVERY_TEXT = "*"
 WARNED_ROWS_MIN = 20  # in fewer rows all values may differ by chance
 WARNED_DISTINCT_SHARE = 0.9
 WARNED_NUMERALS_MIN = 10  # fewer distinct texts may be names, such as 1st and 2nd
@@ -60,7 +62,7 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
     """
     whole = _typed(options, table)
     labels = whole.pop(options.label)
-    origin = f"{options.path}: label column {shown_cell(options.label)}"
+    origin = f"{table.path}: label column {shown_cell(options.label)}"
     kind = options.target or kind_of_labels(labels, origin)
     classes = class_names(labels, origin) if kind == "class" else ()
     targets = _targets(labels, classes, options.label, table)
@@ -78,35 +80,45 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
         }
         judged = typed_like(labels, held_out, options.label, also_missing=options.missing)
         evaluation_targets = _targets(judged, classes, options.label, held_out)
+    keyed = _keyed(options, train)
     columns = tuple(
-        _fitted(name, column, name in options.categorical, f"{options.path}: column {shown_cell(name)}")
+        KeyColumn(name=name)
+        if name in keyed
+        else _fitted(name, column, name in options.categorical, f"{table.path}: column {shown_cell(name)}")
         for name, column in train.items()
     )
     return ArraySource(
-        Split(encoded(columns, train, len(train_targets), str(options.path)), train_targets),
+        Split(encoded(columns, train, len(train_targets), str(table.path)), train_targets),
         Split(encoded(columns, evaluation, len(evaluation_targets), str((held_out or table).path)), evaluation_targets),
         classes=len(classes),
         columns=columns,
         target=_described(options.label, classes, train_targets, origin),
         missing=options.missing,
-        warnings=tuple(_warnings(whole, options.categorical)),
+        warnings=tuple(_warnings({name: c for name, c in whole.items() if name not in keyed}, options.categorical)),
     )
 
 
 def _typed(options: TableOptions, table: Table) -> dict[str, Column]:
     """Return the label and the inputs as numbers or text, in the table's order."""
-    for key, names in (("label", [options.label]), ("categorical", options.categorical), ("ignore", options.ignore)):
+    named = () if options.key_columns == (EVERY_TEXT,) else options.key_columns
+    for key, names in (
+        ("label", [options.label]),
+        ("categorical", options.categorical),
+        ("key_columns", named),
+        ("ignore", options.ignore),
+    ):
         for name in names:
             if name not in table.columns:
                 raise BadData(
-                    f"{options.path}: has no column {shown_cell(name)}, which data.{key} names; its columns: "
+                    f"{table.path}: has no column {shown_cell(name)}, which data.{key} names; its columns: "
                     f"{shown_names(table.columns)}"
                 )
-    if options.label in options.ignore:
-        raise BadData(f"{options.path}: data.ignore names the label {shown_cell(options.label)}")
+    for key, names in (("ignore", options.ignore), ("key_columns", named)):
+        if options.label in names:
+            raise BadData(f"{table.path}: data.{key} names the label {shown_cell(options.label)}")
     used = [name for name in table.columns if name not in options.ignore]
     if len(used) < 2:
-        raise BadData(f"{options.path}: has no column but the label {shown_cell(options.label)} to learn from")
+        raise BadData(f"{table.path}: has no column but the label {shown_cell(options.label)} to learn from")
     columns = {}
     for name in used:
         mixed = name == options.label and options.target == "class"  # the name of a class may be a number or a text
@@ -114,12 +126,19 @@ def _typed(options: TableOptions, table: Table) -> dict[str, Column]:
             table,
             name,
             also_missing=options.missing,
-            as_text=name in options.categorical,
+            as_text=name in options.categorical or name in named,
             mixed=mixed,
             is_label=name == options.label,
             may_be_class=options.target is None,
         )
     return columns
+
+
+def _keyed(options: TableOptions, columns: Mapping[str, Column]) -> Collection[str]:
+    """Return the names of the input columns that become keys."""
+    if options.key_columns != (EVERY_TEXT,):
+        return options.key_columns
+    return [name for name, column in columns.items() if isinstance(column, Words) or name in options.categorical]
 
 
 def _targets(labels: Column, classes: tuple[str, ...], label: str, table: Table) -> npt.NDArray[np.int64] | Float32s:

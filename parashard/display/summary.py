@@ -59,7 +59,9 @@ def _rows(report: Mapping[str, Any], run_dir: Path, copy: Path | None) -> list[t
         (SAVED, percent(moved["saved_share"])),
         (REPEATED, count(report["duplicate_pushes"])),
     ]
-    rows += [(name, count(report[name])) for name in ("ledger_wrong", "torn") if name in report]
+    rows += [(name, count(report[name])) for name in ("ledger_wrong", "rows_wrong", "torn") if name in report]
+    if "rows" in report:
+        rows.append(("rows of tables", ", ".join(f"{name} {count(number)}" for name, number in report["rows"].items())))
     restarts = [(report[f"{role}_restarts"], role) for role in ("worker", "shard", "coordinator")]
     if any(times for times, _ in restarts):
         rows.append(("restarts", ", ".join(counted(times, role) for times, role in restarts if times)))

@@ -21,6 +21,7 @@ from parashard.data import open_source
 from parashard.data.base import DataSpec, Field
 from parashard.data.preprocessing import Preprocessing
 from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint, StoreFailed
+from parashard.job.embeddings import tables_of
 from parashard.job.schema import Job
 from parashard.models import build_model, code_sha256
 from parashard.models.base import Audited
@@ -134,7 +135,7 @@ def declare_named(job: Job, model_folder: Path | None) -> DeclaredJob:
         If the model cannot be built, or as `declare`.
     """
     spec = open_source(job.data).spec
-    model = build_model(job.model, spec, job.job.seed, model_folder)
+    model = build_model(job.model, spec, job.job.seed, model_folder, tables_of(job))
     return declare(spec, model, code_sha256(job.model, model_folder))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parashard.data.base import DataSpec
+from parashard.job.embeddings import identity_of
 from parashard.job.keys import dotted, leaves, plain
 from parashard.job.schema import Job
 from parashard.plan.variables import Variable, in_name_order
@@ -53,6 +54,8 @@ def job_identity(
     }
     if job.job.first_epoch:  # left out otherwise: earlier jobs keep their digest
         identity["job"]["first_epoch"] = job.job.first_epoch
+    if job.tables:  # the same
+        identity["tables"] = identity_of(job.tables)
     if initial_sha256:
         identity["initial"] = {"sha256": initial_sha256}
     if model_sha256:

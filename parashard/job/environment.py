@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from parashard.errors import ConfigurationError
+from parashard.job.keys import NAMED
 from parashard.job.layers import PREFIX, SEPARATOR, names_a_key
 from parashard.settings.forms import file_keys, forms_at
 from parashard.settings.table import Table
@@ -87,8 +88,8 @@ def _warning(given: str, name: str, keys: list[str]) -> str:
 
 @functools.cache
 def _variables_of(schema: type[Table]) -> tuple[str, ...]:
-    """Return the environment variable of every key of every kind; `[variables]` tables have none."""
-    return tuple(PREFIX + SEPARATOR.join(parts).upper() for parts in _keys(schema, ()) if parts[0] != "variables")
+    """Return the environment variable of every key of every kind; `[variables]` and `[tables]` have none."""
+    return tuple(PREFIX + SEPARATOR.join(parts).upper() for parts in _keys(schema, ()) if parts[0] not in NAMED)
 
 
 def _keys(schema: type[Table], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

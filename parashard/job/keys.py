@@ -21,6 +21,9 @@ _PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 KEY = re.compile(rf"{_PART}(?:\.{_PART})*")
 """A dotted TOML key without spaces around its dots."""
 
+NAMED = ("variables", "tables")
+"""Tables of tables that a job names itself; the environment says nothing of them."""
+
 _SHOWN_CHARACTERS = 80
 
 

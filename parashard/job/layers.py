@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from parashard.errors import ConfigurationError
-from parashard.job.keys import KEY, at, dotted, key_parts, leaves, plain, shown, toml_value
+from parashard.job.keys import KEY, NAMED, at, dotted, key_parts, leaves, plain, shown, toml_value
 
 DEFAULT = "default"
 PREFIX = "PARASHARD_"
@@ -163,9 +163,9 @@ def _environment_parts(name: str) -> tuple[str, ...]:
         raise ConfigurationError(
             f"environment {name}: not a key; allowed: {PREFIX}TABLE__KEY, such as PARASHARD_CLUSTER__SHARDS"
         )
-    if parts[0] == "variables":
+    if parts[0] in NAMED:
         # Variables' names have capitals and dots, which the environment cannot express.
         raise ConfigurationError(
-            f"environment {name}: settings of variables come from the job file or from --set, not from the environment"
+            f"environment {name}: settings of {parts[0]} come from the job file or from --set, not from the environment"
         )
     return parts

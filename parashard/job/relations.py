@@ -53,6 +53,7 @@ def contradictions(job: Job) -> Iterator[Contradiction]:
         *_encodings(job),
         *_optimizer(job),
         *_shard_device(job),
+        *_tables(job),
         *_checkpoint(job),
         *_ports(job),
     ):
@@ -105,8 +106,14 @@ def _optimizer(job: Job) -> Iterator[_Relation]:
             "optimizer.kind",
             f'"whole" with {job.optimizer.kind}, which needs the norm of whole variables',
         )
-    if job.optimizer.learning_rate < 0 and job.model.kind != "ledger":
-        yield "optimizer.learning_rate", "model.kind", "> 0"
+    rates = {"optimizer.learning_rate": job.optimizer.learning_rate}
+    rates |= {
+        dotted("tables", name, "optimizer", "learning_rate"): table.optimizer.learning_rate
+        for name, table in job.tables.items()
+    }
+    for key, rate in rates.items():
+        if rate < 0 and job.model.kind not in ("ledger", "row_ledger"):
+            yield key, "model.kind", "> 0"
 
 
 def _shard_device(job: Job) -> Iterator[_Relation]:
@@ -118,6 +125,17 @@ def _shard_device(job: Job) -> Iterator[_Relation]:
         )
 
 
+def _tables(job: Job) -> Iterator[_Relation]:
+    if not job.tables:
+        return
+    if job.checkpoint.durability == "log":
+        yield "checkpoint.durability", "tables", '"checkpoint" with tables: rows have no log'
+    if job.optimizer.delay_compensation:
+        yield "optimizer.delay_compensation", "tables", "0 with tables: what a step's rows were is not remembered"
+    if job.cluster.shard_device != "cpu":
+        yield "cluster.shard_device", "tables", '"cpu" with tables: rows lie in the host\'s memory'
+
+
 def _ports(job: Job) -> Iterator[_Relation]:
     last = max(job.cluster.ports_of_shard(job.cluster.shards - 1))
     if job.cluster.port is not None and last > PORT_MAX:
@@ -125,6 +143,9 @@ def _ports(job: Job) -> Iterator[_Relation]:
 
 
 def _value(job: Job, key: str) -> Any:
+    if key == "tables":
+        return sorted(job.tables)
+
     def below(node: Any, part: str) -> Any:
         return node[part] if isinstance(node, dict) else getattr(node, part)
 

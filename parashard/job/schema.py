@@ -8,6 +8,7 @@ job against its data and model comes later, in the processes).
 from __future__ import annotations
 
 from parashard.data.options import DataOptions
+from parashard.job.embeddings import TableSettings
 from parashard.job.relations import Contradictions, contradictions
 from parashard.job.settings import VariableSettings
 from parashard.job.tables import CheckpointOptions, ClusterOptions, ConsistencyOptions, EvaluationOptions, JobOptions
@@ -29,6 +30,7 @@ class Job(Table):
     variables: dict[str, VariableSettings] = key(
         default_factory=dict, description="Settings of the variables whose names match a pattern."
     )
+    tables: dict[str, TableSettings] = key(default_factory=dict, description="Embedding tables, by name.")
     consistency: ConsistencyOptions = key(
         default_factory=ConsistencyOptions, description="When steps may run ahead of each other."
     )

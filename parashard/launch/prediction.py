@@ -19,7 +19,9 @@ from parashard.data.columns import Table, Words, as_words
 from parashard.data.csv import read_csv
 from parashard.data.options import CsvOptions
 from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
+from parashard.data.tree import Tree, map_leaves, rows_of
 from parashard.errors import BadData, ConfigurationError
+from parashard.job.embeddings import tables_of
 from parashard.job.load import LoadedJob
 from parashard.launch.run_files import PREPROCESSING_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import resumed_job
@@ -30,7 +32,7 @@ from parashard.store.arrays import read_arrays
 
 EXAMPLES_AT_ONCE = 1000
 
-Predict = Callable[[dict[str, Float32s], AnyArray], AnyArray]
+Predict = Callable[[dict[str, Float32s], Tree], AnyArray]
 
 
 class Predictions(NamedTuple):
@@ -73,19 +75,24 @@ def predict_file(run_dir: Path, file: Path) -> Predictions:
         raise ConfigurationError(
             f"{run_dir}: its model is in the script {loaded.path}, where trainer.predict(inputs) has its weights"
         )
+    if loaded.job.tables:
+        raise ConfigurationError(
+            f"{run_dir}: its model looks up rows of the tables {', '.join(sorted(loaded.job.tables))}, which its "
+            f"checkpoints have and {WEIGHTS_FILE} has not; allowed: a model without tables"
+        )
     spec = _spec(run_dir, loaded)
     predict = _predict(loaded, spec)
     inputs = _inputs(file, spec, loaded)
-    if inputs.shape[1:] != spec.input_shape:
+    if not isinstance(inputs, dict) and inputs.shape[1:] != spec.input_shape:
         raise BadData(f"{file}: an example has shape {inputs.shape[1:]}; the model's inputs have {spec.input_shape}")
     values = as_imported(read_arrays(weights))
-    parts = [predict(values, inputs[some]) for some in _slices(len(inputs))]
+    parts = [predict(values, map_leaves(lambda array, rows=some: array[rows], inputs)) for some in _slices(inputs)]
     outputs = np.concatenate(parts)
     return Predictions(outputs, _rows(outputs, spec))
 
 
-def _slices(examples: int) -> Iterator[slice]:
-    for start in range(0, examples, EXAMPLES_AT_ONCE):
+def _slices(inputs: Tree) -> Iterator[slice]:
+    for start in range(0, rows_of(inputs), EXAMPLES_AT_ONCE):
         yield slice(start, start + EXAMPLES_AT_ONCE)
 
 
@@ -96,12 +103,12 @@ def _spec(run_dir: Path, loaded: LoadedJob) -> DataSpec:
         return open_source(loaded.job.data).spec
     fitted = read_preprocessing(file)
     classes = len(fitted.target.classes) if isinstance(fitted.target, ClassTarget) else 0
-    return DataSpec(0, 0, fitted.input_shape, classes, "", fitted)
+    return DataSpec(0, 0, fitted.input_shape, classes, "", fitted, fields=fitted.fields())
 
 
 def _predict(loaded: LoadedJob, spec: DataSpec) -> Predict:
     job = loaded.job
-    model = build_model(job.model, spec, job.job.seed, loaded.path.parent)
+    model = build_model(job.model, spec, job.job.seed, loaded.path.parent, tables_of(job))
     predict = getattr(model, "predict", None)
     if not callable(predict):
         raise ConfigurationError(
@@ -111,7 +118,7 @@ def _predict(loaded: LoadedJob, spec: DataSpec) -> Predict:
     return predict  # type: ignore[no-any-return]  # a user's
 
 
-def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> AnyArray:
+def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> Tree:
     fitted = spec.preprocessing
     if fitted is not None and fitted.columns is not None:
         if file.suffix == ".npy":
@@ -132,7 +139,7 @@ def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> AnyArray:
     return (array / (fitted.divide_by if fitted is not None else 1.0)).astype(np.float32)
 
 
-def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> AnyArray:
+def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> Tree:
     data = loaded.job.data
     if not isinstance(data, CsvOptions):  # trained on Parquet
         data = CsvOptions(path=file, label="")

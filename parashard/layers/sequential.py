@@ -152,6 +152,13 @@ class Sequential:
         step : int or None
             Keys what is random; None: an evaluation, nothing is.
         """
+        outputs, back = self.as_layer(variables, inputs, step, xp)
+        return outputs, lambda gradient: back(gradient, False)[1]
+
+    def as_layer(
+        self, variables: Mapping[str, Array], inputs: Array, step: int | None, xp: Any
+    ) -> tuple[Array, Pullback]:
+        """Return the same with the pullback of a layer, to the inputs, too: for models that have this one within."""
         if inputs.shape[1:] != self._input_shape:
             raise WrongModel(
                 f"an example's inputs have shape {inputs.shape[1:]}; the model's input_shape is {self._input_shape}"
@@ -165,13 +172,15 @@ class Sequential:
             x, pull = layer.apply({part: variables[name] for part, name in names.items()}, x, Pass(xp, key))
             pulls.append(pull)
 
-        def pull_back(gradient: Array | None) -> dict[str, Array]:
+        def pull_back(gradient: Array, to_input: bool) -> tuple[Array | None, dict[str, Array]]:
             found: dict[str, Array] = {}
-            for at in reversed(range(self._first, len(pulls))):
-                assert gradient is not None, "every layer but the first with variables was asked for it"
-                gradient, own = pulls[at](gradient, at > self._first)
+            last = 0 if to_input else self._first
+            by_output: Array | None = gradient
+            for at in reversed(range(last, len(pulls))):
+                assert by_output is not None, "every layer but the last one here was asked for it"
+                by_output, own = pulls[at](by_output, to_input or at > last)
                 found |= {name: own[part] for part, name in self._parts[at][1].items()}
-            return found
+            return by_output, found
 
         return x, pull_back
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from parashard.data.base import Array, Batch
@@ -11,6 +11,7 @@ from parashard.data.tree import Tree
 from parashard.plan.variables import Float32s, Variable
 
 if TYPE_CHECKING:
+    from parashard.checkpoints.tables import StoredRows
     from parashard.metrics import Sums  # which makes metrics with this package
 
 Initial = Variable | Float32s | tuple[Variable, Float32s]
@@ -81,6 +82,20 @@ class Seeded(Protocol):
 
 
 @runtime_checkable
+class LooksUp(Protocol):
+    """A model that uses rows of embedding tables, which the job declares."""
+
+    def keys(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the keys whose rows a batch needs, by table: arrays of whole numbers, of any shape.
+
+        A function of the batch alone, on NumPy, which may be called in another thread. The rows arrive among the
+        variables, under the table's name, shape (rows, dimension): each once, however often its key is named.
+        `batch.places[table]` has the place of each key's row among them, in the shape of the keys. The gradient of a
+        table is of these rows, in their order.
+        """
+
+
+@runtime_checkable
 class Checked(Protocol):
     """A model that can tell before a job begins that its steps cannot be computed."""
 
@@ -116,3 +131,11 @@ class Audited(Protocol):
 
     def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
         """Return counts of violations by name, such as {"ledger_wrong": 0}; they go into the job's report."""
+
+
+@runtime_checkable
+class AuditsRows(Audited, Protocol):
+    """An audited model whose tables show it, too."""
+
+    def audit_rows(self, rows: Iterable[tuple[str, StoredRows]], epochs: int) -> Mapping[str, int]:
+        """Return the same of all rows of all tables, which come piece by piece, each key once."""

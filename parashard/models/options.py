@@ -62,12 +62,67 @@ class CnnOptions(Table):
     )
 
 
+class _ClickOptions(Table):
+    """What models of two classes over keys and numbers share."""
+
+    hidden: tuple[PositiveInt, ...] = key(
+        default=(64, 32), description="Units of each hidden layer of the deep part, from the input on."
+    )
+    dropout: float = key(default=0.0, ge=0.0, le=DROPOUT_RATE_MAX, description="Probability of dropping a hidden unit.")
+
+
+class WideDeepOptions(_ClickOptions):
+    """Options of a wide and deep model; it uses the tables `wide` (dimension 1) and `deep`."""
+
+    kind: Literal["wide_deep"] = key(
+        default="wide_deep", description="Wide and deep: a weight for each key, and embeddings through dense layers."
+    )
+
+
+class DeepFmOptions(_ClickOptions):
+    """Options of a factorization machine with a deep part; it uses the tables `wide` (dimension 1) and `deep`."""
+
+    kind: Literal["deepfm"] = key(
+        default="deepfm", description="DeepFM: a weight for each key, products of embeddings, and dense layers."
+    )
+
+
+class FmOptions(Table):
+    """Options of a factorization machine: none; it uses the tables `wide` (dimension 1) and `deep`."""
+
+    kind: Literal["fm"] = key(
+        default="fm", description="Factorization machine: a weight for each key, and products of embeddings."
+    )
+
+
+class DlrmOptions(_ClickOptions):
+    """Options of DLRM; it uses the table `deep`."""
+
+    kind: Literal["dlrm"] = key(
+        default="dlrm", description="DLRM: products of embeddings and of what dense layers make of the numbers."
+    )
+    bottom: tuple[PositiveInt, ...] = key(
+        default=(64,), description="Units of each hidden layer from the numbers to a vector of the table's dimension."
+    )
+
+
 class LedgerOptions(Table):
     """Options of the ledger: none."""
 
     for_tests: ClassVar[bool] = True  # errors do not offer it
 
     kind: Literal["ledger"] = key(default="ledger", description="Oracle: counts every example of every epoch.")
+
+
+class RowLedgerOptions(Table):
+    """Options of the ledger of rows."""
+
+    for_tests: ClassVar[bool] = True  # errors do not offer it
+
+    kind: Literal["row_ledger"] = key(
+        default="row_ledger", description="Oracle: counts every use of every key in the rows of the table `ledger`."
+    )
+    shared: int = key(default=7, ge=1, description="How many keys all examples share.")
 
 
 class TornOptions(Table):
@@ -109,7 +164,18 @@ class ScriptModelOptions(Table):
 
 
 ModelOptions = Annotated[
-    SoftmaxOptions | MlpOptions | CnnOptions | LedgerOptions | TornOptions | ScriptModelOptions | UserOptions,
+    SoftmaxOptions
+    | MlpOptions
+    | CnnOptions
+    | WideDeepOptions
+    | FmOptions
+    | DeepFmOptions
+    | DlrmOptions
+    | LedgerOptions
+    | RowLedgerOptions
+    | TornOptions
+    | ScriptModelOptions
+    | UserOptions,
     OneOf("kind"),
 ]
 """The `[model]` table of a job file; `kind` chooses the options' class."""

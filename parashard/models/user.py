@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -19,11 +20,14 @@ from parashard.errors import ConfigurationError
 from parashard.models.base import Model
 from parashard.models.blame import named_with_line
 from parashard.models.options import UserOptions
+from parashard.plan.embedding import EmbeddingTable
 
 _METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
 
-def load_user_model(options: UserOptions, spec: DataSpec, folder: Path | None) -> Model:
+def load_user_model(
+    options: UserOptions, spec: DataSpec, folder: Path | None, tables: Sequence[EmbeddingTable] = ()
+) -> Model:
     """Import the module, call its factory with the data's spec and the options, and check what it returns.
 
     Parameters
@@ -34,6 +38,8 @@ def load_user_model(options: UserOptions, spec: DataSpec, folder: Path | None) -
     folder : Path or None
         The job file's folder. It and the working directory are put at the end of `sys.path` and stay there, so that
         the module can import its neighbours at any time. None: the working directory alone.
+    tables : sequence of EmbeddingTable
+        The job's; a factory that has a parameter `tables` is given them, by their names.
 
     Raises
     ------
@@ -47,7 +53,7 @@ def load_user_model(options: UserOptions, spec: DataSpec, folder: Path | None) -
     if not callable(factory):
         what = "has no" if factory is None else "has something that cannot be called as"
         raise ConfigurationError(f"model kind {options.kind!r}: {_place(module)} {what} {factory_name!r}")
-    model = _called(options, factory, spec, _place(module))
+    model = _called(options, factory, spec, _place(module), tables)
     lacking = [name for name in _METHODS if not callable(getattr(model, name, None))]
     if lacking:
         raise ConfigurationError(
@@ -109,8 +115,23 @@ def _check_unshadowed(kind: str, name: str, places: list[Path]) -> None:
         raise ConfigurationError(f"model kind {kind!r}: {name!r} is {_place(module)}, not {own}; rename yours")
 
 
-def _called(options: UserOptions, factory: Callable[..., Any], spec: DataSpec, place: str) -> Any:
+def _takes_tables(factory: Callable[..., Any]) -> bool:
+    try:
+        return "tables" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # one that cannot be looked at
+        return False
+
+
+def _called(
+    options: UserOptions,
+    factory: Callable[..., Any],
+    spec: DataSpec,
+    place: str,
+    tables: Sequence[EmbeddingTable],
+) -> Any:
     extra = dict(options.further)
+    if _takes_tables(factory):
+        extra["tables"] = {table.name: table for table in tables}
     try:
         return factory(spec, **extra)
     except ConfigurationError:

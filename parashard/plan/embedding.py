@@ -30,6 +30,9 @@ BUCKETS = 1 << BUCKET_BITS
 KEY_BYTES = 8
 ROW_ELEMENTS_MAX = 1 << 14
 KEYS_PER_STEP_MAX = 1 << 24
+ROWS_MAX = (1 << 32) - 2
+"""Rows are referred to by 32 bits."""
+ROWS_MAX_DEFAULT = 1 << 26
 RULES = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "ftrl")
 """Rules without t: a row's arithmetic needs nothing but the row and its slots."""
 
@@ -53,6 +56,8 @@ class EmbeddingTable:
         How a row's first values are drawn.
     keys_per_step_max : int
         Most keys, each once, that a step may use; bounds of messages and memory follow from it (P34).
+    rows_max : int
+        Most rows on a shard.
     """
 
     name: str
@@ -60,6 +65,7 @@ class EmbeddingTable:
     optimizer: OptimizerSpec
     initializer: Initializer = field(default_factory=Initializer)
     keys_per_step_max: int = 1 << 16
+    rows_max: int = ROWS_MAX_DEFAULT
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
@@ -68,8 +74,12 @@ class EmbeddingTable:
             )
         self._check_whole("row_elements", ROW_ELEMENTS_MAX)
         self._check_whole("keys_per_step_max", KEYS_PER_STEP_MAX)
+        self._check_whole("rows_max", ROWS_MAX)
         if self.optimizer.kind not in RULES:
             raise self._wrong("optimizer", f"one of {', '.join(RULES)}", self.optimizer.kind)
+        for key in ("clip_norm", "staleness_damping", "delay_compensation"):
+            if getattr(self.optimizer, key) != type(self.optimizer).keys[key].value():
+                raise self._wrong(f"optimizer.{key}", "left out: [optimizer] says it for the whole step", "a value")
         if self.optimizer.kind == "ftrl" and self.initializer != Initializer():
             raise self._wrong("initializer", "zeros where the optimizer is ftrl, which starts there", "another")
 
@@ -106,6 +116,8 @@ def mixed(keys: npt.ArrayLike) -> Keys:
         If they are no whole numbers.
     """
     found = np.atleast_1d(np.asarray(keys))
+    if not found.size:
+        return np.empty(0, _U64)
     if found.dtype.kind not in "iu":
         raise ConfigurationError(f"keys are whole numbers of up to 64 bits, found {found.dtype}")
     words: Keys = splitmix64(found.astype(np.int64 if found.dtype.kind == "i" else _U64).view(_U64).copy(), 0)

@@ -157,7 +157,8 @@ class SGD(OptimizerSpec):
     kind: Literal["sgd"] = key(default="sgd", description="Names this rule.")
     learning_rate: NonZero = key(
         kw_only=False,
-        description="Step size of an update; the schedule multiplies it. Negative only with the model `ledger`.",
+        description="Step size of an update; the schedule multiplies it. Negative only with the models `ledger` and "
+        "`row_ledger`.",
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.state import ShardState, first_values
 from parashard.encodings import codec
 from parashard.errors import ConfigurationError, Unavailable
+from parashard.job.embeddings import tables_of
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.plan.partition import ELEMENT_BYTES, Partition
@@ -29,6 +31,7 @@ from parashard_server.state.cuda_storage import CudaStorage, ShardDevice
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.pulled_weights import PulledWeights
+from parashard_server.state.rows.tables import Tables
 from parashard_server.state.storage import InitialRows, Storage, drawn_from, offsets_of
 
 PULLED_COPIES_MAX = 64
@@ -85,7 +88,13 @@ class ShardBuilder:
             fused if self._device is None else self._device.kernels,
         )
         cluster = self.job.cluster
-        self.push_memory = PushMemory(cluster.push_memory_bytes(ELEMENT_BYTES * self.plan.shard_elements(index)))
+        self._tables = [
+            replace(table, optimizer=table.optimizer.resolved(_updates(self.job, reply.steps_total)))
+            for table in tables_of(self.job)
+        ]
+        rows_bytes = sum(table.push_bytes_max for table in self._tables)
+        dense_bytes = ELEMENT_BYTES * self.plan.shard_elements(index)
+        self.push_memory = PushMemory(cluster.push_memory_bytes(dense_bytes + rows_bytes))
         # The bits do not depend on the number of threads.
         fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))
         if self._device is not None:
@@ -143,9 +152,15 @@ class ShardBuilder:
         values = self._first_values() if state is None else stored_values(state)
         memory = weight_memory(offsets_of(plan.layouts[self.index]), shared=allows(job.cluster.transport, "shm"))
         storage = self._storage(values, memory)
+        tables = None
+        if self._tables:
+            rate = job.optimizer.learning_rate
+            tables = Tables(self._tables, job.job.seed, self.index, len(plan.shards), rate)
         if state is not None:
             storage.restore_slots(state.slots)
-        updates = self._updates(storage, state)
+            if tables is not None:
+                tables.restore(state.rows, clock=state.version, files=state.table_files)
+        updates = self._updates(storage, state, tables)
         if state is not None:
             updates.skipped = state.skipped.copy()
         storage.begin_at(updates.version)
@@ -158,6 +173,7 @@ class ShardBuilder:
             updates,
             pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if compensated else None,
             compensation=job.optimizer.delay_compensation,
+            tables=tables,
         )
 
     def _first_values(self) -> InitialRows:
@@ -180,16 +196,17 @@ class ShardBuilder:
             return Storage(self.plan, self.index, self.optimizer, initial, memory=memory)
         return CudaStorage(self.plan, self.index, self.optimizer, initial, device=self._device, memory=memory)
 
-    def _updates(self, storage: Storage, state: ShardState | None) -> UpdatePolicy:
+    def _updates(self, storage: Storage, state: ShardState | None, tables: Tables | None) -> UpdatePolicy:
         if self.round_steps is None:
             applied = None if state is None else state.applied.copy()
-            return ImmediateUpdates(storage, damping=self.job.optimizer.damping, applied=applied)
+            return ImmediateUpdates(storage, damping=self.job.optimizer.damping, applied=applied, tables=tables)
         return RoundUpdates(
             storage,
             round_steps=self.round_steps,
             steps_total=self._reply.steps_total,
             mean=self.job.consistency.reduce == "mean",
             round_=0 if state is None else state.round or 0,
+            tables=tables,
         )
 
 

@@ -65,6 +65,7 @@ class Oracle:
 
 
 LEDGER = Oracle("ledger", "examples/ledger.toml", 1024, 500)
+ROW_LEDGER = Oracle("ledger of rows", "examples/row_ledger.toml", 1024, 400, values={"checkpoint.every_steps": 300})
 TORN = Oracle("torn", "examples/torn.toml", 100, 25)
 DIGEST = Oracle("digest", "examples/digits.toml", 36, 250, digest=True)
 ASYNC_DIGEST = Oracle(
@@ -99,6 +100,9 @@ MATRIX = (
     (LEDGER, "async", "grpc"),
     (LEDGER, "ssp:8", "tcp"),
     (LEDGER, "sync:4", "shm"),
+    (ROW_LEDGER, "async", "shm"),
+    (ROW_LEDGER, "ssp:8", "grpc"),
+    (ROW_LEDGER, "sync:4", "tcp"),
     (TORN, "async", "shm"),
     (TORN, "ssp:8", "tcp"),
     (TORN, "sync:4", "grpc"),

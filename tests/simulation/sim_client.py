@@ -16,7 +16,8 @@ from sim_parts import Frame, PullFrame, PushMessage, identity
 from sim_world import Process, Promise
 
 from parashard.client.pull_buffers import PullBuffer, PullBuffers
-from parashard.client.shard_client import Pulled
+from parashard.client.pulled import Pulled
+from parashard.client.pulled_rows import NO_TABLES, PulledRows
 from parashard.errors import RetryLater, Unreachable
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s
@@ -101,7 +102,7 @@ class SimulatedClient:
             await self.owner.moment()
         # After an error the set is dropped: what its arrays hold is undefined.
         weights.versions = tuple([await self._patiently(pull) for pull in pulls])
-        return Pulled(weights, self._sets)
+        return Pulled(weights, self._sets, PulledRows(NO_TABLES))
 
     async def push(
         self,

@@ -20,7 +20,7 @@ from sim_parts import COORDINATOR, DIGEST, RUN_ID
 from sim_world import Process, Promise, World
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.client.shard_client import Pulled
+from parashard.client.pulled import Pulled
 from parashard.errors import (
     InvalidRequest,
     NonFiniteGradient,

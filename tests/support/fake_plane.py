@@ -22,8 +22,11 @@ from parashard_server.state.rows.tables import Tables
 
 TARGET = Target("run", "digest", 1, 0, 7)
 GREETING = Greeting(TARGET, "worker-0")
-TABLES = (EmbeddingTable("user", 3, SGD(-1.0)), EmbeddingTable("item", 1024, SGD(-1.0)))
 ROWS_MAX = 2000
+TABLES = (
+    EmbeddingTable("user", 3, SGD(-1.0), rows_max=ROWS_MAX),
+    EmbeddingTable("item", 1024, SGD(-1.0), rows_max=ROWS_MAX),
+)
 
 _Result = TypeVar("_Result")
 
@@ -64,7 +67,7 @@ class FakePlane:
         self.offsets = offsets
         self.memory = memory(offsets)
         self.version = 0
-        self.tables = Tables(TABLES, 0, 0, 1, rows_max=ROWS_MAX)
+        self.tables = Tables(TABLES, 0, 0, 1)
         self.greeted: list[Target] = []
         self.pushes: list[Push] = []
         self.pulls: list[PullRun] = []

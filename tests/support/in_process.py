@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from parashard.client.pulled_rows import TableSet
 from parashard.client.shard_client import ShardClient
 from parashard.errors import ParashardError
+from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD, OptimizerSpec
 from parashard.plan.partition import Partitioner, Plan, place, split, whole
 from parashard.plan.variables import Initializer, Variable
@@ -193,12 +195,18 @@ class Method:
 class Cluster:
     """Shards under the addresses "shard-0", "shard-1" and so on; every frame passes through the gRPC transport.
 
-    `before` may be set to a function of (address, decoded request): it is called first, and may raise.
+    `before` may be set to a function of (address, decoded request): it is called first, and may raise. Each shard has
+    the rows of `tables` whose keys are in its buckets.
     """
 
-    def __init__(self, plan: Plan, **of_shard: Any) -> None:
+    def __init__(self, plan: Plan, *, tables: Sequence[EmbeddingTable] = (), **of_shard: Any) -> None:
         self.plan = plan
-        self.shards = [shard_of(plan, index, **of_shard) for index in range(len(plan.shards))]
+        self.tables = tuple(tables)
+        shards = len(plan.shards)
+        self.shards = [
+            shard_of(plan, index, tables=Tables(tables, SEED, index, shards) if tables else None, **of_shard)
+            for index in range(shards)
+        ]
         self.before: Callable[[str, Push | PullRun], None] = lambda address, request: None
         self.pushes: list[Push] = []
         self._turn = threading.Lock()
@@ -210,7 +218,8 @@ class Cluster:
         )
 
     def client(self, **more: Any) -> ShardClient:
-        client = ShardClient(RUN, DIGEST, self.plan, "worker-0", connect=self.connect, **more)
+        tables = TableSet(self.tables, SEED)
+        client = ShardClient(RUN, DIGEST, self.plan, "worker-0", connect=self.connect, tables=tables, **more)
         client.use(self.view())
         return client
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.data.base import Batch, DataSpec
+from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.partition import fixed_shards
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Initializer, Variable
@@ -133,7 +134,7 @@ class ScriptedLeasing:
 
 
 class Job:
-    """A worker over two shards; `run` works through the script."""
+    """A worker over two shards, which have the rows of `tables`, too; `run` works through the script."""
 
     def __init__(
         self,
@@ -143,11 +144,13 @@ class Job:
         retry_budget_s: float = 60.0,
         cancelled: threading.Event | None = None,
         source: Any = None,
+        model: Counting | None = None,
+        tables: Sequence[EmbeddingTable] = (),
         **of_shard: Any,
     ) -> None:
         plan = plan_of(VARIABLES, shards=2, partitioner=fixed_shards(2))
-        self.cluster = Cluster(plan, **of_shard)
-        self.model = Counting()
+        self.cluster = Cluster(plan, tables=tables, **of_shard)
+        self.model = model or Counting()
         self.steps = StepPlan(EXAMPLES, BATCH_SIZE, epochs=2, seed=1)
         self.leasing = ScriptedLeasing(deque(pb.Grant(step=w) if isinstance(w, int) else w for w in work))
         self.refreshed = 0
@@ -160,6 +163,7 @@ class Job:
                 device=Cpu(),
                 clip_norm=clip_norm,
                 round_steps=of_shard.get("round_steps"),
+                tables={table.name: table for table in tables},
             ),
             self.cluster.client(retry_budget_s=retry_budget_s, cancelled=cancelled, look=self.look),
             self.leasing,  # type: ignore[arg-type]

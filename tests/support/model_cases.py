@@ -86,6 +86,7 @@ class OnBoth:
             "argsort",
             "asarray",
             "broadcast_to",
+            "concatenate",
             "empty",
             "exp",
             "full",
@@ -96,7 +97,7 @@ class OnBoth:
             "multiply",
             "ones",
         ),
-        *("sqrt", "stack", "subtract", "tanh", "uint16", "uint64", "where", "zeros"),
+        *("sqrt", "stack", "subtract", "tanh", "uint16", "uint64", "where", "zeros", "zeros_like"),
     )
 
     def __getattr__(self, name: str) -> Any:

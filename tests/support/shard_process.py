@@ -46,6 +46,7 @@ def job_reply(
     consistency: str = "async",
     reduce: str = "mean",
     checkpoint: dict[str, Any] | None = None,
+    tables: dict[str, Any] | None = None,
     queue_bytes: int = 4096,
     **changed: Any,
 ) -> pb.GetJobReply:
@@ -71,6 +72,7 @@ def job_reply(
         """
     overrides = [(f"optimizer.{key}", value, "--set") for key, value in (optimizer or {}).items()]
     overrides += [(f"checkpoint.{key}", value, "--set") for key, value in (checkpoint or {}).items()]
+    overrides += [(f"tables.{name}", table, "--set") for name, table in (tables or {}).items()]
     fields = {
         "run_id": RUN,
         "job_digest": DIGEST,

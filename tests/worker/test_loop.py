@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.client.shard_client import Pulled
+from parashard.client.pulled import Pulled
 from parashard.data.base import BadExample, Batch
 from parashard.models.base import Nothing
 from parashard.models.framework import WrongModel
@@ -248,11 +248,11 @@ def test_whatever_may_be_under_way_waits_for_no_other(depth: int) -> None:
 
         view = job.cluster.view()
 
-        def pull(self, *, step: int, round_: int | None) -> SimpleNamespace:
+        def pull(self, *, step: int, round_: int | None, keys: object) -> SimpleNamespace:
             pulls.append(step)
             if step >= depth:
                 others.wait(DEADLINE_S)
-            return SimpleNamespace(variables={}, release=lambda: None)
+            return SimpleNamespace(variables={}, rows={}, release=lambda: None)
 
         def push(self, step: int, *_: object, **about: object) -> SimpleNamespace:
             if step < depth:

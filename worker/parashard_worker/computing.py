@@ -7,8 +7,9 @@ Knows neither leases nor shards. Called by `parashard_worker.loop`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,14 @@ from parashard.metrics import Sums
 from parashard.models.base import Model, Nothing
 from parashard.models.blame import place_of
 from parashard.models.judging import Totals
+from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.partition import Plan
 from parashard.plan.state import AVERAGE
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable
+from parashard.protocol.messages import NO_KEYS
 from parashard_worker.device import Device
+from parashard_worker.looking_up import looked_up, placed
 
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
 NOT_FLOATING_POINT = "biucOSUmM"  # kinds of dtypes: a cast to float32 would lose what they say, or have no meaning
@@ -45,11 +49,21 @@ class Task(NamedTuple):
     device: Device
     clip_norm: float | None
     round_steps: int | None  # sync mode: N
+    tables: Mapping[str, EmbeddingTable] = MappingProxyType({})  # embedding tables, by name
 
     def batch_of(self, step: int) -> Batch:
-        """Read a step's examples, in the host's memory."""
+        """Read a step's examples, in the host's memory, and look up the keys of the rows of tables that they need."""
         indices = self.steps.indices(step)
-        return Batch(step, self.steps.epoch_of(step), indices, *examples_of(self.source, step, indices))
+        batch = Batch(step, self.steps.epoch_of(step), indices, *examples_of(self.source, step, indices))
+        return looked_up(self.model, batch, self.tables) if self.tables else batch
+
+    def held_out_keys(self) -> Mapping[str, Keys]:
+        """Return the keys of the rows that all held-out examples need, by table."""
+        found: dict[str, list[Keys]] = {}
+        for batch in self._held_out() if self.tables else ():
+            for name, keys in looked_up(self.model, batch, self.tables, bounded=False).keys.items():
+                found.setdefault(name, []).append(keys)
+        return {name: np.unique(np.concatenate(keys)) for name, keys in found.items()}
 
     def gradients(
         self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None] = lambda: None
@@ -61,7 +75,7 @@ class Task(NamedTuple):
         batch : Batch
             Its examples, as `batch_of` reads them.
         values : mapping of str to ndarray of float32
-            Every variable, as pulled; only read.
+            Every variable, and of each table the rows that the batch needs, as pulled; only read.
         meanwhile : callable
             Called once the model has returned, before its results are waited for, which may still be being computed.
 
@@ -94,7 +108,7 @@ class Task(NamedTuple):
                 value.block_until_ready()
         try:
             number, gradients = self.device.to_host(
-                0.0 if raw_loss is None else raw_loss, {} if raw is None else self._trainable(raw)
+                0.0 if raw_loss is None else raw_loss, {} if raw is None else self._trainable(raw, values)
             )
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
@@ -108,16 +122,21 @@ class Task(NamedTuple):
             raise
 
     def metrics(
-        self, values: Mapping[str, Float32s], computing: Callable[[], AbstractContextManager[None]]
+        self,
+        values: Mapping[str, Float32s],
+        computing: Callable[[], AbstractContextManager[None]],
+        keys: Mapping[str, Keys] = NO_KEYS,
     ) -> dict[str, float]:
         """Judge values of the variables by all held-out examples.
 
         Parameters
         ----------
         values : mapping of str to ndarray of float32
-            Every variable, as pulled; only read.
+            Every variable, and of each table the rows of `keys`, as pulled; only read.
         computing : callable
             Entered around each of the model's computations.
+        keys : mapping of str to ndarray of uint64
+            As `held_out_keys` returns them.
 
         Returns
         -------
@@ -129,18 +148,22 @@ class Task(NamedTuple):
         WrongResult
             If the model returns what is no mapping of names to numbers.
         """
-        totals, spec = Totals(), self.source.spec
-        at_once = 1 if spec.batched else EVALUATION_EXAMPLES
+        totals = Totals()
         variables = self.device.variables_from_host(values)
-        for start in range(0, spec.held_out, at_once):
-            stop = min(spec.held_out, start + at_once)
-            examples = self.source.held_out(start, stop)
-            rows = rows_of(examples[0])
-            batch = self.device.batch_from_host(Batch(-1, -1, np.arange(start, stop), *examples))
+        for batch in self._held_out():
+            rows = rows_of(batch.inputs)
+            there = placed(self.model, batch, self.tables, keys) if self.tables else batch
             with computing():
-                metrics = self.model.evaluate(variables, batch, self.device.xp)
+                metrics = self.model.evaluate(variables, self.device.batch_from_host(there), self.device.xp)
             totals.add(self._judged(metrics), rows)
         return totals.figures()
+
+    def _held_out(self) -> Iterator[Batch]:
+        spec = self.source.spec
+        at_once = 1 if spec.batched else EVALUATION_EXAMPLES
+        for start in range(0, spec.held_out, at_once):
+            stop = min(spec.held_out, start + at_once)
+            yield Batch(-1, -1, np.arange(start, stop), *self.source.held_out(start, stop))
 
     def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None] | None]:
         """Return a model's loss and gradients if that is what it returned."""
@@ -177,10 +200,14 @@ class Task(NamedTuple):
                 raise self._wrong(f"returned no float for {name!r}: {error}; {due}", "evaluate") from error
         return judged
 
-    def _trainable(self, gradients: Mapping[str, Array | None]) -> dict[str, Array]:
-        """Check a model's gradients against its variables, and leave out None and those of frozen ones."""
-        variables = self.plan.variables
+    def _trainable(self, gradients: Mapping[str, Array | None], values: Mapping[str, Float32s]) -> dict[str, Array]:
+        """Check a model's gradients against its variables and rows, and leave out None and those of frozen ones."""
+        of_tables = {name: values[name].shape for name in self.tables if name in values}
+        rows = {name: Variable(name, shape) for name, shape in of_tables.items() if shape[0]}
+        variables = {**self.plan.variables, **rows}
         for name, gradient in gradients.items():
+            if name in self.tables and name not in rows:
+                continue  # the batch has no key of it
             if name not in variables:
                 known = ", ".join(sorted(variables))
                 raise self._wrong(f"returned a gradient for {name!r}, which is none of its variables: {known}")
@@ -202,8 +229,12 @@ class Task(NamedTuple):
                 f"returned no gradient for {missing[0]!r}; due is one for each variable: None where it "
                 "does not count in this step, or frozen = true for a variable that is not trained"
             )
-        found = {name: g for name, g in gradients.items() if g is not None and not variables[name].frozen}
-        for name in gradients.keys() - found.keys():
+        found = {
+            name: g
+            for name, g in gradients.items()
+            if g is not None and name in variables and not variables[name].frozen
+        }
+        for name in (gradients.keys() & variables.keys()) - found.keys():
             if variables[name].state and not variables[name].frozen:  # every push that is not empty has it
                 if variables[name].state.startswith(AVERAGE):
                     raise self._wrong(f"returned None for {name!r}; due is the batch's value: it is an average")
@@ -230,7 +261,7 @@ def sendable(
     NonFiniteGradient
         Before anything is sent: a bad gradient must reach no shard.
     """
-    clipped = {name: gradient for name, gradient in gradients.items() if not variables[name].state}
+    clipped = {name: g for name, g in gradients.items() if name not in variables or not variables[name].state}
     norm = _global_norm(clipped) if clip_norm is not None else 0.0
     bad = [name for name in sorted(gradients) if not _is_finite(gradients[name])]
     if bad:

@@ -12,6 +12,7 @@ import platform
 import sys
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -111,10 +112,10 @@ class Gpu:
     def batch_from_host(self, batch: Batch) -> Batch:
         """Copy inputs and targets likewise."""
         self._device.use()
-        given = batch.inputs, batch.targets, *([] if batch.weights is None else [batch.weights])
-        arrays = map_leaves(self._copied_in, given)
+        given = batch.inputs, batch.targets, batch.places, *([] if batch.weights is None else [batch.weights])
+        inputs, targets, places, *weights = map_leaves(self._copied_in, given)
         self._join(self._copies, self._cupy.cuda.get_current_stream())
-        return Batch(batch.step, batch.epoch, batch.indices, *arrays)
+        return replace(batch, inputs=inputs, targets=targets, weights=weights[0] if weights else None, places=places)
 
     def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
         """Copy into pinned memory on the copy stream, and wait for all of it at once."""

@@ -25,7 +25,12 @@ def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing
     """Judge the weights that the grant names, and report it; keep them before, where the grant says so."""
     round_ = grant.round if grant.for_round else None
     try:
-        pulled = client.pull(round_=round_)
+        keys = task.held_out_keys()
+    except BaseException as error:  # noqa: BLE001  # the model's code
+        _failed(grant, leasing, error)
+        return
+    try:
+        pulled = client.pull(round_=round_, keys=keys)
         if pulled.incarnations != tuple(grant.incarnations):
             raise StaleIncarnation("a shard has another incarnation than the one whose weights are to be judged")
     except (InvalidRequest, Redo, RetryLater) as error:  # not the model's fault: another attempt may succeed
@@ -34,14 +39,18 @@ def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing
         client.refresh()
         return
     try:
-        metrics = task.metrics(pulled.variables, lambda: leasing.computing(grant))
-    except BaseException as error:  # the model's code
-        log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
-        wrong = isinstance(error, WrongResult | WrongModel)  # by the shapes: a retry would fail, too
-        kind = pb.FAILURE_KIND_WRONG_RESULT if wrong else pb.FAILURE_KIND_MODEL
-        leasing.evaluated(grant, {}, described(error), kind)
+        metrics = task.metrics({**pulled.variables, **pulled.rows}, lambda: leasing.computing(grant), keys)
+    except BaseException as error:  # noqa: BLE001  # the model's code
+        _failed(grant, leasing, error)
         return
     weights = keep(grant.evaluation, pulled.variables) if grant.store else ""
     judged_steps = 0 if grant.for_round else min(pulled.versions)
     pulled.release()
     leasing.evaluated(grant, metrics, weights=weights, judged_steps=judged_steps)
+
+
+def _failed(grant: pb.EvaluationGrant, leasing: Leasing, error: BaseException) -> None:
+    log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
+    wrong = isinstance(error, WrongResult | WrongModel)  # by the shapes: a retry would fail, too
+    kind = pb.FAILURE_KIND_WRONG_RESULT if wrong else pb.FAILURE_KIND_MODEL
+    leasing.evaluated(grant, {}, described(error), kind)

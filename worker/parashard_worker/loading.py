@@ -17,6 +17,7 @@ from parashard.encodings import codec
 from parashard.errors import WrongRun
 from parashard.job.differences import differences, in_words
 from parashard.job.digest import changed_keys, identity_digest, job_identity
+from parashard.job.embeddings import tables_of
 from parashard.job.layers import Override
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
@@ -29,6 +30,7 @@ from parashard.process.logs import log
 from parashard.protocol.proto_conversion import plan_from
 from parashard_worker.computing import Task
 from parashard_worker.device import open_device
+from parashard_worker.looking_up import check_looks_up
 
 
 def job_of(reply: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:
@@ -101,14 +103,18 @@ def load_task(
     folder = model_folder or (Path(reply.model_folder) if reply.model_folder else None)
     _check_identity(job, spec, plan, reply, code_sha256(job.model, folder) if model is None else model_sha256)
     policy = job.consistency.policy
+    tables = tables_of(job)
+    built = build_model(job.model, spec, job.job.seed, folder, tables) if model is None else model
+    check_looks_up(built, {table.name: table for table in tables})
     return Task(
-        model=build_model(job.model, spec, job.job.seed, folder) if model is None else model,
+        model=built,
         source=opened,
         steps=StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0),
         plan=plan,
         device=opened_device,
         clip_norm=job.optimizer.clip_norm,
         round_steps=policy.bound if policy.kind == "sync" else None,
+        tables={table.name: table for table in tables},
     )
 
 

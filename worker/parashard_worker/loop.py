@@ -14,7 +14,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.client.shard_client import Pulled, ShardClient
+from parashard.client.pulled import Pulled
+from parashard.client.shard_client import ShardClient
 from parashard.data.base import Batch, any_thread, reads_ahead
 from parashard.errors import (
     ConfigurationError,
@@ -40,7 +41,7 @@ class _Leased(NamedTuple):
     """A step whose weights are pulled, and whose examples may be read meanwhile."""
 
     grant: pb.Grant
-    pulled: Future[Pulled | None]
+    pulled: Future[Pulled | None] | None  # None: once its batch is read, which says what rows it needs
     batch: Future[Batch] | None  # None: read as it is computed
 
 
@@ -169,9 +170,26 @@ class StepLoop:
                 self._evaluation = work  # done once nothing pulled waits: those weights would grow stale meanwhile
             else:
                 started_s = time.perf_counter()
-                batch = self._reading(work)
-                self._pulling.append(_Leased(work, self._executor.submit(self._transfers.pull, work), batch))
+                self._pulling.append(self._begun(work))
                 self.phases_s["pull"] += time.perf_counter() - started_s
+
+    def _begun(self, grant: pb.Grant) -> _Leased:
+        """Begin the pull of a step, and the reading of its examples, where these may come before its turn."""
+        batch = self._reading(grant)
+        if not self._task.tables or grant.skip:
+            return _Leased(grant, self._executor.submit(self._transfers.pull, grant), batch)
+        if not _may_be_read(grant):
+            return _Leased(grant, None, None)
+        return self._with_rows(grant, batch)
+
+    def _with_rows(self, grant: pb.Grant, batch: Future[Batch] | None = None) -> _Leased:
+        """Read a step's examples, unless that is under way, and begin a pull with the rows that they need."""
+        batch = batch or _caught(self._task.batch_of, grant.step)
+        return _Leased(grant, self._executor.submit(self._pull_rows, grant, batch), batch)
+
+    def _pull_rows(self, grant: pb.Grant, batch: Future[Batch]) -> Pulled | None:
+        """Pull for a batch; None if it could not be read or looked up, which is told as it is computed."""
+        return None if batch.exception() else self._transfers.pull(grant, batch.result().keys)
 
     def _reading(self, grant: pb.Grant) -> Future[Batch] | None:
         """Have the examples of a step read by another thread, if there is one."""
@@ -181,6 +199,12 @@ class StepLoop:
 
     def _compute(self, leased: _Leased) -> None:
         grant = leased.grant
+        announced = leased.pulled is None
+        if announced:
+            if not self._announced(grant):
+                return
+            leased = self._with_rows(grant)
+        assert leased.pulled is not None
         started_s = time.perf_counter()
         try:
             pulled = leased.pulled.result()
@@ -192,8 +216,7 @@ class StepLoop:
             return
         finally:
             self.phases_s["pull"] += time.perf_counter() - started_s
-        if grant.announce and not self._leasing.announce(grant.step):
-            self._leasing.dropped(grant.step)
+        if not announced and not self._announced(grant):
             return
         started_s = time.perf_counter()
         try:
@@ -222,13 +245,22 @@ class StepLoop:
         if not self._depth:
             self._settle()
 
+    def _announced(self, grant: pb.Grant) -> bool:
+        """Say that what killed a worker before begins, where that is so; if that fails, give it back: False."""
+        if not grant.announce or self._leasing.announce(grant.step):
+            return True
+        self._leasing.dropped(grant.step)
+        return False
+
     def _gradients(
         self, leased: _Leased, pulled: Pulled | None
     ) -> tuple[float | None, int, dict[str, Float32s] | None]:
-        if pulled is None:
+        if leased.grant.skip:
             return 0.0, 0, {}
         batch = self._task.batch_of(leased.grant.step) if leased.batch is None else leased.batch.result()
-        return self._task.gradients(batch, pulled.variables, self._read_next)
+        assert pulled is not None
+        values = {**pulled.variables, **pulled.rows} if pulled.rows else pulled.variables
+        return self._task.gradients(batch, values, self._read_next)
 
     def _read_next(self) -> None:
         """Read the next step's examples, unless another thread does: a model's results may still be on their way."""
@@ -262,6 +294,16 @@ class StepLoop:
                 skipped=computed.skipped,
             )
         )
+
+
+def _caught(read: Callable[[int], Batch], step: int) -> Future[Batch]:
+    """Return a batch, or whatever a user's code raised as it was read and looked up, as a finished future."""
+    future: Future[Batch] = Future()
+    try:
+        future.set_result(read(step))
+    except BaseException as error:  # noqa: BLE001  # SystemExit, too, fails the step
+        future.set_exception(error)
+    return future
 
 
 def _may_be_read(grant: pb.Grant) -> bool:

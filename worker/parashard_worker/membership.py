@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.pulled_rows import TableSet
 from parashard.client.shard_client import ShardClient
+from parashard.job.embeddings import tables_of
 from parashard.job.schema import Job
 from parashard.plan.partition import Plan
 from parashard.process.shell import Stop
@@ -67,7 +69,7 @@ class Membership:
     ) -> None:
         self._coordinator = coordinator
         self._reply = reply
-        self._cluster = job.cluster
+        self._job = job
         self._plan = plan
         self._credentials = credentials
         self._observer = observer
@@ -95,7 +97,7 @@ class Membership:
         self, member: Joined, stop: Stop, on_hung: Callable[[str], None], *, evaluates: bool = True
     ) -> tuple[Leasing, ShardClient]:
         """Return what leases steps, and what pulls and pushes; nothing is asked yet."""
-        cluster, reply = self._cluster, self._reply
+        cluster, reply = self._job.cluster, self._reply
         self._observer.joined(reply.run_id, member.name)
         leasing = Leasing(
             self._coordinator,
@@ -120,6 +122,7 @@ class Membership:
             look=self._view,
             connect=connect_by(cluster.transport, self._credentials),
             observer=self._observer,
+            tables=TableSet(tables_of(self._job), self._job.job.seed),
         )
         return leasing, client
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pull_buffers import read_only
-from parashard.client.shard_client import Pulled
+from parashard.client.pulled import Pulled
 from parashard.data.base import Batch, Indices
 from parashard.errors import (
     ConfigurationError,
@@ -157,6 +157,11 @@ class Session:
             threading.Thread(target=self._watch, name="session", daemon=True).start()
             reply = coordinator.get_job()
             job = job_of(reply, self._overrides)
+            if job.tables:
+                raise ConfigurationError(
+                    f"the job has the tables {', '.join(sorted(job.tables))}, whose rows a program's own loop does not "
+                    "get: `parashard worker --connect` joins it"
+                )
             coordinator.retry_budget_s = job.cluster.retry_budget_s
             device, self._plan = Cpu(), plan_from(reply.plan)
             if self._data and SCRIPT not in (job.data.source, job.model.kind):

@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.client.shard_client import Pulled, ShardClient
-from parashard.errors import InvalidRequest, ParashardError, Redo, RetryLater
+from parashard.client.pulled import Pulled
+from parashard.client.shard_client import ShardClient
+from parashard.errors import InvalidRequest, JobFailed, ParashardError, Redo, RetryLater
+from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
+from parashard.protocol.messages import NO_KEYS
 from parashard_worker.leasing import Leasing
 
 
@@ -48,15 +51,18 @@ class Transfers:
         self.transfer_s = 0.0
         self.staleness_pushes = 0
 
-    def pull(self, grant: pb.Grant) -> Pulled | None:
-        """Pull after the lease, which bounds the staleness; a step to skip needs no weights."""
+    def pull(self, grant: pb.Grant, keys: Mapping[str, Keys] = NO_KEYS) -> Pulled | None:
+        """Pull after the lease, which bounds the staleness; a step to skip needs no weights.
+
+        `keys` are of the rows of tables that the step needs, as `ShardClient.pull` takes them.
+        """
         if self._leasing.view > self._client.view.number:
             # Receipts of a shard's earlier incarnation, which may not know that it is over, do not count.
             self._client.refresh()
         if grant.skip:
             return None
         with self._transferring():
-            pulled = self._client.pull(step=grant.step, round_=self._round(grant.step))
+            pulled = self._client.pull(step=grant.step, round_=self._round(grant.step), keys=keys)
         failpoints.hit("worker.pull.done")
         return pulled
 
@@ -86,6 +92,8 @@ class Transfers:
         """Report a step that did not go through, by what the error asks for; another error is raised."""
         if isinstance(error, InvalidRequest):
             self._leasing.failed(step, str(error))
+        elif isinstance(error, JobFailed):  # such as a table that is full (P34): no step would go better
+            self._leasing.failed(step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
         elif isinstance(error, Redo | RetryLater):
             # The round is over, or the shard has another incarnation: the step will be leased again
             # with a newer view.

@@ -375,7 +375,7 @@ class Coordination:
             return
         resolved = self._resolved
         self._look()
-        figures = self._report(due, model.steps_applied) | audited(resolved, model.variables)
+        figures = self._report(due, model.steps_applied) | audited(resolved, model)
         figures["checkpoint"] = due.stored
         self._decisions.check_claim()
         try:

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parashard.checkpoints.rows_digest import RowsDigest
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import StoreFailed
 from parashard.launch.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import write_report
-from parashard.plan.variables import Float32s, values_sha256
+from parashard.models.base import AuditsRows
+from parashard.plan.variables import values_sha256
 from parashard.process.side_effects import failed_writes, why_failed
 from parashard.store.arrays import write_arrays
 from parashard.store.durable import replace_durably, write_durably
@@ -24,6 +26,10 @@ from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.staleness import quantile
 from parashard_coordinator.run.resolve import ResolvedJob
+from parashard_coordinator.run.store import SavedModel
+
+DIGEST_ROWS_MAX = 1 << 22
+"""Most rows that the end of a job reads to digest them."""
 
 
 def report(
@@ -126,12 +132,25 @@ def report(
     }
 
 
-def audited(resolved: ResolvedJob, variables: Mapping[str, Float32s]) -> dict[str, Any]:
-    """Return the digest of the final weights, and the result of the model's own audit."""
-    found: dict[str, Any] = {"weights_sha256": values_sha256(variables)}
+def audited(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:
+    """Return the digest of the final weights, the number of rows of tables, and the result of the model's own audit."""
+    found: dict[str, Any] = {"weights_sha256": values_sha256(model.variables)}
+    if resolved.job.tables:
+        found["rows"] = {name: model.row_counts.get(name, 0) for name in sorted(resolved.job.tables)}
+        if sum(model.row_counts.values()) <= DIGEST_ROWS_MAX:
+            found["rows_digest"] = _digests(resolved, model)
     if resolved.auditor is not None:
-        found.update(resolved.auditor.audit(variables, resolved.job.job.epochs))
+        found.update(resolved.auditor.audit(model.variables, resolved.job.job.epochs))
+    if isinstance(resolved.auditor, AuditsRows):
+        found.update(resolved.auditor.audit_rows(model.rows(), resolved.job.job.epochs))
     return found
+
+
+def _digests(resolved: ResolvedJob, model: SavedModel) -> dict[str, str]:
+    digests = {name: RowsDigest() for name in sorted(resolved.job.tables)}
+    for name, rows in model.rows():
+        digests[name].add(rows)
+    return {name: digest.hex() for name, digest in digests.items()}
 
 
 def save_weights(folder: Path, variables: Mapping[str, NDArray[Any]], run_id: str) -> Path:

@@ -21,6 +21,8 @@ from parashard.encodings.encoding import Encoding
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.declaration import DeclaredJob
 from parashard.job.digest import identity_digest, job_identity
+from parashard.job.embeddings import tables_of
+from parashard.job.keys import dotted
 from parashard.job.schema import Job
 from parashard.job.settings import apply_settings
 from parashard.job.tables import ClusterOptions, received_bytes
@@ -94,6 +96,7 @@ def resolve(
     spec, arrays = declared.spec, declared.arrays
     _check_targets(job, spec)
     variables = apply_settings(declared.variables, job.variables)
+    _check_tables(job, variables)
     _check_encodings(job, variables)
     _check_state(job, variables)
     if kept is not None:
@@ -164,6 +167,15 @@ def _check_state(job: Job, variables: Mapping[str, Variable]) -> None:
             )
 
 
+def _check_tables(job: Job, variables: Mapping[str, Variable]) -> None:
+    """Refuse a table that is not possible, or has a variable's name: a model is given both by their names."""
+    for table in tables_of(job):
+        if table.name in variables:
+            raise ConfigurationError(
+                f"{dotted('tables', table.name)}: the model has a variable of that name; give the table another"
+            )
+
+
 def _check_shards(job: Job, variables: Mapping[str, Variable]) -> None:
     """Refuse more shards than there are rows, which are never cut, except up to the default number."""
     rows = sum(variable.rows for variable in variables.values())
@@ -206,6 +218,7 @@ def _check_push_memory(job: Job, plan: Plan) -> None:
     """Check that the memory for pushes holds the largest push, and with rounds all gradients of a round."""
     cluster, policy = job.cluster, job.consistency.policy
     largest_bytes = ELEMENT_BYTES * max(plan.shard_elements(shard) for shard in range(len(plan.shards)))
+    largest_bytes += sum(table.push_bytes_max for table in tables_of(job))
     budget_bytes = cluster.push_memory_bytes(largest_bytes)
     if largest_bytes > budget_bytes:
         raise ConfigurationError(

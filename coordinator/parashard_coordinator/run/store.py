@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from parashard.checkpoints.catalogue import (
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, decode, encode
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, Part, PlanRecord, RunRecord
 from parashard.checkpoints.state import plan_of, whole_model, whole_variables
+from parashard.checkpoints.tables import StoredRows, iterate_rows
 from parashard.checkpoints.tensors import variable_tensor, write_tensors
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotReady, NotStored, Superseded
@@ -57,11 +59,16 @@ class Identity(NamedTuple):
 
 
 class SavedModel(NamedTuple):
-    """A drained checkpoint's variables by name, its plan, and the number of steps in each shard's own manifest."""
+    """A drained checkpoint's variables by name, its plan, and the number of steps in each shard's own manifest.
+
+    Rows of tables stay in the checkpoint: `row_counts` has their number by table, `rows` reads them piece by piece.
+    """
 
     variables: dict[str, Float32s]
     plan: Plan
     steps_applied: tuple[int, ...]
+    row_counts: Mapping[str, int]
+    rows: Callable[[], Iterator[tuple[str, StoredRows]]]
 
 
 class _Earlier(NamedTuple):
@@ -317,7 +324,16 @@ class RunStore:
             raise DamagedCheckpoint(str(error)) from None
         parts = [self.catalogue.part_manifest(manifest, shard) for shard in range(len(manifest.parts))]
         plan = plan_of(self.store, manifest)
-        return SavedModel(whole_model(self.store, manifest), plan, tuple(len(part.steps) for part in parts))
+        counts: Counter[str] = Counter()
+        for part in parts:
+            counts.update(dict(part.tables))
+
+        def rows() -> Iterator[tuple[str, StoredRows]]:
+            for part in parts:
+                yield from iterate_rows(self.store, part)
+
+        steps = tuple(len(part.steps) for part in parts)
+        return SavedModel(whole_model(self.store, manifest), plan, steps, counts, rows)
 
     def load_saved(self) -> Saved | None:
         """Return the decisions of the latest earlier coordinator that are valid under the plan in force, or None.

@@ -294,7 +294,7 @@ class Training:
         assert due is not None, "the job is complete"
         name = due.stored or self._state.finish(due.steps, due.round or 0)
         model = run.records.model(name)
-        figures = self._report(due, model.steps_applied) | audited(run.resolved, model.variables)
+        figures = self._report(due, model.steps_applied) | audited(run.resolved, model)
         figures["checkpoint"] = name
         save_weights(self._run_dir, as_exported(model.variables, model.plan.variables), run.run_id)
         save_preprocessing(self._run_dir, run.resolved.spec.preprocessing)

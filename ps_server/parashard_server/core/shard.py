@@ -8,7 +8,6 @@ before the first write: a request that raises has changed nothing but counters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,8 +21,7 @@ from parashard_server.core.counters import ShardCounters
 from parashard_server.core.update_policies import FoldedStep, UpdatePolicy
 from parashard_server.state.kernels import fused
 from parashard_server.state.pulled_weights import PulledWeights
-from parashard_server.state.rows.row_copy import RowCopy
-from parashard_server.state.rows.tables import Pushed, Tables, decoded
+from parashard_server.state.rows.tables import NO_TABLES, Pushed, Tables, TablesCut, decoded
 from parashard_server.state.snapshot import Snapshot
 from parashard_server.state.storage import Storage
 
@@ -42,7 +40,7 @@ class Cut(NamedTuple):
     round: int | None
     replay_from: int | None  # the first record of the journal that is not in it
     snapshot: Snapshot
-    rows: Mapping[str, RowCopy]  # of tables
+    tables: TablesCut
 
 
 class Journal(Protocol):
@@ -240,7 +238,7 @@ class Shard:
             updates.round,
             self.replay_from(),
             self.storage.snapshot(),
-            {} if self.tables is None else self.tables.copy(),
+            NO_TABLES if self.tables is None else self.tables.cut(updates.version),
         )
 
     def _rows(self, run: PullRun) -> Weights:

@@ -1,6 +1,7 @@
 """Writes a checkpoint to a store: tensors first, then the manifest that commits them; removes the files of a failure.
 
-Knows no thread and no schedule, and takes no lock: the snapshot is complete before the call. Called by
+Knows no thread and no schedule: the snapshot is complete before the call, and rows of tables come in pieces, each of
+them under the shard's lock. Called by
 `parashard_server.durability.checkpointer`.
 """
 
@@ -9,19 +10,24 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import encode, sha256_of
-from parashard.checkpoints.manifest import ShardManifest
-from parashard.checkpoints.tables import write_tables
+from parashard.checkpoints.manifest import ShardManifest, TableFile
+from parashard.checkpoints.tables import FILE_BYTES, TableChange, TableWriter
 from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
-from parashard.errors import StoreFailed, Superseded
+from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
 from parashard.plan.intervals import IntervalSet
+from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.store.base import Store
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Cut
 from parashard_server.serving.shard_host import ShardHost
+from parashard_server.state.rows.row_saving import RowSaving
+from parashard_server.state.rows.tables import TablesCut
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims
     cut : Cut
         The state to save.
     host : ShardHost
-        The shard, for the constant shapes of its variables.
+        The shard, for the constant shapes of its variables, and its lock, for pieces of tables.
     claims : Claims
         Of this process; checked just before the manifest is written.
 
@@ -71,6 +77,8 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims
         If the store failed; the files are removed as far as it allows.
     Superseded
         If another process has claimed the shard since; likewise.
+    Unavailable, QueueFull
+        If pushes moved more rows of a table meanwhile than there is room for their images, or kept the lock; likewise.
     """
     mine, snapshot = cut.identity, cut.snapshot
     variables, slots = {}, {}
@@ -83,7 +91,7 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims
     try:
         files = write_tensors(store, id_.folder, variables, "variables")
         files += write_tensors(store, id_.folder, slots, "slots")
-        files += write_tables(store, id_.folder, ((name, copy.stored()) for name, copy in sorted(cut.rows.items())))
+        table_files = (*cut.tables.kept, *write_rows(store, id_, cut.tables, host))
         failpoints.hit("shard.checkpoint.files")
         manifest = ShardManifest(
             run_id=mine.run_id,
@@ -104,14 +112,40 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims
             files=tuple(files),
             log_position=cut.replay_from,
             written_at=time.time(),
-            tables=tuple((name, copy.rows) for name, copy in sorted(cut.rows.items())),
+            tables=tuple(sorted(cut.tables.counts.items())),
+            table_files=table_files,
         )
         claims.check()  # a superseded process commits nothing
         store.create(id_.manifest_name, encode(manifest))
-    except (StoreFailed, Superseded):
+    except (StoreFailed, Superseded, Unavailable, QueueFull):
         _undo(store, id_)
         raise
     return manifest
+
+
+def write_rows(store: Store, id_: CheckpointId, cut: TablesCut, host: ShardHost) -> list[TableFile]:
+    """Write the rows of a cut's tables piece by piece, and return the files; raises as `write_cut`."""
+    writer = TableWriter(store, id_)
+    for name, saving in cut.savings.items():
+        saving.prepare()
+        pieces: list[Float32s] = []
+        size_bytes = 0
+        while True:
+            piece = _next_piece(host, saving)
+            if piece is not None:
+                pieces.append(piece)
+                size_bytes += piece.nbytes
+            if pieces and (piece is None or size_bytes >= FILE_BYTES):
+                rows = saving.stored(np.concatenate(pieces))
+                writer.write(TableChange(name, rows, np.empty(0, np.uint64)))
+                pieces, size_bytes = [], 0
+            if piece is None:
+                break
+    return writer.files
+
+
+def _next_piece(host: ShardHost, saving: RowSaving) -> Float32s | None:
+    return host.run_exclusive(lambda _: saving.next_piece())
 
 
 def _undo(store: Store, id_: CheckpointId) -> None:

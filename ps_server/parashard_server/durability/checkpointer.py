@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.checkpoints.manifest import TableFile
 from parashard.checkpoints.retention import Held, collect, given_up, superseded
 from parashard.checkpoints.verify import damage_in_shard
-from parashard.errors import QueueFull, StoreFailed, Superseded
+from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
 from parashard.process.full_disk import disk_is_full
@@ -221,7 +222,7 @@ class Checkpointer:
             return
         try:
             self._save(cut)
-        except (StoreFailed, QueueFull):  # counted and reported
+        except (StoreFailed, QueueFull, Unavailable):  # counted and reported
             self._schedule.failed(self._clock())
         except Superseded:  # counted and reported; the process ends
             pass
@@ -252,7 +253,8 @@ class Checkpointer:
             if self._found_full:
                 self._free_space(cut)
             stored = self._store(cut)
-        except (StoreFailed, QueueFull, Superseded) as error:
+        except (StoreFailed, QueueFull, Superseded, Unavailable) as error:
+            self._end_rows(cut, None)
             self._found_full = self._found_full + 1 if disk_is_full(error) else 0
             self.record.failed += 1
             if self._trouble.begins(self._clock()):
@@ -309,6 +311,7 @@ class Checkpointer:
         self._number += 1
         id_ = CheckpointId(mine.plan_version, mine.shard, mine.incarnation, self._number)
         manifest = write_cut(self._catalogue.store, id_, cut, self._host, self._claims)
+        self._end_rows(cut, manifest.table_files)
         failpoints.hit("shard.checkpoint.manifest")
         stored = stored_as(manifest)
         self.record.bytes = manifest.size_bytes + stored.manifest_bytes
@@ -317,6 +320,12 @@ class Checkpointer:
         if cut.round is not None:
             self._host.changed.set()  # report the round to the coordinator at once: all shards may roll back to it
         return stored
+
+    def _end_rows(self, cut: Cut, files: Sequence[TableFile] | None) -> None:
+        """Tell the tables that their save is over; a shard whose lock stays taken learns it by its next cut."""
+        if cut.tables.owner is not None:
+            with suppress(QueueFull):
+                self._host.run_exclusive(lambda _: cut.tables.ended(files))
 
     def _collect(self, cut: Cut, keep: int) -> None:
         """Delete superseded checkpoints, if this process has the newest claim."""

@@ -9,16 +9,21 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
+from parashard.checkpoints.tables import StoredRows
 from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
 from parashard.job.load import job_from_toml
 from parashard.launch.run_files import REPORT_FILE
+from parashard.plan.embedding import mixed
+from parashard.plan.variables import Float32s, values_sha256
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.following import Rate
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_coordinator.run.resolve import ResolvedJob
+from parashard_coordinator.run.store import SavedModel
 from support.coordinator_cases import Caller, announce, core_of, done, judged
 from support.resolved_job import resolved_here
+from support.shard_process import PLAN
 from support.shard_records import record_of
 
 REQUIRED = {
@@ -35,8 +40,30 @@ consistency = { policy = "ssp:8", reduce = "sum" }
 """
 
 
+ROW_LEDGER = (
+    LEDGER.replace('kind = "ledger"', 'kind = "row_ledger"')
+    + 'tables.ledger = { dimension = 2, initializer = "zeros", optimizer = { kind = "sgd", learning_rate = -1.0 } }'
+    + "\ntables.unused.dimension = 1"
+)
+
+
 def ledger() -> ResolvedJob:
     return resolved_here(job_from_toml(LEDGER))
+
+
+def row_ledger() -> ResolvedJob:
+    return resolved_here(job_from_toml(ROW_LEDGER))
+
+
+def saved(variables: dict[str, Float32s], *rows: StoredRows) -> SavedModel:
+    """Return a model as it was saved last, with rows of the table "ledger" in pieces."""
+    counts = {"ledger": sum(len(piece.keys) for piece in rows)}
+    return SavedModel(variables, PLAN, (4, 4), counts, lambda: iter([("ledger", piece) for piece in rows]))
+
+
+def rows_of(ids: list[int], value: tuple[float, float]) -> StoredRows:
+    keys, counts = np.sort(mixed(np.array(ids))), np.ones(len(ids), np.uint32)
+    return StoredRows(keys, counts, counts, np.tile(np.array(value, np.float32), (len(ids), 1)), {})
 
 
 def ended() -> Core:
@@ -64,10 +91,30 @@ def seen() -> StatusView:
 
 def test_it_has_every_figure_that_is_promised() -> None:
     resolved = ledger()
-    figures = report(ended().job, resolved, seen(), 4.0) | audited(resolved, {"ledger": np.zeros((6, 2), np.float32)})
+    model = saved({"ledger": np.zeros((6, 2), np.float32)})
+    figures = report(ended().job, resolved, seen(), 4.0) | audited(resolved, model)
     assert figures.keys() >= REQUIRED | {"ledger_wrong"}
     assert figures["ledger_wrong"] == 6
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+
+
+def test_weights_are_audited_by_their_digest_and_the_model() -> None:
+    right = {"ledger": np.tile(np.array([2, 5], np.float32), (6, 1))}
+    assert audited(ledger(), saved(right)) == {"weights_sha256": values_sha256(right), "ledger_wrong": 0}
+
+
+def test_rows_are_counted_by_table_and_audited_by_the_model() -> None:
+    entries = {"entries": np.tile(np.array([2, 5], np.float32), (6, 1))}
+    own, shared = list(range(6)), [(1 << 62) + key for key in range(6)]
+    right = saved(entries, rows_of(own, (2, 5)), rows_of(shared, (2, 5)))
+    figures = audited(row_ledger(), right)
+    assert figures["rows"] == {"ledger": 12, "unused": 0}
+    assert (figures["ledger_wrong"], figures["rows_wrong"]) == (0, 0)
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+    wrong = saved(entries, rows_of(own, (2, 5)), rows_of(shared, (3, 9)))
+    assert audited(row_ledger(), wrong)["rows_wrong"] == 6
+    missing = audited(row_ledger(), saved(entries, rows_of(own, (2, 5))))
+    assert (missing["rows"]["ledger"], missing["rows_wrong"]) == (6, 6)
 
 
 def test_a_learning_rate_that_no_step_had_is_left_out() -> None:

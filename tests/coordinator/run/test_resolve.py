@@ -348,3 +348,58 @@ def test_over_shared_memory_alone_every_worker_needs_its_slot(tmp_path: Path) ->
     ):
         resolved_here(job, tmp_path)
     resolved_here(job_from_toml(text, [("cluster.transport", "auto", "--set")]), tmp_path)
+
+
+# --- embedding tables ---
+
+LOOKING = """
+from parashard.plan.variables import Variable
+
+class Looking:
+    def initial_variables(self): return {"weight": Variable("weight", (4,)), "a.b": Variable("a.b", (4,))}
+    def keys(self, batch): return {}
+    def loss_and_gradients(self, variables, batch, xp): return 0.0, {}
+    def evaluate(self, variables, batch, xp): return {}
+
+def build(spec): return Looking()
+"""
+
+
+def with_tables(folder: Path, tables: dict[str, Any], queue_bytes: int = 0, policy: str = "async") -> ResolvedJob:
+    (folder / "looking.py").write_text(LOOKING)
+    text = JOB.format(kind="looking:build", held_out=0, evaluation="", policy=policy, queue_bytes=queue_bytes)
+    return resolved_here(job_from_toml(text, [("tables", tables, "--set")]), folder)
+
+
+@pytest.mark.parametrize(("name", "key"), [("weight", "tables.weight"), ("a.b", 'tables."a.b"')])
+def test_a_table_with_the_name_of_a_variable_is_refused(tmp_path: Path, name: str, key: str) -> None:
+    told = f"{key}: the model has a variable of that name; give the table another"
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(told)}$"):
+        with_tables(tmp_path, {"user": {"dimension": 4}, name: {"dimension": 4}})
+    assert with_tables(tmp_path, {"user": {"dimension": 4}}).job.tables.keys() == {"user"}
+
+
+def test_a_table_that_is_not_possible_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"table 'user': optimizer must be one of sgd, .*, found adam"):
+        with_tables(tmp_path, {"user": {"dimension": 4, "optimizer": {"kind": "adam", "learning_rate": 0.1}}})
+
+
+def test_tables_define_the_job(tmp_path: Path) -> None:  # P2
+    ours, other = ({"user": {"dimension": dimension, "rows_max": 9}} for dimension in (4, 5))
+    assert with_tables(tmp_path, ours).digest != with_tables(tmp_path, other).digest
+    assert with_tables(tmp_path, ours).digest == with_tables(tmp_path, {"user": {"dimension": 4}}).digest
+
+
+def test_a_push_has_room_for_as_many_rows_as_a_step_may_use(tmp_path: Path) -> None:  # P19, P34
+    tables = {
+        "user": {"dimension": 4, "keys_per_step_max": 100},
+        "item": {"dimension": 1, "keys_per_step_max": 10},
+    }
+    due = 4 * 4 + 100 * (8 + 4 * 4) + 10 * (8 + 4 * 1)  # of a shard's four elements, and of all rows
+    told = rf"queue_bytes = {due - 1}: a push to the largest shard has {due} bytes and would never fit"
+    with pytest.raises(ConfigurationError, match=told):
+        with_tables(tmp_path, tables, queue_bytes=due - 1)
+    with pytest.raises(ConfigurationError, match=rf"sync:2: a shard may hold 2 gradients of {due} bytes"):
+        with_tables(tmp_path, tables, queue_bytes=2 * due - 1, policy="sync:2")
+    for queue_bytes, policy in ((due, "async"), (2 * due, "sync:2"), (0, "sync:2")):
+        with_tables(tmp_path, tables, queue_bytes, policy)

@@ -17,7 +17,10 @@ MISTAKES = {
     "wrong type": (["--set", "job.epochs=two"], ["--set", "job.epochs", '"two"', "an integer"]),
     "text that looks like a number": (["--set", 'job.epochs="2"'], ["job.epochs", "an integer"]),
     "out of range": (["--set", "job.batch_size=0"], ["job.batch_size", "0", ">"]),
-    "model of the tests": (["--set", "model.kind=legder"], ["softmax, mlp, cnn, module:factory\n"]),
+    "model of the tests": (
+        ["--set", "model.kind=legder"],
+        ["allowed: softmax, mlp, cnn, wide_deep, fm, deepfm, dlrm, module:factory\n"],
+    ),
     "unknown kind": (["--set", "optimizer.kind=adamax"], ["optimizer.kind", "adamax", "adamw"]),
     "--set without =": (["--set", "job.epochs"], ["--set", "key.path=value"]),
     "--set without a key": (["--set", "=3"], ["--set", "key.path=value"]),

@@ -12,6 +12,7 @@ import pytest
 
 from parashard.data import open_source
 from parashard.data.preprocessing import as_json
+from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml, load_job
 from parashard.models import build_model
 from parashard.process.shell import ExitCode
@@ -115,7 +116,7 @@ def finished_run(job: Path, *, weights: bool = True) -> Any:
     (run / "job.toml").write_text(as_toml(loaded.job))
     if source.spec.preprocessing is not None:
         (run / "preprocessing.json").write_bytes(as_json(source.spec.preprocessing))
-    model: Any = build_model(loaded.job.model, source.spec, 0, job.parent)
+    model: Any = build_model(loaded.job.model, source.spec, 0, job.parent, tables_of(loaded.job))
     rng = np.random.default_rng(1)
     values = {
         name: rng.normal(size=variable.shape).astype(np.float32) for name, variable in model.initial_variables().items()
@@ -188,6 +189,61 @@ def test_what_cannot_predict_says_why(parashard: Command) -> None:
     job = Path("runs/done/job.toml")
     job.write_text(as_toml(load_job(job, [("model.kind", "ledger", "--set")], environ={}).job))
     assert "model kind 'ledger': it has no method predict" in parashard("predict", "done", "x.npy").err
+
+
+KEYED = """
+job = { name = "keyed", epochs = 1, batch_size = 8 }
+data = { source = "csv", path = "t.csv", label = "kind", key_columns = ["*"], held_out = 0.0 }
+model = { kind = "wide_deep" }
+optimizer = { kind = "adam" }
+tables = { wide = { dimension = 1 }, deep = { dimension = 4 } }
+"""
+
+
+def keyed_table(model: str = KEYED) -> None:
+    written("t.csv", ["n", "text", "kind"], [[n, "ab"[n % 2], "xy"[n % 3 == 0]] for n in range(30)])
+    Path("keyed.toml").write_text(model)
+
+
+def test_a_model_that_looks_rows_up_says_that_it_cannot_predict(parashard: Command) -> None:
+    keyed_table()
+    finished_run(Path("keyed.toml"))
+    ran = parashard("predict", "done", "t.csv")
+    assert ran.exit_code == ExitCode.CONFIGURATION
+    assert ran.err.endswith(
+        "runs/done: its model looks up rows of the tables deep, wide, which its checkpoints have and "
+        "weights.safetensors has not; allowed: a model without tables\n"
+    )
+
+
+OF_KEYS = """
+from parashard.plan.variables import Variable
+
+class OfKeys:
+    def __init__(self, spec):
+        shapes = {field.name: field.shape for field in spec.fields}
+        self.numbers, self.keys = shapes["inputs/numbers"][0], shapes["inputs/keys"][0]
+
+    def initial_variables(self):
+        return {"of_keys.w": Variable("of_keys.w", (self.numbers + self.keys, 2))}
+
+    def loss_and_gradients(self, variables, batch, xp): ...
+    def evaluate(self, variables, batch, xp): ...
+
+    def predict(self, variables, inputs):
+        w = variables["of_keys.w"]
+        return inputs["numbers"] @ w[: self.numbers] + (inputs["keys"] % 3).astype("float32") @ w[self.numbers :]
+"""
+
+
+def test_keys_reach_a_model_of_one_s_own_that_has_no_table(parashard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parashard.launch.prediction.EXAMPLES_AT_ONCE", 7)
+    Path("of_keys.py").write_text(OF_KEYS)
+    keyed_table(KEYED.replace('"wide_deep"', '"of_keys:OfKeys"').replace("tables =", "# tables ="))
+    model, source, values = finished_run(Path("keyed.toml"))
+    ran = parashard("predict", "done", "t.csv", "--output", "o.npy")
+    assert (ran.exit_code, ran.out) == (0, "wrote o.npy: 30 predictions\n")
+    np.testing.assert_array_equal(np.load("o.npy"), model.predict(values, source.examples(np.arange(30))[0]))
 
 
 def test_a_run_is_drawn(parashard: Command) -> None:

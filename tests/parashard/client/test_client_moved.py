@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.client.shard_client import Pulled
+from parashard.client.pulled import Pulled
 from parashard.errors import MalformedFrame, PeerFailed
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Initializer, Variable

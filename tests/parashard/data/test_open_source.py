@@ -67,7 +67,7 @@ def test_opens_a_split_with_nothing_held_out(tmp_path):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"source": "mnist"}, "'csv', 'digits', 'idx', 'npz', 'parquet', 'synthetic'"),
+        ({"source": "mnist"}, "'clicks', 'criteo', 'csv', 'digits', 'idx', 'npz', 'parquet', 'synthetic'"),
         ({"examples": 5}, "source"),
         ({"source": "digits", "path": "/x"}, "path"),
         ({"source": "idx"}, "path"),

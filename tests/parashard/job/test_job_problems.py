@@ -15,6 +15,9 @@ from parashard.job.schema import Job
 from parashard.job.tables import JobOptions
 from parashard.settings.validation import validated
 
+SOURCES = "clicks, criteo, csv, digits, idx, npz, parquet, synthetic"
+MODELS = "softmax, mlp, cnn, wide_deep, fm, deepfm, dlrm, module:factory"
+
 # What is set, and the message after its origin.
 KEYS = [
     ("job.epochs=0", "job.epochs: found 0; allowed: >= 1"),
@@ -39,15 +42,15 @@ KEYS = [
     ("job=3", "job: found 3; allowed: a table"),
     (
         "storage.every_s=60",
-        "storage: unknown key; allowed: job, data, model, optimizer, variables, consistency, evaluation, checkpoint, "
-        "cluster",
+        "storage: unknown key; allowed: job, data, model, optimizer, variables, tables, consistency, evaluation, "
+        "checkpoint, cluster",
     ),
-    ("data.source=digts", 'data.source: found "digts"; allowed: csv, digits, idx, npz, parquet, synthetic'),
-    ("data={}", "data.source: missing; allowed: csv, digits, idx, npz, parquet, synthetic"),
+    ("data.source=digts", f'data.source: found "digts"; allowed: {SOURCES}'),
+    ("data={}", f"data.source: missing; allowed: {SOURCES}"),
     ("data=[]", "data: found []; allowed: a table"),
     ("data.exampels=3", "data.exampels: unknown key; did you mean data.examples?"),
-    ("model.kind=mpl", 'model.kind: found "mpl"; allowed: softmax, mlp, cnn, module:factory'),
-    ("model.kind=3", "model.kind: found 3; allowed: softmax, mlp, cnn, module:factory"),
+    ("model.kind=mpl", f'model.kind: found "mpl"; allowed: {MODELS}'),
+    ("model.kind=3", f"model.kind: found 3; allowed: {MODELS}"),
     *(
         (
             f"model.kind={kind}",
@@ -56,7 +59,7 @@ KEYS = [
         )
         for kind in ("mlp:", ":build", "a:b:c", "my-model:build", "1:2")
     ),
-    ("model={}", "model.kind: missing; allowed: softmax, mlp, cnn, module:factory"),
+    ("model={}", f"model.kind: missing; allowed: {MODELS}"),
     ("model={kind='mlp', hidden=[64, 'x']}", 'model.hidden.1: found "x"; allowed: an integer'),
     ("model={kind='mlp', hidden=64}", "model.hidden: found 64; allowed: a list"),
     ("model={kind='mlp', hiden=[64]}", "model.hiden: unknown key; did you mean model.hidden?"),
@@ -223,7 +226,7 @@ def test_every_problem_is_named_at_once_with_its_own_origin(write_job: Callable[
     assert refusal(file, ["cluster.shards=0"], {"PARASHARD_CLUSTR__WORKERS": "1"}) == (
         "the job has 4 problems:\n"
         "  file job.toml: job.batch_size: found 0; allowed: >= 1\n"
-        "  file job.toml: data.source: missing; allowed: csv, digits, idx, npz, parquet, synthetic\n"
+        f"  file job.toml: data.source: missing; allowed: {SOURCES}\n"
         "  flag --set: cluster.shards: found 0; allowed: >= 1\n"
         "  environment PARASHARD_CLUSTR__WORKERS: clustr: unknown key; did you mean cluster?"
     )

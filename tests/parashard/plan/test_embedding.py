@@ -14,6 +14,8 @@ from parashard.errors import ConfigurationError
 from parashard.plan.embedding import (
     BUCKET_BITS,
     BUCKETS,
+    ROWS_MAX,
+    ROWS_MAX_DEFAULT,
     EmbeddingTable,
     bucket_ranges,
     buckets_of,
@@ -107,12 +109,20 @@ def test_first_rows_are_of_their_table_and_seed() -> None:
     assert abs(ours.std() - 0.1) < 0.005
 
 
+OF_THE_STEP = r"must be left out: \[optimizer\] says it for the whole step, found a value"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"name": ""}, "a table's name must be text of 1 to 200 characters, found ''"),
     "no elements": ({"row_elements": 0}, "table 'user': row_elements must be a whole number from 1 to 16384, found 0"),
     "a truth": ({"row_elements": True}, "row_elements must be a whole number .* found True"),
     "a rule with t": ({"optimizer": Adam(0.1)}, "optimizer must be one of sgd, .*, found adam"),
     "FTRL elsewhere": ({"optimizer": FTRL(0.1), "initializer": NORMAL.initializer}, "must be zeros where"),
+    "no keys": ({"keys_per_step_max": 0}, "keys_per_step_max must be a whole number from 1 to 16777216, found 0"),
+    "no rows": ({"rows_max": 0}, "rows_max must be a whole number from 1 to 4294967294, found 0"),
+    "rows without a reference": ({"rows_max": (1 << 32) - 1}, "rows_max must be .* found 4294967295"),
+    "half a row": ({"rows_max": 1.5}, "rows_max must be a whole number .* found 1.5"),
+    "clipping by a norm": ({"optimizer": SGD(0.1, clip_norm=1.0)}, rf"optimizer\.clip_norm {OF_THE_STEP}"),
+    "damping": ({"optimizer": SGD(0.1, staleness_damping="inverse")}, rf"optimizer\.staleness_damping {OF_THE_STEP}"),
+    "compensation": ({"optimizer": SGD(0.1, delay_compensation=0.5)}, rf"optimizer\.delay_compensation {OF_THE_STEP}"),
 }
 
 
@@ -121,3 +131,14 @@ def test_a_wrong_declaration_says_what_is_allowed(wrong: str) -> None:
     changed, says = WRONG[wrong]
     with pytest.raises(ConfigurationError, match=says):
         EmbeddingTable(**({"name": "user", "row_elements": 4, "optimizer": SGD(0.1)} | changed))
+
+
+@pytest.mark.parametrize("rows_max", [1, ROWS_MAX])
+def test_rows_may_be_as_many_as_have_a_reference(rows_max: int) -> None:
+    assert EmbeddingTable("user", 4, SGD(0.1), rows_max=rows_max).rows_max == rows_max
+    assert EmbeddingTable("user", 4, SGD(0.1)).rows_max == ROWS_MAX_DEFAULT
+
+
+def test_what_is_a_rows_own_may_be_said_of_its_optimizer() -> None:
+    own = SGD(0.1, weight_decay=0.5, clip_value=1.0)
+    assert EmbeddingTable("user", 4, own).optimizer == own

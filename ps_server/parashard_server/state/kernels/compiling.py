@@ -90,7 +90,7 @@ def object_file(name: str) -> bytes:
         features=llvm.get_host_cpu_features().flatten(),
         opt=3,
         reloc="pic",
-        codemodel="small",
+        codemodel="large",  # sections may lie anywhere: tables reserve far more addresses than 32 bits reach
     )
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     passes.getModulePassManager().run(module, passes)

@@ -212,6 +212,21 @@ def move_segment(*arrays: NDArray[Any]) -> None:
     _rows("move_segment", arrays)
 
 
+def use_rows(*arrays: NDArray[Any]) -> int:
+    """See `row_loops.use_rows`."""
+    return _rows("use_rows", arrays)
+
+
+def keep_rows(*arrays: NDArray[Any]) -> int:
+    """See `row_loops.keep_rows`."""
+    return _rows("keep_rows", arrays)
+
+
+def gather_records(*arrays: NDArray[Any]) -> None:
+    """See `row_loops.gather_records`."""
+    _rows("gather_records", arrays)
+
+
 def gather_rows(*arrays: NDArray[Any]) -> None:
     """See `row_loops.gather_rows`."""
     _rows("gather_rows", arrays)

@@ -91,6 +91,60 @@ def move_segment(tags, references, new_tags, new_references, records, sizes):
         new_references[at] = references[place]
 
 
+@loop(0, REFERENCES, REFERENCES, REFERENCES, NUMBERS)
+def use_rows(rows, headers, first, sizes):
+    """Count a use of each row at a time; put those that were last used before a cut into `first`, return how many."""
+    stride, clock, cut = sizes[0], _u32(sizes[1]), _u32(sizes[2])
+    firsts = 0
+    for i in range(rows.size):
+        header = _i64(rows[i]) * stride
+        if headers[header + 3] <= cut:
+            first[firsts] = rows[i]
+            firsts += 1
+        headers[header + 2] += _u32(1)
+        headers[header + 3] = clock
+    return firsts
+
+
+@loop(0, REFERENCES, VECTOR, REFERENCES, KEYS, REFERENCES, VECTOR, NUMBERS, KEYS)
+def keep_rows(rows, records, headers, records_keys, image_of, images, sizes, next_key):
+    """Copy the records of rows that a save still lacks to `images`; return how many it has then, or -2 if not all fit.
+
+    It lacks those last used after one time and until another, whose keys are at least `next_key`.
+    """
+    stride, after, until, count, most = sizes[0], _u32(sizes[1]), _u32(sizes[2]), sizes[3], sizes[4]
+    for i in range(rows.size):
+        begin = _i64(rows[i]) * stride
+        used = headers[begin + 3]
+        if used <= after or used > until or records_keys[begin // 2] < next_key[0] or image_of[rows[i]] != _u32(0):
+            continue
+        if count == most:
+            return _i64(-2)
+        target = count * stride
+        for j in range(stride):
+            images[target + j] = records[begin + j]
+        count += 1
+        image_of[rows[i]] = _u32(count)
+    return count
+
+
+@loop(0, REFERENCES, VECTOR, REFERENCES, VECTOR, VECTOR, NUMBERS)
+def gather_records(rows, records, image_of, images, out, sizes):
+    """Copy whole records, or the images that were kept of them, end to end."""
+    stride = sizes[0]
+    for i in range(rows.size):
+        image = image_of[rows[i]]
+        target = i * stride
+        if image == _u32(0):
+            begin = _i64(rows[i]) * stride
+            for j in range(stride):
+                out[target + j] = records[begin + j]
+        else:
+            begin = (_i64(image) - 1) * stride
+            for j in range(stride):
+                out[target + j] = images[begin + j]
+
+
 @loop(0, REFERENCES, VECTOR, VECTOR, NUMBERS, NUMBERS)
 def gather_rows(rows, records, values, parts, sizes):
     """Copy parts of records to a vector: the first part of all rows, then the second of all, and so on."""

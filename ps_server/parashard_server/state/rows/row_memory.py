@@ -27,11 +27,19 @@ class Region:
     ----------
     size_bytes : int
         At least 1.
+
+    Raises
+    ------
+    MemoryError
+        If there are not so many addresses.
     """
 
     def __init__(self, size_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        self._map = mmap.mmap(-1, size_bytes, flags=flags)
+        try:
+            self._map = mmap.mmap(-1, size_bytes, flags=flags)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"{size_bytes:,} bytes of addresses for rows of a table: {error}") from error
 
     def view(self, dtype: Any) -> NDArray[Any]:
         """Return all of it as an array, shape (items,)."""
@@ -60,6 +68,7 @@ class RowMemory:
     words : ndarray of float32, shape (items,)
         All records end to end, each `stride` long; those of references below `rows` are in use.
     keys : ndarray of uint64
+    headers : ndarray of uint32
         The same memory.
     """
 
@@ -70,7 +79,8 @@ class RowMemory:
         region = Region(rows_max * self.stride * 4)
         self.words: Float32s = region.view(np.float32)
         self.keys: Keys = region.view(np.uint64)
-        self._headers = region.view(np.uint32).reshape(rows_max, self.stride)
+        self.headers: NDArray[np.uint32] = region.view(np.uint32)
+        self._by_row = self.headers.reshape(rows_max, self.stride)
 
     @property
     def record_bytes(self) -> int:
@@ -84,21 +94,16 @@ class RowMemory:
         self.keys.reshape(self.rows_max, self.stride // 2)[begin : self.rows, 0] = keys
         return np.arange(begin, self.rows, dtype=np.uint32)
 
-    def used(self, rows: NDArray[np.uint32], clock: int) -> None:
-        """Count a push of each of these rows, at a time."""
-        self._headers[rows, 2] += np.uint32(1)
-        self._headers[rows, 3] = np.uint32(clock)
-
     def set_use(self, rows: NDArray[np.uint32], t: NDArray[np.uint32], last_use: NDArray[np.uint32]) -> None:
-        """Set what `used` counts."""
-        self._headers[rows, 2], self._headers[rows, 3] = t, last_use
+        """Set how often rows were pushed, and when last."""
+        self._by_row[rows, 2], self._by_row[rows, 3] = t, last_use
 
     def t_of(self, rows: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return how often each of these rows was pushed."""
-        counts: NDArray[np.uint32] = self._headers[rows, 2]
+        counts: NDArray[np.uint32] = self._by_row[rows, 2]
         return counts
 
     def last_use_of(self, rows: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return the time of each row's last push."""
-        times: NDArray[np.uint32] = self._headers[rows, 3]
+        times: NDArray[np.uint32] = self._by_row[rows, 3]
         return times

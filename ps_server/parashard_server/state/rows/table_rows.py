@@ -17,10 +17,12 @@ from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PresentRows
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
-from parashard_server.state.rows.row_copy import RowCopy
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
 from parashard_server.state.rows.row_memory import RowMemory
+from parashard_server.state.rows.row_saving import RowSaving
 
+MOVED_LISTS = 4096  # so many short lists become one
+_NONE: NDArray[np.uint32] = np.empty(0, np.uint32)
 SCRATCH_ROWS = 1 << 15  # rows that are gathered, moved and scattered at once: their vectors stay in the cache
 
 
@@ -33,21 +35,29 @@ class TableRows:
         Its declaration.
     seed : int
         The job's.
-    rows_max : int
-        Most rows.
     """
 
-    def __init__(self, table: EmbeddingTable, seed: int, rows_max: int) -> None:
+    def __init__(self, table: EmbeddingTable, seed: int) -> None:
         self.table = table
         self._first_rows = first_rows(table, seed)
         self._optimizer = Optimizer(table.optimizer)
         self._variable = Variable(table.name, (1,))
         parts = 1 + len(self._optimizer.slots)
-        self._memory = RowMemory(table.row_elements * parts, rows_max)
+        self._memory = RowMemory(table.row_elements * parts, table.rows_max)
         self._index = RowIndex(self._memory)
         self._parts = np.full(parts, table.row_elements, np.int64)
         self._sizes = np.array([self._memory.stride], np.int64)
         self._scratch: Float32s = np.empty(0, np.float32)
+        self._cut = np.int64(0)  # time of the last cut
+        self._saved_until = 0  # time of the last one that is stored
+        self._moved: list[NDArray[np.uint32]] = []  # rows that a push moved since the last cut, each once
+        self._waiting: list[NDArray[np.uint32]] = []  # those of a save that is not stored yet
+        self._saving: RowSaving | None = None
+
+    @property
+    def moved_rows(self) -> int:
+        """Number of rows that moved since the last save that is stored; those of one under way may count twice."""
+        return sum(map(len, (*self._waiting, *self._moved)))
 
     @property
     def rows(self) -> int:
@@ -107,7 +117,7 @@ class TableRows:
         found, absent = self._index.find(keys)
         if absent:
             found[found == ABSENT] = self._added(keys[found == ABSENT])
-        self._memory.used(found, clock)
+        self._use(found, clock)
         flat = gradients.reshape(-1)
         for begin in range(0, len(found), SCRATCH_ROWS):
             rows = found[begin : begin + SCRATCH_ROWS]
@@ -126,11 +136,38 @@ class TableRows:
             )
             fused.scatter_rows(rows, self._memory.words, values, self._parts, self._sizes)
 
-    def copy(self) -> RowCopy:
-        """Return a copy of all rows."""
-        memory = self._memory
-        words = memory.words[: memory.rows * memory.stride].copy()
-        return RowCopy(words, memory.stride, self._row_elements, self._optimizer.slots)
+    def cut(self, clock: int, *, whole: bool) -> RowSaving:
+        """Begin to save the rows as they are at a time: all, or those that moved since the last that was `saved`.
+
+        An earlier save that was neither `saved` nor given up is over.
+        """
+        self._waiting, self._moved = [*self._waiting, *self._moved], []
+        moved = np.arange(self.rows, dtype=np.uint32) if whole else np.unique(np.concatenate([_NONE, *self._waiting]))
+        self._cut = np.int64(clock)
+        self._saving = RowSaving(
+            self._memory,
+            moved,
+            0 if whole else self._saved_until,
+            clock,
+            self._row_elements,
+            self._optimizer.slots,
+        )
+        return self._saving
+
+    def ended(self, saving: RowSaving, clock: int, *, stored: bool) -> None:
+        """Take note that a save is over; of one that is not stored the rows come into the next one."""
+        if self._saving is saving:
+            self._saving = None
+            if not stored:
+                self._moved = [*self._waiting, *self._moved]
+            else:
+                self._saved_until = clock
+            self._waiting = []
+
+    def restored(self, clock: int, *, saved: bool) -> None:
+        """Take note of the time of a restored checkpoint; `saved`: the next one may be an increment of it."""
+        self._cut = np.int64(clock)
+        self._saved_until = clock if saved else 0
 
     def restore(self, stored: StoredRows) -> None:
         """Take rows of a checkpoint, whose keys have none here.
@@ -156,6 +193,18 @@ class TableRows:
         parts = [stored.values, *(stored.slots[slot] for slot in self._optimizer.slots)]
         values = np.concatenate([part.reshape(-1) for part in parts])
         fused.scatter_rows(rows, self._memory.words, values, self._parts, self._sizes)
+
+    def _use(self, rows: NDArray[np.uint32], clock: int) -> None:
+        """Count a push of these rows; keep what a save that is under way still lacks of them."""
+        if self._saving is not None:
+            self._saving.keep(rows)
+        first = np.empty(len(rows), np.uint32)
+        sizes = np.array([self._memory.stride, clock, self._cut], np.int64)
+        moved = fused.use_rows(rows, self._memory.headers, first, sizes)
+        if moved:
+            self._moved.append(first[:moved].copy())
+            if len(self._moved) > MOVED_LISTS:
+                self._moved = [np.concatenate(self._moved)]
 
     def _added(self, keys: Keys) -> NDArray[np.uint32]:
         """Make rows of keys that have none, and return their references."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parashard.checkpoints.manifest import TableFile
 from parashard.checkpoints.tables import StoredRows
 from parashard.errors import (
     DamagedCheckpoint,
@@ -25,8 +26,13 @@ from parashard.plan.embedding import EmbeddingTable, Keys, bucket_ranges, bucket
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
-from parashard_server.state.rows.row_copy import RowCopy
+from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
+
+LAYERS_MAX = 16
+"""Checkpoints whose files a table's rows may be in; then all of them are written again."""
+STORED_SHARE_MAX = 1.5
+"""Rows in those files for each row of the table, likewise."""
 
 
 class RowGradients(NamedTuple):
@@ -44,6 +50,38 @@ class RowGradients(NamedTuple):
     values: Float32s
 
 
+class TablesCut(NamedTuple):
+    """A shard's tables at one moment.
+
+    Parameters
+    ----------
+    clock : int
+        The time: steps (in sync mode: rounds) in the applied set.
+    savings : mapping of str to RowSaving
+        By table: what is to be written.
+    counts : mapping of str to int
+        Number of rows of each table that has any.
+    kept : tuple of TableFile
+        Files of earlier checkpoints that have the other rows.
+    owner : Tables, optional
+        Whose cut it is.
+    """
+
+    clock: int
+    savings: Mapping[str, RowSaving]
+    counts: Mapping[str, int]
+    kept: tuple[TableFile, ...]
+    owner: Tables | None = None
+
+    def ended(self, files: Sequence[TableFile] | None) -> None:
+        """Tell the tables that the save is over: `files` make the checkpoint, None: there is none."""
+        if self.owner is not None:
+            self.owner.ended(self, files)
+
+
+NO_TABLES = TablesCut(0, {}, {}, ())
+"""Of a job that has none."""
+
 Pushed = Mapping[str, RowGradients]
 """What a step pushes for tables, by their names."""
 
@@ -59,13 +97,17 @@ class Tables:
         The job's.
     shard, shards : int
         Which shard of how many.
-    rows_max : int
-        Most rows of each table here.
+    learning_rate : float
+        Of the job's optimizer: where a step has another one (P37), those of tables change by the same factor.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingTable], seed: int, shard: int, shards: int, *, rows_max: int) -> None:
+    def __init__(
+        self, tables: Sequence[EmbeddingTable], seed: int, shard: int, shards: int, learning_rate: float = 1.0
+    ) -> None:
+        self._learning_rate = learning_rate
         self.buckets = bucket_ranges(shards)[shard]
-        self.by_name = {table.name: TableRows(table, seed, rows_max) for table in tables}
+        self.by_name = {table.name: TableRows(table, seed) for table in tables}
+        self._files: tuple[TableFile, ...] = ()  # of the last checkpoint that is stored
 
     @property
     def push_bytes_max(self) -> int:
@@ -145,16 +187,46 @@ class Tables:
         """Return the rows of checked keys that have one, by table; valid until the next call."""
         return {name: self.by_name[name].pull(keys) for name, keys in wanted.items()}
 
-    def copy(self) -> dict[str, RowCopy]:
-        """Return a copy of the rows of every table that has any; a push waits for it."""
-        return {name: table.copy() for name, table in self.by_name.items() if table.rows}
+    def cut(self, clock: int) -> TablesCut:
+        """Begin to save all tables as they are at a time: what moved since the last checkpoint, or all of a table."""
+        kept: list[TableFile] = []
+        savings: dict[str, RowSaving] = {}
+        for name, table in sorted(self.by_name.items()):
+            files = [file for file in self._files if file.table == name]
+            whole = not files or _is_whole_due(files, table)
+            kept += [] if whole else files
+            savings[name] = table.cut(clock, whole=whole)
+        counts = {name: table.rows for name, table in self.by_name.items() if table.rows}
+        return TablesCut(clock, savings, counts, tuple(kept), self)
 
-    def restore(self, stored: Iterable[tuple[str, StoredRows]]) -> None:
-        """Take the rows of a checkpoint; raises as `TableRows.restore`, and where there is no such table."""
+    def ended(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
+        """Take note of a save that is over: `files` make the checkpoint, None: there is none."""
+        for name, saving in cut.savings.items():
+            self.by_name[name].ended(saving, cut.clock, stored=files is not None)
+        if files is not None:
+            self._files = tuple(files)
+
+    def restore(
+        self, stored: Iterable[tuple[str, StoredRows]], *, clock: int = 0, files: Sequence[TableFile] = ()
+    ) -> None:
+        """Take the rows of a checkpoint; raises as `TableRows.restore`, and where there is no such table.
+
+        Parameters
+        ----------
+        stored : iterable of (str, StoredRows)
+            Each key once.
+        clock : int
+            Time of the checkpoint.
+        files : sequence of TableFile
+            Those that a later one may name; none: it saves all rows.
+        """
         for name, rows in stored:
             if name not in self.by_name:
                 raise DamagedCheckpoint(f"a checkpoint has rows of table {name!r}, which is none of the job's")
             self.by_name[name].restore(rows)
+        self._files = tuple(files)
+        for name, table in self.by_name.items():
+            table.restored(clock, saved=any(file.table == name for file in files))
 
     def apply(
         self,
@@ -167,7 +239,11 @@ class Tables:
     ) -> None:
         """Move rows by their gradients; `t` and the others as in `Storage.apply`."""
         for name, (keys, values) in pushed.items():
-            self.by_name[name].push(keys, values, clock=t, scale=scale, damping=damping, learning_rate=learning_rate)
+            rows = self.by_name[name]
+            rate = None
+            if learning_rate is not None:
+                rate = rows.table.optimizer.learning_rate * (learning_rate / self._learning_rate)
+            rows.push(keys, values, clock=t, scale=scale, damping=damping, learning_rate=rate)
 
     def _of(self, name: str) -> TableRows:
         if name not in self.by_name:
@@ -186,6 +262,13 @@ class Tables:
             raise UnknownVariable(
                 f"table {name!r}: keys of the buckets {first} to {last}; this shard has [{begin}, {end})"
             )
+
+
+def _is_whole_due(files: Sequence[TableFile], table: TableRows) -> bool:
+    """Tell whether an increment would leave more rows to be read twice, or more layers, than a restore should have."""
+    layers = {(file.incarnation, file.number) for file in files}
+    stored = sum(file.rows for file in files) + table.moved_rows
+    return len(layers) >= LAYERS_MAX or stored > STORED_SHARE_MAX * table.rows
 
 
 def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:

@@ -29,9 +29,9 @@ RULES: dict[str, OptimizerSpec] = {
 DIM = 5
 
 
-def table_of(rule: OptimizerSpec, row_elements: int = DIM) -> EmbeddingTable:
+def table_of(rule: OptimizerSpec, row_elements: int = DIM, rows_max: int = 1 << 17) -> EmbeddingTable:
     initializer = Initializer() if isinstance(rule, FTRL) else Initializer("normal", 0.1)
-    return EmbeddingTable("user", row_elements, rule, initializer)
+    return EmbeddingTable("user", row_elements, rule, initializer, rows_max=rows_max)
 
 
 def keys_of(*ids: int) -> Keys:
@@ -58,7 +58,7 @@ def same(rows: TableRows, reference: ReferenceRows, keys: Keys) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_push_has_the_bits_of_the_reference(rule: str) -> None:
     table = table_of(RULES[rule])
-    rows, reference = TableRows(table, 3, 1000), ReferenceRows(table, 3)
+    rows, reference = TableRows(table, 3), ReferenceRows(table, 3)
     pushes: list[tuple[Keys, dict[str, Any]]] = [
         (keys_of(1, 2, 3), {}),
         (keys_of(2, 3, 4), {"scale": 0.25}),
@@ -75,7 +75,7 @@ def test_a_push_has_the_bits_of_the_reference(rule: str) -> None:
 @given(st.lists(st.sets(st.integers(-40, 40), min_size=1), min_size=1, max_size=12), st.integers(1, 7))
 def test_any_pushes_have_the_bits_of_the_reference(pushes: list[set[int]], row_elements: int) -> None:
     table = table_of(RULES["adagrad"], row_elements)
-    rows, reference = TableRows(table, 0, 100), ReferenceRows(table, 0)
+    rows, reference = TableRows(table, 0), ReferenceRows(table, 0)
     for clock, ids in enumerate(pushes, 1):
         keys = keys_of(*ids)
         gradients = gradients_of(clock, len(keys), row_elements)
@@ -89,7 +89,7 @@ def test_any_pushes_have_the_bits_of_the_reference(pushes: list[set[int]], row_e
 def test_pieces_of_a_long_push_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_rows, "SCRATCH_ROWS", 7)
     table = table_of(RULES["ftrl"])
-    rows, reference = TableRows(table, 0, 100), ReferenceRows(table, 0)
+    rows, reference = TableRows(table, 0), ReferenceRows(table, 0)
     for clock in (1, 2):
         for each in (rows, reference):
             each.push(keys_of(*range(40)), gradients_of(clock, 40), clock=clock)
@@ -97,7 +97,7 @@ def test_pieces_of_a_long_push_have_the_bits_of_the_whole(monkeypatch: pytest.Mo
 
 
 def test_a_row_that_was_never_pushed_takes_no_memory() -> None:
-    rows = TableRows(table_of(RULES["sgd"]), 0, 10)
+    rows = TableRows(table_of(RULES["sgd"]), 0)
     keys = keys_of(*range(1000))
     before = rows.memory_bytes
     found = rows.pull(keys)
@@ -108,14 +108,14 @@ def test_a_row_that_was_never_pushed_takes_no_memory() -> None:
 
 def test_a_first_push_moves_the_initial_row() -> None:
     table = EmbeddingTable("user", DIM, SGD(1.0), Initializer("normal", 0.1))
-    rows, keys, gradient = TableRows(table, 9, 10), keys_of(1), gradients_of(0, 1)
+    rows, keys, gradient = TableRows(table, 9), keys_of(1), gradients_of(0, 1)
     rows.push(keys, gradient, clock=1)
     assert rows.pull(keys).values.tobytes() == (first_rows(table, 9)(keys) - gradient).tobytes()
 
 
 def test_segments_of_the_index_grow_and_lose_nothing() -> None:
     table = EmbeddingTable("user", 1, SGD(1.0))
-    rows = TableRows(table, 0, 200_000)
+    rows = TableRows(table, 0)
     keys = np.random.default_rng(0).permutation(mixed(np.arange(200_000)))
     for begin in range(0, len(keys), 20_000):
         piece = keys[begin : begin + 20_000]
@@ -129,7 +129,7 @@ def test_segments_of_the_index_grow_and_lose_nothing() -> None:
 def test_keys_of_one_segment_find_room() -> None:
     """The worst that keys can do: all of one segment, whose places are then searched one after the other."""
     table = EmbeddingTable("user", 1, SGD(1.0))
-    rows = TableRows(table, 0, 1000)
+    rows = TableRows(table, 0)
     keys = (np.arange(1000, dtype=np.uint64) << np.uint64(54)) + np.uint64(SEGMENTS - 1)  # one home, one tag, too
     rows.push(keys, np.zeros((1000, 1), np.float32), clock=1)
     assert rows.pull(keys).present.all()
@@ -140,7 +140,7 @@ def test_keys_of_one_segment_find_room() -> None:
 def test_memory_of_a_row_is_bounded_between_growths(rule: str, row_elements: int) -> None:
     """At most 1.25 of what row, slots and 16 bytes take, from some thousand rows on."""
     table = table_of(RULES[rule], row_elements)
-    rows = TableRows(table, 0, 1 << 17)
+    rows = TableRows(table, 0)
     keys, own = mixed(np.arange(1 << 17)), 4 * row_elements * (1 + table.slots) + 16
     for begin in range(0, len(keys), 1 << 13):
         rows.push(keys[begin : begin + (1 << 13)], np.zeros((1 << 13, row_elements), np.float32), clock=1)
@@ -149,7 +149,7 @@ def test_memory_of_a_row_is_bounded_between_growths(rule: str, row_elements: int
 
 
 def test_a_full_table_is_told_before_anything_changes() -> None:
-    rows = TableRows(table_of(RULES["sgd"]), 0, 3)
+    rows = TableRows(table_of(RULES["sgd"], rows_max=3), 0)
     rows.push(keys_of(1, 2), gradients_of(0, 2), clock=1)
     rows.check_room(1)
     with pytest.raises(JobFailed, match=r"table 'user' has 2 rows on this shard, of at most 3: no room for 2 more"):

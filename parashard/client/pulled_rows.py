@@ -1,0 +1,161 @@
+"""PulledRows: the rows of embedding tables that a step uses, put together from what the shards have of them.
+
+Owns the division of keys over shards and messages, and the initial values of rows that no shard has (P27). Knows no
+transport. Called by `parashard.client.shard_client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from parashard.errors import UnknownVariable
+from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_shard, first_rows
+from parashard.plan.variables import Float32s
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import MESSAGE_BYTES_MAX, NO_KEYS, Push, RowSlice, Weights, answer_bytes_of
+from parashard.transports.base import Pending
+
+
+class RowPart(NamedTuple):
+    """Keys of a table whose rows one message of a shard answers."""
+
+    shard: int
+    table: str
+    keys: slice
+
+
+class TableSet:
+    """A job's embedding tables, as a client knows them.
+
+    Parameters
+    ----------
+    tables : iterable of EmbeddingTable
+        Their names differ.
+    seed : int
+        The job's.
+    """
+
+    def __init__(self, tables: tuple[EmbeddingTable, ...] = (), seed: int = 0) -> None:
+        self.by_name: Mapping[str, EmbeddingTable] = {table.name: table for table in tables}
+        self._first_rows: dict[str, Callable[[Keys], Float32s]] = {
+            table.name: first_rows(table, seed) for table in tables
+        }
+
+    def check(self, keys: Mapping[str, Keys]) -> None:
+        """Raise UnknownVariable if keys are of a table that the job lacks."""
+        unknown = sorted(keys.keys() - self.by_name.keys())
+        if unknown:
+            known = ", ".join(sorted(self.by_name)) or "none"
+            raise UnknownVariable(f"table {unknown[0]!r} is none of the job's: {known}")
+
+    def first_rows(self, table: str, keys: Keys) -> Float32s:
+        """Return what rows of a table are before they are first pushed."""
+        return self._first_rows[table](keys)
+
+
+NO_TABLES = TableSet()
+
+
+class PulledRows:
+    """The rows of some keys, as pulled.
+
+    Parameters
+    ----------
+    tables : TableSet
+        The job's.
+    keys : mapping of str to ndarray of uint64
+        By table: mixed, ascending, each once.
+
+    Attributes
+    ----------
+    keys
+        As given.
+    values : dict of str to ndarray of float32, shape (keys, row_elements)
+        By table; filled by `fill`.
+    """
+
+    def __init__(self, tables: TableSet, keys: Mapping[str, Keys] = NO_KEYS) -> None:
+        tables.check(keys)
+        self._tables = tables
+        self.keys = {name: np.ascontiguousarray(wanted) for name, wanted in keys.items()}
+        self.values: dict[str, Float32s] = {
+            name: np.empty((len(wanted), tables.by_name[name].row_elements), np.float32)
+            for name, wanted in keys.items()
+        }
+
+    def parts(self, shards: int) -> list[RowPart]:
+        """Return what is asked of which shard, a message each."""
+        return [
+            RowPart(shard, name, slice(begin, min(begin + at_once, run.stop)))
+            for name, wanted in self.keys.items()
+            for at_once in (_keys_at_once(self._tables.by_name[name]),)
+            for shard, run in enumerate(cut_by_shard(wanted, shards))
+            for begin in range(run.start, run.stop, at_once)
+        ]
+
+    def keys_of(self, part: RowPart) -> Mapping[str, Keys]:
+        """Return the keys of a part, by table."""
+        return {part.table: self.keys[part.table][part.keys]}
+
+    def fill(self, part: RowPart, answer: Weights) -> int:
+        """Take the answer to a part; rows that the shard does not have are drawn. Returns its version."""
+        found, into = answer.rows[part.table], self.values[part.table][part.keys]
+        if found.present.all():
+            into[:] = found.values
+        else:
+            into[found.present] = found.values
+            absent = ~found.present
+            into[absent] = self._tables.first_rows(part.table, self.keys[part.table][part.keys][absent])
+        return answer.version
+
+
+class FillingRows:
+    """A pull of a part that is under way; its answer fills the arrays, in the thread that waits for it."""
+
+    def __init__(self, pending: Pending[Weights], rows: PulledRows, part: RowPart) -> None:
+        self._pending, self._rows, self._part = pending, rows, part
+        self.start, self.cancel = pending.start, pending.cancel
+
+    def result(self) -> int:
+        """Wait for the answer; return its version."""
+        return self._rows.fill(self._part, self._pending.result())
+
+
+def with_rows(push: Push, rows: tuple[tuple[RowSlice, ...], list[memoryview]]) -> Push:
+    """Return a push that has gradients of rows, too."""
+    slices, pieces = rows
+    return push._replace(rows=slices, payload=Buffers([*push.payload.pieces, *pieces]))
+
+
+def rows_by_shard(
+    keys: Mapping[str, Keys], gradients: Mapping[str, Float32s], shards: int
+) -> Iterator[tuple[tuple[RowSlice, ...], list[memoryview]]]:
+    """Yield for each shard what a push to it has of rows: their slices, and the pieces of the payload.
+
+    Parameters
+    ----------
+    keys : mapping of str to ndarray of uint64
+        As pulled.
+    gradients : mapping of str to ndarray of float32, shape (keys, row_elements)
+        By table, contiguous; a table may be left out.
+    shards : int
+        How many there are.
+    """
+    runs = {name: cut_by_shard(keys[name], shards) for name in gradients}
+    for shard in range(shards):
+        slices: list[RowSlice] = []
+        pieces: list[memoryview] = []
+        for name in sorted(gradients):
+            run, values = runs[name][shard], gradients[name]
+            if run.stop > run.start:
+                slices.append(RowSlice(name, run.stop - run.start, values.shape[1]))
+                pieces += [keys[name][run].data, values[run].data]
+        yield tuple(slices), pieces
+
+
+def _keys_at_once(table: EmbeddingTable) -> int:
+    """Return the most keys that one message asks for, and one answers, whichever of them have a row."""
+    return min(MESSAGE_BYTES_MAX // answer_bytes_of(8, table.row_elements) * 8, MESSAGE_BYTES_MAX // KEY_BYTES)

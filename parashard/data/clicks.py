@@ -1,0 +1,188 @@
+"""A click log, generated on demand: ids are as unequally frequent as in real logs, come and go, and tell the label.
+
+Owns the generator: example i is a function of (seed, i) alone, in integer mixing and arithmetic that IEEE 754 rounds,
+so it is the same on every machine, and no memory grows with the number of examples. The label is drawn from a known
+logit, so that the best AUC that any model can reach is known, too: `true_auc`. Serves load, tests and benchmarks of
+embedding tables. Called by `parashard.data.open_source`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from parashard.data.base import DataSpec, Field, Indices
+from parashard.data.options import ClicksOptions
+from parashard.data.portable_math import Float64s, exp, log, sigmoid
+from parashard.data.synthetic import normal_numbers
+from parashard.plan.splitmix import splitmix64
+from parashard.plan.variables import Float32s
+
+_U64 = np.uint64
+_CELL_BITS = 14
+_CELLS = 1 << _CELL_BITS
+_GOLDEN = 0.6180339887498949  # neighbours in rank are far apart in a vocabulary
+_BIAS = -1.0  # about 3 in 10 examples are clicks
+_OF_KEYS, _OF_NUMBERS = 1.2, 0.6  # standard deviations of what both add to the logit
+_ALMOST_0 = 1e-6
+_AT_ONCE = 1 << 14
+
+
+class Inputs(TypedDict):
+    """Of some examples."""
+
+    numbers: Float32s
+    keys: npt.NDArray[np.int64]
+
+
+Clicks = tuple[Inputs, npt.NDArray[np.int64]]
+
+
+class _Keys(NamedTuple):
+    """Keys of the streams of random words."""
+
+    ids: int
+    numbers: int
+    labels: int
+    key_weights: int
+    number_weights: int
+
+
+class ClicksSource:
+    """A `DataSource` of clicks: inputs "numbers", float32, and "keys", int64; the target is 1 for a click.
+
+    - The id of a column has rank r, from 0 on, with the probability of (r + 1 <= x < r + 2), where x has a density
+      of x ** -zipf between 1 and vocabulary + 1 (within each of 16,384 cells of equal probability that of a uniform).
+    - Each rank has a place in the vocabulary. A window of `vocabulary` ids moves on by `drift * vocabulary` over the
+      training examples: the id of a place is the one in the window, so that ids go one by one, the frequent and the
+      rare alike, and a new one takes the place of each.
+    - A key is id * columns + column: equal ids of two columns have different keys.
+    - logit = -1 + sum of the keys' hidden weights + sum of number * its hidden weight; P(click) = sigmoid(logit).
+
+    Held-out example j is example `examples + j` of the same stream, so the window has moved on.
+    """
+
+    reads_ahead = any_thread = True
+
+    def __init__(self, options: ClicksOptions) -> None:
+        self._options = options
+        digest = hashlib.shake_256(f"parashard clicks\0{options.seed}".encode()).digest(8 * len(_Keys._fields))
+        self._keys = _Keys(*np.frombuffer(digest, "<u8").tolist())
+        self._edges = _edges(options.vocabulary, options.zipf)
+        self._widths = np.diff(self._edges)
+        self._stride = _coprime(options.vocabulary)
+        self._columns = np.arange(options.columns, dtype=np.int64)
+        self._numbers = np.arange(options.numbers, dtype=_U64)
+        weights = normal_numbers(self._numbers.copy(), self._keys.number_weights)
+        self._number_weights = weights * (_OF_NUMBERS / math.sqrt(max(1, options.numbers)))
+        self._key_scale = 2 * _OF_KEYS * math.sqrt(3.0 / options.columns)  # of uniform weights, as wide as that
+        text = json.dumps(options.plain(), separators=(",", ":"))
+        self._spec = DataSpec(
+            examples=options.examples,
+            held_out=options.held_out,
+            input_shape=(),
+            classes=2,
+            fingerprint=hashlib.sha256(f"clicks 1\0{text}".encode()).hexdigest(),
+            fields=(
+                Field("inputs/numbers", (options.numbers,), "float32"),
+                Field("inputs/keys", (options.columns,), "int64"),
+                Field("targets", (), "int64"),
+            ),
+        )
+
+    @property
+    def spec(self) -> DataSpec:
+        """Sizes, fields and the SHA-256 of the parameters."""
+        return self._spec
+
+    def examples(self, indices: Indices) -> Clicks:
+        """Return (inputs, targets) of the training examples with these indices, as new arrays."""
+        return self._generated(np.asarray(indices, np.int64))
+
+    def held_out(self, start: int, stop: int) -> Clicks:
+        """Return (inputs, targets) of the held-out examples [start, stop), as new arrays."""
+        first = self._options.examples
+        return self._generated(np.arange(first + start, first + min(stop, self._options.held_out)))
+
+    def true_logits(self, numbers: Float32s, keys: npt.NDArray[np.int64]) -> Float64s:
+        """Return the logits that the labels of examples with these inputs are drawn from."""
+        words = splitmix64(keys.astype(_U64), self._keys.key_weights)
+        weights = (words >> _U64(11)).astype(np.float64) * 2.0**-53 - 0.5
+        logits = _BIAS + self._key_scale * _summed(weights)
+        if numbers.shape[1]:
+            logits += _summed(numbers * self._number_weights)
+        return logits
+
+    def _generated(self, indices: Indices) -> Clicks:
+        keys, numbers = self._keys_of(indices), self._numbers_of(indices)
+        words = splitmix64(indices.astype(_U64), self._keys.labels)
+        uniform = (words >> _U64(11)).astype(np.float64) * 2.0**-53
+        clicked = uniform < sigmoid(self.true_logits(numbers, keys))
+        return {"numbers": numbers, "keys": keys}, clicked.astype(np.int64)
+
+    def _keys_of(self, indices: Indices) -> npt.NDArray[np.int64]:
+        options = self._options
+        counters = (indices[:, None] * options.columns + self._columns).view(_U64)
+        words = splitmix64(counters, self._keys.ids)
+        cells = (words >> _U64(64 - _CELL_BITS)).view(np.int64)
+        within = (words & _U64((1 << 50) - 1)).astype(np.float64) * 2.0**-50
+        ranks = (self._edges.take(cells) + within * self._widths.take(cells)).astype(np.int64)
+        ids: npt.NDArray[np.int64] = np.minimum(ranks, options.vocabulary - 1) * self._stride % options.vocabulary
+        if options.drift:
+            first = (indices * (options.drift * options.vocabulary / options.examples)).astype(np.int64)[:, None]
+            ids += (first - ids + options.vocabulary - 1) // options.vocabulary * options.vocabulary
+        ids *= options.columns
+        ids += self._columns
+        return ids
+
+    def _numbers_of(self, indices: Indices) -> Float32s:
+        counters = indices[:, None].astype(_U64) * _U64(self._options.numbers) + self._numbers
+        return normal_numbers(counters, self._keys.numbers).astype(np.float32)
+
+
+def true_auc(source: ClicksSource) -> float:
+    """Return the AUC of the true logits on the held-out split: no model's is higher, but by chance.
+
+    Pairs of equal logits count as half. NaN where the split has no click, or nothing else.
+    """
+    logits, clicked = [], []
+    for start in range(0, source.spec.held_out, _AT_ONCE):
+        inputs, targets = source.held_out(start, start + _AT_ONCE)
+        logits.append(source.true_logits(inputs["numbers"], inputs["keys"]))
+        clicked.append(targets)
+    values, places = np.unique(np.concatenate([np.empty(0), *logits]), return_inverse=True)
+    targets = np.concatenate([np.empty(0, np.int64), *clicked])
+    ones, zeros = (np.bincount(places[targets == one], minlength=len(values)) for one in (1, 0))
+    pairs = int(ones.sum()) * int(zeros.sum())
+    below = np.cumsum(zeros) - zeros
+    return int((ones * (2 * below + zeros)).sum()) / (2 * pairs) if pairs else math.nan
+
+
+def _edges(vocabulary: int, zipf: float) -> Float64s:
+    """Return the ranks where cells of equal probability begin and end: the quantiles of x, less 1.
+
+    x(share) = (1 + share (L^a - 1)) ^ (1 / a), with L = vocabulary + 1 and a = 1 - zipf; L ^ share where a is 0.
+    """
+    shares = np.arange(_CELLS) / _CELLS
+    length, a = log(np.array([vocabulary + 1.0])), 1.0 - zipf
+    logs = shares * length if abs(a) < _ALMOST_0 else log(1.0 + shares * (exp(a * length) - 1.0)) / a
+    return np.append(exp(logs) - 1.0, float(vocabulary))
+
+
+def _coprime(vocabulary: int) -> int:
+    """Return what ranks are multiplied by, so that each has a place of its own."""
+    stride = max(1, int(vocabulary * _GOLDEN))
+    while math.gcd(stride, vocabulary) > 1:
+        stride += 1
+    return stride
+
+
+def _summed(parts: Float64s) -> Float64s:
+    """Return the sum of each row, added in order: NumPy's `sum` adds as the width of vectors has it."""
+    total: Float64s = np.cumsum(parts, axis=1)[:, -1]
+    return total

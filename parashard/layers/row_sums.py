@@ -1,0 +1,55 @@
+"""Sums of gradients by row, in the order of the examples: what a look-up's pullback is (P35).
+
+Compiled by Numba on the host; on a GPU by an ordered sum without atomics. Called by models that look rows up.
+"""
+
+# The loops take what Numba infers.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from parashard.data.base import Array
+from parashard.layers.embedding import summed_by_row
+
+
+def sum_by_place(gradients: Array, places: Array, rows: int, xp: Any) -> Array:
+    """Return the gradients of rows from those of look-ups.
+
+    Parameters
+    ----------
+    gradients : array, shape (look-ups, row_elements)
+        By each row that was looked up.
+    places : array of int64, shape (look-ups,)
+        Which row each was: from 0 to rows - 1.
+    rows : int
+        How many there are.
+
+    Returns
+    -------
+    array, shape (rows, row_elements)
+        New, in the gradients' dtype; the gradients of a row are added in their order.
+    """
+    if not isinstance(gradients, np.ndarray):
+        return summed_by_row(gradients, places, rows, xp)
+    total = np.zeros((rows, gradients.shape[1]), gradients.dtype)
+    _compiled()(np.ascontiguousarray(gradients), np.ascontiguousarray(places), total)
+    return total
+
+
+@functools.cache
+def _compiled() -> Any:
+    import numba  # loads slowly, and only models with tables need it
+
+    return numba.njit(nogil=True, cache=True, error_model="numpy")(_added)
+
+
+def _added(gradients, places, total):
+    for look_up in range(len(places)):
+        row = places[look_up]
+        for element in range(gradients.shape[1]):
+            total[row, element] += gradients[look_up, element]

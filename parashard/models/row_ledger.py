@@ -1,0 +1,96 @@
+"""The ledger of rows: a model whose table counts how often every key was used. The exactly-once oracle of tables.
+
+Example i uses two keys: one of its own, and one of a few that all examples share, in a batch often several times. The
+"gradient" of each use in epoch e is (1, (e + 1)^2), as in `parashard.models.ledger`; a ledger of the first examples is
+the one variable. With SGD at learning rate -1 and sums instead of means where gradients are folded, every row must end
+as the sums over its uses, and there must be no other row. Knows no shard. Built by `parashard.models.build_model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.data.base import Array, Batch, DataSpec
+from parashard.models.ledger import squares_total
+from parashard.models.options import RowLedgerOptions
+from parashard.plan.embedding import unmixed
+from parashard.plan.variables import Float32s, Variable
+
+if TYPE_CHECKING:
+    from parashard.checkpoints.tables import StoredRows
+
+TABLE = "ledger"
+_SHARED = 1 << 62  # where shared keys begin
+_FIRST = 64  # examples that the variable has rows for
+
+
+class RowLedger:
+    """The variable "entries", zeros at the start, and the table "ledger", whose rows have two numbers and begin so.
+
+    Parameters
+    ----------
+    spec : DataSpec
+        Only `examples` is used.
+    options : RowLedgerOptions
+    """
+
+    def __init__(self, spec: DataSpec, options: RowLedgerOptions) -> None:
+        self._examples = spec.examples
+        self._first = min(_FIRST, spec.examples)
+        self._shared = options.shared
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        """Return the ledger of the first examples."""
+        return {"entries": Variable("entries", (self._first, 2), decay=False)}
+
+    def keys(self, batch: Batch) -> Mapping[str, Array]:
+        """Return each example's two keys."""
+        return {TABLE: np.stack([batch.indices, _SHARED + batch.indices % self._shared], axis=1)}
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Array], batch: Batch, xp: Any
+    ) -> tuple[float, Mapping[str, Array]]:
+        """Return 0.0 and an entry of each use; raises as `Ledger` where float32 could not count."""
+        squares_total(batch.epoch + 1)
+        rows, places = variables[TABLE], batch.places[TABLE]
+        uses = xp.bincount(places.reshape(-1), minlength=len(rows)).astype(np.float32)
+        entry = xp.asarray((1, (batch.epoch + 1) ** 2), np.float32)
+        first = xp.bincount(xp.asarray(batch.indices[batch.indices < self._first]), minlength=self._first)
+        return 0.0, {"entries": first.astype(np.float32)[:, None] * entry, TABLE: uses[:, None] * entry}
+
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
+        """Return no metric."""
+        return {}
+
+    def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
+        """Return {"ledger_wrong": rows of the variable that are not exactly (epochs, sum of (e + 1)^2)}."""
+        due = np.array((epochs, squares_total(epochs)), np.float32)
+        return {"ledger_wrong": int((variables["entries"] != due).any(axis=1).sum())}
+
+    def audit_rows(self, rows: Iterable[tuple[str, StoredRows]], epochs: int) -> Mapping[str, int]:
+        """Return {"rows_wrong": keys whose row is not the sum over its uses, or that nobody used, or have no row}."""
+        uses = np.bincount(np.arange(self._examples) % self._shared, minlength=self._shared)
+        once = np.array([epochs, squares_total(epochs)], np.float32)
+        wrong = 0
+        found: list[NDArray[np.int64]] = []
+        for _, stored in rows:
+            keys = unmixed(stored.keys).astype(np.int64)
+            times = self._times(keys, uses)
+            wrong += int(((stored.values != times[:, None] * once).any(axis=1) | (times == 0)).sum())
+            found.append(keys[times > 0])
+        due = self._examples + int(np.count_nonzero(uses))
+        known = np.concatenate([np.empty(0, np.int64), *found])
+        distinct = len(np.unique(known))
+        return {"rows_wrong": wrong + (due - distinct) + (len(known) - distinct)}
+
+    def _times(self, keys: NDArray[np.int64], uses: NDArray[np.int64]) -> Float32s:
+        """Return how often an epoch uses each key."""
+        shared = keys - _SHARED
+        times = ((keys >= 0) & (keys < self._examples)).astype(np.int64)
+        of_shared = (shared >= 0) & (shared < self._shared)
+        times[of_shared] = uses[shared[of_shared]]
+        return times.astype(np.float32)

@@ -1,0 +1,146 @@
+"""RowSaving: rows of a table as they were at a cut, saved piece by piece beside the pushes that move them.
+
+The first push that moves a row after the cut keeps an image of its record, unless the row is saved by then; a piece
+has images where there are some, else the records. Pushes wait for a piece of at most PIECE_BYTES, and the images'
+bytes are bounded: beyond that the save is given up, never a push. Every call is made under the shard's lock, but for
+`prepare`. Called by `parashard_server.state.rows.table_rows` and the writer of checkpoints.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.checkpoints.tables import StoredRows
+from parashard.errors import Unavailable
+from parashard.plan.embedding import Keys
+from parashard.plan.variables import Float32s
+from parashard_server.state.kernels import fused
+from parashard_server.state.rows.row_memory import HEADER_BYTES, Region, RowMemory
+
+PIECE_BYTES = 1 << 20
+IMAGES_BYTES_LEAST = 64 << 20
+IMAGES_SHARE = 4  # images may have so much of the records' bytes: a quarter
+_NOT_ALL = -2
+_LAST_KEY = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+class RowSaving:
+    """The rows of a table that a checkpoint saves.
+
+    Parameters
+    ----------
+    memory : RowMemory
+        Has the records.
+    rows : ndarray of uint32
+        References of the rows to save; owned here.
+    after, until : int
+        They were last used after one time and until another, the cut's.
+    row_elements : int
+        Of the table.
+    slots : tuple of str
+        The optimizer's, in the order of the records.
+
+    Attributes
+    ----------
+    given_up : bool
+        Whether there was no room for an image: what is saved is no checkpoint.
+    """
+
+    def __init__(
+        self,
+        memory: RowMemory,
+        rows: NDArray[np.uint32],
+        after: int,
+        until: int,
+        row_elements: int,
+        slots: tuple[str, ...],
+    ) -> None:
+        self._memory = memory
+        self._row_elements = row_elements
+        self._slots = slots
+        self._rows = rows
+        self._at = 0
+        self._next_key = np.zeros(1, np.uint64)  # those below it are saved
+        most = max(IMAGES_BYTES_LEAST, memory.rows * memory.record_bytes // IMAGES_SHARE) // memory.record_bytes
+        self._image_of: NDArray[np.uint32] = Region(4 * memory.rows_max).view(np.uint32)
+        self._images: Float32s = Region(most * memory.record_bytes).view(np.float32)
+        self._sizes = np.array([memory.stride, after, until, 0, most], np.int64)  # [3]: how many images there are
+        self.given_up = False
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that it saves."""
+        return len(self._rows)
+
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return int(self._sizes[3])
+
+    def keep(self, rows: NDArray[np.uint32]) -> None:
+        """Keep images of rows that a push is about to move, where they are due."""
+        if self.given_up or self._at == len(self._rows):
+            return
+        memory = self._memory
+        count = fused.keep_rows(
+            rows,
+            memory.words,
+            memory.headers,
+            memory.keys,
+            self._image_of,
+            self._images,
+            self._sizes,
+            self._next_key,
+        )
+        if count == _NOT_ALL:
+            self.given_up = True
+        else:
+            self._sizes[3] = count
+
+    def prepare(self) -> None:
+        """Put the rows in the order of their keys; before the first piece, without the lock: keys never change."""
+        keys = self._keys(self._rows)
+        self._rows = self._rows[np.argsort(keys)]
+
+    def next_piece(self) -> Float32s | None:
+        """Return records of the next rows, shape (rows, stride), new; None: there are no more.
+
+        Raises
+        ------
+        Unavailable
+            If the save was given up.
+        """
+        if self.given_up:
+            raise Unavailable(
+                f"pushes moved more rows than {self._images.nbytes >> 20:,} MiB of images hold while a checkpoint was "
+                "saved: the next one tries again"
+            )
+        if self._at == len(self._rows):
+            return None
+        memory = self._memory
+        rows = self._rows[self._at : self._at + max(1, PIECE_BYTES // memory.record_bytes)]
+        piece = np.empty(len(rows) * memory.stride, np.float32)
+        fused.gather_records(rows, memory.words, self._image_of, self._images, piece, self._sizes)
+        self._at += len(rows)
+        over = self._at == len(self._rows)
+        self._next_key[0] = _LAST_KEY if over else self._keys(self._rows[self._at : self._at + 1])[0]
+        return piece.reshape(len(rows), memory.stride)
+
+    def stored(self, records: Float32s) -> StoredRows:
+        """Return records in the form of a checkpoint; pure."""
+        words, begin = records, HEADER_BYTES // 4
+        keys = words[:, :2].copy().view(np.uint64)[:, 0]
+        header = words[:, 2:4].copy().view(np.uint32)
+
+        def part(number: int) -> Float32s:
+            first = begin + number * self._row_elements
+            found: Float32s = words[:, first : first + self._row_elements]
+            return found
+
+        slots = {slot: part(number) for number, slot in enumerate(self._slots, 1)}
+        return StoredRows(keys, header[:, 0], header[:, 1], part(0), slots)
+
+    def _keys(self, rows: NDArray[np.uint32]) -> Keys:
+        of_rows: Keys = self._memory.keys.reshape(-1, self._memory.stride // 2)[rows, 0]
+        return of_rows

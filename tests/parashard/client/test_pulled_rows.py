@@ -1,0 +1,422 @@
+"""Rows of tables through a client: what is cut over shards and messages is joined again, drawn where nobody pushed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parashard.client import pulled_rows
+from parashard.client.pulled import Pulled
+from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet, rows_by_shard
+from parashard.client.shard_client import ShardClient
+from parashard.errors import MalformedFrame, QueueFull, ShapeMismatch, StaleRound, UnknownVariable
+from parashard.plan.embedding import EmbeddingTable, Keys, cut_by_shard, first_rows, mixed
+from parashard.plan.partition import fixed_shards, whole
+from parashard.plan.variables import Float32s, Initializer, Variable
+from parashard.protocol.messages import MESSAGE_BYTES_MAX, PullRun, Push, PushResult, RowSlice, answer_bytes_of
+from parashard_server.state.rows import tables as shard_tables
+from support.in_process import COUNTING, SEED, WEIGHT_AND_BIAS, Cluster, plan_of, use_small_messages, variables_of
+
+USER = EmbeddingTable("user", 3, COUNTING, Initializer("normal", 0.1))
+SEEN = EmbeddingTable("seen", 1, COUNTING)
+"""Its rows begin at 0 and add up what is pushed."""
+SHARDS = pytest.mark.parametrize("shards", [1, 2, 3, 5])
+
+
+def cluster_of(shards: int = 2, **of_shard: Any) -> Cluster:
+    return Cluster(plan_of(WEIGHT_AND_BIAS, shards, fixed_shards(2)), tables=(USER, SEEN), **of_shard)
+
+
+def keys_of(*ids: int) -> Keys:
+    return np.sort(mixed(np.array(ids, np.int64)))
+
+
+KEYS = keys_of(*range(50))
+PUSHED = KEYS[::3].copy()
+
+
+def gradients_of(keys: Keys, row_elements: int = 3) -> Float32s:
+    return np.arange(1, 1 + len(keys) * row_elements, dtype=np.float32).reshape(len(keys), row_elements)
+
+
+def push_rows(cluster: Cluster, step: int = 0, keys: Keys = PUSHED) -> None:
+    """Push the gradients of rows of `user`, by a client of its own."""
+    client = cluster.client()
+    client.push(step, {"user": gradients_of(keys)}, client.pull(keys={"user": keys}))
+
+
+def requests_of(cluster: Cluster) -> list[tuple[str, Push | PullRun]]:
+    """Return where requests are noted from now on, with whom they ask."""
+    asked: list[tuple[str, Push | PullRun]] = []
+    cluster.before = lambda address, request: asked.append((address, request))
+    return asked
+
+
+@pytest.fixture
+def few_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let an answer have 200 bytes; the shards refuse a longer one."""
+    for module in (pulled_rows, shard_tables):
+        monkeypatch.setattr(module, "MESSAGE_BYTES_MAX", 200)
+    return 200
+
+
+# --- pull ---
+
+
+@SHARDS
+def test_rows_that_nobody_pushed_are_drawn_whatever_the_number_of_shards(shards: int) -> None:  # P27
+    cluster = cluster_of(shards)
+    pulled = cluster.client().pull(keys={"user": KEYS, "seen": KEYS[:7]})
+    assert pulled.rows["user"].dtype == np.float32
+    assert pulled.rows["user"].tobytes() == first_rows(USER, SEED)(KEYS).tobytes()
+    assert pulled.rows["seen"].tolist() == [[0.0]] * 7
+    assert (pulled.versions, pulled.incarnations) == ((0,) * shards, (1,) * shards)
+    assert [shard.tables.rows for shard in cluster.shards if shard.tables is not None] == [0] * shards
+
+
+@SHARDS
+def test_pushed_rows_come_back_from_their_shard_among_drawn_ones(shards: int) -> None:  # P28
+    cluster = cluster_of(shards)
+    push_rows(cluster)
+    expected = first_rows(USER, SEED)(KEYS)
+    expected[::3] += gradients_of(PUSHED)
+    assert cluster.client().pull(keys={"user": KEYS}).rows["user"].tobytes() == expected.tobytes()
+    for shard, run in zip(cluster.shards, cut_by_shard(PUSHED, shards), strict=True):
+        assert shard.tables is not None
+        assert shard.tables.by_name["user"].rows == run.stop - run.start
+        assert shard.tables.by_name["user"].pull(PUSHED[run]).present.all()
+
+
+@given(st.lists(st.dictionaries(st.integers(-9, 30), st.integers(1, 9), min_size=1), max_size=6), st.integers(1, 6))
+def test_every_push_counts_at_its_own_keys_on_any_number_of_shards(steps: list[dict[int, int]], shards: int) -> None:
+    cluster = Cluster(plan_of(WEIGHT_AND_BIAS, shards), tables=(SEEN,))
+    client, due = cluster.client(), Counter[int]()
+    for step, uses in enumerate(steps):
+        by_key = {int(mixed(np.array(key))[0]): times for key, times in uses.items()}
+        keys = np.array(sorted(by_key), np.uint64)
+        times = np.array([[by_key[key]] for key in keys.tolist()], np.float32)
+        client.push(step, {"seen": times}, client.pull(keys={"seen": keys}))
+        due.update(by_key)
+    everything = keys_of(*range(-12, 33))
+    found = client.pull(keys={"seen": everything}).rows["seen"][:, 0]
+    assert dict(zip(everything.tolist(), found.tolist(), strict=True)) == {key: due[key] for key in everything.tolist()}
+
+
+def test_a_shard_is_asked_for_its_own_keys_alone() -> None:
+    cluster = cluster_of(3)
+    client, asked = cluster.client(), requests_of(cluster)
+    first, _, last = cut_by_shard(KEYS, 3)
+    client.pull(keys={"user": np.concatenate([KEYS[first], KEYS[last]]), "seen": KEYS[:0]})
+    of_rows = {address: request.keys for address, request in asked if isinstance(request, PullRun) and request.keys}
+    assert {address: list(keys) for address, keys in of_rows.items()} == {"shard-0": ["user"], "shard-2": ["user"]}
+    assert of_rows["shard-0"]["user"].tolist() == KEYS[first].tolist()
+    assert of_rows["shard-2"]["user"].tolist() == KEYS[last].tolist()
+    assert len(asked) == 3 + 2
+
+
+def test_a_table_without_keys_has_no_rows() -> None:
+    pulled = cluster_of().client().pull(keys={"user": KEYS[:0]})
+    assert pulled.rows["user"].shape == (0, 3)
+
+
+@SHARDS
+def test_a_pull_in_many_messages_is_the_same(few_bytes: int, shards: int) -> None:
+    cluster, keys = cluster_of(shards), keys_of(*range(200))
+    push_rows(cluster)
+    expected = first_rows(USER, SEED)(keys)
+    expected[np.isin(keys, PUSHED)] += gradients_of(PUSHED)
+    client, asked = cluster.client(), requests_of(cluster)
+    assert client.pull(keys={"user": keys}).rows["user"].tobytes() == expected.tobytes()
+    counts = [len(request.keys["user"]) for _, request in asked if isinstance(request, PullRun) and request.keys]
+    assert sum(counts) == len(keys)
+    assert all(answer_bytes_of(count, 3) <= few_bytes for count in counts)
+    assert len(counts) > shards
+
+
+@given(
+    st.dictionaries(st.sampled_from(["user", "seen"]), st.sets(st.integers(0, 2**64 - 1))),
+    st.integers(1, 7),
+    st.integers(1, 40),
+)
+def test_parts_have_every_key_once_and_each_of_one_shard(ids: dict[str, set[int]], shards: int, at_once: int) -> None:
+    keys = {name: np.sort(mixed(np.array([*of_table], np.uint64))) for name, of_table in ids.items()}
+    rows = PulledRows(TableSet((USER, SEEN), SEED), keys)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pulled_rows, "_keys_at_once", lambda table: at_once)
+        parts = rows.parts(shards)
+    for name, wanted in keys.items():
+        found = [rows.keys_of(part)[name].tolist() for part in parts if part.table == name]
+        assert list(itertools.chain(*found)) == wanted.tolist()
+        runs = cut_by_shard(wanted, shards)
+        for part in parts:
+            if part.table == name:
+                run = runs[part.shard]
+                assert run.start <= part.keys.start < part.keys.stop <= run.stop
+                assert part.keys.stop - part.keys.start <= at_once
+
+
+@pytest.mark.parametrize("row_elements", [2, 3, 64, 16384])
+def test_an_answer_to_the_most_keys_of_a_message_fits_it(row_elements: int) -> None:
+    at_once = pulled_rows._keys_at_once(EmbeddingTable("user", row_elements, COUNTING))
+    assert answer_bytes_of(at_once, row_elements) <= MESSAGE_BYTES_MAX
+    assert answer_bytes_of(2 * at_once, row_elements) > MESSAGE_BYTES_MAX
+
+
+def test_rows_are_the_callers_own_after_the_variables_are_given_back() -> None:
+    cluster = cluster_of()
+    client = cluster.client()
+    first = client.pull(keys={"user": KEYS})
+    before = first.rows["user"].copy()
+    first.release()
+    push_rows(cluster, keys=KEYS)
+    assert client.pull(keys={"user": KEYS}).rows["user"].tobytes() != before.tobytes()
+    assert first.rows["user"].tobytes() == before.tobytes()
+
+
+def test_a_pull_of_rows_is_of_its_round() -> None:  # P11
+    cluster = cluster_of(round_steps=1)
+    client = cluster.client()
+    client.push(0, {"user": gradients_of(PUSHED)}, client.pull(round_=0, keys={"user": PUSHED}))
+    moved = client.pull(round_=1, keys={"user": PUSHED})
+    assert moved.rows["user"].tobytes() == (first_rows(USER, SEED)(PUSHED) + gradients_of(PUSHED)).tobytes()
+    asked = requests_of(cluster)
+    with pytest.raises(StaleRound):
+        client.pull(round_=0, keys={"user": PUSHED})
+    assert {request.round for _, request in asked if isinstance(request, PullRun) and request.keys} == {0}
+
+
+@pytest.mark.parametrize("table", ["item", "weight"])
+def test_an_unknown_table_is_refused_before_anything_is_sent(table: str) -> None:
+    cluster = cluster_of()
+    client, asked = cluster.client(), requests_of(cluster)
+    with pytest.raises(UnknownVariable, match=rf"table '{table}' is none of the job's: seen, user"):
+        client.pull(keys={"user": KEYS, table: KEYS})
+    assert asked == []
+
+
+def test_a_job_without_tables_knows_none() -> None:
+    with pytest.raises(UnknownVariable, match="table 'user' is none of the job's: none"):
+        NO_TABLES.check({"user": KEYS})
+
+
+# --- versions and incarnations ---
+
+
+def test_the_version_of_a_pull_is_the_lowest_of_its_messages(few_bytes: int) -> None:
+    cluster = cluster_of(2)
+    pusher, steps, seen = cluster.client(), itertools.count(), defaultdict[str, list[int]](list)
+
+    def push_before(address: str, request: Push | PullRun) -> None:
+        if isinstance(request, PullRun):
+            cluster.before = lambda *_: None
+            cluster._turn.release()
+            pusher.push(next(steps), {}, None)
+            cluster._turn.acquire()
+            cluster.before = push_before
+            seen[address].append(cluster.shards[int(address[6:])].updates.version)
+
+    cluster.before = push_before
+    pulled = cluster.client().pull(keys={"user": KEYS})
+    assert all(len(versions) > 2 for versions in seen.values())
+    assert pulled.versions == (min(seen["shard-0"]), min(seen["shard-1"]))
+
+
+def test_rows_may_be_older_than_the_variables_of_their_shard() -> None:
+    cluster = cluster_of(2)
+    pusher, refused = cluster.client(), list[str]()
+
+    def refuse_once(address: str, request: Push | PullRun) -> None:
+        if address == "shard-0" and isinstance(request, PullRun) and not request.keys:
+            if not refused:  # what is asked again is asked last
+                refused.append(address)
+                raise QueueFull("busy")
+            cluster.before = lambda *_: None
+            cluster._turn.release()
+            pusher.push(0, {}, None)
+            cluster._turn.acquire()
+
+    cluster.before = refuse_once
+    assert cluster.client().pull(keys={"user": KEYS}).versions == (0, 0)
+    assert refused == ["shard-0"]
+    assert cluster.shards[0].updates.version == 1
+
+
+def pulled_over_a_change() -> tuple[Cluster, ShardClient, Pulled]:
+    """Return what is pulled where shard 1 begins another incarnation after its variables and before its rows."""
+    cluster = cluster_of(2)
+    push_rows(cluster)
+    client, asked = cluster.client(look=lambda: cluster.view(2)), []
+
+    def before(address: str, request: Push | PullRun) -> None:
+        asked.append((address, isinstance(request, PullRun) and bool(request.keys)))
+        if asked[-1] == ("shard-1", True):
+            shard = cluster.shards[1]
+            shard.identity = shard.identity._replace(incarnation=2)
+
+    cluster.before = before
+    pulled = client.pull(keys={"user": KEYS})
+    assert asked == [
+        ("shard-0", False),
+        ("shard-1", False),
+        ("shard-0", True),
+        ("shard-1", True),  # refused
+        ("shard-1", True),
+    ]
+    return cluster, client, pulled
+
+
+def test_a_shard_that_changed_between_variables_and_rows_has_no_incarnation() -> None:
+    _, _, pulled = pulled_over_a_change()
+    assert pulled.incarnations == (1, 0)
+    expected = first_rows(USER, SEED)(KEYS)
+    expected[::3] += gradients_of(PUSHED)
+    assert pulled.rows["user"].tobytes() == expected.tobytes()
+
+
+def test_what_was_pulled_of_two_incarnations_has_no_version() -> None:  # P16
+    cluster, client, pulled = pulled_over_a_change()
+    pushed = client.push(1, {"user": gradients_of(KEYS)}, pulled)
+    assert [push.pulled_version for push in cluster.pushes if push.step == 1] == [1, None]
+    assert [receipt.staleness for receipt in pushed.receipts] == [0, None]
+    assert pushed.incarnations == (1, 2)
+
+
+class _Buffer:
+    """What a client puts variables into."""
+
+    variables: Mapping[str, Float32s] = MappingProxyType({})
+    versions: tuple[int | None, ...] = (4, 6)
+    incarnations: tuple[int | None, ...] = (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("versions", "incarnations", "expected"),
+    [
+        ([5, 7], [1, 3], ((4, 6), (1, 3))),
+        ([2, 9], [1, 3], ((2, 6), (1, 3))),
+        ([9, 5], [1, 4], ((4, 5), (1, 0))),
+    ],
+)
+def test_parts_count_for_their_shard(versions: Sequence[int], incarnations: Sequence[int], expected: Any) -> None:
+    buffer: Any = _Buffer()
+    pulled = Pulled(buffer, buffer, PulledRows(NO_TABLES))
+    pulled.include([RowPart(0, "user", slice(0, 1)), RowPart(1, "user", slice(1, 2))], versions, incarnations)
+    assert (pulled.versions, pulled.incarnations) == expected
+
+
+# --- push ---
+
+
+def test_a_table_that_is_left_out_pushes_nothing() -> None:
+    cluster = cluster_of()
+    client = cluster.client()
+    pulled = client.pull(keys={"user": KEYS, "seen": KEYS})
+    client.push(0, {"seen": gradients_of(KEYS, 1)}, pulled)
+    first, last = cut_by_shard(KEYS, 2)
+    sizes = [run.stop - run.start for run in (first, last)]
+    assert [push.rows for push in cluster.pushes] == [(RowSlice("seen", size, 1),) for size in sizes]
+    after = client.pull(keys={"user": KEYS, "seen": KEYS})
+    assert after.rows["user"].tobytes() == pulled.rows["user"].tobytes()
+    assert after.rows["seen"].tolist() == gradients_of(KEYS, 1).tolist()
+    client.push(1, {}, after)
+    assert [push.rows for push in cluster.pushes if push.step == 1] == [(), ()]
+
+
+@pytest.mark.parametrize("about", [{"skipped": True}, {"void": True}])
+def test_an_empty_push_has_no_rows(about: dict[str, bool]) -> None:
+    cluster = cluster_of()
+    client = cluster.client()
+    client.push(0, {}, client.pull(keys={"user": KEYS}), **about)
+    assert [(push.rows, push.payload.nbytes) for push in cluster.pushes] == [((), 0), ((), 0)]
+
+
+@pytest.mark.parametrize("shape", [(49, 3), (51, 3), (50, 2), (50,), (150,), (50, 3, 1)], ids=str)
+def test_row_gradients_of_another_shape_are_refused_before_anything_is_sent(shape: tuple[int, ...]) -> None:
+    cluster = cluster_of()
+    client = cluster.client()
+    pulled = client.pull(keys={"user": KEYS})
+    with pytest.raises(ShapeMismatch, match=r"table 'user' has shape .*, the rows have \(50, 3\)"):
+        client.push(0, {"user": np.zeros(shape, np.float32)}, pulled)
+    assert cluster.pushes == []
+
+
+def test_a_gradient_of_a_table_that_was_not_pulled_is_refused_before_anything_is_sent() -> None:
+    cluster = cluster_of()
+    client = cluster.client()
+    for pulled in (None, client.pull(), client.pull(keys={"seen": KEYS})):
+        with pytest.raises(UnknownVariable, match="'user'"):
+            client.push(0, {"user": gradients_of(KEYS)}, pulled)
+    assert cluster.pushes == []
+
+
+@pytest.mark.parametrize("elements", [1, 2, 3])
+@pytest.mark.parametrize("message_bytes", [16, 1 << 20])
+def test_rows_may_begin_anywhere_in_a_payload(
+    monkeypatch: pytest.MonkeyPatch, elements: int, message_bytes: int
+) -> None:
+    """Keys have 8 bytes: after an odd number of float32 they lie at no multiple of that."""
+    use_small_messages(monkeypatch, message_bytes)
+    variables = variables_of(Variable("w", (elements,)))
+    cluster = Cluster(plan_of(variables, 1, whole), tables=(USER, SEEN))
+    client = cluster.client()
+    pulled = client.pull(keys={"user": PUSHED, "seen": KEYS[:3]})
+    gradients = {"w": np.ones(elements, np.float32), "user": gradients_of(PUSHED), "seen": gradients_of(KEYS[:3], 1)}
+    assert client.push(0, gradients, pulled).receipts[0].result is PushResult.APPLIED
+    after = client.pull(keys={"user": PUSHED, "seen": KEYS[:3]})
+    assert after.variables["w"].tolist() == [1.0] * elements
+    assert after.rows["user"].tobytes() == (pulled.rows["user"] + gradients_of(PUSHED)).tobytes()
+    assert after.rows["seen"].tolist() == gradients_of(KEYS[:3], 1).tolist()
+
+
+def test_row_gradients_in_any_memory_order_and_number_type_are_sent_as_float32_rows() -> None:
+    cluster = cluster_of()
+    client = cluster.client()
+    pulled = client.pull(keys={"user": KEYS})
+    client.push(0, {"user": np.asfortranarray(gradients_of(KEYS).astype(np.float64))}, pulled)
+    found = client.pull(keys={"user": KEYS}).rows["user"]
+    assert found.tobytes() == (pulled.rows["user"] + gradients_of(KEYS)).tobytes()
+
+
+def test_a_push_of_rows_that_comes_again_changes_nothing() -> None:  # P4
+    cluster = cluster_of()
+    client = cluster.client()
+    pulled = client.pull(keys={"user": KEYS})
+    for _ in range(2):
+        receipts = client.push(0, {"user": gradients_of(KEYS)}, pulled).receipts
+    assert [receipt.result for receipt in receipts] == [PushResult.DUPLICATE] * 2
+    found = client.pull(keys={"user": KEYS}).rows["user"]
+    assert found.tobytes() == (pulled.rows["user"] + gradients_of(KEYS)).tobytes()
+
+
+def test_keys_that_are_not_ascending_are_refused_by_their_shard() -> None:
+    with pytest.raises(MalformedFrame, match="keys are not ascending"):
+        cluster_of(1).client().pull(keys={"user": KEYS[::-1].copy()})
+
+
+@given(st.sets(st.integers(0, 2**64 - 1)), st.integers(1, 7))
+def test_what_is_cut_by_shard_is_joined_again(ids: set[int], shards: int) -> None:
+    keys = np.sort(mixed(np.array([*ids], np.uint64)))
+    values = gradients_of(keys)
+    cut = list(rows_by_shard({"user": keys}, {"user": values}, shards))
+    assert len(cut) == shards
+    pieces = [pieces for slices, pieces in cut if slices]
+    assert b"".join(bytes(piece[0]) for piece in pieces) == keys.tobytes()
+    assert b"".join(bytes(piece[1]) for piece in pieces) == values.tobytes()
+    for (slices, parts), run in zip(cut, cut_by_shard(keys, shards), strict=True):
+        assert slices == ((RowSlice("user", run.stop - run.start, 3),) if run.stop > run.start else ())
+        assert sum(piece.size_bytes for piece in slices) == sum(part.nbytes for part in parts)
+
+
+def test_more_keys_than_one_message_asks_for_are_asked_in_several():
+    """Rows of one number: their keys are longer than their answer."""
+    cluster = Cluster(plan_of(variables_of(Variable("w", (2,)))), tables=(EmbeddingTable("wide", 1, COUNTING),))
+    keys = np.sort(mixed(np.arange(524_289)))
+    assert len(cluster.client().pull(keys={"wide": keys}).rows["wide"]) == len(keys)

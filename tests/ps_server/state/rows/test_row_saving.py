@@ -1,0 +1,127 @@
+"""Rows saved beside pushes: each piece has the rows as they were at the cut, and an increment all that moved (P33)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parashard.errors import Unavailable
+from parashard.plan.embedding import EmbeddingTable, mixed
+from parashard.plan.optimizers import Adagrad
+from parashard_server.state.rows import row_saving
+from parashard_server.state.rows.row_saving import RowSaving
+from parashard_server.state.rows.table_rows import TableRows
+
+TABLE = EmbeddingTable("user", 3, Adagrad(0.1), rows_max=1000)
+State = dict[int, tuple[bytes, ...]]
+
+
+def pushed(table: TableRows, keys: set[int], clock: int) -> None:
+    words = np.sort(mixed(np.array(sorted(keys))))
+    gradients = np.random.default_rng(clock).normal(size=(len(words), 3)).astype(np.float32)
+    table.push(words, gradients, clock=clock)
+
+
+def as_state(saving: RowSaving, pieces: list[np.ndarray]) -> State:
+    """Return what pieces say, by key: t, last use, values and slots."""
+    found: State = {}
+    for piece in pieces:
+        rows = saving.stored(piece)
+        for at, key in enumerate(rows.keys.tolist()):
+            parts = (rows.t[at], rows.last_use[at], rows.values[at], *(slot[at] for slot in rows.slots.values()))
+            found[key] = tuple(bytes(part) for part in parts)
+    return found
+
+
+def all_of(saving: RowSaving) -> State:
+    saving.prepare()
+    pieces = []
+    while (piece := saving.next_piece()) is not None:
+        pieces.append(piece)
+    return as_state(saving, pieces)
+
+
+def now(table: TableRows, clock: int) -> State:
+    """Return all rows, by a cut of a copy: the table's own cuts stay as they are."""
+    kept = table._cut, table._moved, table._waiting, table._saving, table._saved_until
+    found = all_of(table.cut(clock, whole=True))
+    table._cut, table._moved, table._waiting, table._saving, table._saved_until = kept
+    return found
+
+
+keys = st.sets(st.integers(0, 40), min_size=1, max_size=12)
+pushes = st.lists(keys, max_size=4)
+saves = st.tuples(pushes, st.lists(keys, max_size=6), st.booleans(), st.booleans())
+
+
+@given(st.lists(saves, min_size=1, max_size=5))
+def test_a_checkpoint_and_its_increments_are_the_rows_at_their_cuts(rounds: list) -> None:
+    """Pushes come between the pieces; some saves fail, and what they had is in the next one."""
+    patched = pytest.MonkeyPatch()
+    patched.setattr(row_saving, "PIECE_BYTES", 100)  # two rows
+    table, clock, stored = TableRows(TABLE, 0), 0, {}
+    any_stored = False
+    for before, meanwhile, asked, succeeds in rounds:
+        for some in before:
+            clock += 1
+            pushed(table, some, clock)
+        due = now(table, clock)
+        whole = asked or not any_stored
+        saving = table.cut(clock, whole=whole)
+        cut = clock
+        early, later = meanwhile[:1], iter(meanwhile[1:])
+        for some in early:
+            clock += 1
+            pushed(table, some, clock)
+        saving.prepare()
+        pieces = []
+        while (piece := saving.next_piece()) is not None:
+            pieces.append(piece)
+            for some in (next(later, None),):
+                if some is not None:
+                    clock += 1
+                    pushed(table, some, clock)
+        found = as_state(saving, pieces)
+        table.ended(saving, cut, stored=succeeds)
+        assert found.items() <= due.items()
+        if succeeds:
+            stored = found if whole else stored | found
+            any_stored = True
+            assert stored == due
+    patched.undo()
+
+
+def test_rows_that_nobody_pushed_again_are_not_in_an_increment() -> None:
+    table = TableRows(TABLE, 0)
+    pushed(table, set(range(20)), 1)
+    table.ended(table.cut(1, whole=True), 1, stored=True)
+    pushed(table, {3, 4}, 2)
+    saving = table.cut(2, whole=False)
+    assert sorted(all_of(saving)) == sorted(mixed(np.array([3, 4])).tolist())
+
+
+def test_a_save_is_given_up_where_images_find_no_room_and_the_push_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_saving, "IMAGES_BYTES_LEAST", 0)
+    table = TableRows(TABLE, 0)
+    pushed(table, set(range(100)), 1)
+    saving = table.cut(1, whole=True)
+    pushed(table, set(range(20)), 2)
+    assert saving.images == 20
+    pushed(table, set(range(20, 60)), 3)
+    with pytest.raises(Unavailable, match="pushes moved more rows than"):
+        saving.next_piece()
+    table.ended(saving, 1, stored=False)
+    assert len(all_of(table.cut(3, whole=True))) == 100
+
+
+def test_a_row_that_is_saved_needs_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_saving, "PIECE_BYTES", 1)
+    table = TableRows(TABLE, 0)
+    pushed(table, {1, 2, 3}, 1)
+    saving = table.cut(1, whole=True)
+    saving.prepare()
+    saving.next_piece()
+    pushed(table, {1, 2, 3, 4}, 2)
+    assert saving.images == 2

@@ -1,0 +1,128 @@
+"""Looking up: a model names keys, in any shape; each has its row's place among those that the batch needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from parashard.data.base import Batch
+from parashard.display.paths import short_path
+from parashard.errors import ConfigurationError
+from parashard.models.framework import WrongModel
+from parashard.plan.embedding import EmbeddingTable, mixed
+from parashard.plan.optimizers import SGD
+from parashard_worker.looking_up import check_looks_up, looked_up, placed
+from support.loop_cases import Counting
+
+TABLES = {name: EmbeddingTable(name, 2, SGD(0.1), keys_per_step_max=8) for name in ("user", "item")}
+BATCH = Batch(3, 1, np.array([4, 2, 4]), np.zeros((3, 1), np.float32), np.zeros(3))
+
+
+class Naming(Counting):
+    """A model whose keys are what it is made with, or what a function of the batch returns."""
+
+    def __init__(self, named: Any) -> None:
+        super().__init__()
+        self.named = named
+
+    def keys(self, batch: Batch) -> Mapping[str, Any]:
+        named: Mapping[str, Any] = self.named(batch) if callable(self.named) else self.named
+        return named
+
+
+PLACE = f"{short_path(__file__)}:{Naming.keys.__code__.co_firstlineno}: "
+ANY_KEYS = arrays.arrays(
+    st.sampled_from([np.int8, np.uint16, np.int64, np.uint64]), arrays.array_shapes(min_dims=0, min_side=0, max_side=3)
+)
+
+
+@given(ANY_KEYS)
+def test_every_key_finds_its_own_among_those_that_are_needed(named: np.ndarray) -> None:
+    tables = {"user": EmbeddingTable("user", 2, SGD(0.1))}
+    batch = looked_up(Naming({"user": named}), BATCH, tables)
+    keys, places = batch.keys["user"], batch.places["user"]
+    assert (keys[:-1] < keys[1:]).all(), "ascending, each once"
+    assert (str(keys.dtype), str(places.dtype), places.shape) == ("uint64", "int64", named.shape)
+    assert keys[places].tolist() == mixed(named).reshape(named.shape).tolist()
+    assert set(keys.tolist()) == set(mixed(named).ravel().tolist()), "and no other"
+
+
+@given(ANY_KEYS, arrays.arrays(np.int64, st.integers(0, 5)))
+def test_a_piece_finds_its_own_among_those_of_all_pieces(named: np.ndarray, others: np.ndarray) -> None:
+    needed = np.unique(np.concatenate([mixed(named).ravel(), mixed(others).ravel()]))
+    batch = placed(Naming({"user": named}), BATCH, TABLES, {"user": needed})
+    assert batch.places["user"].shape == named.shape
+    assert needed[batch.places["user"]].tolist() == mixed(named).reshape(named.shape).tolist()
+
+
+def test_each_table_has_its_own_keys() -> None:
+    named = {"user": np.array([[5, 7], [5, 5]]), "item": np.array([5])}
+    batch = looked_up(Naming(named), BATCH, TABLES)
+    assert {name: len(keys) for name, keys in batch.keys.items()} == {"user": 2, "item": 1}
+    assert batch.keys["user"][batch.places["user"][1, 0]] == batch.keys["item"][batch.places["item"][0]]
+
+
+def test_a_table_that_the_batch_does_not_need_has_no_keys() -> None:
+    assert looked_up(Naming({"item": np.array([1])}), BATCH, TABLES).keys.keys() == {"item"}
+    assert looked_up(Naming({}), BATCH, TABLES).keys == {}
+
+
+def test_a_model_names_keys_by_the_batch_which_is_else_as_it_was() -> None:
+    batch = looked_up(Naming(lambda batch: {"user": batch.indices}), BATCH, TABLES)
+    assert batch.keys["user"][batch.places["user"]].tolist() == mixed(np.array([4, 2, 4])).tolist()
+    assert (batch.step, batch.epoch) == (3, 1)
+    assert (batch.indices is BATCH.indices, batch.inputs is BATCH.inputs) == (True, True)
+    assert (BATCH.keys, BATCH.places) == ({}, {})
+
+
+def test_a_step_may_use_as_many_keys_as_its_table_says_each_counted_once() -> None:
+    eight = np.repeat(np.arange(8), 3)
+    assert len(looked_up(Naming({"user": eight}), BATCH, TABLES).keys["user"]) == 8
+    with pytest.raises(WrongModel) as error:
+        looked_up(Naming({"user": np.arange(9)}), BATCH, TABLES)
+    assert str(error.value) == f"{PLACE}a step needs 9 rows of table 'user'; its keys_per_step_max is 8"
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "another table": ({"artist": np.array([1])}, "keys named the table 'artist'; the job has: item, user"),
+    "no mapping": ([1, 2], "keys returned a list; due is a mapping of tables to their keys"),
+    "nothing": (None, "keys returned a NoneType; due is a mapping"),
+    "real numbers": ({"user": np.array([1.0])}, "keys returned for table 'user' what is no key: .* found float64"),
+    "truths": ({"user": np.array([True])}, "for table 'user' what is no key: .* found bool"),
+    "text": ({"user": ["ann"]}, "for table 'user' what is no key: .* found <U3"),
+    "None": ({"user": None}, "for table 'user' what is no key: .* found object"),
+    "more than 64 bits": ({"user": [1 << 64]}, "for table 'user' what is no key: .* found object"),
+    "rows of unequal length": ({"user": [[1], [1, 2]]}, "for table 'user' what is no key: setting an array element"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("look_up", [looked_up, lambda model, batch, tables: placed(model, batch, tables, {})])
+def test_what_is_no_key_is_the_models_mistake(look_up: Callable[..., Batch], wrong: str) -> None:
+    named, says = WRONG[wrong]
+    with pytest.raises(WrongModel, match=says) as error:
+        look_up(Naming(named), BATCH, TABLES)
+    assert str(error.value).startswith(PLACE)
+
+
+def test_an_error_of_the_model_s_own_is_passed_on() -> None:
+    def broken(batch: Batch) -> Any:
+        raise ZeroDivisionError("no such column")
+
+    with pytest.raises(ZeroDivisionError, match="no such column"):
+        looked_up(Naming(broken), BATCH, TABLES)
+
+
+def test_a_job_s_tables_and_its_model_s_go_together() -> None:
+    check_looks_up(Naming({}), TABLES)
+    check_looks_up(Counting(), {})
+    with pytest.raises(ConfigurationError, match=r"the job declares the tables item, user, and the model uses none"):
+        check_looks_up(Counting(), TABLES)
+    with pytest.raises(ConfigurationError, match=r"the job declares none: say \[tables\.NAME\] with its dimension"):
+        check_looks_up(Naming({}), {})

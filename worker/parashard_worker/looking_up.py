@@ -1,0 +1,90 @@
+"""Looking up: which rows of embedding tables a batch needs, by what the model says of it.
+
+Owns the call of a model's `keys` and the check of what it returns; makes of keys, as users have them, mixed ones in
+ascending order, each once. Knows no shard. Called by `parashard_worker.computing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from parashard.data.base import Array, Batch
+from parashard.errors import ConfigurationError
+from parashard.models.base import LooksUp, Model
+from parashard.models.blame import place_of
+from parashard.models.framework import WrongModel
+from parashard.plan.embedding import EmbeddingTable, Keys, mixed
+
+Tables = Mapping[str, EmbeddingTable]
+
+
+def looked_up(model: Model, batch: Batch, tables: Tables, *, bounded: bool = True) -> Batch:
+    """Return a batch with the keys of the rows that it needs, and where each has its row among those.
+
+    `bounded`: it is a step's, and has at most the keys that one may have.
+
+    Raises
+    ------
+    WrongModel
+        If the model names a table that the job lacks, what is no key, or more than a step may have.
+    """
+    keys, places = {}, {}
+    for name, words in _named(model, batch, tables).items():
+        keys[name], inverse = np.unique(words, return_inverse=True)
+        if bounded and len(keys[name]) > tables[name].keys_per_step_max:
+            raise WrongModel(
+                f"{place_of(_keys_of(model))}a step needs {len(keys[name]):,} rows of table {name!r}; its "
+                f"keys_per_step_max is {tables[name].keys_per_step_max:,}"
+            )
+        places[name] = inverse.reshape(words.shape).astype(np.int64, copy=False)
+    return replace(batch, keys=keys, places=places)
+
+
+def placed(model: Model, batch: Batch, tables: Tables, keys: Mapping[str, Keys]) -> Batch:
+    """Return a batch with where each of its keys has its row among those of `keys`, which has all of them."""
+    words = _named(model, batch, tables)
+    return replace(batch, places={name: np.searchsorted(keys[name], of_table) for name, of_table in words.items()})
+
+
+def check_looks_up(model: Model, tables: Tables) -> None:
+    """Refuse a model that uses no table of a job that declares some, and the reverse.
+
+    Raises
+    ------
+    ConfigurationError
+        If only one of the two knows of tables.
+    """
+    if tables and not isinstance(model, LooksUp):
+        raise ConfigurationError(
+            f"the job declares the tables {', '.join(sorted(tables))}, and the model uses none: it has no method keys"
+        )
+    if not tables and isinstance(model, LooksUp):
+        raise ConfigurationError(
+            "the model looks up rows of tables, and the job declares none: say [tables.NAME] with its dimension"
+        )
+
+
+def _named(model: Model, batch: Batch, tables: Mapping[str, EmbeddingTable]) -> dict[str, Keys]:
+    """Return the mixed keys that a model names, by table."""
+    method = _keys_of(model)
+    where, named = place_of(method), method(batch)
+    if not isinstance(named, Mapping):
+        raise WrongModel(f"{where}keys returned a {type(named).__name__}; due is a mapping of tables to their keys")
+    words: dict[str, Keys] = {}
+    for name, keys in named.items():
+        if name not in tables:
+            raise WrongModel(f"{where}keys named the table {name!r}; the job has: {', '.join(sorted(tables))}")
+        try:
+            found = np.asarray(keys)
+            words[name] = mixed(found).reshape(found.shape)
+        except (ConfigurationError, ValueError) as error:
+            raise WrongModel(f"{where}keys returned for table {name!r} what is no key: {error}") from error
+    return words
+
+
+def _keys_of(model: Model) -> Callable[[Batch], Mapping[str, Array]]:
+    assert isinstance(model, LooksUp), "checked when the task was loaded"
+    return model.keys
