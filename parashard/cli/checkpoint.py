@@ -33,6 +33,7 @@ from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, R
 from parashard.job.load import load_job
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
 from parashard.launch.run_folders import check_in_progress, place_of
+from parashard.launch.stored_rows import whole_table
 from parashard.plan.variables import Float32s, as_exported
 from parashard.process.arguments import credentials_in
 from parashard.process.shell import ExitCode
@@ -134,6 +135,9 @@ def export(
     output: Annotated[Path, typer.Option(help="The file to write: FILE.safetensors or FILE.npz.")],
     where: Where = None,
     id_: Annotated[str | None, typer.Option("--id", help="Which drained checkpoint; default: the newest.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help="An embedding table in place of the variables: arrays keys and rows.")
+    ] = None,
 ) -> None:
     """Write the whole model of a drained checkpoint into one file, and beside it how inputs are made for it."""
     if output.suffix not in (".safetensors", ".npz"):
@@ -141,6 +145,11 @@ def export(
     catalogue = Catalogue(store_of(where))
     number = _drained(catalogue, id_)
     job = catalogue.job_manifest(number)
+    if table is not None:
+        keys, rows = whole_table(catalogue, job, table)
+        write_model(output, {"keys": keys, "rows": rows})
+        typer.echo(f"{output}: {len(keys):,} rows of table {table} of j{number}, after {job.steps} steps")
+        return
     arrays = as_exported(whole_model(catalogue.store, job), plan_of(catalogue.store, job).variables)
     write_model(output, arrays)
     _write_preprocessing(catalogue.store, beside(output))

@@ -14,7 +14,7 @@ import numpy as np
 
 from parashard.data import open_source
 from parashard.data.arrays import AnyArray
-from parashard.data.base import DataSpec
+from parashard.data.base import Batch, DataSpec
 from parashard.data.columns import Table, Words, as_words
 from parashard.data.csv import read_csv
 from parashard.data.options import CsvOptions
@@ -25,7 +25,8 @@ from parashard.job.embeddings import tables_of
 from parashard.job.load import LoadedJob
 from parashard.launch.run_files import PREPROCESSING_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import resumed_job
-from parashard.models import build_model
+from parashard.launch.stored_rows import with_rows
+from parashard.models import Model, build_model
 from parashard.models.options import ScriptModelOptions
 from parashard.plan.variables import Float32s, as_imported
 from parashard.store.arrays import read_arrays
@@ -75,25 +76,27 @@ def predict_file(run_dir: Path, file: Path) -> Predictions:
         raise ConfigurationError(
             f"{run_dir}: its model is in the script {loaded.path}, where trainer.predict(inputs) has its weights"
         )
-    if loaded.job.tables:
-        raise ConfigurationError(
-            f"{run_dir}: its model looks up rows of the tables {', '.join(sorted(loaded.job.tables))}, which its "
-            f"checkpoints have and {WEIGHTS_FILE} has not; allowed: a model without tables"
-        )
     spec = _spec(run_dir, loaded)
-    predict = _predict(loaded, spec)
+    model, predict = _predict(loaded, spec)
     inputs = _inputs(file, spec, loaded)
     if not isinstance(inputs, dict) and inputs.shape[1:] != spec.input_shape:
         raise BadData(f"{file}: an example has shape {inputs.shape[1:]}; the model's inputs have {spec.input_shape}")
     values = as_imported(read_arrays(weights))
-    parts = [predict(values, map_leaves(lambda array, rows=some: array[rows], inputs)) for some in _slices(inputs)]
+    if loaded.job.tables:
+        values, examples = with_rows(run_dir, loaded.job, model, values, _batches(inputs))
+    else:
+        examples = [batch.inputs for batch in _batches(inputs)]
+    parts = [predict(values, some) for some in examples]
     outputs = np.concatenate(parts)
     return Predictions(outputs, _rows(outputs, spec))
 
 
-def _slices(inputs: Tree) -> Iterator[slice]:
-    for start in range(0, rows_of(inputs), EXAMPLES_AT_ONCE):
-        yield slice(start, start + EXAMPLES_AT_ONCE)
+def _batches(inputs: Tree) -> Iterator[Batch]:
+    examples = rows_of(inputs)
+    for start in range(0, examples, EXAMPLES_AT_ONCE):
+        some = slice(start, min(start + EXAMPLES_AT_ONCE, examples))
+        taken = map_leaves(lambda array, rows=some: array[rows], inputs)
+        yield Batch(-1, -1, np.arange(some.start, some.stop), taken, None)
 
 
 def _spec(run_dir: Path, loaded: LoadedJob) -> DataSpec:
@@ -106,7 +109,7 @@ def _spec(run_dir: Path, loaded: LoadedJob) -> DataSpec:
     return DataSpec(0, 0, fitted.input_shape, classes, "", fitted, fields=fitted.fields())
 
 
-def _predict(loaded: LoadedJob, spec: DataSpec) -> Predict:
+def _predict(loaded: LoadedJob, spec: DataSpec) -> tuple[Model, Predict]:
     job = loaded.job
     model = build_model(job.model, spec, job.job.seed, loaded.path.parent, tables_of(job))
     predict = getattr(model, "predict", None)
@@ -115,7 +118,7 @@ def _predict(loaded: LoadedJob, spec: DataSpec) -> Predict:
             f"model kind {job.model.kind!r}: it has no method predict(variables, inputs), which returns outputs; "
             "softmax, mlp, cnn and a factory that returns a ps.Sequential have one"
         )
-    return predict  # type: ignore[no-any-return]  # a user's
+    return model, predict
 
 
 def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> Tree:

@@ -102,6 +102,11 @@ class ClickModel(ABC):
         loss = float(sigmoid_cross_entropy(logits, batch.targets, xp)[0])
         return {"loss": loss, **judged(self._metrics, logits, batch.targets, len(batch.targets), _on_host)}
 
+    def predict(self, variables: Mapping[str, Array], batch: Batch) -> Array:
+        """Return the logits of both classes, shape (examples, 2): of the first it is 0."""
+        logits = self.logits(variables, batch, None, np)[0]
+        return np.concatenate([np.zeros_like(logits), logits], axis=1)
+
     def rows(self, variables: Mapping[str, Array], batch: Batch, table: str) -> Array:
         """Return each key's row, shape (examples, columns, dimension)."""
         return variables[table][batch.places[table]]

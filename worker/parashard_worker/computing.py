@@ -21,6 +21,7 @@ from parashard.metrics import Sums
 from parashard.models.base import Model, Nothing
 from parashard.models.blame import place_of
 from parashard.models.judging import Totals
+from parashard.models.looking_up import looked_up, placed
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.partition import Plan
 from parashard.plan.state import AVERAGE
@@ -28,7 +29,6 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import NO_KEYS
 from parashard_worker.device import Device
-from parashard_worker.looking_up import looked_up, placed
 
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
 NOT_FLOATING_POINT = "biucOSUmM"  # kinds of dtypes: a cast to float32 would lose what they say, or have no meaning

@@ -23,6 +23,7 @@ from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.models import build_model, code_sha256
 from parashard.models.base import Model
+from parashard.models.looking_up import check_looks_up
 from parashard.plan.partition import Plan
 from parashard.plan.steps import StepPlan
 from parashard.process.compute_threads import limit_threads, thread_variables, threads_for
@@ -30,7 +31,6 @@ from parashard.process.logs import log
 from parashard.protocol.proto_conversion import plan_from
 from parashard_worker.computing import Task
 from parashard_worker.device import open_device
-from parashard_worker.looking_up import check_looks_up
 
 
 def job_of(reply: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:

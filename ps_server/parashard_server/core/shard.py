@@ -135,6 +135,7 @@ class Shard:
             self.updates.admit(push.step, push.learning_rate)
             rows = self._checked_rows(push)
             self.record.push_float32_bytes += sum(piece.elements for piece in push.slices) * ELEMENT_BYTES
+            self.record.push_float32_bytes += sum(piece.size_bytes for piece in push.rows)
             return self._take(push, rows)
         except Exception:
             self.record.refused_pushes += 1

@@ -205,15 +205,12 @@ def keyed_table(model: str = KEYED) -> None:
     Path("keyed.toml").write_text(model)
 
 
-def test_a_model_that_looks_rows_up_says_that_it_cannot_predict(parashard: Command) -> None:
+def test_without_a_checkpoint_there_are_no_rows_to_predict_with(parashard: Command) -> None:
     keyed_table()
     finished_run(Path("keyed.toml"))
     ran = parashard("predict", "done", "t.csv")
     assert ran.exit_code == ExitCode.CONFIGURATION
-    assert ran.err.endswith(
-        "runs/done: its model looks up rows of the tables deep, wide, which its checkpoints have and "
-        "weights.safetensors has not; allowed: a model without tables\n"
-    )
+    assert ran.err.endswith("runs/done: has no drained checkpoint, which the end of a run writes\n")
 
 
 OF_KEYS = """

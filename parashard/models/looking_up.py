@@ -1,7 +1,7 @@
 """Looking up: which rows of embedding tables a batch needs, by what the model says of it.
 
 Owns the call of a model's `keys` and the check of what it returns; makes of keys, as users have them, mixed ones in
-ascending order, each once. Knows no shard. Called by `parashard_worker.computing`.
+ascending order, each once. Knows no shard. Called by `parashard_worker.computing`, and for prediction.
 """
 
 from __future__ import annotations

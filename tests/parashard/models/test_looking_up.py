@@ -15,9 +15,9 @@ from parashard.data.base import Batch
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError
 from parashard.models.framework import WrongModel
+from parashard.models.looking_up import check_looks_up, looked_up, placed
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD
-from parashard_worker.looking_up import check_looks_up, looked_up, placed
 from support.loop_cases import Counting
 
 TABLES = {name: EmbeddingTable(name, 2, SGD(0.1), keys_per_step_max=8) for name in ("user", "item")}

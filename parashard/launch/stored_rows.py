@@ -1,0 +1,93 @@
+"""Rows of embedding tables in a run's last checkpoint, for those who have only its folder.
+
+Called by `parashard.launch.prediction` and `parashard checkpoint export`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from parashard.checkpoints.catalogue import Catalogue
+from parashard.checkpoints.manifest import JobManifest
+from parashard.checkpoints.tables import StoredRows, iterate_rows
+from parashard.client.pulled_rows import TableSet
+from parashard.data.base import Batch
+from parashard.errors import ConfigurationError
+from parashard.job.embeddings import tables_of
+from parashard.job.schema import Job
+from parashard.launch.run_files import CHECKPOINTS
+from parashard.models.base import Model
+from parashard.models.looking_up import check_looks_up, looked_up, placed
+from parashard.plan.embedding import Keys, unmixed
+from parashard.plan.variables import Float32s
+from parashard.store import open_store
+
+
+def with_rows(
+    run_dir: Path, job: Job, model: Model, variables: Mapping[str, Float32s], batches: Iterable[Batch]
+) -> tuple[dict[str, Float32s], Sequence[Batch]]:
+    """Return variables with the rows that batches need, and the batches with the places of their keys among those.
+
+    Raises
+    ------
+    ConfigurationError
+        If the run has no drained checkpoint.
+    DamagedCheckpoint, StoreFailed
+        If it is damaged, or on an error of the store.
+    """
+    tables = tables_of(job)
+    by_name = {table.name: table for table in tables}
+    check_looks_up(model, by_name)
+    seen = [looked_up(model, batch, by_name, bounded=False) for batch in batches]
+    named = sorted({name for batch in seen for name in batch.keys})
+    keys = {
+        name: np.unique(np.concatenate([batch.keys[name] for batch in seen if name in batch.keys])) for name in named
+    }
+    catalogue = Catalogue(open_store(job.checkpoint.url or str(run_dir / CHECKPOINTS)))
+    newest = catalogue.newest_job_manifest()
+    if newest is None:
+        raise ConfigurationError(f"{run_dir}: has no drained checkpoint, which the end of a run writes")
+    drawn = TableSet(tables, job.job.seed)
+    rows = {name: drawn.first_rows(name, of_table) for name, of_table in keys.items()}
+    _fill(rows, keys, rows_of(catalogue, newest))
+    return {**variables, **rows}, [placed(model, batch, by_name, keys) for batch in seen]
+
+
+def rows_of(catalogue: Catalogue, job: JobManifest) -> Iterator[tuple[str, StoredRows]]:
+    """Yield the rows of a drained checkpoint with their table's name, piece by piece, each key once."""
+    for shard in range(len(job.parts)):
+        yield from iterate_rows(catalogue.store, catalogue.part_manifest(job, shard))
+
+
+def whole_table(catalogue: Catalogue, job: JobManifest, table: str) -> tuple[Keys, Float32s]:
+    """Return a table's keys, as the model named them, ascending, and their rows.
+
+    Raises
+    ------
+    ConfigurationError
+        If the checkpoint has no row of such a table.
+    """
+    parts = [rows for name, rows in rows_of(catalogue, job) if name == table]
+    if not parts:
+        parts_of_all = (catalogue.part_manifest(job, shard) for shard in range(len(job.parts)))
+        known = sorted({name for part in parts_of_all for name, _ in part.tables})
+        raise ConfigurationError(
+            f"--table {table}: j{job.number} has no row of it; tables with rows: {', '.join(known) or 'none'}"
+        )
+    keys = unmixed(np.concatenate([rows.keys for rows in parts]))
+    order = np.argsort(keys)
+    return keys[order], np.concatenate([rows.values for rows in parts])[order]
+
+
+def _fill(rows: Mapping[str, Float32s], keys: Mapping[str, Keys], stored: Iterable[tuple[str, StoredRows]]) -> None:
+    """Put stored rows in the place of first ones."""
+    for name, found in stored:
+        wanted = keys.get(name)
+        if wanted is None or not len(wanted):
+            continue
+        places = np.minimum(np.searchsorted(wanted, found.keys), len(wanted) - 1)
+        there = wanted[places] == found.keys
+        rows[name][places[there]] = found.values[there]
