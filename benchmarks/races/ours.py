@@ -16,7 +16,9 @@ from pathlib import Path
 from benchmarks.peers import seam
 from benchmarks.races.ballast import COLUMNS
 from parashard.client.pulled import Pulled
+from parashard.client.pulled_rows import TableSet
 from parashard.client.shard_client import ShardClient
+from parashard.job.embeddings import tables_of
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.launch.local_cluster import MODULES, LocalCluster
@@ -58,7 +60,8 @@ class Cluster:
         self._coordinator = CoordinatorClient(find_coordinator(str(folder)), where=str(folder), credentials=credentials)
         reply = self._coordinator.get_job()
         plan, connect = plan_from(reply.plan), connect_by(job.cluster.transport, credentials)
-        self.client = ShardClient(reply.run_id, reply.job_digest, plan, "worker-0", connect=connect)
+        tables = TableSet(tables_of(job), job.job.seed)
+        self.client = ShardClient(reply.run_id, reply.job_digest, plan, "worker-0", connect=connect, tables=tables)
         self.client.use(view_from(self._coordinator.patiently(lambda: self._coordinator.get_view(reply.run_id))))
 
     def end(self) -> None:

@@ -134,7 +134,10 @@ def as_toml(job: Job) -> str:
     """Return the job as the text of a job file; loading it gives an equal job. Keys without a value are left out."""
     import tomli_w
 
-    return tomli_w.dumps(_without_none(_table(job)))
+    whole = _without_none(_table(job))
+    if not job.tables:  # left out: files of jobs without tables stay as they were
+        del whole["tables"]
+    return tomli_w.dumps(whole)
 
 
 def describe(loaded: LoadedJob) -> list[tuple[str, Any, str]]:
