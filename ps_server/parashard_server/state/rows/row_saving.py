@@ -63,7 +63,7 @@ class RowSaving:
         self._at = 0
         self._next_key = np.zeros(1, np.uint64)  # those below it are saved
         most = max(IMAGES_BYTES_LEAST, memory.rows * memory.record_bytes // IMAGES_SHARE) // memory.record_bytes
-        self._image_of: NDArray[np.uint32] = Region(4 * memory.rows_max).view(np.uint32)
+        self._image_of: NDArray[np.uint32] = Region(4 * memory.rows_max, dense=False).view(np.uint32)
         self._images: Float32s = Region(most * memory.record_bytes).view(np.float32)
         self._sizes = np.array([memory.stride, after, until, 0, most], np.int64)  # [3]: how many images there are
         self.given_up = False
