@@ -17,6 +17,8 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from parashard_server.state.kernels.machine_code import ENTRY, REFUSED, Ndarray
 
@@ -39,6 +41,23 @@ _VECTORS: dict[str, int] = {}  # by loop: how many of its first arguments have o
 def inlined(function: Callable[..., Any]) -> Any:
     """Declare a function that loops call."""
     return numba.njit(error_model="numpy")(function)
+
+
+def _ahead(typing: Any, array: Any, index: Any) -> Any:
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        held = context.make_array(signature.args[0])(context, builder, given[0])
+        place = builder.bitcast(builder.gep(held.data, [given[1]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [place.type, _INT32, _INT32, _INT32])
+        brought = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(brought, [place, _INT32(0), _INT32(3), _INT32(1)])  # to be read, kept near, data
+        return context.get_dummy_value()
+
+    return types.void(array, index), code
+
+
+ahead: Any = intrinsic(_ahead)
+"""Within a loop, ahead(array, index): have the cache line of array[index] brought while the loop goes on."""
 
 
 def loop(vectors: int, *buffers: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from parashard_server.state.kernels.compiling import KEYS, NUMBERS, REFERENCES, TAGS, VECTOR, inlined, loop
+from parashard_server.state.kernels.compiling import KEYS, NUMBERS, REFERENCES, TAGS, VECTOR, ahead, inlined, loop
 
 _u8, _u32, _u64, _i64 = np.uint8, np.uint32, np.uint64, np.int64
 _ABSENT = np.uint32(0xFFFFFFFF)
@@ -19,6 +19,8 @@ _SEGMENT_MASK = np.uint64(1023)
 _HOME_SHIFT, _HOME_MASK, _HOME_BITS = np.uint64(10), np.uint64(0xFFFFFFFF), np.uint64(32)
 _TAG_SHIFT, _TAG_MASK = np.uint64(42), np.uint64(0xFF)
 _HEADER_WORDS = 4  # of a record, in float32s: key, t, last use
+_LINE_WORDS = 16  # of a cache line
+_AHEAD = 8  # records that are brought while one is copied: memory takes as long as so many copies
 
 
 @inlined
@@ -32,12 +34,34 @@ def _tag(key):
     return _u8((key >> _TAG_SHIFT) & _TAG_MASK) | _u8(1)  # 0 marks an empty place
 
 
+@inlined
+def _bring(records, begin, stride):
+    """Have a record brought to the cache."""
+    for at in range(0, stride, _LINE_WORDS):
+        ahead(records, begin + at)
+
+
 @loop(0, KEYS, REFERENCES, TAGS, REFERENCES, NUMBERS, NUMBERS, KEYS, NUMBERS)
 def find_rows(keys, found, tags, references, begins, capacities, records, sizes):
     """Put the reference of each key's row into `found`, _ABSENT where it has none; return how many have none."""
     stride = sizes[0] // 2  # of a record, in uint64s
     absent = 0
     for i in range(keys.size):
+        if i + 2 * _AHEAD < keys.size:
+            later = keys[i + 2 * _AHEAD]
+            of_later = _i64(later & _SEGMENT_MASK)
+            place = begins[of_later] + _home(later, capacities[of_later])
+            ahead(tags, place)
+            ahead(references, place)
+        if i + _AHEAD < keys.size:
+            later = keys[i + _AHEAD]
+            of_later = _i64(later & _SEGMENT_MASK)
+            place, last = begins[of_later] + _home(later, capacities[of_later]), begins[of_later] + capacities[of_later]
+            wanted = _tag(later)
+            while place < last and tags[place] != _u8(0) and tags[place] != wanted:
+                place += 1
+            if place < last and tags[place] == wanted:
+                ahead(records, _i64(references[place]) * stride)
         key = keys[i]
         segment = _i64(key & _SEGMENT_MASK)
         begin, capacity = begins[segment], capacities[segment]
@@ -150,6 +174,8 @@ def gather_rows(rows, records, values, parts, sizes):
     """Copy parts of records to a vector: the first part of all rows, then the second of all, and so on."""
     stride = sizes[0]
     for i in range(rows.size):
+        if i + _AHEAD < rows.size:
+            _bring(records, _i64(rows[i + _AHEAD]) * stride, stride)
         source = _i64(rows[i]) * stride + _HEADER_WORDS
         begin = 0
         for p in range(parts.size):
