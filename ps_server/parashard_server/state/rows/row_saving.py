@@ -8,6 +8,8 @@ bytes are bounded: beyond that the save is given up, never a push. Every call is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +34,8 @@ class RowSaving:
     ----------
     memory : RowMemory
         Has the records.
-    rows : ndarray of uint32
-        References of the rows to save; owned here.
+    moved : sequence of ndarray of uint32, optional
+        References of the rows to save, some of them several times; None: all rows that there are now.
     after, until : int
         They were last used after one time and until another, the cut's.
     row_elements : int
@@ -50,7 +52,7 @@ class RowSaving:
     def __init__(
         self,
         memory: RowMemory,
-        rows: NDArray[np.uint32],
+        moved: Sequence[NDArray[np.uint32]] | None,
         after: int,
         until: int,
         row_elements: int,
@@ -59,8 +61,11 @@ class RowSaving:
         self._memory = memory
         self._row_elements = row_elements
         self._slots = slots
-        self._rows = rows
+        self._moved = moved
+        self._all_rows = memory.rows
+        self._rows: NDArray[np.uint32] = np.empty(0, np.uint32)
         self._at = 0
+        self._over = False
         self._next_key = np.zeros(1, np.uint64)  # those below it are saved
         most = max(IMAGES_BYTES_LEAST, memory.rows * memory.record_bytes // IMAGES_SHARE) // memory.record_bytes
         self._image_of: NDArray[np.uint32] = Region(4 * memory.rows_max, dense=False).view(np.uint32)
@@ -69,18 +74,13 @@ class RowSaving:
         self.given_up = False
 
     @property
-    def rows(self) -> int:
-        """Number of rows that it saves."""
-        return len(self._rows)
-
-    @property
     def images(self) -> int:
         """Number of images."""
         return int(self._sizes[3])
 
     def keep(self, rows: NDArray[np.uint32]) -> None:
         """Keep images of rows that a push is about to move, where they are due."""
-        if self.given_up or self._at == len(self._rows):
+        if self.given_up or self._over:
             return
         memory = self._memory
         count = fused.keep_rows(
@@ -100,8 +100,11 @@ class RowSaving:
 
     def prepare(self) -> None:
         """Put the rows in the order of their keys; before the first piece, without the lock: keys never change."""
-        keys = self._keys(self._rows)
-        self._rows = self._rows[np.argsort(keys)]
+        if self._moved is None:
+            rows = np.arange(self._all_rows, dtype=np.uint32)
+        else:
+            rows = np.unique(np.concatenate([self._rows, *self._moved]))
+        self._rows = rows[np.argsort(self._keys(rows))]
 
     def next_piece(self) -> Float32s | None:
         """Return records of the next rows, shape (rows, stride), new; None: there are no more.
@@ -117,6 +120,7 @@ class RowSaving:
                 "saved: the next one tries again"
             )
         if self._at == len(self._rows):
+            self._over = True
             return None
         memory = self._memory
         rows = self._rows[self._at : self._at + max(1, PIECE_BYTES // memory.record_bytes)]

@@ -22,7 +22,6 @@ from parashard_server.state.rows.row_memory import RowMemory
 from parashard_server.state.rows.row_saving import RowSaving
 
 MOVED_LISTS = 4096  # so many short lists become one
-_NONE: NDArray[np.uint32] = np.empty(0, np.uint32)
 SCRATCH_ROWS = 1 << 15  # rows that are gathered, moved and scattered at once: their vectors stay in the cache
 
 
@@ -142,11 +141,10 @@ class TableRows:
         An earlier save that was neither `saved` nor given up is over.
         """
         self._waiting, self._moved = [*self._waiting, *self._moved], []
-        moved = np.arange(self.rows, dtype=np.uint32) if whole else np.unique(np.concatenate([_NONE, *self._waiting]))
         self._cut = np.int64(clock)
         self._saving = RowSaving(
             self._memory,
-            moved,
+            None if whole else tuple(self._waiting),
             0 if whole else self._saved_until,
             clock,
             self._row_elements,
