@@ -156,7 +156,13 @@ class Link:
             return
         task = asyncio.get_running_loop().create_task(self._carry(reader, writer))
         self._carrying.add(task)
-        task.add_done_callback(self._carrying.discard)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._carrying.discard(task)
+            if task.cancelled():  # maybe before it began, and then nothing of it has run
+                _abort(writer)
+
+        task.add_done_callback(ended)
 
     async def _carry(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         """Forward one connection until both directions have ended, or one is broken."""

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.checkpoints.catalogue import CheckpointId, place_of
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, place_of
 from parashard.checkpoints.encoding import sha256_of
-from parashard.checkpoints.manifest import ShardManifest, TableFile
+from parashard.checkpoints.manifest import JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.tensors import read_file
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.embedding import BUCKET_BITS, BUCKETS, Keys, buckets_of
@@ -120,8 +120,8 @@ def iterate_rows(
 ) -> Iterator[tuple[str, StoredRows]]:
     """Yield a checkpoint's rows with their table's name, each key once; file by file, each once it is verified.
 
-    Files are read from the newest to the oldest: of a key that several have, the newest counts. In memory are a file,
-    and the keys of the files after it that lie in its range.
+    Of each table the files are read from the newest checkpoint's to the oldest's: of a key that several have, the
+    newest counts. In memory are a file, and the keys of all newer checkpoints' files of the table.
 
     Parameters
     ----------
@@ -138,22 +138,24 @@ def iterate_rows(
         If the store gives an error.
     """
     found = dict.fromkeys(dict(manifest.tables), 0)
-    later: dict[str, Keys] = {}  # by table: the keys of newer checkpoints' files, ascending
-    for layer in _layers(manifest):
-        own: dict[str, list[Keys]] = {}
-        for file in layer:
-            if file.buckets[1] <= buckets[0] or file.buckets[0] >= buckets[1]:
-                continue
-            change = read_change(store, manifest, file)
-            known = later.get(file.table, _NO_KEYS)
-            own.setdefault(file.table, []).extend([change.rows.keys, change.gone])
-            rows = change.rows.taken(~_among(change.rows.keys, known))
-            rows = rows.taken(_within(rows.keys, buckets))
-            if len(rows.keys):
-                found[file.table] = found.get(file.table, 0) + len(rows.keys)
-                yield file.table, rows
-        for table, keys in own.items():
-            later[table] = np.unique(np.concatenate([later.get(table, _NO_KEYS), *keys]))
+    for table in dict.fromkeys(file.table for file in manifest.table_files):
+        layers = _layers(manifest, table)
+        newer = _NO_KEYS  # of the layers before, ascending
+        for depth, layer in enumerate(layers, 1):
+            own: list[Keys] = []
+            for file in layer:
+                if file.buckets[1] <= buckets[0] or file.buckets[0] >= buckets[1]:
+                    continue
+                change = read_change(store, manifest, file)
+                if depth < len(layers):
+                    own += [change.rows.keys, change.gone]
+                rows = change.rows.taken(_within(change.rows.keys, buckets))
+                if len(newer):
+                    rows = rows.taken(~_among(rows.keys, newer))
+                if len(rows.keys):
+                    found[table] = found.get(table, 0) + len(rows.keys)
+                    yield table, rows
+            newer = np.unique(np.concatenate([newer, *own]))
     if buckets == (0, BUCKETS) and found != dict(manifest.tables):
         where = place_of(store, CheckpointId.of(manifest).folder)
         raise DamagedCheckpoint(f"{where}: the files have {found} rows, the manifest says {dict(manifest.tables)}")
@@ -172,10 +174,17 @@ def read_change(store: Store, manifest: ShardManifest, file: TableFile) -> Table
     return change
 
 
-def _layers(manifest: ShardManifest) -> Iterator[list[TableFile]]:
-    """Yield the files of each checkpoint that a manifest names, the newest checkpoint first."""
-    for _, files in itertools.groupby(reversed(manifest.table_files), key=lambda file: (file.incarnation, file.number)):
-        yield list(files)[::-1]
+def iterate_job_rows(catalogue: Catalogue, job: JobManifest) -> Iterator[tuple[str, StoredRows]]:
+    """Yield the rows of a drained checkpoint, as `iterate_rows` those of each shard."""
+    for shard in range(len(job.parts)):
+        yield from iterate_rows(catalogue.store, catalogue.part_manifest(job, shard))
+
+
+def _layers(manifest: ShardManifest, table: str) -> list[list[TableFile]]:
+    """Return a table's files by the checkpoint that wrote them, the newest first."""
+    files = [file for file in manifest.table_files if file.table == table]
+    by_checkpoint = itertools.groupby(files, key=lambda file: (file.incarnation, file.number))
+    return [list(layer) for _, layer in by_checkpoint][::-1]
 
 
 def _among(keys: Keys, others: Keys) -> NDArray[np.bool_]:

@@ -192,7 +192,8 @@ class ShardClient:
                 self._sets.give_back(weights)
                 raise
         pulled = Pulled(weights, self._sets, rows)
-        pulled.include(parts, versions[shards:], answered[shards:])
+        if parts:
+            pulled.include(parts, versions[shards:], answered[shards:])
         return pulled
 
     def _pull_rows(
@@ -267,8 +268,8 @@ class ShardClient:
 
         with self._observer.phase("push", step) as seen:
             keys = NO_KEYS if pulled is None else pulled.keys
-            arrays = self._checked({name: values for name, values in gradients.items() if name not in keys})
-            of_rows = self._checked_rows(keys, gradients)
+            of_rows = self._checked_rows(keys, gradients) if keys else {}
+            arrays = self._checked({n: g for n, g in gradients.items() if n not in keys} if keys else gradients)
             try:
                 prepared = [
                     self._prepare(shard, begun, step, arrays, pulled, skipped, void, unsettled[shard])._replace(

@@ -5,14 +5,14 @@ Called by `parashard.launch.prediction` and `parashard checkpoint export`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import JobManifest
-from parashard.checkpoints.tables import StoredRows, iterate_rows
+from parashard.checkpoints.tables import StoredRows, iterate_job_rows
 from parashard.client.pulled_rows import TableSet
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
@@ -52,14 +52,8 @@ def with_rows(
         raise ConfigurationError(f"{run_dir}: has no drained checkpoint, which the end of a run writes")
     drawn = TableSet(tables, job.job.seed)
     rows = {name: drawn.first_rows(name, of_table) for name, of_table in keys.items()}
-    _fill(rows, keys, rows_of(catalogue, newest))
+    _fill(rows, keys, iterate_job_rows(catalogue, newest))
     return {**variables, **rows}, [placed(model, batch, by_name, keys) for batch in seen]
-
-
-def rows_of(catalogue: Catalogue, job: JobManifest) -> Iterator[tuple[str, StoredRows]]:
-    """Yield the rows of a drained checkpoint with their table's name, piece by piece, each key once."""
-    for shard in range(len(job.parts)):
-        yield from iterate_rows(catalogue.store, catalogue.part_manifest(job, shard))
 
 
 def whole_table(catalogue: Catalogue, job: JobManifest, table: str) -> tuple[Keys, Float32s]:
@@ -70,7 +64,7 @@ def whole_table(catalogue: Catalogue, job: JobManifest, table: str) -> tuple[Key
     ConfigurationError
         If the checkpoint has no row of such a table.
     """
-    parts = [rows for name, rows in rows_of(catalogue, job) if name == table]
+    parts = [rows for name, rows in iterate_job_rows(catalogue, job) if name == table]
     if not parts:
         parts_of_all = (catalogue.part_manifest(job, shard) for shard in range(len(job.parts)))
         known = sorted({name for part in parts_of_all for name, _ in part.tables})

@@ -202,9 +202,9 @@ class Task(NamedTuple):
 
     def _trainable(self, gradients: Mapping[str, Array | None], values: Mapping[str, Float32s]) -> dict[str, Array]:
         """Check a model's gradients against its variables and rows, and leave out None and those of frozen ones."""
-        of_tables = {name: values[name].shape for name in self.tables if name in values}
-        rows = {name: Variable(name, shape) for name, shape in of_tables.items() if shape[0]}
-        variables = {**self.plan.variables, **rows}
+        variables, rows = self.plan.variables, self._rows_due(values)
+        if rows:
+            variables = {**variables, **rows}
         for name, gradient in gradients.items():
             if name in self.tables and name not in rows:
                 continue  # the batch has no key of it
@@ -240,6 +240,11 @@ class Task(NamedTuple):
                     raise self._wrong(f"returned None for {name!r}; due is the batch's value: it is an average")
                 found[name] = self.device.xp.zeros(variables[name].shape, np.float32)
         return found
+
+    def _rows_due(self, values: Mapping[str, Float32s]) -> dict[str, Variable]:
+        """Return for each table of which the batch has a key what its rows are like."""
+        of_tables = {name: values[name].shape for name in self.tables if name in values}
+        return {name: Variable(name, shape) for name, shape in of_tables.items() if shape[0]}
 
     def _wrong(self, what: str, method: str = "loss_and_gradients") -> WrongResult:
         return WrongResult(f"{place_of(getattr(self.model, method))}{method} {what}")

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from parashard.checkpoints.catalogue import (
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, decode, encode
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, Part, PlanRecord, RunRecord
 from parashard.checkpoints.state import plan_of, whole_model, whole_variables
-from parashard.checkpoints.tables import StoredRows, iterate_rows
+from parashard.checkpoints.tables import StoredRows, iterate_job_rows
 from parashard.checkpoints.tensors import variable_tensor, write_tensors
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotReady, NotStored, Superseded
@@ -328,11 +329,8 @@ class RunStore:
         for part in parts:
             counts.update(dict(part.tables))
 
-        def rows() -> Iterator[tuple[str, StoredRows]]:
-            for part in parts:
-                yield from iterate_rows(self.store, part)
-
         steps = tuple(len(part.steps) for part in parts)
+        rows = partial(iterate_job_rows, self.catalogue, manifest)
         return SavedModel(whole_model(self.store, manifest), plan, steps, counts, rows)
 
     def load_saved(self) -> Saved | None:

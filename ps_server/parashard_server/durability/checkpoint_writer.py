@@ -8,6 +8,7 @@ them under the shard's lock. Called by
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +25,7 @@ from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.store.base import Store
 from parashard.store.claims import Claims
-from parashard_server.core.shard import Cut
+from parashard_server.core.shard import Cut, Shard
 from parashard_server.serving.shard_host import ShardHost
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.tables import TablesCut
@@ -55,7 +56,14 @@ def stored_as(manifest: ShardManifest) -> Stored:
     )
 
 
-def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims: Claims) -> ShardManifest:
+def write_cut(
+    store: Store,
+    id_: CheckpointId,
+    cut: Cut,
+    host: ShardHost,
+    claims: Claims,
+    held: Callable[[float], None] = lambda seconds: None,
+) -> ShardManifest:
     """Store a cut with a complete snapshot, and return the manifest that commits it.
 
     Parameters
@@ -70,6 +78,8 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims
         The shard, for the constant shapes of its variables, and its lock, for pieces of tables.
     claims : Claims
         Of this process; checked just before the manifest is written.
+    held : callable
+        Told how long each piece of a table kept the lock, in seconds.
 
     Raises
     ------
@@ -91,7 +101,7 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims
     try:
         files = write_tensors(store, id_.folder, variables, "variables")
         files += write_tensors(store, id_.folder, slots, "slots")
-        table_files = (*cut.tables.kept, *write_rows(store, id_, cut.tables, host))
+        table_files = (*cut.tables.kept, *write_rows(store, id_, cut.tables, host, held))
         failpoints.hit("shard.checkpoint.files")
         manifest = ShardManifest(
             run_id=mine.run_id,
@@ -123,15 +133,21 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims
     return manifest
 
 
-def write_rows(store: Store, id_: CheckpointId, cut: TablesCut, host: ShardHost) -> list[TableFile]:
-    """Write the rows of a cut's tables piece by piece, and return the files; raises as `write_cut`."""
+def write_rows(
+    store: Store,
+    id_: CheckpointId,
+    cut: TablesCut,
+    host: ShardHost,
+    held: Callable[[float], None] = lambda seconds: None,
+) -> list[TableFile]:
+    """Write the rows of a cut's tables piece by piece, and return the files; arguments and errors as in `write_cut`."""
     writer = TableWriter(store, id_)
     for name, saving in cut.savings.items():
         saving.prepare()
         pieces: list[Float32s] = []
         size_bytes = 0
         while True:
-            piece = _next_piece(host, saving)
+            piece = _next_piece(host, saving, held)
             if piece is not None:
                 pieces.append(piece)
                 size_bytes += piece.nbytes
@@ -144,8 +160,14 @@ def write_rows(store: Store, id_: CheckpointId, cut: TablesCut, host: ShardHost)
     return writer.files
 
 
-def _next_piece(host: ShardHost, saving: RowSaving) -> Float32s | None:
-    return host.run_exclusive(lambda _: saving.next_piece())
+def _next_piece(host: ShardHost, saving: RowSaving, held: Callable[[float], None]) -> Float32s | None:
+    def timed(_: Shard) -> Float32s | None:
+        started_s = time.monotonic()
+        piece = saving.next_piece()
+        held(time.monotonic() - started_s)
+        return piece
+
+    return host.run_exclusive(timed)
 
 
 def _undo(store: Store, id_: CheckpointId) -> None:

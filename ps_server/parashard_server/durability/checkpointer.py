@@ -301,16 +301,20 @@ class Checkpointer:
                 started_s = time.monotonic()
                 more = cut.snapshot.save_next()
                 self._uncopied = shard.storage.uncopied
-                self.record.stall_s = max(self.record.stall_s, time.monotonic() - started_s)
+                self._held(time.monotonic() - started_s)
                 return more
 
             more = self._host.run_exclusive(copy_one)
+
+    def _held(self, seconds: float) -> None:
+        """Count how long a copy kept pushes waiting."""
+        self.record.stall_s = max(self.record.stall_s, seconds)
 
     def _store(self, cut: Cut) -> Stored:
         mine = cut.identity
         self._number += 1
         id_ = CheckpointId(mine.plan_version, mine.shard, mine.incarnation, self._number)
-        manifest = write_cut(self._catalogue.store, id_, cut, self._host, self._claims)
+        manifest = write_cut(self._catalogue.store, id_, cut, self._host, self._claims, self._held)
         self._end_rows(cut, manifest.table_files)
         failpoints.hit("shard.checkpoint.manifest")
         stored = stored_as(manifest)

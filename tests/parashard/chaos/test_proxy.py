@@ -4,6 +4,7 @@ What must not arrive is waited for by what must: a held byte is shown to be held
 delay by the clock around a round trip. Nothing here sleeps.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import queue
@@ -302,6 +303,26 @@ def test_another_link_of_the_same_proxy_does_not_suffer(proxy, connect, link, se
     host, _, port = other.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
         assert asked(connection, b"well") == b"well"
+
+
+def test_a_reset_ends_a_connection_that_has_just_been_accepted():
+    """Its task has not begun by then: one that is cancelled before that does not run at all, its clean-up neither."""
+
+    async def both() -> None:
+        link = Link("link", lambda: None, lambda coroutine: None)
+        resets: list[asyncio.Task[None]] = []
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            resets.append(asyncio.get_running_loop().create_task(link._reset()))
+            link._accept(reader, writer)
+
+        async with await asyncio.start_server(accepted, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            with pytest.raises(ConnectionResetError):
+                await asyncio.wait_for(reader.read(1), DEADLINE_S)
+            writer.close()
+
+    asyncio.run(both())
 
 
 def test_a_reset_ends_all_connections_of_a_link_and_no_later_one(connect, link):

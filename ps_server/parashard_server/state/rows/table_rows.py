@@ -79,7 +79,8 @@ class TableRows:
         if self.rows + new_rows > self._memory.rows_max:
             raise JobFailed(
                 f"table {self.table.name!r} has {self.rows:,} rows on this shard, of at most "
-                f"{self._memory.rows_max:,}: no room for {new_rows:,} more"
+                f"{self._memory.rows_max:,}: no room for {new_rows:,} more; raise tables.{self.table.name}.rows_max, "
+                "or use more shards, and resume"
             )
 
     def pull(self, keys: Keys) -> PresentRows:
