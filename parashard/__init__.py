@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from parashard.plan.optimizers import Momentum as Momentum
     from parashard.plan.optimizers import Nesterov as Nesterov
     from parashard.plan.optimizers import RMSProp as RMSProp
+    from parashard.plan.optimizers import RowwiseAdagrad as RowwiseAdagrad
 
 __version__ = "0.1.0"
 
@@ -87,6 +88,7 @@ _PLACES = {
     "parquet": "parashard.api.cached",
     "RemoteValue": "parashard.api.coordinator",
     "RMSProp": "parashard.plan.optimizers",
+    "RowwiseAdagrad": "parashard.plan.optimizers",
     "Sequential": "parashard.layers.sequential",
     "SGD": "parashard.plan.optimizers",
     "SidecarEvaluator": "parashard.api.sidecar",

@@ -73,7 +73,7 @@ RELATIONS = """\
 | `checkpoint.durability` with `[tables]` | `"checkpoint"`: rows have no log |
 | `optimizer.delay_compensation` with `[tables]` | 0: what the rows of a step were is not remembered |
 | `cluster.shard_device` with `[tables]` | `"cpu"`: rows lie in the host's memory |
-| `optimizer` of a table | one of `sgd`, `momentum`, `nesterov`, `adagrad`, `rmsprop` and `ftrl`, without `clip_norm`, \
+| `optimizer` of a table | without `clip_norm`, \
 `staleness_damping` and `delay_compensation`: what `[optimizer]` says of these holds for the whole step |
 | `initializer` of a table with `ftrl` | `"zeros"` |
 | `[tables]` with the model | a model that looks rows up, and no table with the name of a variable |
@@ -154,6 +154,10 @@ be chosen. A key that was not pushed yet has its first values, which are drawn b
 the key. `wide_deep`, `fm` and `deepfm` use the tables `wide`, of dimension 1, and `deep`; `dlrm` uses `deep`; a model
 of your own names its tables in a method `keys`. A job with tables needs a model that looks rows up, and such a model
 needs its tables. Tables come from the file or from `--set`, not from the environment.
+
+`optimizer` is one of those [above](#optimizer), with the same keys, but not `lamb`, or `rowwise_adagrad`, which has the
+keys of `adagrad` and one sum for each row, of the mean of its squared gradient: a row takes half the memory. A row has
+a t of its own, how often it was pushed, which `adam` and `adamw` correct their moments by; a schedule's t is the job's.
 """,
     ),
 }

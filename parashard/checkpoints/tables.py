@@ -43,7 +43,7 @@ class StoredRows(NamedTuple):
     t, last_use : ndarray of uint32, shape (rows,)
         How often each was pushed, and the time of its last push.
     values : ndarray of float32, shape (rows, row_elements)
-    slots : mapping of str to ndarray of float32, shape (rows, row_elements)
+    slots : mapping of str to ndarray of float32, shape (rows, row_elements) or (rows, 1)
         Optimizer state by the slot's name.
     """
 
@@ -224,12 +224,14 @@ def _parsed(content: bytes, where: str) -> TableChange:
         gone = parts["gone"]
     except (ValueError, KeyError) as error:
         raise DamagedCheckpoint(f"{where}: not rows of one table: {error}") from None
-    one, of_values = rows.keys.shape[:1], (*rows.keys.shape[:1], *rows.values.shape[1:])
+    one = rows.keys.shape[:1]
     due: list[tuple[NDArray[Any], type, tuple[int, ...]]] = [(rows.keys, np.uint64, one)]
     due += [(counts, np.uint32, one) for counts in (rows.t, rows.last_use)]
-    due += [(values, np.float32, of_values) for values in (rows.values, *rows.slots.values())]
+    due += [(values, np.float32, (*one, *values.shape[1:2])) for values in (rows.values, *rows.slots.values())]
     right = all(array.dtype == dtype and array.shape == shape for array, dtype, shape in due)
-    right = right and gone.dtype == np.uint64 and gone.ndim == 1 and rows.values.ndim == 2
+    right = right and gone.dtype == np.uint64 and gone.ndim == 1
+    right = right and all(values.ndim == 2 for values in (rows.values, *rows.slots.values()))
+    right = right and all(slot.shape[1] in {1, rows.values.shape[1]} for slot in rows.slots.values())
     right = right and all(bool((keys[:-1] < keys[1:]).all()) for keys in (rows.keys, gone))
     if not right:
         raise DamagedCheckpoint(

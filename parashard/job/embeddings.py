@@ -15,7 +15,7 @@ from parashard.plan.embedding import (
     ROWS_MAX_DEFAULT,
     EmbeddingTable,
 )
-from parashard.plan.optimizers import Adagrad, OptimizerOptions
+from parashard.plan.optimizers import Adagrad, RowOptimizerOptions
 from parashard.plan.variables import Initializer
 from parashard.settings.table import Table, key
 
@@ -33,10 +33,10 @@ class TableSettings(Table):
         "unset: uniform, but zeros with ftrl.",
     )
     scale: float = key(default=0.05, ge=-1e15, le=1e15, description="Of the initializer.")
-    optimizer: OptimizerOptions = key(
+    optimizer: RowOptimizerOptions = key(
         default_factory=lambda: Adagrad(learning_rate=0.05),
-        description="What moves its rows, with slots of each row's own: sgd, momentum, nesterov, adagrad, rmsprop or "
-        "ftrl.",
+        description="What moves its rows, with slots and a t of each row's own: sgd, momentum, nesterov, adagrad, "
+        "rowwise_adagrad, rmsprop, adam, adamw or ftrl.",
     )
     keys_per_step_max: int = key(
         default=1 << 16, ge=1, le=KEYS_PER_STEP_MAX, description="Most keys, each once, that a step may use."

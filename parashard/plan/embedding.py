@@ -33,8 +33,8 @@ KEYS_PER_STEP_MAX = 1 << 24
 ROWS_MAX = (1 << 32) - 2
 """Rows are referred to by 32 bits."""
 ROWS_MAX_DEFAULT = 1 << 26
-RULES = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "ftrl")
-"""Rules without t: a row's arithmetic needs nothing but the row and its slots."""
+RULES = ("sgd", "momentum", "nesterov", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw", "ftrl")
+"""A row's arithmetic needs nothing but the row, its slots and its own t: not so that of LAMB."""
 
 _U64 = np.uint64
 _LANE = _U64(0xD1342543DE82EF95)  # between the counters of a row's elements: odd, so that no two are alike
@@ -98,8 +98,13 @@ class EmbeddingTable:
 
     @property
     def slots(self) -> int:
-        """Number of optimizer slots of a row, each of its length."""
+        """Number of optimizer slots of a row."""
         return SLOTS[self.optimizer.kind]
+
+    @property
+    def slot_elements(self) -> int:
+        """Elements of each slot."""
+        return 1 if self.optimizer.kind == "rowwise_adagrad" else self.row_elements
 
 
 def mixed(keys: npt.ArrayLike) -> Keys:

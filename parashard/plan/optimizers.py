@@ -21,13 +21,15 @@ SLOTS = {
     "momentum": 1,
     "nesterov": 1,
     "adagrad": 1,
+    "rowwise_adagrad": 1,
     "rmsprop": 1,
     "adam": 2,
     "adamw": 2,
     "ftrl": 2,
     "lamb": 2,
 }
-"""Number of slots of each rule: vectors of the weights' length; `parashard_server.state.optimizer` names them."""
+"""Number of slots of each rule: vectors of the weights' length (of `rowwise_adagrad`: a number for each row);
+`parashard_server.state.optimizer` names them."""
 
 _NAMES_ELSEWHERE = {
     "lr": "learning_rate",
@@ -184,6 +186,14 @@ class Adagrad(OptimizerSpec):
     epsilon: _Epsilon = 1e-10
 
 
+class RowwiseAdagrad(OptimizerSpec):
+    """Adagrad with one sum for each row of a table: of the mean of its squared gradient (FBGEMM's, as in TorchRec)."""
+
+    kind: Literal["rowwise_adagrad"] = key(default="rowwise_adagrad", description="Names this rule.")
+    initial_accumulator: NonNegative = key(default=0.0, description="What the sum of squared gradients starts with.")
+    epsilon: _Epsilon = 1e-8
+
+
 class RMSProp(OptimizerSpec):
     """RMSProp, neither centred nor with momentum (Hinton's lecture 6e, 2012)."""
 
@@ -247,3 +257,8 @@ class LAMB(OptimizerSpec):
 
 OptimizerOptions = Annotated[SGD | Momentum | Nesterov | Adagrad | RMSProp | Adam | AdamW | FTRL | LAMB, OneOf("kind")]
 """Any optimizer, discriminated by `kind`: the `[optimizer]` table of a job file."""
+
+RowOptimizerOptions = Annotated[
+    SGD | Momentum | Nesterov | Adagrad | RowwiseAdagrad | RMSProp | Adam | AdamW | FTRL, OneOf("kind")
+]
+"""Any that moves rows of a table: LAMB needs norms of whole variables."""

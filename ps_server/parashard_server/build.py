@@ -109,6 +109,10 @@ class ShardBuilder:
         codec.warm_up(self.plan.variables.values())
         if self._device is None:
             self.optimizer.warm_up()
+        if self._tables:
+            fused.warm_up_rows()
+        for table in self._tables:
+            Optimizer(table.optimizer, by_row=True).warm_up()
 
     @property
     def round_steps(self) -> int | None:

@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from parashard.plan.optimizers import Adagrad, OptimizerSpec
+from parashard.plan.optimizers import Adagrad, OptimizerSpec, RowwiseAdagrad
 from parashard.plan.variables import Float32s, Variable
 from parashard_server.state.kernels import fused
 
@@ -41,6 +42,7 @@ _RULES: dict[str, _Rule] = {
     "adamw": _ADAM,
     "ftrl": _Rule(("z", "n"), ("beta",), ("weight_decay", "l1", "l2")),
     "lamb": _ADAM,
+    "rowwise_adagrad": _Rule(("accumulator",), ("epsilon",)),
 }
 
 
@@ -53,24 +55,31 @@ class Optimizer:
         Its schedule must be resolved.
     kernels : module
         `parashard_server.state.kernels.fused`, or `parashard_server.state.kernels.reference`.
+    by_row : bool
+        It moves rows of a table, each of which has a t of its own.
 
     Attributes
     ----------
     slots : tuple of str
         Names of the optimizer's state vectors, each of the weights' length; part of a checkpoint.
+    counts : bool
+        Whether it needs t besides for its schedule.
     initial_values : mapping of str to float
         Initial value of each slot.
     """
 
-    def __init__(self, spec: OptimizerSpec, kernels: ModuleType = fused) -> None:
+    def __init__(self, spec: OptimizerSpec, kernels: ModuleType = fused, *, by_row: bool = False) -> None:
         rule = _RULES[spec.kind]
         self.spec = spec
         self.slots = rule.slots
         self.initial_values: Mapping[str, float] = {
-            slot: spec.initial_accumulator if isinstance(spec, Adagrad) else 0.0 for slot in rule.slots
+            slot: spec.initial_accumulator if isinstance(spec, Adagrad | RowwiseAdagrad) else 0.0 for slot in rule.slots
         }
-        self._kernel: Callable[..., None] = getattr(kernels, spec.kind)
-        self._counts = rule.counts
+        self.by_row = by_row
+        self.counts = rule.counts
+        self._kernel: Callable[..., None] = getattr(
+            kernels, f"{spec.kind}_by_row" if by_row and rule.counts else spec.kind
+        )
         regularisers = {name: float(getattr(spec, name)) for name in rule.regularisers}
         settings: dict[str, Any] = {name: float(getattr(spec, name)) for name in rule.settings}
         settings["clip"] = math.inf if spec.clip_value is None else spec.clip_value
@@ -88,6 +97,7 @@ class Optimizer:
         damping: float,
         variable: Variable,
         learning_rate: float | None = None,
+        t_of_rows: NDArray[np.uint32] | None = None,
     ) -> None:
         """Apply one gradient to one partition, in place on its weights and slots.
 
@@ -111,13 +121,15 @@ class Optimizer:
             The variable of these rows.
         learning_rate : float, optional
             In place of `spec.learning_rate`; None: that.
+        t_of_rows : ndarray of uint32, shape (rows,), optional
+            For one that moves rows of a table and `counts`: how often each row was pushed, with this push.
         """
         assert weights.shape == gradient.shape, f"{variable.name}: {weights.shape} weights, {gradient.shape} gradient"
         if variable.frozen:
             return
         own = self.spec.learning_rate if learning_rate is None else learning_rate
         rate = own * self.spec.schedule.factor(t) * damping * variable.learning_rate_factor
-        counter = {"t": t} if self._counts else {}
+        counter = {"t": t if t_of_rows is None else t_of_rows} if self.counts else {}
         self._kernel(
             weights,
             gradient,
@@ -132,4 +144,14 @@ class Optimizer:
         """Load the kernel, or compile it, so that no push waits for it."""
         weights, gradient = np.empty(0, np.float32), np.empty(0, np.float32)
         slots = {name: np.empty(0, np.float32) for name in self.slots}
-        self.update(weights, gradient, slots, t=1, scale=1.0, damping=1.0, variable=Variable("warm_up", (1,)))
+        t_of_rows = np.empty(0, np.uint32) if self.by_row else None
+        self.update(
+            weights,
+            gradient,
+            slots,
+            t=1,
+            scale=1.0,
+            damping=1.0,
+            variable=Variable("warm_up", (1,)),
+            t_of_rows=t_of_rows,
+        )

@@ -79,6 +79,39 @@ def test_four_steps_end_where_pytorch_does(kernels: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", [fused, reference])
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+def test_a_row_of_a_table_ends_where_pytorch_does_with_the_steps_that_it_had(kernels: Any, kind: str) -> None:
+    _, own, expected = PYTORCH[kind]
+    length = len(START)
+    weights, slots = np.array([*START, *START], np.float32), np.zeros((2, 2 * length), np.float32)
+    for t in range(1, STEPS + 1):  # the second row had seven pushes more
+        both = np.concatenate([gradient(t), gradient(t)])
+        getattr(kernels, f"{kind}_by_row")(
+            weights, both, *slots, learning_rate=0.1, weight_decay=0.01, clip=math.inf, scale=1.0,
+            t=np.array([t, t + 7], np.uint32), **own,
+        )  # fmt: skip
+    np.testing.assert_allclose(weights[:length], expected, rtol=2e-6, atol=2e-7)
+    assert not np.allclose(weights[length:], expected, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+def test_rowwise_adagrad_of_one_element_is_adagrad_and_of_more_takes_the_mean(kernels: Any) -> None:
+    initial, own, expected = PYTORCH["adagrad"]
+    settings = {"learning_rate": 0.1, "weight_decay": 0.01, "clip": math.inf, "scale": 1.0, **own}
+    weights, sums = np.array(START, np.float32), np.full(len(START), initial[0], np.float32)
+    row, total = np.array(START, np.float32), np.full(1, initial[0], np.float32)
+    w, a = np.array(START), initial[0]
+    for t in range(1, STEPS + 1):
+        kernels.rowwise_adagrad(weights, gradient(t), sums, **settings)
+        kernels.rowwise_adagrad(row, gradient(t), total, **settings)
+        g = gradient(t) + 0.01 * w
+        a += np.mean(g**2)
+        w = w - 0.1 * g / (math.sqrt(a) + own["epsilon"])
+    np.testing.assert_allclose(weights, expected, rtol=2e-6, atol=2e-7)
+    np.testing.assert_allclose(row, w, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
 def test_ftrl_follows_algorithm_1(kernels: Any) -> None:
     alpha, beta, l1, l2 = 0.1, 1.0, 0.2, 0.5
     w = [0.0] * len(START)

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels.lanes import Lanes
 from parashard_server.state.kernels.machine_code import REFUSED, function
-from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, SMALLEST_FTRL_RATE, bias_corrected, trust_ratio
+from parashard_server.state.kernels.scalars import (
+    BLOCK_ELEMENTS,
+    SMALLEST_FTRL_RATE,
+    bias_corrected,
+    corrections,
+    trust_ratio,
+)
 
 _SCALARS_MAX = 9
 _PACK = [struct.Struct(f"={count}f").pack for count in range(_SCALARS_MAX + 1)]
@@ -69,6 +75,12 @@ def warm_up(*, rounds: bool = True, compensated: bool = True) -> None:
         accumulate(values, values)
     if compensated:
         delay_compensated(values, values, values, 0.0)
+
+
+def warm_up_rows() -> None:
+    """Load the kernels that rows of tables need besides their optimizer's, or compile them."""
+    for name, arrays in _RECORD_LOOPS.items():
+        _function(name, arrays)
 
 
 def sgd(
@@ -194,7 +206,55 @@ def copy(destination: Float32s, source: Float32s) -> None:
     _run("copy", (destination, source))
 
 
-# --- rows of tables, of which `parashard_server.state.kernels.row_loops` says what each array is ---
+# --- rows of tables: vectors are those of some rows, end to end ---
+
+
+def adam_by_row(
+    weights: Float32s, gradient: Float32s, m: Float32s, v: Float32s,
+    *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, clip: float,
+    scale: float, t: NDArray[np.uint32],
+) -> None:  # fmt: skip
+    """See `reference.adam_by_row`."""
+    factors, roots = corrections(beta1, beta2).of(t)
+    _by_row(
+        "adam_by_row", (weights, gradient, m, v, _float32s(learning_rate * factors), _float32s(epsilon * roots)),
+        beta1, 1.0 - beta1, beta2, 1.0 - beta2, weight_decay, clip, scale,
+    )  # fmt: skip
+
+
+def adamw_by_row(
+    weights: Float32s, gradient: Float32s, m: Float32s, v: Float32s,
+    *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, clip: float,
+    scale: float, t: NDArray[np.uint32],
+) -> None:  # fmt: skip
+    """See `reference.adamw_by_row`."""
+    factors, roots = corrections(beta1, beta2).of(t)
+    _by_row(
+        "adamw_by_row", (weights, gradient, m, v, _float32s(learning_rate * factors), _float32s(epsilon * roots)),
+        beta1, 1.0 - beta1, beta2, 1.0 - beta2, learning_rate * weight_decay, clip, scale,
+    )  # fmt: skip
+
+
+def rowwise_adagrad(
+    weights: Float32s, gradient: Float32s, accumulator: Float32s,
+    *, learning_rate: float, epsilon: float, weight_decay: float, clip: float, scale: float,
+) -> None:  # fmt: skip
+    """See `reference.rowwise_adagrad`."""
+    _by_row("rowwise_adagrad", (weights, gradient, accumulator), learning_rate, epsilon, weight_decay, clip, scale)
+
+
+def _by_row(name: str, arrays: tuple[Float32s, ...], *scalars: float) -> None:
+    if _function(name, len(arrays))(*arrays, _packed(scalars)) == REFUSED:
+        raise ValueError(f"{name}: vectors must be contiguous and of one length, found {_shapes(arrays)}")
+
+
+def _float32s(values: NDArray[np.float64]) -> Float32s:
+    with np.errstate(over="ignore"):
+        rounded: Float32s = values.astype(np.float32)
+    return rounded
+
+
+# --- their records, of which `parashard_server.state.kernels.row_loops` says what each array is ---
 
 
 def find_rows(*arrays: NDArray[Any]) -> int:
@@ -237,8 +297,21 @@ def scatter_rows(*arrays: NDArray[Any]) -> None:
     _rows("scatter_rows", arrays)
 
 
+_RECORD_LOOPS = {
+    "find_rows": 8,
+    "index_rows": 6,
+    "move_segment": 6,
+    "use_rows": 4,
+    "keep_rows": 8,
+    "gather_records": 6,
+    "gather_rows": 5,
+    "scatter_rows": 5,
+}
+"""Loops over records, and how many arrays each takes."""
+
+
 def _rows(name: str, arrays: tuple[NDArray[Any], ...]) -> int:
-    result = _function(name, len(arrays))(*arrays, b"")
+    result = _function(name, _RECORD_LOOPS[name])(*arrays, b"")
     if result == REFUSED:
         raise ValueError(f"{name}: arrays must be contiguous, of its types, found {_shapes(arrays)}")
     return result

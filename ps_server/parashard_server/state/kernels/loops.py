@@ -97,6 +97,56 @@ def adamw(
         weights[i] -= step_size * m_i / (np.sqrt(v_i) + epsilon) + shrink * weights[i]
 
 
+@loop(4, VECTOR, VECTOR)
+def adam_by_row(
+    weights, gradient, m, v, step_sizes, epsilons, beta1, one_minus_beta1, beta2, one_minus_beta2, weight_decay, clip,
+    scale,
+):  # fmt: skip
+    for row in range(step_sizes.size):
+        step_size, epsilon = step_sizes[row], epsilons[row]
+        length = weights.size // step_sizes.size
+        for i in range(row * length, (row + 1) * length):
+            g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
+            m_i = beta1 * m[i] + one_minus_beta1 * g
+            v_i = beta2 * v[i] + one_minus_beta2 * g * g
+            m[i] = m_i
+            v[i] = v_i
+            weights[i] -= step_size * m_i / (np.sqrt(v_i) + epsilon)
+
+
+@loop(4, VECTOR, VECTOR)
+def adamw_by_row(
+    weights, gradient, m, v, step_sizes, epsilons, beta1, one_minus_beta1, beta2, one_minus_beta2, shrink, clip, scale
+):
+    for row in range(step_sizes.size):
+        step_size, epsilon = step_sizes[row], epsilons[row]
+        length = weights.size // step_sizes.size
+        for i in range(row * length, (row + 1) * length):
+            g = _prepared(gradient[i], weights[i], _f32(0.0), clip, scale)
+            m_i = beta1 * m[i] + one_minus_beta1 * g
+            v_i = beta2 * v[i] + one_minus_beta2 * g * g
+            m[i] = m_i
+            v[i] = v_i
+            weights[i] -= step_size * m_i / (np.sqrt(v_i) + epsilon) + shrink * weights[i]
+
+
+@loop(2, VECTOR)
+def rowwise_adagrad(weights, gradient, accumulator, learning_rate, epsilon, weight_decay, clip, scale):
+    length = weights.size // max(accumulator.size, 1)
+    for row in range(accumulator.size):
+        begin, end = row * length, (row + 1) * length
+        total = _f32(0.0)
+        for i in range(begin, end):
+            g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
+            total += g * g
+        a = accumulator[row] + total / _f32(length)
+        accumulator[row] = a
+        divisor = np.sqrt(a) + epsilon
+        for i in range(begin, end):
+            g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
+            weights[i] -= learning_rate * g / divisor
+
+
 @loop(4)
 def ftrl(weights, gradient, z, n, reciprocal, beta, l1, l2, weight_decay, clip, scale):
     zero = _f32(0.0)

@@ -23,7 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parashard.plan.variables import Float32s
-from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, SMALLEST_FTRL_RATE, bias_corrected, trust_ratio
+from parashard_server.state.kernels.scalars import (
+    BLOCK_ELEMENTS,
+    SMALLEST_FTRL_RATE,
+    bias_corrected,
+    corrections,
+    trust_ratio,
+)
 
 _f32 = np.float32
 
@@ -167,6 +173,46 @@ def lamb(
     weights -= _f32(learning_rate * ratio) * u
 
 
+def adam_by_row(
+    weights: Float32s, gradient: Float32s, m: Float32s, v: Float32s,
+    *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, clip: float,
+    scale: float, t: NDArray[np.uint32],
+) -> None:  # fmt: skip
+    """`adam` for rows of a table, end to end; `t` has one for each: how often that row was pushed."""
+    g = _prepared(weights, gradient, weight_decay, clip, scale)
+    _moments(g, m, v, beta1, beta2)
+    weights -= _adam_steps(m, v, learning_rate, beta1, beta2, epsilon, t)
+
+
+def adamw_by_row(
+    weights: Float32s, gradient: Float32s, m: Float32s, v: Float32s,
+    *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, clip: float,
+    scale: float, t: NDArray[np.uint32],
+) -> None:  # fmt: skip
+    """`adamw` for rows of a table, as `adam_by_row`: only pushed rows decay."""
+    g = _prepared(weights, gradient, 0.0, clip, scale)
+    _moments(g, m, v, beta1, beta2)
+    step = _adam_steps(m, v, learning_rate, beta1, beta2, epsilon, t)
+    weights -= step + _f32(learning_rate * weight_decay) * weights
+
+
+def rowwise_adagrad(
+    weights: Float32s, gradient: Float32s, accumulator: Float32s,
+    *, learning_rate: float, epsilon: float, weight_decay: float, clip: float, scale: float,
+) -> None:  # fmt: skip
+    """Adagrad with one number for each row: a <- a + mean(g g); w <- w - alpha g / (sqrt(a) + epsilon).
+
+    FBGEMM's exact row-wise Adagrad, TorchRec's default. Squares are added in the order of the row's elements.
+    """
+    rows = max(len(accumulator), 1)
+    g = _prepared(weights, gradient, weight_decay, clip, scale).reshape(rows, -1)
+    total = np.zeros(len(g), np.float32)
+    for column in g.T:
+        total += column * column
+    accumulator += (total / _f32(g.shape[1]))[: len(accumulator)]
+    weights -= (_f32(learning_rate) * g / (np.sqrt(accumulator) + _f32(epsilon))[:, None]).reshape(-1)
+
+
 def accumulate(total: Float32s, gradient: Float32s) -> None:
     """Add a gradient to a round's sum: total <- total + gradient. The caller keeps the order of steps."""
     total += gradient
@@ -199,6 +245,16 @@ def _prepared(weights: Float32s, gradient: Float32s, weight_decay: float, clip: 
 def _moments(g: Float32s, m: Float32s, v: Float32s, beta1: float, beta2: float) -> None:
     m[:] = _f32(beta1) * m + _f32(1.0 - beta1) * g
     v[:] = _f32(beta2) * v + _f32(1.0 - beta2) * g * g
+
+
+def _adam_steps(
+    m: Float32s, v: Float32s, learning_rate: float, beta1: float, beta2: float, epsilon: float, t: NDArray[np.uint32]
+) -> Float32s:
+    factors, roots = corrections(beta1, beta2).of(t)
+    length = m.size // max(len(t), 1)
+    step_sizes = np.repeat((learning_rate * factors).astype(np.float32), length)
+    steps: Float32s = step_sizes * m / (np.sqrt(v) + np.repeat((epsilon * roots).astype(np.float32), length))
+    return steps
 
 
 def _squares_of_blocks(values: Float32s) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ gradients.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,38 @@ def bias_corrected(beta1: float, beta2: float, epsilon: float, t: int) -> tuple[
     assert t >= 1, f"updates count from 1, found {t}"
     root = math.sqrt(1.0 - beta2**t)
     return root / (1.0 - beta1**t), epsilon * root
+
+
+class Corrections:
+    """`bias_corrected` for many t at once: figures for each t are computed once, and kept.
+
+    Parameters
+    ----------
+    beta1, beta2 : float
+    """
+
+    def __init__(self, beta1: float, beta2: float) -> None:
+        self._betas = (beta1, beta2)
+        self._known = np.empty((0, 2))
+
+    def of(self, t: NDArray[np.uint32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return c, and sqrt(1 - beta2^t), which epsilon is multiplied by, of each t."""
+        missing = range(len(self._known) + 1, int(t.max(initial=0)) + 1)
+        if missing:
+            ends = range(missing.start, missing.start + -(-len(missing) // _KNOWN_AT_ONCE) * _KNOWN_AT_ONCE)
+            more = np.array([bias_corrected(*self._betas, 1.0, one) for one in ends])
+            self._known = np.concatenate([self._known, more])
+        found = self._known[t - 1]
+        return found[:, 0], found[:, 1]
+
+
+_KNOWN_AT_ONCE = 4096  # takes 2 ms, once in so many pushes of a row
+
+
+@cache
+def corrections(beta1: float, beta2: float) -> Corrections:
+    """Return the figures of one optimizer, which all its tables share."""
+    return Corrections(beta1, beta2)
 
 
 def trust_ratio(squares: NDArray[np.float64]) -> float:

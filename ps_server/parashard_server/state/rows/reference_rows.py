@@ -31,7 +31,7 @@ class ReferenceRows:
     def __init__(self, table: EmbeddingTable, seed: int) -> None:
         self._table = table
         self._first_rows = first_rows(table, seed)
-        self._optimizer = Optimizer(table.optimizer, reference)
+        self._optimizer = Optimizer(table.optimizer, reference, by_row=True)
         self.rows: dict[int, Row] = {}
 
     def pull(self, keys: Keys) -> tuple[list[bool], list[Float32s]]:
@@ -64,11 +64,13 @@ class ReferenceRows:
                 damping=damping,
                 variable=Variable(self._table.name, (1,)),
                 learning_rate=learning_rate,
+                t_of_rows=np.array([row.t], np.uint32),
             )
 
     def _first(self, key: int) -> Row:
         values = self._first_rows(np.array([key], np.uint64))[0]
         slots = {
-            name: np.full(len(values), value, np.float32) for name, value in self._optimizer.initial_values.items()
+            name: np.full(self._table.slot_elements, value, np.float32)
+            for name, value in self._optimizer.initial_values.items()
         }
         return Row(values, slots)

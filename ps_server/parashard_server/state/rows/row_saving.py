@@ -8,7 +8,7 @@ bytes are bounded: beyond that the save is given up, never a push. Every call is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,8 @@ class RowSaving:
         They were last used after one time and until another, the cut's.
     row_elements : int
         Of the table.
-    slots : tuple of str
-        The optimizer's, in the order of the records.
+    slots : mapping of str to int
+        The optimizer's, in the order of the records, with the elements that a row has of each.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class RowSaving:
         after: int,
         until: int,
         row_elements: int,
-        slots: tuple[str, ...],
+        slots: Mapping[str, int],
     ) -> None:
         self._memory = memory
         self._row_elements = row_elements
@@ -133,17 +133,11 @@ class RowSaving:
 
     def stored(self, records: Float32s) -> StoredRows:
         """Return records in the form of a checkpoint; pure."""
-        words, begin = records, HEADER_BYTES // 4
-        keys = words[:, :2].copy().view(np.uint64)[:, 0]
-        header = words[:, 2:4].copy().view(np.uint32)
-
-        def part(number: int) -> Float32s:
-            first = begin + number * self._row_elements
-            found: Float32s = words[:, first : first + self._row_elements]
-            return found
-
-        slots = {slot: part(number) for number, slot in enumerate(self._slots, 1)}
-        return StoredRows(keys, header[:, 0], header[:, 1], part(0), slots)
+        keys = records[:, :2].copy().view(np.uint64)[:, 0]
+        header = records[:, 2:4].copy().view(np.uint32)
+        lengths = [HEADER_BYTES // 4, self._row_elements, *self._slots.values()]
+        _, values, *slots = np.split(records, np.cumsum(lengths), axis=1)[:-1]
+        return StoredRows(keys, header[:, 0], header[:, 1], values, dict(zip(self._slots, slots, strict=True)))
 
     def _keys(self, rows: NDArray[np.uint32]) -> Keys:
         of_rows: Keys = self._memory.keys.reshape(-1, self._memory.stride // 2)[rows, 0]

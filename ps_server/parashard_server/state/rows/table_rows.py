@@ -39,12 +39,12 @@ class TableRows:
     def __init__(self, table: EmbeddingTable, seed: int) -> None:
         self.table = table
         self._first_rows = first_rows(table, seed)
-        self._optimizer = Optimizer(table.optimizer)
+        self._optimizer = Optimizer(table.optimizer, by_row=True)
         self._variable = Variable(table.name, (1,))
-        parts = 1 + len(self._optimizer.slots)
-        self._memory = RowMemory(table.row_elements * parts, table.rows_max)
+        parts = [table.row_elements, *[table.slot_elements] * len(self._optimizer.slots)]
+        self._memory = RowMemory(sum(parts), table.rows_max)
         self._index = RowIndex(self._memory)
-        self._parts = np.full(parts, table.row_elements, np.int64)
+        self._parts = np.array(parts, np.int64)
         self._sizes = np.array([self._memory.stride], np.int64)
         self._scratch: Float32s = np.empty(0, np.float32)
         self._cut = np.int64(0)  # time of the last cut
@@ -122,17 +122,18 @@ class TableRows:
         for begin in range(0, len(found), SCRATCH_ROWS):
             rows = found[begin : begin + SCRATCH_ROWS]
             values = self._values(rows, len(self._parts))
-            vectors = values.reshape(len(self._parts), -1)
+            weights, *slots = np.split(values, np.cumsum(self._parts[:-1]) * len(rows))
             first = begin * self._row_elements
             self._optimizer.update(
-                vectors[0],
-                flat[first : first + vectors.shape[1]],
-                dict(zip(self._optimizer.slots, vectors[1:], strict=True)),
+                weights,
+                flat[first : first + len(weights)],
+                dict(zip(self._optimizer.slots, slots, strict=True)),
                 t=clock,
                 scale=scale,
                 damping=damping,
                 variable=self._variable,
                 learning_rate=learning_rate,
+                t_of_rows=self._memory.t_of(rows) if self._optimizer.counts else None,
             )
             fused.scatter_rows(rows, self._memory.words, values, self._parts, self._sizes)
 
@@ -149,7 +150,7 @@ class TableRows:
             0 if whole else self._saved_until,
             clock,
             self._row_elements,
-            self._optimizer.slots,
+            {slot: self.table.slot_elements for slot in self._optimizer.slots},
         )
         return self._saving
 
@@ -178,12 +179,12 @@ class TableRows:
         DamagedCheckpoint
             If their slots are not the optimizer's.
         """
-        found = (stored.values.shape[1], sorted(stored.slots))
-        due = (self._row_elements, sorted(self._optimizer.slots))
+        found = (stored.values.shape[1], {slot: values.shape[1] for slot, values in stored.slots.items()})
+        due = (self._row_elements, dict.fromkeys(self._optimizer.slots, self.table.slot_elements))
         if found != due:
             raise DamagedCheckpoint(
-                f"table {self.table.name!r} has rows of {found[0]} elements with the slots {found[1]}; due: {due[0]} "
-                f"and {due[1]}"
+                f"table {self.table.name!r} has rows of {found[0]} elements with the slots {found[1]} (name and "
+                f"elements); due: {due[0]} and {due[1]}"
             )
         self.check_room(len(stored.keys))
         rows = self._memory.add(stored.keys)
@@ -209,14 +210,14 @@ class TableRows:
         """Make rows of keys that have none, and return their references."""
         rows = self._memory.add(keys)
         self._index.enter(keys, rows)
-        initial = [self._first_rows(keys).reshape(-1)]
-        initial += [np.full(initial[0].size, value, np.float32) for value in self._optimizer.initial_values.values()]
+        initial, elements = [self._first_rows(keys).reshape(-1)], len(keys) * self.table.slot_elements
+        initial += [np.full(elements, value, np.float32) for value in self._optimizer.initial_values.values()]
         fused.scatter_rows(rows, self._memory.words, np.concatenate(initial), self._parts, self._sizes)
         return rows
 
     def _values(self, rows: NDArray[np.uint32], parts: int) -> Float32s:
         """Return the first parts of records as one vector, part by part; valid until the next call."""
-        elements = len(rows) * self._row_elements * parts
+        elements = len(rows) * int(self._parts[:parts].sum())
         if len(self._scratch) < elements:
             self._scratch = np.empty(elements, np.float32)
         values = self._scratch[:elements]

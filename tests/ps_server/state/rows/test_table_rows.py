@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from parashard.errors import JobFailed
 from parashard.plan.embedding import EmbeddingTable, Keys, first_rows, mixed
-from parashard.plan.optimizers import FTRL, SGD, Adagrad, Momentum, Nesterov, OptimizerSpec, RMSProp
+from parashard.plan.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Momentum,
+    Nesterov,
+    OptimizerSpec,
+    RMSProp,
+    RowwiseAdagrad,
+)
 from parashard.plan.variables import Float32s, Initializer
 from parashard_server.state.rows import table_rows
 from parashard_server.state.rows.reference_rows import ReferenceRows
@@ -25,6 +36,9 @@ RULES: dict[str, OptimizerSpec] = {
     "adagrad": Adagrad(0.1, initial_accumulator=0.1, clip_value=0.5),
     "rmsprop": RMSProp(0.1),
     "ftrl": FTRL(0.1, l1=0.01),
+    "rowwise_adagrad": RowwiseAdagrad(0.1, initial_accumulator=0.1, weight_decay=0.01),
+    "adam": Adam(0.1, weight_decay=0.01),
+    "adamw": AdamW(0.1),
 }
 DIM = 5
 
@@ -136,12 +150,12 @@ def test_keys_of_one_segment_find_room() -> None:
     assert not rows.pull(keys + np.uint64(SEGMENTS)).present.any()
 
 
-@pytest.mark.parametrize(("rule", "row_elements"), [("sgd", 8), ("adagrad", 8), ("ftrl", 16)])
+@pytest.mark.parametrize(("rule", "row_elements"), [("sgd", 8), ("adagrad", 8), ("ftrl", 16), ("rowwise_adagrad", 8)])
 def test_memory_of_a_row_is_bounded_between_growths(rule: str, row_elements: int) -> None:
     """At most 1.25 of what row, slots and 16 bytes take, from some thousand rows on."""
     table = table_of(RULES[rule], row_elements)
     rows = TableRows(table, 0)
-    keys, own = mixed(np.arange(1 << 17)), 4 * row_elements * (1 + table.slots) + 16
+    keys, own = mixed(np.arange(1 << 17)), 4 * (row_elements + table.slots * table.slot_elements) + 16
     for begin in range(0, len(keys), 1 << 13):
         rows.push(keys[begin : begin + (1 << 13)], np.zeros((1 << 13, row_elements), np.float32), clock=1)
         if rows.rows >= 1 << 15:
