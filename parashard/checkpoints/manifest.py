@@ -13,6 +13,7 @@ from parashard.checkpoints.encoding import Record
 from parashard.errors import ConfigurationError, DamagedCheckpoint
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan
+from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Initializer, Variable, in_name_order
 from parashard.settings.table import After, Table, key
 
@@ -51,6 +52,24 @@ class TableFile(StoredFile):
     buckets: tuple[Count, Count]
 
 
+class TableRule(Table):
+    """When rows of a table are gone by the time alone: `parashard.plan.row_rules`."""
+
+    table: Name
+    unused_steps: Annotated[int, key(ge=1, lt=2**32)] | None
+    norm_below: Annotated[float, key(ge=0, le=1e15)]
+    norm_every: Annotated[int, key(ge=1, lt=2**32)]
+
+    @property
+    def rules(self) -> RowRules:
+        """The rules."""
+        return RowRules(
+            evict_unused_steps=self.unused_steps,
+            evict_norm_below=self.norm_below,
+            evict_norm_every=self.norm_every,
+        )
+
+
 def _sorted(steps: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     if tuple(IntervalSet(steps).intervals()) != steps:
         raise ValueError("intervals must be sorted, not empty, and must not touch")
@@ -84,7 +103,8 @@ class ShardManifest(Record):
     there are none), `partitions` half-open row ranges in the order of the plan. `round` is None except in `sync:N`.
     `log_position` is the first record of the write-ahead log that the state lacks; None: no log. `tables` has the
     number of rows of each embedding table that has any, and `table_files` all files that make them, in the order in
-    which they were written (both omitted if there is none). `written_at` is in seconds since 1970, for information.
+    which they were written (both omitted if there is none); rows of them that are gone by `table_rules` at the time
+    `version` count, too. `written_at` is in seconds since 1970, for information.
     """
 
     kind = "shard-manifest"
@@ -106,11 +126,12 @@ class ShardManifest(Record):
     skipped: Steps = ()
     tables: Annotated[tuple[tuple[Name, Count], ...], After(_different)] = ()
     table_files: tuple[TableFile, ...] = ()
+    table_rules: tuple[TableRule, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """Return the fields, without empty ones that versions without the field did not write."""
         body = super().plain()
-        for name in ("skipped", "tables", "table_files"):
+        for name in ("skipped", "tables", "table_files", "table_rules"):
             if not body[name]:
                 del body[name]
         return body

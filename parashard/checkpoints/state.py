@@ -89,7 +89,7 @@ def load(store: Store, manifest: ShardManifest) -> ShardState:
         slots,
         manifest.log_position,
         manifest.skipped_steps,
-        tuple(iterate_rows(store, manifest)),
+        tuple(iterate_rows(store, manifest, ended_too=True)),
         manifest.table_files,
     )
 
@@ -157,7 +157,7 @@ def assemble(
     version = max(manifest.version for manifest in parts)
     skipped = IntervalSet(interval for manifest in parts for interval in manifest.skipped)
     tables = [manifest for manifest in parts if buckets[0] < buckets[1]]
-    rows = tuple(found for manifest in tables for found in iterate_rows(store, manifest, buckets))
+    rows = tuple(found for manifest in tables for found in iterate_rows(store, manifest, buckets, ended_too=True))
     return ShardState(parts[0].steps, version, parts[0].round, variables, state, None, skipped, rows)
 
 

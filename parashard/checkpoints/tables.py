@@ -22,6 +22,7 @@ from parashard.checkpoints.manifest import JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.tensors import read_file
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.embedding import BUCKET_BITS, BUCKETS, Keys, buckets_of
+from parashard.plan.row_rules import ended
 from parashard.plan.variables import Float32s
 from parashard.store.arrays import from_bytes, to_bytes
 from parashard.store.base import Store
@@ -116,9 +117,11 @@ class TableWriter:
 
 
 def iterate_rows(
-    store: Store, manifest: ShardManifest, buckets: tuple[int, int] = (0, BUCKETS)
+    store: Store, manifest: ShardManifest, buckets: tuple[int, int] = (0, BUCKETS), *, ended_too: bool = False
 ) -> Iterator[tuple[str, StoredRows]]:
     """Yield a checkpoint's rows with their table's name, each key once; file by file, each once it is verified.
+
+    Keys that are counted and have no row yet come as rows without elements, under the name of `candidates_of`.
 
     Of each table the files are read from the newest checkpoint's to the oldest's: of a key that several have, the
     newest counts. In memory are a file, and the keys of all newer checkpoints' files of the table.
@@ -129,6 +132,8 @@ def iterate_rows(
     manifest : ShardManifest
     buckets : (int, int)
         Half open: the rows that are wanted. Files that have none of them are not read.
+    ended_too : bool
+        With those that are gone by the table's rules and whose memory the shard had not freed.
 
     Raises
     ------
@@ -138,6 +143,7 @@ def iterate_rows(
         If the store gives an error.
     """
     found = dict.fromkeys(dict(manifest.tables), 0)
+    rules = {} if ended_too else {rule.table: rule.rules for rule in manifest.table_rules}
     for table in dict.fromkeys(file.table for file in manifest.table_files):
         layers = _layers(manifest, table)
         newer = _NO_KEYS  # of the layers before, ascending
@@ -154,7 +160,10 @@ def iterate_rows(
                     rows = rows.taken(~_among(rows.keys, newer))
                 if len(rows.keys):
                     found[table] = found.get(table, 0) + len(rows.keys)
-                    yield table, rows
+                    if table in rules:
+                        rows = rows.taken(~ended(rules[table], manifest.version, rows.last_use, rows.values))
+                    if len(rows.keys):
+                        yield table, rows
             newer = np.unique(np.concatenate([newer, *own]))
     if buckets == (0, BUCKETS) and found != dict(manifest.tables):
         where = place_of(store, CheckpointId.of(manifest).folder)

@@ -6,16 +6,20 @@ Owns the keys and their defaults. Knows no row. Called by the schema of the job 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from parashard.errors import ConfigurationError
 from parashard.plan.embedding import (
     KEYS_PER_STEP_MAX,
     ROW_ELEMENTS_MAX,
     ROWS_MAX,
     ROWS_MAX_DEFAULT,
     EmbeddingTable,
+    candidates_of,
 )
 from parashard.plan.optimizers import Adagrad, RowOptimizerOptions
+from parashard.plan.row_rules import NO_RULES, STEPS_MAX, RowRules
 from parashard.plan.variables import Initializer
 from parashard.settings.table import Table, key
 
@@ -44,6 +48,35 @@ class TableSettings(Table):
     rows_max: int = key(
         default=ROWS_MAX_DEFAULT, ge=1, le=ROWS_MAX, description="Most rows on a shard; a job that needs more stops."
     )
+    admit_after: int = key(
+        default=1,
+        ge=1,
+        le=STEPS_MAX,
+        description="A key gets a row by the push that is its so-manieth; until then it has its first values, and what "
+        "is pushed for it is dropped.",
+    )
+    admit_probability: float = key(
+        default=1.0, gt=0, le=1, description="Chance that a push gives a key without a row one (or counts it)."
+    )
+    evict_unused_steps: int | None = key(
+        default=None,
+        ge=1,
+        le=STEPS_MAX,
+        description="A row is gone after so many steps without a push of it; unset: never.",
+    )
+    evict_norm_below: float = key(
+        default=0.0, ge=0, le=1e15, description="A row is gone when its L2 norm is below this as norms are looked at."
+    )
+    evict_norm_every: int = key(default=1000, ge=1, le=STEPS_MAX, description="Steps between two looks at norms.")
+    evict_above_rows: int | None = key(
+        default=None,
+        ge=1,
+        le=ROWS_MAX,
+        description="A shard with more rows drops some, until nine tenths of this are left; unset: never.",
+    )
+    evict_first: Literal["lru", "lfu"] = key(
+        default="lru", description="Which rows: those pushed the longest ago, or the fewest times."
+    )
 
 
 def tables_of(job: Job) -> tuple[EmbeddingTable, ...]:
@@ -54,7 +87,14 @@ def tables_of(job: Job) -> tuple[EmbeddingTable, ...]:
     ConfigurationError
         If one is not possible.
     """
-    return tuple(_table(name, settings) for name, settings in sorted(job.tables.items()))
+    tables = tuple(_table(name, settings) for name, settings in sorted(job.tables.items()))
+    for table in tables:
+        if table.rules.admit_after > 1 and candidates_of(table.name) in job.tables:
+            raise ConfigurationError(
+                f"tables.{candidates_of(table.name)}: checkpoints have keys of table {table.name!r} under that name; "
+                "give the table another"
+            )
+    return tables
 
 
 def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
@@ -66,6 +106,7 @@ def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
             "scale": float(table.initializer.scale),
             "optimizer": settings.optimizer.plain(),
         }
+        | _changed_rules(table.rules)
         for name, settings in sorted(tables.items())
         for table in (_table(name, settings),)
     }
@@ -80,4 +121,11 @@ def _table(name: str, settings: TableSettings) -> EmbeddingTable:
         Initializer() if kind == "zeros" else Initializer(kind, settings.scale),
         settings.keys_per_step_max,
         settings.rows_max,
+        RowRules(**{field.name: getattr(settings, field.name) for field in fields(RowRules)}),
     )
+
+
+def _changed_rules(rules: RowRules) -> dict[str, Any]:
+    """Return the rules that are not the default: a job of a version without rules has the same identity."""
+    changed = {field.name: getattr(rules, field.name) for field in fields(rules)}
+    return {name: value for name, value in changed.items() if value != getattr(NO_RULES, name)}

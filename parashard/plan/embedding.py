@@ -19,6 +19,7 @@ import numpy.typing as npt
 from parashard.errors import ConfigurationError, shortened
 from parashard.plan.optimizers import SLOTS, OptimizerSpec
 from parashard.plan.partition import ELEMENT_BYTES
+from parashard.plan.row_rules import NO_RULES, STEPS_MAX, RowRules
 from parashard.plan.splitmix import splitmix64
 from parashard.plan.variables import Float32s, Initializer, drawn, key_of
 
@@ -58,6 +59,8 @@ class EmbeddingTable:
         Most keys, each once, that a step may use; bounds of messages and memory follow from it (P34).
     rows_max : int
         Most rows on a shard.
+    rules : RowRules
+        When a key gets a row, and loses it.
     """
 
     name: str
@@ -66,6 +69,7 @@ class EmbeddingTable:
     initializer: Initializer = field(default_factory=Initializer)
     keys_per_step_max: int = 1 << 16
     rows_max: int = ROWS_MAX_DEFAULT
+    rules: RowRules = NO_RULES
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
@@ -82,6 +86,24 @@ class EmbeddingTable:
                 raise self._wrong(f"optimizer.{key}", "left out: [optimizer] says it for the whole step", "a value")
         if self.optimizer.kind == "ftrl" and self.initializer != Initializer():
             raise self._wrong("initializer", "zeros where the optimizer is ftrl, which starts there", "another")
+        self._check_rules()
+
+    def _check_rules(self) -> None:
+        rules = self.rules
+        for key, least in (("admit_after", 1), ("evict_norm_every", 1), ("evict_unused_steps", 1)):
+            number = getattr(rules, key)
+            if number is not None and not least <= number <= STEPS_MAX:
+                raise self._wrong(key, f"a whole number from {least} to {STEPS_MAX}", str(number))
+        if not 0 < rules.admit_probability <= 1:
+            raise self._wrong("admit_probability", "above 0 and at most 1", str(rules.admit_probability))
+        if not 0 <= rules.evict_norm_below < float("inf"):
+            raise self._wrong("evict_norm_below", "0 or more", str(rules.evict_norm_below))
+        room = self.rows_max - self.keys_per_step_max
+        if rules.evict_above_rows is not None and not 1 <= rules.evict_above_rows <= room:
+            allowed = f"a whole number from 1 to {room} (rows_max - keys_per_step_max)"
+            raise self._wrong("evict_above_rows", allowed, str(rules.evict_above_rows))
+        if rules.admit_after > 1 and len(candidates_of(self.name)) > 200:
+            raise self._wrong("name", "at most 189 characters where admit_after is more than 1", str(len(self.name)))
 
     def _check_whole(self, what: str, most: int) -> None:
         number = getattr(self, what)
@@ -105,6 +127,11 @@ class EmbeddingTable:
     def slot_elements(self) -> int:
         """Elements of each slot."""
         return 1 if self.optimizer.kind == "rowwise_adagrad" else self.row_elements
+
+
+def candidates_of(table: str) -> str:
+    """Return the name under which checkpoints have a table's keys that are counted and have no row yet."""
+    return f"{table} candidates"
 
 
 def mixed(keys: npt.ArrayLike) -> Keys:

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from parashard.checkpoints.rows_digest import RowsDigest
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import StoreFailed
+from parashard.job.embeddings import tables_of
 from parashard.launch.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import write_report
 from parashard.models.base import AuditsRows
+from parashard.plan.embedding import candidates_of
 from parashard.plan.variables import values_sha256
 from parashard.process.side_effects import failed_writes, why_failed
 from parashard.store.arrays import write_arrays
@@ -136,9 +138,7 @@ def audited(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:
     """Return the digest of the final weights, the number of rows of tables, and the result of the model's own audit."""
     found: dict[str, Any] = {"weights_sha256": values_sha256(model.variables)}
     if resolved.job.tables:
-        found["rows"] = {name: model.row_counts.get(name, 0) for name in sorted(resolved.job.tables)}
-        if sum(model.row_counts.values()) <= DIGEST_ROWS_MAX:
-            found["rows_digest"] = _digests(resolved, model)
+        found |= _of_tables(resolved, model)
     if resolved.auditor is not None:
         found.update(resolved.auditor.audit(model.variables, resolved.job.job.epochs))
     if isinstance(resolved.auditor, AuditsRows):
@@ -146,11 +146,22 @@ def audited(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:
     return found
 
 
-def _digests(resolved: ResolvedJob, model: SavedModel) -> dict[str, str]:
-    digests = {name: RowsDigest() for name in sorted(resolved.job.tables)}
+def _of_tables(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:
+    """Return the number of rows of each table, and the digest of them and of the keys that are only counted."""
+    names = sorted(resolved.job.tables)
+    few = sum(model.row_counts.values()) <= DIGEST_ROWS_MAX
+    if not few and not any(table.rules.ends_rows for table in tables_of(resolved.job)):
+        return {"rows": {name: model.row_counts.get(name, 0) for name in names}}
+    counts = dict.fromkeys(names, 0)
+    digests = {name: RowsDigest() for name in names}
+    owner = {candidates_of(name): name for name in names} | {name: name for name in names}
     for name, rows in model.rows():
-        digests[name].add(rows)
-    return {name: digest.hex() for name, digest in digests.items()}
+        if name in counts:
+            counts[name] += len(rows.keys)
+        if few:
+            digests[owner[name]].add(rows)
+    found: dict[str, Any] = {"rows": counts}
+    return found | ({"rows_digest": {name: digest.hex() for name, digest in digests.items()}} if few else {})
 
 
 def save_weights(folder: Path, variables: Mapping[str, NDArray[Any]], run_id: str) -> Path:

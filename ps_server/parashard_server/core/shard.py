@@ -248,7 +248,7 @@ class Shard:
             raise MalformedFrame(f"a pull of rows, and {why}")
         self.tables.check_keys(run.keys)
         self.updates.reach(run.round)
-        rows = self.tables.pull(run.keys)
+        rows = self.tables.pull(run.keys, self.updates.version)
         self.record.pull_bytes += sum(found.values.nbytes for found in rows.values())
         return Weights(self.updates.version, (), rows)
 
@@ -352,7 +352,8 @@ class Shard:
         if push.skipped or self.tables is None:
             why = "an empty push has no rows" if push.skipped else "this job has no tables"
             raise MalformedFrame(f"step {push.step}: gradients of rows, and {why}")
-        return self.tables.checked(decoded(push.rows, push.payload.whole()[size_bytes:]), self.updates.waiting_rows)
+        pushed = decoded(push.rows, push.payload.whole()[size_bytes:])
+        return self.tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
 
 
 def _slices_bytes(push: Push) -> int:

@@ -123,6 +123,7 @@ def write_cut(
             log_position=cut.replay_from,
             written_at=time.time(),
             tables=tuple(sorted(cut.tables.counts.items())),
+            table_rules=cut.tables.rules,
             table_files=table_files,
         )
         claims.check()  # a superseded process commits nothing
@@ -144,6 +145,9 @@ def write_rows(
     writer = TableWriter(store, id_)
     for name, saving in cut.savings.items():
         saving.prepare()
+        gone = saving.gone()
+        for begin in range(0, len(gone), FILE_BYTES // gone.itemsize):
+            writer.write(TableChange(name, saving.without_rows(), gone[begin : begin + FILE_BYTES // gone.itemsize]))
         pieces: list[Float32s] = []
         size_bytes = 0
         while True:

@@ -81,7 +81,7 @@ def pulled(shard: Shard, table: str, keys: Keys, round_: int | None = None) -> t
 def everything(shard: Shard) -> tuple[Any, ...]:
     """Return all that a refusal must not change, rows among it."""
     assert shard.tables is not None
-    found = {name: table.pull(keys_of(*range(60))) for name, table in shard.tables.by_name.items()}
+    found = {name: table.pull(keys_of(*range(60)), 0) for name, table in shard.tables.by_name.items()}
     rows = {name: (present.tobytes(), values.tobytes()) for name, (present, values) in found.items()}
     return state_of(shard), rows, shard.tables.rows, [dict(one) for one in shard.updates.waiting_rows]
 

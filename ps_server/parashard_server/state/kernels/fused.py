@@ -267,6 +267,16 @@ def index_rows(*arrays: NDArray[Any]) -> None:
     _rows("index_rows", arrays)
 
 
+def remove_rows(*arrays: NDArray[Any]) -> None:
+    """See `row_loops.remove_rows`."""
+    _rows("remove_rows", arrays)
+
+
+def hide_rows(*arrays: NDArray[Any]) -> int:
+    """See `row_loops.hide_rows`."""
+    return _rows("hide_rows", arrays)
+
+
 def move_segment(*arrays: NDArray[Any]) -> None:
     """See `row_loops.move_segment`."""
     _rows("move_segment", arrays)
@@ -300,6 +310,8 @@ def scatter_rows(*arrays: NDArray[Any]) -> None:
 _RECORD_LOOPS = {
     "find_rows": 8,
     "index_rows": 6,
+    "remove_rows": 7,
+    "hide_rows": 5,
     "move_segment": 6,
     "use_rows": 4,
     "keep_rows": 8,

@@ -11,7 +11,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from parashard_server.state.kernels.compiling import KEYS, NUMBERS, REFERENCES, TAGS, VECTOR, ahead, inlined, loop
+from parashard_server.state.kernels.compiling import (
+    KEYS,
+    NUMBERS,
+    REFERENCES,
+    SUMS,
+    TAGS,
+    VECTOR,
+    ahead,
+    inlined,
+    loop,
+)
 
 _u8, _u32, _u64, _i64 = np.uint8, np.uint32, np.uint64, np.int64
 _ABSENT = np.uint32(0xFFFFFFFF)
@@ -96,6 +106,66 @@ def index_rows(keys, rows, tags, references, begins, capacities):
                 at = 0
         tags[begin + at] = _tag(key)
         references[begin + at] = rows[i]
+
+
+@loop(0, KEYS, TAGS, REFERENCES, NUMBERS, NUMBERS, KEYS, NUMBERS)
+def remove_rows(keys, tags, references, begins, capacities, records, sizes):
+    """Take keys that are in the index out of it; what a search would no longer find behind the gap moves into it."""
+    stride = sizes[0] // 2
+    for i in range(keys.size):
+        key = keys[i]
+        segment = _i64(key & _SEGMENT_MASK)
+        begin, capacity = begins[segment], capacities[segment]
+        gap, tag = _home(key, capacity), _tag(key)
+        while tags[begin + gap] != tag or records[_i64(references[begin + gap]) * stride] != key:
+            gap += 1
+            if gap == capacity:
+                gap = 0
+        at = gap
+        while True:
+            at += 1
+            if at == capacity:
+                at = 0
+            if tags[begin + at] == _u8(0) or at == gap:
+                break
+            home = _home(records[_i64(references[begin + at]) * stride], capacity)
+            from_home, from_gap = at - home, at - gap
+            if from_home < 0:
+                from_home += capacity
+            if from_gap < 0:
+                from_gap += capacity
+            if from_home >= from_gap:  # its search passes the gap
+                tags[begin + gap] = tags[begin + at]
+                references[begin + gap] = references[begin + at]
+                gap = at
+        tags[begin + gap] = _u8(0)
+
+
+@loop(0, REFERENCES, REFERENCES, VECTOR, NUMBERS, SUMS)
+def hide_rows(found, headers, records, sizes, limits):
+    """Put _ABSENT in place of references whose rows are gone by the rules, and return how many; some may be _ABSENT.
+
+    `sizes`: stride, elements of a row, the time, steps after which an unused row is gone, the last time that norms
+    counted; `limits`: the square of the least norm.
+    """
+    stride, elements, now, unused, checked = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
+    hidden = 0
+    for i in range(found.size):
+        if found[i] == _ABSENT:
+            continue
+        begin = _i64(found[i]) * stride
+        last_use = _i64(headers[begin + 3])
+        gone = now - last_use >= unused
+        if not gone and checked >= last_use and limits[0] > 0.0:
+            squares = 0.0
+            for j in range(elements):
+                value = np.float64(records[begin + _HEADER_WORDS + j])
+                squares += value * value
+            gone = squares < limits[0]
+        if gone:
+            found[i] = _ABSENT
+            hidden += 1
+    return hidden
 
 
 @loop(0, TAGS, REFERENCES, TAGS, REFERENCES, KEYS, NUMBERS)

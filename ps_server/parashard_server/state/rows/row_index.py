@@ -67,6 +67,13 @@ class RowIndex:
             self._grow(segment)
         fused.index_rows(keys, rows, self._tags, self._references, self._begins, self._capacities)
 
+    def remove(self, keys: Keys) -> None:
+        """Take out keys that it has, each once, whose records still have them."""
+        self._counts -= np.bincount((keys & np.uint64(SEGMENTS - 1)).astype(np.int64), minlength=SEGMENTS)
+        fused.remove_rows(
+            keys, self._tags, self._references, self._begins, self._capacities, self._memory.keys, self._sizes
+        )
+
     def _grow(self, segment: int) -> None:
         """Move a segment to where it has room for what is counted."""
         begin, capacity = int(self._begins[segment]), int(self._capacities[segment])

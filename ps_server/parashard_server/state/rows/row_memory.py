@@ -60,6 +60,10 @@ class Region:
             self._map.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
 
+FREE = np.uint32(0xFFFFFFFF)
+"""In place of the last use: the record is no row's."""
+
+
 class RowMemory:
     """Records of equal length, each a header and the floats of a row and its slots.
 
@@ -73,37 +77,67 @@ class RowMemory:
     Attributes
     ----------
     words : ndarray of float32, shape (items,)
-        All records end to end, each `stride` long; those of references below `rows` are in use.
+        All records end to end, each `stride` long; those of references below `end` are or were in use.
     keys : ndarray of uint64
     headers : ndarray of uint32
         The same memory.
+    end : int
     """
 
     def __init__(self, elements: int, rows_max: int) -> None:
         self.stride = HEADER_BYTES // 4 + elements + elements % 2  # a key begins at a multiple of 8 bytes
         self.rows_max = rows_max
-        self.rows = 0
+        self.end = 0
         region = Region(rows_max * self.stride * 4)
         self.words: Float32s = region.view(np.float32)
         self.keys: Keys = region.view(np.uint64)
         self.headers: NDArray[np.uint32] = region.view(np.uint32)
         self._by_row = self.headers.reshape(rows_max, self.stride)
+        self._free = np.empty(0, np.uint32)
 
     @property
     def record_bytes(self) -> int:
         """Length of a record."""
         return self.stride * 4
 
-    def add(self, keys: Keys) -> NDArray[np.uint32]:
-        """Return references of new records for these keys; a record's t and floats are 0."""
-        begin, self.rows = self.rows, self.rows + len(keys)
-        assert self.rows <= self.rows_max, f"{self.rows} rows; there is room for {self.rows_max}"
-        self.keys.reshape(self.rows_max, self.stride // 2)[begin : self.rows, 0] = keys
-        return np.arange(begin, self.rows, dtype=np.uint32)
+    @property
+    def free(self) -> int:
+        """Number of records below `end` that are no row's."""
+        return len(self._free)
+
+    def add(self, keys: Keys, *, reuse: bool = True) -> NDArray[np.uint32]:
+        """Return references of records for these keys, whose t and last use are 0; `reuse`: free ones first."""
+        again = min(len(keys), len(self._free)) if reuse else 0
+        rows, self._free = self._free[len(self._free) - again :], self._free[: len(self._free) - again]
+        begin, self.end = self.end, self.end + len(keys) - again
+        assert self.end <= self.rows_max, f"{self.end} records; there is room for {self.rows_max}"
+        rows = np.concatenate([rows, np.arange(begin, self.end, dtype=np.uint32)])
+        self.keys.reshape(self.rows_max, self.stride // 2)[rows, 0] = keys
+        self._by_row[rows[:again], 2:4] = 0
+        return rows
+
+    def give_back(self, rows: NDArray[np.uint32]) -> None:
+        """Take records that are no row's any more."""
+        self._by_row[rows, 3] = FREE
+        self._free = np.concatenate([self._free, rows])
+
+    def is_free(self, rows: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Tell of each record whether it is no row's."""
+        free: NDArray[np.bool_] = self._by_row[rows, 3] == FREE
+        return free
+
+    def keys_of(self, rows: NDArray[np.uint32]) -> Keys:
+        """Return the keys of rows."""
+        keys: Keys = self.keys.reshape(self.rows_max, self.stride // 2)[rows, 0]
+        return keys
 
     def set_use(self, rows: NDArray[np.uint32], t: NDArray[np.uint32], last_use: NDArray[np.uint32]) -> None:
         """Set how often rows were pushed, and when last."""
         self._by_row[rows, 2], self._by_row[rows, 3] = t, last_use
+
+    def forget_use(self, rows: NDArray[np.uint32]) -> None:
+        """Let rows begin anew: their t is 0."""
+        self._by_row[rows, 2] = 0
 
     def t_of(self, rows: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return how often each of these rows was pushed."""

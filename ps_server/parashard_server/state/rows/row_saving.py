@@ -35,7 +35,10 @@ class RowSaving:
     memory : RowMemory
         Has the records.
     moved : sequence of ndarray of uint32, optional
-        References of the rows to save, some of them several times; None: all rows that there are now.
+        References of the rows to save, some of them several times, and of records that are free by now; None: all rows
+        that there are now.
+    gone : sequence of ndarray of uint64
+        Mixed keys whose rows are gone, some of them several times, and some that have one again.
     after, until : int
         They were last used after one time and until another, the cut's.
     row_elements : int
@@ -53,6 +56,7 @@ class RowSaving:
         self,
         memory: RowMemory,
         moved: Sequence[NDArray[np.uint32]] | None,
+        gone: Sequence[Keys],
         after: int,
         until: int,
         row_elements: int,
@@ -62,12 +66,13 @@ class RowSaving:
         self._row_elements = row_elements
         self._slots = slots
         self._moved = moved
-        self._all_rows = memory.rows
+        self._gone = gone
+        self._all_rows = memory.end
         self._rows: NDArray[np.uint32] = np.empty(0, np.uint32)
         self._at = 0
         self._over = False
         self._next_key = np.zeros(1, np.uint64)  # those below it are saved
-        most = max(IMAGES_BYTES_LEAST, memory.rows * memory.record_bytes // IMAGES_SHARE) // memory.record_bytes
+        most = max(IMAGES_BYTES_LEAST, memory.end * memory.record_bytes // IMAGES_SHARE) // memory.record_bytes
         self._image_of: NDArray[np.uint32] = Region(4 * memory.rows_max, dense=False).view(np.uint32)
         self._images: Float32s = Region(most * memory.record_bytes).view(np.float32)
         self._sizes = np.array([memory.stride, after, until, 0, most], np.int64)  # [3]: how many images there are
@@ -98,13 +103,18 @@ class RowSaving:
         else:
             self._sizes[3] = count
 
+    def give_up(self) -> None:
+        """Save no further: a push needs the records."""
+        self.given_up = True
+
     def prepare(self) -> None:
         """Put the rows in the order of their keys; before the first piece, without the lock: keys never change."""
         if self._moved is None:
             rows = np.arange(self._all_rows, dtype=np.uint32)
         else:
             rows = np.unique(np.concatenate([self._rows, *self._moved]))
-        self._rows = rows[np.argsort(self._keys(rows))]
+        rows = rows[~self._memory.is_free(rows)]  # until the save is over no record becomes free, or is used again
+        self._rows = rows[np.argsort(self._memory.keys_of(rows))]
 
     def next_piece(self) -> Float32s | None:
         """Return records of the next rows, shape (rows, stride), new; None: there are no more.
@@ -116,8 +126,9 @@ class RowSaving:
         """
         if self.given_up:
             raise Unavailable(
-                f"pushes moved more rows than {self._images.nbytes >> 20:,} MiB of images hold while a checkpoint was "
-                "saved: the next one tries again"
+                "while a checkpoint was saved pushes moved more rows than "
+                f"{self._images.nbytes >> 20:,} MiB of images hold, or needed the records of rows that are gone: the "
+                "next one tries again"
             )
         if self._at == len(self._rows):
             self._over = True
@@ -128,7 +139,7 @@ class RowSaving:
         fused.gather_records(rows, memory.words, self._image_of, self._images, piece, self._sizes)
         self._at += len(rows)
         over = self._at == len(self._rows)
-        self._next_key[0] = _LAST_KEY if over else self._keys(self._rows[self._at : self._at + 1])[0]
+        self._next_key[0] = _LAST_KEY if over else memory.keys_of(self._rows[self._at : self._at + 1])[0]
         return piece.reshape(len(rows), memory.stride)
 
     def stored(self, records: Float32s) -> StoredRows:
@@ -139,6 +150,10 @@ class RowSaving:
         _, values, *slots = np.split(records, np.cumsum(lengths), axis=1)[:-1]
         return StoredRows(keys, header[:, 0], header[:, 1], values, dict(zip(self._slots, slots, strict=True)))
 
-    def _keys(self, rows: NDArray[np.uint32]) -> Keys:
-        of_rows: Keys = self._memory.keys.reshape(-1, self._memory.stride // 2)[rows, 0]
-        return of_rows
+    def gone(self) -> Keys:
+        """Return the keys whose rows were gone at the cut, ascending; those that had one again may be among them."""
+        return np.unique(np.concatenate([np.empty(0, np.uint64), *self._gone]))
+
+    def without_rows(self) -> StoredRows:
+        """Return no rows in the form of a checkpoint."""
+        return self.stored(np.empty((0, self._memory.stride), np.float32))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parashard.checkpoints.manifest import TableFile
+from parashard.checkpoints.manifest import TableFile, TableRule
 from parashard.checkpoints.tables import StoredRows
 from parashard.errors import (
     DamagedCheckpoint,
@@ -23,9 +23,11 @@ from parashard.errors import (
     UnknownVariable,
 )
 from parashard.plan.embedding import EmbeddingTable, Keys, bucket_ranges, buckets_of
+from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
 
@@ -65,6 +67,8 @@ class TablesCut(NamedTuple):
         Files of earlier checkpoints that have the other rows.
     owner : Tables, optional
         Whose cut it is.
+    rules : tuple of TableRule
+        Of tables whose rows can be gone by the time alone.
     """
 
     clock: int
@@ -72,6 +76,7 @@ class TablesCut(NamedTuple):
     counts: Mapping[str, int]
     kept: tuple[TableFile, ...]
     owner: Tables | None = None
+    rules: tuple[TableRule, ...] = ()
 
     def ended(self, files: Sequence[TableFile] | None) -> None:
         """Tell the tables that the save is over: `files` make the checkpoint, None: there is none."""
@@ -124,7 +129,7 @@ class Tables:
         """Memory of all tables."""
         return sum(table.memory_bytes for table in self.by_name.values())
 
-    def checked(self, pushed: Pushed, waiting: Iterable[Pushed] = ()) -> Pushed:
+    def checked(self, pushed: Pushed, waiting: Iterable[Pushed] = (), *, now: int = 0) -> Pushed:
         """Return a push for tables if it is one that can be taken.
 
         Parameters
@@ -133,6 +138,8 @@ class Tables:
             As it came.
         waiting : iterable of such mappings
             What was taken before and has not moved rows yet: of the room that there is, theirs is reserved.
+        now : int
+            Steps (in sync mode: rounds) that are applied.
 
         Raises
         ------
@@ -163,7 +170,7 @@ class Tables:
             self._check_keys(name, keys)
             if not fused.is_finite(values.reshape(-1)):
                 raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
-            table.check_room(len(keys) + sum(len(one[name].keys) for one in before if name in one))
+            table.check_room(len(keys) + sum(len(one[name].keys) for one in before if name in one), now)
         return pushed
 
     def check_keys(self, wanted: Mapping[str, Keys]) -> None:
@@ -183,26 +190,29 @@ class Tables:
         if answer_bytes > MESSAGE_BYTES_MAX:
             raise LimitExceeded(f"the rows of a pull may have {answer_bytes} bytes; allowed are {MESSAGE_BYTES_MAX}")
 
-    def pull(self, wanted: Mapping[str, Keys]) -> dict[str, PresentRows]:
-        """Return the rows of checked keys that have one, by table; valid until the next call."""
-        return {name: self.by_name[name].pull(keys) for name, keys in wanted.items()}
+    def pull(self, wanted: Mapping[str, Keys], now: int) -> dict[str, PresentRows]:
+        """Return the rows of checked keys that have one at a time, by table; valid until the next call."""
+        return {name: self.by_name[name].pull(keys, now) for name, keys in wanted.items()}
 
     def cut(self, clock: int) -> TablesCut:
         """Begin to save all tables as they are at a time: what moved since the last checkpoint, or all of a table."""
         kept: list[TableFile] = []
         savings: dict[str, RowSaving] = {}
-        for name, table in sorted(self.by_name.items()):
+        saved = self._saved
+        for name, records in sorted(saved.items()):
             files = [file for file in self._files if file.table == name]
-            whole = not files or _is_whole_due(files, table)
+            whole = not files or _is_whole_due(files, records)
             kept += [] if whole else files
-            savings[name] = table.cut(clock, whole=whole)
-        counts = {name: table.rows for name, table in self.by_name.items() if table.rows}
-        return TablesCut(clock, savings, counts, tuple(kept), self)
+            savings[name] = records.cut(clock, whole=whole)
+        counts = {name: records.rows for name, records in saved.items() if records.rows}
+        rules = tuple(_rule(name, records.rules) for name, records in sorted(saved.items()) if records.rules.ends_rows)
+        return TablesCut(clock, savings, counts, tuple(kept), self, rules)
 
     def ended(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
         """Take note of a save that is over: `files` make the checkpoint, None: there is none."""
+        saved = self._saved
         for name, saving in cut.savings.items():
-            self.by_name[name].ended(saving, cut.clock, stored=files is not None)
+            saved[name].ended(saving, cut.clock, stored=files is not None)
         if files is not None:
             self._files = tuple(files)
 
@@ -220,13 +230,14 @@ class Tables:
         files : sequence of TableFile
             Those that a later one may name; none: it saves all rows.
         """
+        owner = {name: table for table in self.by_name.values() for name in table.saved}
         for name, rows in stored:
-            if name not in self.by_name:
+            if name not in owner:
                 raise DamagedCheckpoint(f"a checkpoint has rows of table {name!r}, which is none of the job's")
-            self.by_name[name].restore(rows)
+            owner[name].restore(name, rows, clock)
         self._files = tuple(files)
-        for name, table in self.by_name.items():
-            table.restored(clock, saved=any(file.table == name for file in files))
+        for name, records in self._saved.items():
+            records.restored(clock, saved=any(file.table == name for file in files))
 
     def apply(
         self,
@@ -244,6 +255,10 @@ class Tables:
             if learning_rate is not None:
                 rate = rows.table.optimizer.learning_rate * (learning_rate / self._learning_rate)
             rows.push(keys, values, clock=t, scale=scale, damping=damping, learning_rate=rate)
+
+    @property
+    def _saved(self) -> dict[str, Records]:
+        return {name: records for table in self.by_name.values() for name, records in table.saved.items()}
 
     def _of(self, name: str) -> TableRows:
         if name not in self.by_name:
@@ -264,7 +279,16 @@ class Tables:
             )
 
 
-def _is_whole_due(files: Sequence[TableFile], table: TableRows) -> bool:
+def _rule(name: str, rules: RowRules) -> TableRule:
+    return TableRule(
+        table=name,
+        unused_steps=rules.evict_unused_steps,
+        norm_below=float(rules.evict_norm_below),
+        norm_every=rules.evict_norm_every,
+    )
+
+
+def _is_whole_due(files: Sequence[TableFile], table: Records) -> bool:
     """Tell whether an increment would leave more rows to be read twice, or more layers, than a restore should have."""
     layers = {(file.incarnation, file.number) for file in files}
     stored = sum(file.rows for file in files) + table.moved_rows

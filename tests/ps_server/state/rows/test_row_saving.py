@@ -15,6 +15,7 @@ from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
 
 TABLE = EmbeddingTable("user", 3, Adagrad(0.1), rows_max=1000)
+LISTS = ("_cut", "_moved", "_gone", "_waiting", "_waiting_gone", "_saving", "_saved_until", "_ended")
 State = dict[int, tuple[bytes, ...]]
 
 
@@ -45,9 +46,9 @@ def all_of(saving: RowSaving) -> State:
 
 def now(table: TableRows, clock: int) -> State:
     """Return all rows, by a cut of a copy: the table's own cuts stay as they are."""
-    kept = table._cut, table._moved, table._waiting, table._saving, table._saved_until
-    found = all_of(table.cut(clock, whole=True))
-    table._cut, table._moved, table._waiting, table._saving, table._saved_until = kept
+    kept = {name: getattr(table.records, name) for name in LISTS}
+    found = all_of(table.records.cut(clock, whole=True))
+    vars(table.records).update(kept)
     return found
 
 
@@ -69,7 +70,7 @@ def test_a_checkpoint_and_its_increments_are_the_rows_at_their_cuts(rounds: list
             pushed(table, some, clock)
         due = now(table, clock)
         whole = asked or not any_stored
-        saving = table.cut(clock, whole=whole)
+        saving = table.records.cut(clock, whole=whole)
         cut = clock
         early, later = meanwhile[:1], iter(meanwhile[1:])
         for some in early:
@@ -84,7 +85,7 @@ def test_a_checkpoint_and_its_increments_are_the_rows_at_their_cuts(rounds: list
                     clock += 1
                     pushed(table, some, clock)
         found = as_state(saving, pieces)
-        table.ended(saving, cut, stored=succeeds)
+        table.records.ended(saving, cut, stored=succeeds)
         assert found.items() <= due.items()
         if succeeds:
             stored = found if whole else stored | found
@@ -96,9 +97,9 @@ def test_a_checkpoint_and_its_increments_are_the_rows_at_their_cuts(rounds: list
 def test_rows_that_nobody_pushed_again_are_not_in_an_increment() -> None:
     table = TableRows(TABLE, 0)
     pushed(table, set(range(20)), 1)
-    table.ended(table.cut(1, whole=True), 1, stored=True)
+    table.records.ended(table.records.cut(1, whole=True), 1, stored=True)
     pushed(table, {3, 4}, 2)
-    saving = table.cut(2, whole=False)
+    saving = table.records.cut(2, whole=False)
     assert sorted(all_of(saving)) == sorted(mixed(np.array([3, 4])).tolist())
 
 
@@ -106,21 +107,21 @@ def test_a_save_is_given_up_where_images_find_no_room_and_the_push_is_not(monkey
     monkeypatch.setattr(row_saving, "IMAGES_BYTES_LEAST", 0)
     table = TableRows(TABLE, 0)
     pushed(table, set(range(100)), 1)
-    saving = table.cut(1, whole=True)
+    saving = table.records.cut(1, whole=True)
     pushed(table, set(range(20)), 2)
     assert saving.images == 20
     pushed(table, set(range(20, 60)), 3)
-    with pytest.raises(Unavailable, match="pushes moved more rows than"):
+    with pytest.raises(Unavailable, match="while a checkpoint was saved pushes moved more rows than"):
         saving.next_piece()
-    table.ended(saving, 1, stored=False)
-    assert len(all_of(table.cut(3, whole=True))) == 100
+    table.records.ended(saving, 1, stored=False)
+    assert len(all_of(table.records.cut(3, whole=True))) == 100
 
 
 def test_a_row_that_is_saved_needs_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_saving, "PIECE_BYTES", 1)
     table = TableRows(TABLE, 0)
     pushed(table, {1, 2, 3}, 1)
-    saving = table.cut(1, whole=True)
+    saving = table.records.cut(1, whole=True)
     saving.prepare()
     saving.next_piece()
     pushed(table, {1, 2, 3, 4}, 2)

@@ -56,17 +56,17 @@ def gradients_of(seed: int, keys: int, row_elements: int = DIM) -> Float32s:
     return np.random.default_rng(seed).normal(size=(keys, row_elements)).astype(np.float32)
 
 
-def same(rows: TableRows, reference: ReferenceRows, keys: Keys) -> None:
+def same(rows: TableRows, reference: ReferenceRows, keys: Keys, now: int) -> None:
     """Assert that both have the same rows, with the same bits, t and last use."""
-    present, expected = reference.pull(keys)
-    found = rows.pull(keys)
+    present, expected = reference.pull(keys, now)
+    found = rows.pull(keys, now)
     assert found.present.tolist() == present
     assert found.values.tobytes() == b"".join(row.tobytes() for row in expected)
     assert rows.rows == len(reference.rows)
-    references, _ = rows._index.find(keys[found.present])
+    references, _, _ = rows.records.find(keys[found.present], now)
     of_reference = [reference.rows[key] for key in keys[found.present].tolist()]
-    assert rows._memory.t_of(references).tolist() == [row.t for row in of_reference]
-    assert rows._memory.last_use_of(references).tolist() == [row.last_use for row in of_reference]
+    assert rows.records.memory.t_of(references).tolist() == [row.t for row in of_reference]
+    assert rows.records.memory.last_use_of(references).tolist() == [row.last_use for row in of_reference]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -82,7 +82,7 @@ def test_a_push_has_the_bits_of_the_reference(rule: str) -> None:
     for clock, (keys, options) in enumerate(pushes, 1):
         for each in (rows, reference):
             each.push(keys, gradients_of(clock, len(keys)), clock=clock, **options)
-    same(rows, reference, keys_of(*range(8)))
+    same(rows, reference, keys_of(*range(8)), 99)
 
 
 @settings(max_examples=25)
@@ -97,7 +97,7 @@ def test_any_pushes_have_the_bits_of_the_reference(pushes: list[set[int]], row_e
         rows.push(keys, gradients, clock=clock)
         reference.push(keys, gradients, clock=clock)
         assert gradients.tobytes() == before.tobytes()
-    same(rows, reference, keys_of(*range(-50, 50)))
+    same(rows, reference, keys_of(*range(-50, 50)), 99)
 
 
 def test_pieces_of_a_long_push_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,14 +107,14 @@ def test_pieces_of_a_long_push_have_the_bits_of_the_whole(monkeypatch: pytest.Mo
     for clock in (1, 2):
         for each in (rows, reference):
             each.push(keys_of(*range(40)), gradients_of(clock, 40), clock=clock)
-    same(rows, reference, keys_of(*range(40)))
+    same(rows, reference, keys_of(*range(40)), 99)
 
 
 def test_a_row_that_was_never_pushed_takes_no_memory() -> None:
     rows = TableRows(table_of(RULES["sgd"]), 0)
     keys = keys_of(*range(1000))
     before = rows.memory_bytes
-    found = rows.pull(keys)
+    found = rows.pull(keys, 1)
     assert not found.present.any()
     assert found.values.shape == (0, DIM)
     assert (rows.rows, rows.memory_bytes) == (0, before)
@@ -124,7 +124,7 @@ def test_a_first_push_moves_the_initial_row() -> None:
     table = EmbeddingTable("user", DIM, SGD(1.0), Initializer("normal", 0.1))
     rows, keys, gradient = TableRows(table, 9), keys_of(1), gradients_of(0, 1)
     rows.push(keys, gradient, clock=1)
-    assert rows.pull(keys).values.tobytes() == (first_rows(table, 9)(keys) - gradient).tobytes()
+    assert rows.pull(keys, 1).values.tobytes() == (first_rows(table, 9)(keys) - gradient).tobytes()
 
 
 def test_segments_of_the_index_grow_and_lose_nothing() -> None:
@@ -134,10 +134,10 @@ def test_segments_of_the_index_grow_and_lose_nothing() -> None:
     for begin in range(0, len(keys), 20_000):
         piece = keys[begin : begin + 20_000]
         rows.push(piece, -(begin + np.arange(len(piece), dtype=np.float32))[:, None], clock=1)
-    found = rows.pull(keys)
+    found = rows.pull(keys, 1)
     assert found.present.all()
     assert found.values.ravel().tolist() == list(range(200_000))
-    assert not rows.pull(mixed(np.arange(200_000, 210_000))).present.any()
+    assert not rows.pull(mixed(np.arange(200_000, 210_000)), 1).present.any()
 
 
 def test_keys_of_one_segment_find_room() -> None:
@@ -146,8 +146,8 @@ def test_keys_of_one_segment_find_room() -> None:
     rows = TableRows(table, 0)
     keys = (np.arange(1000, dtype=np.uint64) << np.uint64(54)) + np.uint64(SEGMENTS - 1)  # one home, one tag, too
     rows.push(keys, np.zeros((1000, 1), np.float32), clock=1)
-    assert rows.pull(keys).present.all()
-    assert not rows.pull(keys + np.uint64(SEGMENTS)).present.any()
+    assert rows.pull(keys, 1).present.all()
+    assert not rows.pull(keys + np.uint64(SEGMENTS), 1).present.any()
 
 
 @pytest.mark.parametrize(("rule", "row_elements"), [("sgd", 8), ("adagrad", 8), ("ftrl", 16), ("rowwise_adagrad", 8)])
@@ -165,7 +165,7 @@ def test_memory_of_a_row_is_bounded_between_growths(rule: str, row_elements: int
 def test_a_full_table_is_told_before_anything_changes() -> None:
     rows = TableRows(table_of(RULES["sgd"], rows_max=3), 0)
     rows.push(keys_of(1, 2), gradients_of(0, 2), clock=1)
-    rows.check_room(1)
+    rows.check_room(1, 1)
     with pytest.raises(JobFailed, match=r"table 'user' has 2 rows on this shard, of at most 3: no room for 2 more"):
-        rows.check_room(2)
+        rows.check_room(2, 1)
     assert rows.rows == 2

@@ -1,0 +1,120 @@
+"""RowRules: when a key of an embedding table gets a row, and when it has none any more.
+
+Each rule is a predicate of a row and of the time, which is the number of steps (in sync mode: rounds) that are applied:
+a row that the rules end *is* absent, and when its memory is freed is seen by nobody. So it does not matter where a row
+lies, and a replay decides alike (P28, P29). Only the bound of the number of rows knows a shard. Pure. Called by the
+shards, and where checkpoints are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.plan.splitmix import splitmix64
+from parashard.plan.variables import Float32s, key_of
+
+STEPS_MAX = (1 << 32) - 2
+"""Times are kept in 32 bits; the last one marks a record that is free."""
+Order = Literal["lru", "lfu"]
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """When keys of a table get rows, and lose them.
+
+    Parameters
+    ----------
+    admit_after : int
+        A key gets a row by the push that is its `admit_after`-th; until then its gradients are dropped.
+    admit_probability : float
+        A key without a row gets one by a push with this probability, in (0, 1].
+    evict_unused_steps : int, optional
+        A row is gone when so many steps were applied since the last one that pushed it; None: never.
+    evict_norm_below : float
+        A row is gone when its L2 norm is below this at a time that `evict_norm_every` divides; 0: never.
+    evict_norm_every : int
+    evict_above_rows : int, optional
+        A shard with more rows drops some, until 9 of 10 are left; None: never.
+    evict_first : {"lru", "lfu"}
+        Which: those that were pushed the longest ago, or the fewest times.
+    """
+
+    admit_after: int = 1
+    admit_probability: float = 1.0
+    evict_unused_steps: int | None = None
+    evict_norm_below: float = 0.0
+    evict_norm_every: int = 1000
+    evict_above_rows: int | None = None
+    evict_first: Order = "lru"
+
+    @property
+    def ends_rows(self) -> bool:
+        """Whether a row can be gone by the time alone."""
+        return self.evict_unused_steps is not None or self.evict_norm_below > 0
+
+    @property
+    def admits_all(self) -> bool:
+        """Whether each key gets its row by its first push."""
+        return self.admit_after == 1 and self.admit_probability == 1.0
+
+    def of_candidates(self) -> RowRules:
+        """Return the rules of keys that have no row yet, but are counted: they can only grow old."""
+        return RowRules(evict_unused_steps=self.evict_unused_steps)
+
+    def norm_checked_at(self, now: int) -> int:
+        """Return the last time until `now` at which norms counted; 0: none yet."""
+        return now // self.evict_norm_every * self.evict_norm_every if self.evict_norm_below > 0 else 0
+
+
+NO_RULES = RowRules()
+"""Each key has a row from its first push on, for ever."""
+
+
+def ended(rules: RowRules, now: int, last_use: NDArray[np.uint32], values: Float32s) -> NDArray[np.bool_]:
+    """Tell of each row whether it is gone.
+
+    Parameters
+    ----------
+    rules : RowRules
+    now : int
+        Steps that are applied.
+    last_use : ndarray of uint32, shape (rows,)
+        Time of each row's last push, at most `now`.
+    values : ndarray of float32, shape (rows, row_elements)
+    """
+    gone = np.zeros(len(last_use), np.bool_)
+    if rules.evict_unused_steps is not None:
+        gone |= now - last_use.astype(np.int64) >= rules.evict_unused_steps
+    if rules.evict_norm_below > 0:
+        squares = np.zeros(len(last_use))
+        for column in values.T.astype(np.float64):  # in the order of the elements, as the shard's loop adds them
+            squares += column * column
+        gone |= (last_use <= rules.norm_checked_at(now)) & (squares < rules.evict_norm_below**2)
+    return gone
+
+
+class Chance:
+    """Draws whether a push gives a key its row: a function of (seed, table, key, time) alone.
+
+    Parameters
+    ----------
+    seed : int
+        The job's.
+    table : str
+    probability : float
+    """
+
+    def __init__(self, seed: int, table: str, probability: float) -> None:
+        self._own = key_of(f"parashard admission\0{seed}\0{table}")
+        self._below = np.float64(probability)
+
+    def admits(self, keys: NDArray[np.uint64], clock: int) -> NDArray[np.bool_]:
+        """Tell of each mixed key whether the push at a time gives it a row."""
+        counters: Any = keys ^ splitmix64(np.array([clock], np.uint64), self._own)
+        words: NDArray[np.uint64] = splitmix64(counters, self._own)
+        admitted: NDArray[np.bool_] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self._below
+        return admitted

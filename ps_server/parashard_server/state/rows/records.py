@@ -1,0 +1,241 @@
+"""Records: records by key, of which each is there from its first use until the rules end it.
+
+Owns memory, index, and what checkpoints lack. What is gone by the rules is hidden from every search, and its record
+swept later, a few with each push; while a checkpoint is saved no record that it may need is used again. Knows no
+gradient, no step and no lock. Called by `parashard_server.state.rows.table_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.checkpoints.tables import StoredRows
+from parashard.plan.embedding import Keys
+from parashard.plan.row_rules import RowRules
+from parashard_server.state.kernels import fused
+from parashard_server.state.rows.row_index import ABSENT, RowIndex
+from parashard_server.state.rows.row_memory import RowMemory
+from parashard_server.state.rows.row_saving import RowSaving
+
+MOVED_LISTS = 4096  # so many short lists become one
+SWEPT_LEAST = 1024  # records that a sweep looks at; where more were pushed, so many
+LEFT_OF_TEN = 9
+_NEVER = np.iinfo(np.int64).max
+
+
+class Records:
+    """Records of a table's keys.
+
+    Parameters
+    ----------
+    elements : int
+        Of the values that the rules look at.
+    slots : mapping of str to int
+        What a record has behind its values, with the elements of each.
+    rows_max : int
+    rules : RowRules
+
+    Attributes
+    ----------
+    memory : RowMemory
+    rules : RowRules
+    parts : ndarray of int64
+        Elements of the values, then of each slot.
+    swept : int
+        How many records the rules have ended.
+    """
+
+    def __init__(self, elements: int, slots: Mapping[str, int], rows_max: int, rules: RowRules) -> None:
+        self.parts = np.array([elements, *slots.values()], np.int64)
+        self.memory = RowMemory(int(self.parts.sum()), rows_max)
+        self.swept = 0
+        self.rules = rules
+        self._elements, self._slots = elements, slots
+        self._index = RowIndex(self.memory)
+        self._limits = np.array([rules.evict_norm_below**2])
+        self._at = 0  # where the next sweep begins
+        self._cut = 0  # time of the last cut
+        self._saved_until = 0  # time of the last one that is stored
+        self._moved: list[NDArray[np.uint32]] = []  # records that moved since the last cut, each once
+        self._gone: list[Keys] = []  # keys whose records were ended since
+        self._waiting: list[NDArray[np.uint32]] = []  # those of a save that is not stored yet
+        self._waiting_gone: list[Keys] = []
+        self._saving: RowSaving | None = None
+        self._ended = np.empty(0, np.uint32)  # records that were ended while a save may still need them
+
+    @property
+    def rows(self) -> int:
+        """Number of keys with a record; some may be gone by the rules."""
+        return self.memory.end - self.memory.free - len(self._ended)
+
+    @property
+    def moved_rows(self) -> int:
+        """Number of records that moved since the last save that is stored; those of one under way may count twice."""
+        return sum(map(len, (*self._waiting, *self._moved)))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of records and index."""
+        return self.memory.end * self.memory.record_bytes + self._index.memory_bytes
+
+    def find(self, keys: Keys, now: int) -> tuple[NDArray[np.uint32], int, NDArray[np.uint32] | None]:
+        """Return the reference of each key's record, ABSENT where it has none or it is gone, and how many have none.
+
+        The third is None where no record is gone; else the references with those that are.
+        """
+        found, absent = self._index.find(keys)
+        if not self.rules.ends_rows or absent == len(found):
+            return found, absent, None
+        visible = found.copy()
+        hidden = self._hide(visible, now)
+        return visible, absent + hidden, found if hidden else None
+
+    def add(self, keys: Keys) -> NDArray[np.uint32]:
+        """Make records of keys that have none, and return their references; t and last use are 0, floats are any."""
+        saving = self._saving is not None and not self._saving.given_up
+        if saving and self.memory.end + len(keys) > self.memory.rows_max:
+            self._saving.give_up()  # type: ignore[union-attr]
+            self._release()
+            saving = False
+        rows = self.memory.add(keys, reuse=not saving)
+        self._index.enter(keys, rows)
+        return rows
+
+    def keep(self, rows: NDArray[np.uint32]) -> None:
+        """Keep what a save that is under way still lacks of records; before they change."""
+        if self._saving is not None:
+            self._saving.keep(rows)
+
+    def use(self, rows: NDArray[np.uint32], clock: int) -> None:
+        """Count a use of these records, each once, and note that they moved."""
+        first = np.empty(len(rows), np.uint32)
+        sizes = np.array([self.memory.stride, clock, self._cut], np.int64)
+        moved = fused.use_rows(rows, self.memory.headers, first, sizes)
+        if moved:
+            self._moved.append(first[:moved].copy())
+            if len(self._moved) > MOVED_LISTS:
+                self._moved = [np.concatenate(self._moved)]
+
+    def remove(self, rows: NDArray[np.uint32]) -> None:
+        """End records: their keys have none any more."""
+        if not len(rows):
+            return
+        keys = self.memory.keys_of(rows)
+        self._index.remove(keys)
+        self._gone.append(keys)
+        self._ended = np.concatenate([self._ended, rows])
+        if self._saving is None or self._saving.given_up:
+            self._release()
+
+    def sweep(self, now: int, pushed: int) -> None:
+        """Free some records that are gone by the rules."""
+        if self.rules.ends_rows:
+            stop = min(self.memory.end, self._at + max(SWEPT_LEAST, pushed))
+            self._sweep(self._at, stop, now)
+            self._at = 0 if stop == self.memory.end else stop
+
+    def sweep_all(self, now: int) -> None:
+        """Free all records that are gone by the rules."""
+        if self.rules.ends_rows:
+            self._sweep(0, self.memory.end, now)
+
+    def evict(self, now: int) -> None:
+        """Where there are more records than the rules want, end some of them."""
+        most = self.rules.evict_above_rows
+        if most is None or self.rows <= most:
+            return
+        self.sweep_all(now)
+        if self.rows <= most:
+            return
+        rows = self._live()
+        memory = self.memory
+        by = memory.last_use_of(rows) if self.rules.evict_first == "lru" else memory.t_of(rows)
+        order = np.lexsort((memory.keys_of(rows), by))
+        out = rows[order[: len(rows) - max(1, most * LEFT_OF_TEN // 10)]]
+        self.swept += len(out)
+        self.remove(out)
+
+    def cut(self, clock: int, *, whole: bool) -> RowSaving:
+        """Begin to save the records as they are at a time: all, or those that moved since the last save.
+
+        An earlier save that has not ended is over.
+        """
+        self._release()
+        self._waiting, self._moved = [*self._waiting, *self._moved], []
+        self._waiting_gone, self._gone = [*self._waiting_gone, *self._gone], []
+        self._cut = clock
+        self._saving = RowSaving(
+            self.memory,
+            None if whole else tuple(self._waiting),
+            () if whole else tuple(self._waiting_gone),
+            0 if whole else self._saved_until,
+            clock,
+            self._elements,
+            self._slots,
+        )
+        return self._saving
+
+    def ended(self, saving: RowSaving, clock: int, *, stored: bool) -> None:
+        """Take note that a save is over; what one that is not stored had comes into the next one."""
+        if self._saving is not saving:
+            return
+        self._saving = None
+        self._release()
+        if stored:
+            self._saved_until = clock
+        else:
+            self._moved, self._gone = [*self._waiting, *self._moved], [*self._waiting_gone, *self._gone]
+        self._waiting, self._waiting_gone = [], []
+
+    def restored(self, clock: int, *, saved: bool) -> None:
+        """Take note of the time of a restored checkpoint; `saved`: the next one may be an increment of it."""
+        self._cut = clock
+        self._saved_until = clock if saved else 0
+
+    def restore(self, stored: StoredRows) -> None:
+        """Take records of a checkpoint, whose keys have none here."""
+        rows = self.memory.add(stored.keys)
+        self._index.enter(stored.keys, rows)
+        self.memory.set_use(rows, stored.t, stored.last_use)
+        values = np.concatenate(
+            [part.reshape(-1) for part in (stored.values, *(stored.slots[slot] for slot in self._slots))]
+        )
+        fused.scatter_rows(rows, self.memory.words, values, self.parts, self._sizes)
+
+    def _sweep(self, begin: int, end: int, now: int) -> None:
+        if begin == end:
+            return
+        rows = np.arange(begin, end, dtype=np.uint32)
+        seen = rows.copy()
+        if len(self._ended):
+            seen[np.isin(rows, self._ended)] = ABSENT
+        before = seen == ABSENT
+        if self._hide(seen, now):
+            out = rows[(seen == ABSENT) & ~before]
+            self.swept += len(out)
+            self.remove(out)
+
+    def _hide(self, rows: NDArray[np.uint32], now: int) -> int:
+        rules = self.rules
+        unused = _NEVER if rules.evict_unused_steps is None else rules.evict_unused_steps
+        sizes = np.array([self.memory.stride, self._elements, now, unused, rules.norm_checked_at(now)], np.int64)
+        return fused.hide_rows(rows, self.memory.headers, self.memory.words, sizes, self._limits)
+
+    def _live(self) -> NDArray[np.uint32]:
+        rows = np.arange(self.memory.end, dtype=np.uint32)
+        live = ~self.memory.is_free(rows)
+        live[self._ended] = False
+        return rows[live]
+
+    def _release(self) -> None:
+        """Free records that were ended; no save needs them any more."""
+        if len(self._ended):
+            self.memory.give_back(self._ended)
+            self._ended = np.empty(0, np.uint32)
+
+    @property
+    def _sizes(self) -> NDArray[np.int64]:
+        return np.array([self.memory.stride], np.int64)
