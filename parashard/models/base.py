@@ -13,6 +13,7 @@ from parashard.plan.variables import Float32s, Variable
 if TYPE_CHECKING:
     from parashard.checkpoints.tables import StoredRows
     from parashard.metrics import Sums  # which makes metrics with this package
+    from parashard.models.due_rows import Applied
 
 Initial = Variable | Float32s | tuple[Variable, Float32s]
 """What a model starts from under one name."""
@@ -137,5 +138,10 @@ class Audited(Protocol):
 class AuditsRows(Audited, Protocol):
     """An audited model whose tables show it, too."""
 
-    def audit_rows(self, rows: Iterable[tuple[str, StoredRows]], epochs: int) -> Mapping[str, int]:
-        """Return the same of all rows of all tables, which come piece by piece, each key once."""
+    def audit_rows(
+        self, rows: Iterable[tuple[str, StoredRows]], epochs: int, applied: Applied | None = None
+    ) -> Mapping[str, int]:
+        """Return the same of all rows of all tables, which come piece by piece, each key once.
+
+        `applied`: what the job has applied, if its tables have rules of which rows there are.
+        """

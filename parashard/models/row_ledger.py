@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parashard.data.base import Array, Batch, DataSpec
+from parashard.models.due_rows import Applied, due_rows
 from parashard.models.ledger import squares_total
 from parashard.models.options import RowLedgerOptions
 from parashard.plan.embedding import unmixed
@@ -71,8 +72,15 @@ class RowLedger:
         due = np.array((epochs, squares_total(epochs)), np.float32)
         return {"ledger_wrong": int((variables["entries"] != due).any(axis=1).sum())}
 
-    def audit_rows(self, rows: Iterable[tuple[str, StoredRows]], epochs: int) -> Mapping[str, int]:
-        """Return {"rows_wrong": keys whose row is not the sum over its uses, or that nobody used, or have no row}."""
+    def audit_rows(
+        self, rows: Iterable[tuple[str, StoredRows]], epochs: int, applied: Applied | None = None
+    ) -> Mapping[str, int]:
+        """Return {"rows_wrong": keys whose row is not the sum over its uses, or that nobody used, or have no row}.
+
+        `applied`: the table has rules, and what is due follows from these.
+        """
+        if applied is not None:
+            return {"rows_wrong": self._wrong_by_rules(rows, applied)}
         uses = np.bincount(np.arange(self._examples) % self._shared, minlength=self._shared)
         once = np.array([epochs, squares_total(epochs)], np.float32)
         wrong = 0
@@ -86,6 +94,24 @@ class RowLedger:
         known = np.concatenate([np.empty(0, np.int64), *found])
         distinct = len(np.unique(known))
         return {"rows_wrong": wrong + (due - distinct) + (len(known) - distinct)}
+
+    def _wrong_by_rules(self, rows: Iterable[tuple[str, StoredRows]], applied: Applied) -> int:
+        keys = self._examples + self._shared
+        t, found = np.zeros(keys, np.int64), np.zeros((keys, 2))
+        unknown = 0
+        for name, stored in rows:
+            if name != TABLE:
+                continue  # keys that are counted
+            ids = unmixed(stored.keys).astype(np.int64)
+            shared = ids >= _SHARED
+            places = np.where(shared, ids - _SHARED + self._examples, ids)
+            known = (places >= 0) & (places < keys) & (shared | (ids < self._examples)) & (t[places % keys] == 0)
+            t[places[known]], found[places[known]] = stored.t[known], stored.values[known]
+            unknown += len(ids) - len(np.unique(places[known]))
+        due = due_rows(applied, TABLE, self._examples, self._shared, t)
+        wrong = (t < due.t[0]) | (t > due.t[1])
+        wrong |= ((found < due.entries[0]) | (found > due.entries[1])).any(axis=1)
+        return unknown + int(wrong.sum())
 
     def _times(self, keys: NDArray[np.int64], uses: NDArray[np.int64]) -> Float32s:
         """Return how often an epoch uses each key."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import say, write_figures
-from job_run import JobRun, fault_free, sets, violations
+from job_run import NOTHING_EXPECTED, JobRun, fault_free, sets, violations
 from sweeps import ONCE, SWEEPS, Sweep
 
 from parashard.process.failpoints import FAILPOINTS, FOLDER_VARIABLE, SEED_VARIABLE, SPEC_VARIABLE, firings
@@ -51,9 +51,7 @@ def run_sweep(sweep: Sweep, times: int, seed: int, folder: Path) -> Swept:
     at, markers = folder / "run", folder / "markers"
     markers.mkdir(parents=True)
     job = [sweep.file, *sets(values_of(sweep, times))]
-    expected: tuple[str, dict[str, Any]] = (
-        fault_free(job, sweep.policy, folder / "fault-free") if sweep.digest else ("", {})
-    )
+    expected = fault_free(job, sweep.policy, folder / "fault-free") if sweep.digest else NOTHING_EXPECTED
     armed = {SPEC_VARIABLE: spec(sweep, times), FOLDER_VARIABLE: str(markers), SEED_VARIABLE: str(seed)}
     kills = times * (len(sweep.failpoints) + FUEL_TIMES * len(sweep.fuel))
     provoke = sweep.provoke() if sweep.provoke else None
@@ -63,7 +61,7 @@ def run_sweep(sweep: Sweep, times: int, seed: int, folder: Path) -> Swept:
             lambda: provoke(run, firings(markers), times) if provoke else None,
         )
     fired = firings(markers)
-    broken = violations(ended, *expected)
+    broken = violations(ended, expected)
     broken += [f"{name} fired {fired[name]} of {times} times" for name in sweep.failpoints if fired[name] < times]
     return Swept(sweep, fired, time.monotonic() - started_s, broken)
 

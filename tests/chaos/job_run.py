@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 from support.command_run import CommandRun
 from support.report_oracle import evaluations_of, misreported
@@ -86,20 +87,36 @@ class JobRun(CommandRun):
         return [" ".join(words) for words in left]
 
 
-def violations(
-    ended: Ended, expected_sha256: str = "", expected_evaluations: Mapping[str, Any] | None = None
-) -> list[str]:
+class Expected(NamedTuple):
+    """What a run without faults ends with, where that is always the same.
+
+    Attributes
+    ----------
+    sha256 : str
+        Digest of the weights.
+    evaluations : mapping
+        What was recorded of each evaluation, by step; empty where rounds do not say of what.
+    rows : mapping
+        Digest of each table's rows, likewise.
+    """
+
+    sha256: str = ""
+    evaluations: Mapping[str, Any] = MappingProxyType({})
+    rows: Mapping[str, str] = MappingProxyType({})
+
+
+NOTHING_EXPECTED = Expected()
+
+
+def violations(ended: Ended, expected: Expected = NOTHING_EXPECTED) -> list[str]:
     """Return the promises that a run broke, in words; empty if it kept all.
 
     Parameters
     ----------
     ended : Ended
         How the run ended.
-    expected_sha256 : str
-        Digest of the weights that a run without faults ends with; "": the job has none that is always the same.
-    expected_evaluations : mapping, optional
-        What a run without faults recorded of each evaluation, where that is always the same. One that is missing was
-        told as missed.
+    expected : Expected
+        An evaluation of it that the run lacks was told as missed.
     """
     report, found = ended.report, []
     if ended.exit_code != 0 or report.get("state") != "done":
@@ -108,20 +125,24 @@ def violations(
     if ended.run_dir is not None and report.get("state") == "done":
         found += misreported(ended.run_dir, report)
         recorded = evaluations_of(ended.run_dir)
-        for step, metrics in (expected_evaluations or {}).items():
+        for step, metrics in expected.evaluations.items():
             if recorded.get(step, metrics) != metrics:
                 found.append(f"after step {step} the metrics were {recorded[step]}, not {metrics}")
-    if expected_sha256 and report.get("weights_sha256") != expected_sha256:
-        found.append(f"weights are {report.get('weights_sha256')}, not {expected_sha256}")
+    if expected.sha256 and report.get("weights_sha256") != expected.sha256:
+        found.append(f"weights are {report.get('weights_sha256')}, not {expected.sha256}")
+    if expected.rows and report.get("rows_digest") != expected.rows:
+        found.append(f"rows of tables are {report.get('rows_digest')}, not {expected.rows}")
     return found + [f"left over: {words}" for words in ended.left_over]
 
 
-def fault_free(job: Sequence[str], policy: str, run_dir: Path) -> tuple[str, dict[str, Any]]:
-    """Run a job without faults; return the digest of its weights, and its evaluations where rounds say of what."""
+def fault_free(job: Sequence[str], policy: str, run_dir: Path) -> Expected:
+    """Run a job without faults, and return what it ended with."""
     with JobRun(run_dir, ["run", *job, "--consistency", policy]) as run:
         ended = run.wait(time.monotonic() + FAULT_FREE_S)
     assert not violations(ended), violations(ended)
-    return str(ended.report["weights_sha256"]), evaluations_of(run_dir) if policy.startswith("sync") else {}
+    if not policy.startswith("sync"):
+        return Expected(str(ended.report["weights_sha256"]))
+    return Expected(str(ended.report["weights_sha256"]), evaluations_of(run_dir), ended.report.get("rows_digest") or {})
 
 
 def sets(values: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job_run import Ended, JobRun, violations
+from job_run import Ended, Expected, JobRun, violations
 from safetensors.numpy import load_file, save_file
 
 from parashard.launch.run_files import WEIGHTS_FILE
@@ -76,8 +76,8 @@ def test_an_evaluation_that_a_run_without_faults_has_otherwise_is_reported(
     recorded = evaluations_of(run_dir)
     assert len(recorded) == 1, "one epoch"
     (step, metrics), ended = *recorded.items(), Ended(0, report, "", (), run_dir)
-    assert violations(ended, expected_evaluations=recorded) == []
+    assert violations(ended, Expected(evaluations=recorded)) == []
     other = {step: {**metrics, "accuracy": 0.5}}
-    assert violations(ended, expected_evaluations=other) == [
+    assert violations(ended, Expected(evaluations=other)) == [
         f"after step {step} the metrics were {metrics}, not {other[step]}"
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from campaigns import Campaign, summed
 from failpoint_sweep import spec
-from job_run import Ended, violations
+from job_run import Ended, Expected, violations
 from sweeps import ONCE, Sweep
 
 from parashard.process.failpoints import parse
@@ -18,9 +18,18 @@ REPORT = {"state": "done", "shards": 2, "steps_applied": [8, 8], "steps_total": 
 SOUND = Ended(0, {**REPORT, "weights_sha256": "a1"}, "", ())
 
 
+def test_rows_of_tables_that_differ_are_told() -> None:
+    rows = {"ledger": "d1"}
+    sound = replace(SOUND, report={**SOUND.report, "rows_digest": rows})
+    assert violations(sound, Expected("a1", rows=rows)) == []
+    assert violations(sound, Expected("a1", rows={"ledger": "d2"})) == [
+        "rows of tables are {'ledger': 'd1'}, not {'ledger': 'd2'}"
+    ]
+
+
 def test_a_run_that_kept_every_promise_has_no_violation() -> None:
     assert violations(SOUND) == []
-    assert violations(SOUND, expected_sha256="a1") == []
+    assert violations(SOUND, Expected("a1")) == []
 
 
 @pytest.mark.parametrize(
@@ -33,7 +42,7 @@ def test_a_run_that_kept_every_promise_has_no_violation() -> None:
     ],
 )
 def test_a_broken_promise_in_the_report_is_reported(found: dict[str, Any], told: str) -> None:
-    assert violations(replace(SOUND, report={**SOUND.report, **found}), expected_sha256="a1") == [told]
+    assert violations(replace(SOUND, report={**SOUND.report, **found}), Expected("a1")) == [told]
 
 
 def test_a_run_without_a_report_is_a_violation() -> None:

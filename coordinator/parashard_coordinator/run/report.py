@@ -18,7 +18,9 @@ from parashard.job.embeddings import tables_of
 from parashard.launch.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import write_report
 from parashard.models.base import AuditsRows
+from parashard.models.due_rows import Applied
 from parashard.plan.embedding import candidates_of
+from parashard.plan.row_rules import NO_RULES
 from parashard.plan.variables import values_sha256
 from parashard.process.side_effects import failed_writes, why_failed
 from parashard.store.arrays import write_arrays
@@ -142,8 +144,18 @@ def audited(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:
     if resolved.auditor is not None:
         found.update(resolved.auditor.audit(model.variables, resolved.job.job.epochs))
     if isinstance(resolved.auditor, AuditsRows):
-        found.update(resolved.auditor.audit_rows(model.rows(), resolved.job.job.epochs))
+        found.update(resolved.auditor.audit_rows(model.rows(), resolved.job.job.epochs, _applied(resolved)))
     return found
+
+
+def _applied(resolved: ResolvedJob) -> Applied | None:
+    """Return what decides the rows of a job whose first table with rules has some; None: no table has."""
+    job = resolved.job
+    ruled = [table.rules for table in tables_of(job) if table.rules != NO_RULES]
+    if not ruled:
+        return None
+    policy = job.consistency.policy
+    return Applied(resolved.steps, policy.bound if policy.kind == "sync" else None, ruled[0], job.job.seed)
 
 
 def _of_tables(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:

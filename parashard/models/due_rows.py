@@ -1,0 +1,139 @@
+"""Due rows: what the ledger of rows must end with where rules give keys their rows, and end them.
+
+In `sync:N` the order of rounds is known, and so are all rows: each use is counted again, round by round, by its own
+reading of the rules. In other modes steps may be applied in any order. There bounds are due: a row that was pushed t
+times has t of its key's steps, so at least the t that use it least, and without eviction t is known. Knows no shard.
+Called by `parashard.models.row_ledger`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.plan.embedding import mixed
+from parashard.plan.row_rules import Chance, RowRules
+from parashard.plan.steps import StepPlan
+
+Numbers = NDArray[np.int64]
+
+
+class Applied(NamedTuple):
+    """What a job has applied.
+
+    Parameters
+    ----------
+    steps : StepPlan
+        Each of its steps once.
+    round_steps : int or None
+        N in `sync:N`.
+    rules : RowRules
+        Of the table.
+    seed : int
+        The job's.
+    """
+
+    steps: StepPlan
+    round_steps: int | None
+    rules: RowRules
+    seed: int
+
+
+class Due(NamedTuple):
+    """Bounds of each key's row, all int64 of shape (keys,) but `entries`.
+
+    Parameters
+    ----------
+    t : (ndarray, ndarray)
+        How often it was pushed, at least and at most; 0: it has none.
+    entries : (ndarray, ndarray), of shape (keys, 2)
+        Its two numbers, at least and at most, if it was pushed as often as `counts` says it was.
+    """
+
+    t: tuple[Numbers, Numbers]
+    entries: tuple[Numbers, Numbers]
+
+
+def due_rows(applied: Applied, table: str, own: int, shared: int, t: Numbers) -> Due:
+    """Return the bounds of all rows: of the `own` keys of examples, then of those that they share.
+
+    Parameters
+    ----------
+    applied : Applied
+    table : str
+    own, shared : int
+        How many keys of each kind.
+    t : ndarray of int64, shape (own + shared,)
+        How often each row was pushed, as it says itself.
+    """
+    if applied.round_steps is None:
+        return _bounds(applied, own, shared, t)
+    return _rounds(applied, table, own, shared)
+
+
+def entries_of(applied: Applied, step: int, own: int, shared: int) -> Numbers:
+    """Return what a step adds to each key's row, shape (own + shared, 2)."""
+    indices, epoch = applied.steps.indices(step), applied.steps.epoch_of(step)
+    uses = np.bincount(np.concatenate([indices, own + indices % shared]), minlength=own + shared)
+    return uses[:, None] * np.array([1, (epoch + 1) ** 2], np.int64)
+
+
+def _rounds(applied: Applied, table: str, own: int, shared: int) -> Due:
+    """Count round by round."""
+    rules, steps = applied.rules, applied.steps
+    assert applied.round_steps is not None
+    assert rules.evict_above_rows is None, "what is due under this rule depends on where rows lie"
+    chance = Chance(applied.seed, table, rules.admit_probability)
+    words = mixed(np.concatenate([np.arange(own), (1 << 62) + np.arange(shared)]))
+    keys = own + shared
+    entries, t, last = np.zeros((keys, 2), np.int64), np.zeros(keys, np.int64), np.zeros(keys, np.int64)
+    counted, counted_last = np.zeros(keys, np.int64), np.zeros(keys, np.int64)
+
+    def end(now: int) -> None:
+        over = np.zeros(keys, np.bool_)
+        if rules.evict_unused_steps is not None:
+            over = now - last >= rules.evict_unused_steps
+            counted[now - counted_last >= rules.evict_unused_steps] = 0
+        if rules.evict_norm_below > 0:
+            small = (entries.astype(np.float64) ** 2).sum(axis=1) < rules.evict_norm_below**2
+            over |= small & (last <= now - now % rules.evict_norm_every)
+        t[over], entries[over] = 0, 0
+
+    for clock, first in enumerate(range(0, steps.total, applied.round_steps), 1):
+        end(clock - 1)
+        of_round = range(first, min(first + applied.round_steps, steps.total))
+        added = sum((entries_of(applied, step, own, shared) for step in of_round), np.zeros((keys, 2), np.int64))
+        used = added[:, 0] > 0
+        asks = used & (t == 0)
+        if rules.admit_probability < 1.0:
+            refused = asks.copy()
+            refused[asks] = ~chance.admits(words[asks], clock)
+            used, asks = used & ~refused, asks & ~refused
+        counted[asks] += 1
+        counted_last[asks] = clock
+        waits = asks & (counted < rules.admit_after)
+        counted[asks & ~waits] = 0
+        moves = used & ~waits
+        entries[moves] += added[moves]
+        t[moves] += 1
+        last[moves] = clock
+    end(clock)
+    return Due((t, t), (entries, entries))
+
+
+def _bounds(applied: Applied, own: int, shared: int, t: Numbers) -> Due:
+    """Return what any order of the steps allows."""
+    rules, steps = applied.rules, applied.steps
+    of_steps = np.stack([entries_of(applied, step, own, shared) for step in range(steps.total)])
+    used = (of_steps[:, :, 0] > 0).sum(axis=0)
+    most = np.maximum(used - (rules.admit_after - 1), 0)
+    known = not rules.ends_rows and rules.evict_above_rows is None and rules.admit_probability == 1.0
+    ordered = np.sort(of_steps, axis=0)
+    sums = np.concatenate([np.zeros((1, *ordered.shape[1:]), np.int64), np.cumsum(ordered, axis=0)])
+    keys, pushed = np.arange(own + shared), np.minimum(t, used)
+    greatest = sums[-1] - sums[len(ordered) - pushed, keys]
+    begin = len(ordered) - used  # steps that do not use the key come first
+    least = sums[begin + pushed, keys] - sums[begin, keys]
+    return Due((most if known else np.zeros_like(most), most), (least, greatest))
