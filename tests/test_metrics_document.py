@@ -13,6 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from parashard.plan.embedding import EmbeddingTable
+from parashard.plan.optimizers import SGD
 from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.registry import new_registry
 from parashard_coordinator.api.metrics import CoordinatorCollector
@@ -30,6 +32,7 @@ from parashard_server.metrics import ShardCollector
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
+from parashard_server.state.rows.tables import Tables
 from parashard_worker.loop import StepLoop
 from parashard_worker.metrics import WorkerCollector
 from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of
@@ -70,7 +73,8 @@ def _coordinator() -> CollectorRegistry:
 
 def _shard() -> CollectorRegistry:
     registry = new_registry("shard", CREDENTIALS)
-    served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS)), AdmissionLock(1), "")
+    tables = Tables([EmbeddingTable("user", 2, SGD(0.1), rows_max=9)], 0, 0, 1)
+    served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS), tables=tables), AdmissionLock(1), "")
     log: Any = SimpleNamespace(bytes=0, fsyncs=0, failures=0)
     registry.register(ShardCollector(served, PushMemory(1), CheckpointRecord(), lambda: log))
     registry.register(RefusedPeers({"bytes": lambda: 0}))
@@ -109,6 +113,7 @@ def test_names_carry_the_prefix_and_a_known_type(told: Told) -> None:
         "shard",
         "result",
         "worker",
+        "table",
         "phase",
         "version",
         "role",

@@ -358,7 +358,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class GetStatusReply(_message.Message):
-    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "training_loss", "held_out", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total", "rollbacks", "problems", "skipped_steps", "partly_skipped_steps")
+    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "training_loss", "held_out", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total", "rollbacks", "problems", "skipped_steps", "partly_skipped_steps", "tables")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +392,7 @@ class GetStatusReply(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
     PARTLY_SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     state: JobState
@@ -418,7 +419,16 @@ class GetStatusReply(_message.Message):
     problems: _containers.RepeatedScalarFieldContainer[str]
     skipped_steps: int
     partly_skipped_steps: int
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., training_loss: _Optional[float] = ..., held_out: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ..., rollbacks: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., skipped_steps: _Optional[int] = ..., partly_skipped_steps: _Optional[int] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., training_loss: _Optional[float] = ..., held_out: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ..., rollbacks: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., skipped_steps: _Optional[int] = ..., partly_skipped_steps: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+
+class TableStatus(_message.Message):
+    __slots__ = ("total", "fullest")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FULLEST_FIELD_NUMBER: _ClassVar[int]
+    total: _shard_pb2.TableFigures
+    fullest: float
+    def __init__(self, total: _Optional[_Union[_shard_pb2.TableFigures, _Mapping]] = ..., fullest: _Optional[float] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("name", "incarnation", "live", "device", "steps_complete", "steps_held", "examples_per_s", "restarts", "phases", "http_address")

@@ -16,7 +16,14 @@ from rich.text import Text
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.columns import Column
 from parashard.display.figures import count, counted, duration
-from parashard.display.status_tables import figures_of, progress_figures, shard_columns, state_of, worker_columns
+from parashard.display.status_tables import (
+    figures_of,
+    progress_figures,
+    shard_columns,
+    state_of,
+    table_columns,
+    worker_columns,
+)
 from parashard.display.text_table import cut, item_lines, table_lines, text_lines
 
 BAR_CELLS = 40
@@ -30,6 +37,7 @@ WARNING = "warning: "  # how the event begins that tells of a problem
 _FAILED_ATTEMPT = re.compile(r"\S+ failed at step [\d,]+(?: \(examples [^)]*\))?: (?P<reason>.*)", re.DOTALL)
 PROBLEM_LINES = 2  # of one problem
 REASON_LINES = 2
+TABLES_LINES = 5  # of embedding tables, where the height is bounded
 TABLE_LINES_MIN = 3  # titles, one row, and the count of the others
 HEIGHT_MIN = 4
 ITEM = "{} {}"
@@ -82,18 +90,20 @@ def screen_lines(
     items = [ITEM.format(*figure) for figure in figures_of(status)]
     lines = [*_head(status, width), _bar(status, width, ascii_only), *map(Text, item_lines(items, width))]
     lines += _problems(status, width)
-    workers, shards = _workers(status), _shards(status)
+    workers, shards, tables = _workers(status), _shards(status), _tables(status)
     shown = shown_warnings(status)
     events = [event for event in status.events if event not in shown and not event.startswith(elsewhere)]
     all_events = _events(events, width, EVENTS_SHOWN * EVENT_LINES)
     if height is None:
-        return [*lines, *workers.lines(width, workers.height), *shards.lines(width, shards.height), *all_events]
-    room = max(0, height - len(lines))
+        all_rows = [line for table in (workers, shards, *tables) for line in table.lines(width, table.height)]
+        return [*lines, *all_rows, *all_events]
+    of_tables = [line for table in tables for line in table.lines(width, min(table.height, TABLES_LINES))]
+    room = max(0, height - len(lines) - len(of_tables))
     for_events = max(EVENT_LINES_MIN, room - workers.height - shards.height)
     for_events = min(len(all_events), for_events, max(0, room - 2 * TABLE_LINES_MIN))
     room -= for_events
     for_shards = min(shards.height, max(room // 2, room - workers.height))
-    lines += [*workers.lines(width, room - for_shards), *shards.lines(width, for_shards)]
+    lines += [*workers.lines(width, room - for_shards), *shards.lines(width, for_shards), *of_tables]
     return [*lines, *_events(events, width, for_events)][:height]
 
 
@@ -170,6 +180,17 @@ def _workers(status: pb.GetStatusReply) -> _Table:
 def _shards(status: pb.GetStatusReply) -> _Table:
     down = [not shard.live for shard in status.shards]
     return _Table("shard", down, down, lambda chosen: shard_columns(status.shards[row] for row in chosen))
+
+
+def _tables(status: pb.GetStatusReply) -> list[_Table]:
+    """Return the table of embedding tables, if the job has any."""
+    columns = table_columns(status.tables)
+    down = [False] * len(columns[0].cells)
+
+    def chosen_columns(chosen: Sequence[int]) -> list[Column]:
+        return [column._replace(cells=tuple(column.cells[row] for row in chosen)) for column in columns]
+
+    return [_Table("table", down, down, chosen_columns)] if down else []
 
 
 def _head(status: pb.GetStatusReply, width: int) -> list[Text]:

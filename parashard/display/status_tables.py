@@ -1,4 +1,4 @@
-"""The figures of a job's status and its tables of workers and shards, with their names.
+"""The figures of a job's status and its tables of workers, shards and embedding tables, with their names.
 
 Pure. One list for the live view, `parashard status`, the plain lines and the status page, so that names agree on all of
 them. Decides nothing about the layout.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard._proto.shard_pb2 import TableFigures
 from parashard.display.columns import Column
 from parashard.display.figures import count, mebibytes, metric, metric_name, percent, rate
 from parashard.telemetry.transfer import Bytes, Overlap
@@ -87,6 +88,27 @@ def shard_columns(shards: Iterable[pb.ShardStatus]) -> list[Column]:
         Column("repeats ignored", tuple(count(record.duplicate_pushes) for record in records), rank=5),
         Column("refused", tuple(count(record.refused_pushes) for record in records), rank=4),
     ]
+
+
+def table_columns(tables: Iterable[pb.TableStatus]) -> list[Column]:
+    """Return the table of embedding tables; no rows where the job has none."""
+    rows = list(tables)
+    totals = [table.total for table in rows]
+    return [
+        Column("table", tuple(total.table for total in totals), is_text=True),
+        Column("rows", tuple(count(total.rows) for total in totals)),
+        Column("fullest shard", tuple(percent(table.fullest) for table in rows), rank=1),
+        Column("memory MiB", tuple(mebibytes(total.memory_bytes) for total in totals), rank=2),
+        Column("keys found", tuple(_found(total) for total in totals), rank=4),
+        Column("keys waiting", tuple(count(total.candidates) for total in totals), rank=5),
+        Column("rows added", tuple(count(total.added_rows) for total in totals), rank=6),
+        Column("rows evicted", tuple(count(total.evicted_rows) for total in totals), rank=3),
+    ]
+
+
+def _found(total: TableFigures) -> str:
+    """Return the share of pulled keys that had a row."""
+    return percent(total.pulled_rows / total.pulled_keys) if total.pulled_keys else "-"
 
 
 def _phase_shares(phases: pb.PhaseSeconds) -> list[str]:

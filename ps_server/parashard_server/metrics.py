@@ -13,6 +13,7 @@ from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.durability.write_ahead_log.log import WriteAheadLog
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
+from parashard_server.state.rows.table_rows import TableRows
 
 STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 """The last one is over eight times 127 workers: what `ParashardStalenessHigh` can be told of."""
@@ -83,6 +84,27 @@ class ShardCollector(Collector):
             yield self._counter("log_failures", "Times that the log could not be written.", log.failures)
         yield self._staleness()
         yield self._applies()
+        yield from self._tables()
+
+    def _tables(self) -> Iterator[Metric]:
+        tables = self._host.shard.tables
+        by_name = {} if tables is None else tables.by_name
+        figures: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, Callable[[TableRows], int]], ...]
+        figures = (
+            (GaugeMetricFamily, "rows", "Rows of an embedding table.", lambda one: one.rows),
+            (GaugeMetricFamily, "rows_max", "The most that it takes here.", lambda one: one.table.rows_max),
+            (GaugeMetricFamily, "bytes", "Memory of rows, slots and indexes.", lambda one: one.memory_bytes),
+            (GaugeMetricFamily, "candidates", "Keys counted, without a row yet.", lambda one: one.counted_keys),
+            (CounterMetricFamily, "added_rows", "Rows that came to be.", lambda one: one.added_rows),
+            (CounterMetricFamily, "evicted_rows", "Rows gone by the rules.", lambda one: one.records.swept),
+            (CounterMetricFamily, "pulled_keys", "Keys asked for in pulls.", lambda one: one.pulled_keys),
+            (CounterMetricFamily, "pulled_rows", "Those that had a row.", lambda one: one.pulled_rows),
+        )
+        for kind, name, text, figure in figures:
+            family = kind(f"parashard_shard_table_{name}", text, labels=["shard", "table"])
+            for table, rows in by_name.items():
+                family.add_metric([self._index, table], figure(rows))
+            yield family
 
     def _staleness(self) -> HistogramMetricFamily:
         counts = dict(self._host.shard.record.staleness)

@@ -33,4 +33,13 @@ def largest_record(shard: int) -> ShardRecord:
         kind = type(getattr(reply, field.name))
         if kind in most and field.name != "shard":
             setattr(reply, field.name, most[kind])
+    reply.tables.extend(
+        shard_pb2.TableFigures(
+            **{
+                field.name: f"{number:0200}" if field.name == "table" else most[int]
+                for field in shard_pb2.TableFigures.DESCRIPTOR.fields
+            }
+        )
+        for number in range(shard_reports.TABLES_MAX)
+    )
     return shard_reports.record_of(shard, reply)

@@ -21,6 +21,7 @@ from parashard.display.status_tables import (
     held_out_figures,
     shard_columns,
     state_of,
+    table_columns,
     worker_columns,
 )
 from parashard_coordinator.api import timeline as points
@@ -63,6 +64,8 @@ _BODY = """<body>
 <div class="wide" tabindex="0" role="region" aria-labelledby="workers-heading">{workers}</div></section>
 <section aria-labelledby="shards-heading"><h2 id="shards-heading">Shards</h2>
 <div class="wide" tabindex="0" role="region" aria-labelledby="shards-heading">{shards}</div></section>
+<section id="tables-section" aria-labelledby="tables-heading"{no_tables}><h2 id="tables-heading">Embedding tables</h2>
+<div class="wide" tabindex="0" role="region" aria-labelledby="tables-heading">{tables}</div></section>
 <section aria-labelledby="events-heading"><h2 id="events-heading">Events</h2>
 <p class="note">the newest first</p><ol id="events">{events}</ol></section>
 </main>
@@ -88,6 +91,8 @@ def status_page(status: pb.GetStatusReply) -> bytes:
         ),
         workers=_table("workers", screen["workers"]),
         shards=_table("shards", screen["shards"]),
+        tables=_table("tables", screen["tables"]),
+        no_tables="" if screen["tables"]["rows"] else " hidden",
         events=_items(screen["events"]),
     )
     return html.encode()
@@ -112,6 +117,7 @@ def screen_of(status: pb.GetStatusReply) -> dict[str, Any]:
         "figures": [list(figure) for figure in figures],
         "workers": _screen_table(worker_columns(status.workers), [worker.live for worker in status.workers]),
         "shards": _screen_table(shard_columns(status.shards), [shard.live for shard in status.shards]),
+        "tables": _screen_table(tables := table_columns(status.tables), [True] * len(tables[0].cells)),
         "events": list(reversed(status.events)),
     }
 

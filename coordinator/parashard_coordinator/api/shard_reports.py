@@ -32,6 +32,7 @@ from parashard_coordinator.core.membership import ShardRegistration
 
 INTERVALS_MAX = 1 << 15  # in a shard's applied steps, and in those it holds; each gap is a lease that is late
 ROUNDS_MAX = 1 << 16  # that a shard can return to
+TABLES_MAX = 1 << 8  # embedding tables of a job
 STALENESS_VALUES_MAX = 1 << 12  # that a shard tells apart
 ERROR_BYTES_MAX = 300  # of its checkpoints' and of its log's error, each: a status has them of every shard
 
@@ -40,6 +41,8 @@ _FIGURES = tuple(
     for field in shard_pb2.InspectReply.DESCRIPTOR.fields
     if isinstance(getattr(shard_pb2.InspectReply(), field.name), int | float | str)
 )
+
+TABLE_FIGURES = tuple(field.name for field in shard_pb2.TableFigures.DESCRIPTOR.fields)
 
 
 class ShardRecord(NamedTuple):
@@ -53,11 +56,14 @@ class ShardRecord(NamedTuple):
         How many steps are in the weights.
     staleness : Counter
         Pushes by staleness.
+    tables : tuple of TableFigures
+        Its rows of embedding tables.
     """
 
     figures: shard_pb2.InspectReply
     steps_applied: int
     staleness: Counter[int]
+    tables: tuple[shard_pb2.TableFigures, ...] = ()
 
 
 class SavedShard(NamedTuple):
@@ -122,11 +128,16 @@ def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
         raise MalformedFrame(f"shard {reply.shard} answers where shard {shard} should be")
     _check_counts(reply)
     check_count("staleness", reply.staleness, STALENESS_VALUES_MAX)
+    check_count("tables", reply.tables, TABLES_MAX)
     # A new message: a decoded one keeps the memory of cleared fields, and unknown fields.
     return ShardRecord(
         figures=shard_pb2.InspectReply(**{name: _figure(name, getattr(reply, name)) for name in _FIGURES}),
         steps_applied=_length(reply.applied),
         staleness=Counter({count.staleness: count.pushes for count in reply.staleness}),
+        tables=tuple(
+            shard_pb2.TableFigures(**{name: _figure(name, getattr(table, name)) for name in TABLE_FIGURES})
+            for table in reply.tables
+        ),
     )
 
 

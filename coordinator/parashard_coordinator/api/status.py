@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
 from parashard.display.figures import natural
-from parashard_coordinator.api.shard_reports import ShardRecord
+from parashard_coordinator.api.shard_reports import TABLE_FIGURES, TABLES_MAX, ShardRecord
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.staleness import merged, quantile
 
 PROBLEMS_MAX = 64  # in one message
+_UINT64_MAX = (1 << 64) - 1
 
 
 class StatusView:
@@ -84,6 +86,7 @@ class StatusView:
             problems=[*job.problems.texts, *_storage_problems(records)][:PROBLEMS_MAX],
             skipped_steps=job.skipped_steps,
             partly_skipped_steps=job.partly_skipped,
+            tables=_tables(records.values()),
         )
 
     def _worker(self, job: JobRecord, worker: Worker, now_s: float) -> pb.WorkerStatus:
@@ -120,3 +123,21 @@ def _storage_problems(records: Mapping[int, ShardRecord]) -> Iterator[str]:
             yield f"shard-{shard}: checkpoint failed: {record.figures.checkpoint_error}"
         if record.figures.log_error:
             yield f"shard-{shard}: push log failed: {record.figures.log_error}"
+
+
+def _tables(records: Iterable[ShardRecord]) -> list[pb.TableStatus]:
+    """Return the embedding tables over all shards, as these last told."""
+    by_name: dict[str, list[shard_pb2.TableFigures]] = {}
+    for record in records:
+        for table in record.tables:
+            by_name.setdefault(table.table, []).append(table)
+    return [
+        pb.TableStatus(total=_total(name, tables), fullest=max(one.rows / max(1, one.rows_max) for one in tables))
+        for name, tables in sorted(by_name.items())[:TABLES_MAX]
+    ]
+
+
+def _total(name: str, tables: list[shard_pb2.TableFigures]) -> shard_pb2.TableFigures:
+    fields = [field for field in TABLE_FIGURES if field != "table"]
+    sums = {field: min(sum(getattr(one, field) for one in tables), _UINT64_MAX) for field in fields}
+    return shard_pb2.TableFigures(table=name, **sums)

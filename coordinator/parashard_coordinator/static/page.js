@@ -133,6 +133,8 @@ function showStatus(status) {
   fill(byId("figures"), screen.figures, figure, (place, pair) => pair.forEach((text, i) => setText(place.children[i], text)));
   showTable(byId("workers"), screen.workers);
   showTable(byId("shards"), screen.shards);
+  showTable(byId("tables"), screen.tables);
+  byId("tables-section").hidden = screen.tables.rows.length === 0;
 }
 
 function showTable(table, { titles, is_text, rows, live }) {

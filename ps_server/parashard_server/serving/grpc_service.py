@@ -23,6 +23,7 @@ from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
+from parashard_server.state.rows.table_rows import TableRows
 
 
 class ShardService(shard_pb2_grpc.ShardServicer):
@@ -181,6 +182,21 @@ def inspection(shard: Shard) -> shard_pb2.InspectReply:
         held=interval_messages(shard.updates.held),
         push_float32_bytes=record.push_float32_bytes,
         pull_unmoved_bytes=record.pull_unmoved_bytes,
+        tables=[] if shard.tables is None else [_rows_of(table) for table in shard.tables.by_name.values()],
+    )
+
+
+def _rows_of(table: TableRows) -> shard_pb2.TableFigures:
+    return shard_pb2.TableFigures(
+        table=table.table.name,
+        rows=table.rows,
+        rows_max=table.table.rows_max,
+        memory_bytes=table.memory_bytes,
+        candidates=table.counted_keys,
+        added_rows=table.added_rows,
+        evicted_rows=table.records.swept,
+        pulled_keys=table.pulled_keys,
+        pulled_rows=table.pulled_rows,
     )
 
 

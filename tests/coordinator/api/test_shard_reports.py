@@ -18,6 +18,7 @@ from parashard_coordinator.api.shard_reports import (
     INTERVALS_MAX,
     ROUNDS_MAX,
     STALENESS_VALUES_MAX,
+    TABLES_MAX,
     record_of,
 )
 from parashard_coordinator.api.status import StatusView
@@ -105,7 +106,8 @@ def test_of_the_most_that_a_shard_may_say_the_figures_are_kept_and_shown() -> No
 def test_every_figure_of_a_record_is_kept() -> None:
     fields = shard_pb2.InspectReply.DESCRIPTOR.fields
     shown = {field.name for field, _ in largest_record(1).figures.ListFields()}
-    assert {field.name for field in fields} - shown == {"applied", "held", "checkpoint_rounds", "staleness"}
+    assert {field.name for field in fields} - shown == {"applied", "held", "checkpoint_rounds", "staleness", "tables"}
+    assert len(largest_record(1).tables) == TABLES_MAX
 
 
 def test_a_shard_tells_no_more_values_of_staleness_than_there_may_be() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
 from parashard_coordinator.api.status import StatusView
 from support.coordinator_cases import Caller, announce, core_of, done, judged
 from support.shard_records import record_of
@@ -92,3 +93,18 @@ def test_a_loss_that_is_not_finite_is_not_shown() -> None:
     core = core_of()
     core.job.progress.loss = math.inf
     assert view().message(core.job, 0.0).training_loss == 0.0
+
+
+def test_embedding_tables_are_summed_over_shards_and_the_fullest_is_told() -> None:
+    seen = view()
+    user = [
+        shard_pb2.TableFigures(table="user", rows=rows, rows_max=10, memory_bytes=100, pulled_keys=5) for rows in (2, 7)
+    ]
+    item = shard_pb2.TableFigures(table="item", rows=1, rows_max=(1 << 64) - 1, candidates=(1 << 64) - 1)
+    seen.saw(0, record_of(0)._replace(tables=(user[0], item)))
+    seen.saw(1, record_of(1)._replace(tables=(item, user[1])))
+    of_item, of_user = seen.message(core_of().job, 0.0).tables
+    assert of_user.total == shard_pb2.TableFigures(table="user", rows=9, rows_max=20, memory_bytes=200, pulled_keys=10)
+    assert of_user.fullest == 0.7
+    assert (of_item.total.rows, of_item.total.candidates) == (2, (1 << 64) - 1)
+    assert not view().message(core_of().job, 0.0).tables

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
 from parashard.display.screen import EVENTS_SHOWN, StatusScreen, plain_line, screen_lines
 from support.status_cases import crowd_of, shard_of, status_of, worker_of
 
@@ -206,3 +207,35 @@ def test_one_line_has_the_figures():
 def test_one_worker_is_one_worker(live, wanted, told):
     status = status_of(workers=[worker_of(i) for i in range(live)], workers_wanted=wanted)
     assert plain_line(status).endswith(f"  {told}")
+
+
+def with_tables(**changed: int) -> pb.GetStatusReply:
+    total = {"table": "user", "rows": 1500, "rows_max": 4000, "memory_bytes": 3 << 20, "candidates": 7} | changed
+    user = pb.TableStatus(total=shard_pb2.TableFigures(**total), fullest=0.75)
+    item = pb.TableStatus(total=shard_pb2.TableFigures(table="item", pulled_keys=8, pulled_rows=2))
+    status = status_of()
+    status.tables.extend([user, item])
+    return status
+
+
+def test_embedding_tables_have_a_table_of_their_own_and_jobs_without_any_none() -> None:
+    lines = lines_of(with_tables(), 160)
+    at = next(number for number, line in enumerate(lines) if line.startswith("table "))
+    titles, user, item = (re.split(r" {2,}", line.strip()) for line in lines[at : at + 3])
+    assert dict(zip(titles, user, strict=True)) == {
+        "table": "user",
+        "rows": "1,500",
+        "fullest shard": "75 %",
+        "memory MiB": "3.0",
+        "keys found": "-",
+        "keys waiting": "7",
+        "rows added": "0",
+        "rows evicted": "0",
+    }
+    assert dict(zip(titles, item, strict=True))["keys found"] == "25 %"
+    assert not any(line.startswith("table ") for line in lines_of(status_of(), 160))
+
+
+@pytest.mark.parametrize("height", range(1, 40))
+def test_embedding_tables_leave_a_screen_its_height(height: int) -> None:
+    assert len(lines_of(with_tables(), 100, height)) <= height

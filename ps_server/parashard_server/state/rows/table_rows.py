@@ -42,10 +42,13 @@ class TableRows:
         Of keys that have a row.
     candidates : Records, optional
         Of keys that have none yet and are counted; None: the rules count none.
+    added_rows, pulled_keys, pulled_rows : int
+        How many rows came to be, how many keys were asked for, and how many of them had a row.
     """
 
     def __init__(self, table: EmbeddingTable, seed: int) -> None:
         self.table = table
+        self.added_rows = self.pulled_keys = self.pulled_rows = 0
         rules = table.rules
         self._first_rows = first_rows(table, seed)
         self._optimizer = Optimizer(table.optimizer, by_row=True)
@@ -63,6 +66,11 @@ class TableRows:
     def rows(self) -> int:
         """Number of rows; some may be gone by the rules."""
         return self.records.rows
+
+    @property
+    def counted_keys(self) -> int:
+        """Number of keys that are counted and have no row yet."""
+        return 0 if self.candidates is None else self.candidates.rows
 
     @property
     def memory_bytes(self) -> int:
@@ -100,6 +108,8 @@ class TableRows:
         """Return the rows of those mixed keys that have one at a time, valid until the next call."""
         found, absent, _ = self.records.find(keys, now)
         present = found != ABSENT
+        self.pulled_keys += len(keys)
+        self.pulled_rows += len(keys) - absent
         return PresentRows(
             present, self._values(found[present] if absent else found, 1).reshape(-1, self._row_elements)
         )
@@ -227,6 +237,7 @@ class TableRows:
         held = gone != ABSENT
         again, over = gone[admitted & held], gone[refused & held]
         self.records.swept += len(again) + len(over)
+        self.added_rows += len(again)
         self.records.keep(again)
         self.records.memory.forget_use(again)
         self._set_first(again, self.records.memory.keys_of(again))
@@ -236,6 +247,7 @@ class TableRows:
     def _added(self, keys: Keys) -> NDArray[np.uint32]:
         """Make rows of keys that have none, and return their references."""
         rows = self.records.add(keys)
+        self.added_rows += len(keys)
         self._set_first(rows, keys)
         return rows
 
