@@ -154,6 +154,20 @@ SWEEPS = (
         {"checkpoint.every_steps": 20, "checkpoint.keep": 1, "checkpoint.durability": "log"},
     ),
     Sweep(
+        "shard, with rows that come and go",
+        "examples/row_ledger.toml",
+        "sync:4",
+        12,
+        {"shard.rows.gone": 4, "shard.rows.moved": 4, "shard.rows.all": 2},
+        {
+            "checkpoint.every_steps": 40,
+            "checkpoint.keep": 1,
+            "tables.ledger.admit_after": 2,
+            "tables.ledger.evict_unused_steps": 100,
+        },
+        digest=True,
+    ),
+    Sweep(
         "shard, in rounds",
         "examples/digits.toml",
         "sync:4",

@@ -148,6 +148,7 @@ def write_rows(
         gone = saving.gone()
         for begin in range(0, len(gone), FILE_BYTES // gone.itemsize):
             writer.write(TableChange(name, saving.without_rows(), gone[begin : begin + FILE_BYTES // gone.itemsize]))
+            failpoints.hit("shard.rows.gone")
         pieces: list[Float32s] = []
         size_bytes = 0
         while True:
@@ -158,6 +159,7 @@ def write_rows(
             if pieces and (piece is None or size_bytes >= FILE_BYTES):
                 rows = saving.stored(np.concatenate(pieces))
                 writer.write(TableChange(name, rows, np.empty(0, np.uint64)))
+                failpoints.hit("shard.rows.all" if saving.whole else "shard.rows.moved")
                 pieces, size_bytes = [], 0
             if piece is None:
                 break

@@ -48,6 +48,8 @@ class RowSaving:
 
     Attributes
     ----------
+    whole : bool
+        Whether it saves all rows.
     given_up : bool
         Whether there was no room for an image: what is saved is no checkpoint.
     """
@@ -66,6 +68,7 @@ class RowSaving:
         self._row_elements = row_elements
         self._slots = slots
         self._moved = moved
+        self.whole = moved is None
         self._gone = gone
         self._all_rows = memory.end
         self._rows: NDArray[np.uint32] = np.empty(0, np.uint32)
