@@ -159,7 +159,10 @@ def write_rows(
             if pieces and (piece is None or size_bytes >= FILE_BYTES):
                 rows = saving.stored(np.concatenate(pieces))
                 writer.write(TableChange(name, rows, np.empty(0, np.uint64)))
-                failpoints.hit("shard.rows.all" if saving.whole else "shard.rows.moved")
+                if saving.whole:
+                    failpoints.hit("shard.rows.all")
+                else:
+                    failpoints.hit("shard.rows.moved")
                 pieces, size_bytes = [], 0
             if piece is None:
                 break
