@@ -49,7 +49,7 @@ chaos-campaigns: $(READY)  ## jobs of every oracle and policy under every kind o
 chaos-failpoints: $(READY)  ## SIGKILL at every failpoint, 20 times at each
 	$(BIN)/python tests/chaos/failpoint_sweep.py --firings 20 --write
 
-chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS fresh seeds of each of eight jobs; prints them
+chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS fresh seeds of each of ten jobs; prints them
 	seq 2 | PYTHONPATH=.:tests xargs -P 2 -I NUMBER $(BIN)/python tests/simulation --seeds $$(($(SEEDS) / 2))
 
 chaos-scripts: $(FRAMEWORKS)/.installed  ## a PyTorch script under 20 kills of workers, then of a shard and the coordinator; not in `chaos`

@@ -45,6 +45,7 @@ from broken_shards import (
     UncriticalLogs,
     UnnamedRounds,
 )
+from broken_tables import ForgottenMoves, OwnTime
 from sim_parts import REAL, Parts
 from sim_settings import Setting, drawn_setting
 from sim_world import Faults
@@ -328,6 +329,18 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
     ),
     "P25-held-evaluations-kept": BrokenRule(
         replace(REAL, core=KeptEvaluations), "torn", "async", "report", (25, 63), "void evaluation", JUDGED
+    ),
+    "P29-a-time-of-its-own": BrokenRule(
+        replace(REAL, tables=OwnTime), "rows", "sync:4", "rows", (0, 1, 2), "shard restored a checkpoint", RETURNS
+    ),
+    "P33-an-increment-without-what-failed": BrokenRule(
+        replace(REAL, tables=ForgottenMoves),
+        "rows",
+        "async",
+        "rows",
+        (0, 1, 2),
+        "store_fails",
+        {**RETURNS, "store_fails": 0.2, "checkpoint_every_steps": 3},
     ),
     "P37-replayed-without-its-rate": BrokenRule(
         replace(REAL, shard=RatelessReplay),

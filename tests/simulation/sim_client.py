@@ -19,16 +19,19 @@ from parashard.client.pull_buffers import PullBuffer, PullBuffers
 from parashard.client.pulled import Pulled
 from parashard.client.pulled_rows import NO_TABLES, PulledRows
 from parashard.errors import RetryLater, Unreachable
+from parashard.plan.embedding import cut_by_shard
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt, Slice
+from parashard.protocol.messages import PullRun, Push, Receipt, RowSlice, Slice
 from parashard.transports.base import View
+from parashard_server.state.rows.tables import RowGradients
 
 DEADLINE_S = 0.25  # of an operation on one shard
 RETRY_PAUSE_S = 0.02
 AWAY_BUDGET_S = 0.3
+NO_ROWS: Mapping[str, RowGradients] = {}
 
 _Answer = TypeVar("_Answer")
 
@@ -112,12 +115,15 @@ class SimulatedClient:
         *,
         skipped: bool = False,
         learning_rate: float | None = None,
+        rows: Mapping[str, RowGradients] = NO_ROWS,
     ) -> tuple[int, ...]:
-        """Push to all shards; return the incarnations that gave receipts, by shard."""
+        """Push to all shards, with rows of tables; return the incarnations that gave receipts, by shard."""
         view, under_way = self.view, UnderWay([])
         pushes = [
             _ShardPush(self, view, cut._replace(learning_rate=learning_rate), under_way)
-            for cut in [self._cut(shard, view, step, gradients, pulled, skipped) for shard in range(len(view.shards))]
+            for cut in [
+                self._cut(shard, view, step, gradients, pulled, skipped, rows) for shard in range(len(view.shards))
+            ]
         ]
         self.pushing.append(under_way)
         try:
@@ -132,7 +138,14 @@ class SimulatedClient:
         return tuple(where.incarnation for where in view.shards)
 
     def _cut(
-        self, shard: int, view: View, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, skipped: bool
+        self,
+        shard: int,
+        view: View,
+        step: int,
+        gradients: Mapping[str, Float32s],
+        pulled: Pulled | None,
+        skipped: bool,
+        rows: Mapping[str, RowGradients],
     ) -> Push:
         partitions = [p for p in self.plan.shards[shard] if p.variable in gradients]
         slices = tuple(Slice(p, self.plan.variables[p.variable].row_elements) for p in partitions)
@@ -140,7 +153,13 @@ class SimulatedClient:
         known = pulled is not None and pulled.incarnations[shard] == view.shards[shard].incarnation  # P16
         version = pulled.versions[shard] if pulled is not None and known else None
         target = identity(shard, view.shards[shard].incarnation)
-        return Push(target, self.owner.name, step, slices, skipped, version, Buffers(content))
+        own_rows = []
+        for name, (keys, values) in rows.items():
+            own = cut_by_shard(keys, len(view.shards))[shard]
+            content += [keys[own].tobytes(), values[own].tobytes()]
+            own_rows.append(RowSlice(name, len(keys[own]), values.shape[1]))
+        pieces = Buffers([piece for piece in content if piece])
+        return Push(target, self.owner.name, step, slices, skipped, version, pieces, rows=tuple(own_rows))
 
     async def _patiently(self, operation: _Operation[_Answer]) -> _Answer:
         """Wait for an operation; while its shard asks for patience, begin it again, within the budget."""

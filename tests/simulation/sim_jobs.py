@@ -22,17 +22,22 @@ from parashard.models.base import Audited, Model
 from parashard.models.ledger import Ledger
 from parashard.models.mlp import MlpOptions, MultilayerPerceptron
 from parashard.models.torn import Torn, TornOptions
+from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD, Adam, OptimizerSpec
 from parashard.plan.partition import Partition, Partitioner, Plan, fixed_shards, maximum_size, place, split, whole
+from parashard.plan.row_rules import NO_RULES, RowRules
 from parashard.plan.state import Int64s, counter_rows, counter_values
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable
+from parashard_server.state.rows.reference_rows import ReferenceRows
+from parashard_server.state.rows.tables import RowGradients, summed
 
 SEED = 5
 EPOCHS = 3
 EXAMPLES, BATCH = 20, 3  # 7 steps an epoch, the last one short; 21 steps: the last round of sync:4 has one step
 
 STEPS = 21
+RULES = {"async": NO_RULES, "sync": RowRules(admit_after=2, evict_unused_steps=3)}  # rounds have one order
 
 
 class SeededTorn(Torn):
@@ -91,6 +96,7 @@ class Job:
     spec: OptimizerSpec
     mean: bool
     partitioner: Partitioner | None  # None: cut into as many pieces as there are shards
+    tables: tuple[EmbeddingTable, ...] = ()
 
     @property
     def steps_total(self) -> int:
@@ -105,6 +111,30 @@ class Job:
     def plan(self, shards: int) -> Plan:
         """Place the variables."""
         return place(self.variables, split(self.variables, self.partitioner or fixed_shards(shards)), shards)
+
+    def rows(self, step: int) -> dict[str, RowGradients]:
+        """Return what a step adds: each of its examples to a row of its own and to one of three, and itself to its own."""
+        if not self.tables:
+            return {}
+        batch = self.batches[step]
+        ids = [batch.indices, EXAMPLES + batch.indices % 3, np.array([1000 + step])]
+        used, counts = np.unique(np.concatenate(ids), return_counts=True)
+        keys = mixed(used)
+        order = np.argsort(keys)
+        values = counts[order, None] * np.array([1, (batch.epoch + 1) ** 2], np.float32)
+        return {"rows": RowGradients(keys[order], values.astype(np.float32))}
+
+    def due_rows(self, steps: Collection[int], target: int, rate_of: Callable[[int], float]) -> ReferenceRows:
+        """Return the rows after all steps below a target, of which only `steps` have rows; one after the other."""
+        (table,) = self.tables
+        reference, together = ReferenceRows(table, SEED), self.round_steps or 1
+        for clock, first in enumerate(range(0, target, together), 1):
+            pushed = [self.rows(step) for step in range(first, min(first + together, target)) if step in steps]
+            if pushed:
+                added = summed(pushed)["rows"]
+                reference.push(added.keys, added.values, clock=clock, learning_rate=rate_of(first) or None)
+        reference.pull(np.empty(0, np.uint64), -(-target // together))
+        return reference
 
     def gradients(self, step: int, variables: Mapping[str, Float32s], rng: random.Random) -> dict[str, Float32s]:
         """Return one attempt's gradients, arrays of the caller's own."""
@@ -142,7 +172,7 @@ class Job:
 
 @lru_cache
 def job(oracle: str, policy: Policy) -> Job:
-    """Return the job of an oracle: "ledger", "torn" or "digest"."""
+    """Return the job of an oracle: "ledger", "rows" (the ledger and a table), "torn" or "digest"."""
     source = SyntheticSource(SyntheticOptions(examples=EXAMPLES, features=4, classes=3))
     steps = StepPlan(EXAMPLES, BATCH, EPOCHS, SEED)
     batches = []
@@ -152,7 +182,10 @@ def job(oracle: str, policy: Policy) -> Job:
     model: Model
     spec: OptimizerSpec = SGD(learning_rate=-1.0)
     partitioner: Partitioner | None = None
-    if oracle == "ledger":
+    tables: tuple[EmbeddingTable, ...] = ()
+    if oracle == "rows":
+        tables = (EmbeddingTable("rows", 2, spec, rows_max=64, keys_per_step_max=16, rules=RULES[policy.kind]),)
+    if oracle in {"ledger", "rows"}:
         model = CountedLedger(source.spec)
         partitioner = maximum_size(24)  # 3 rows: several partitions a shard
     elif oracle == "torn":
@@ -164,7 +197,7 @@ def job(oracle: str, policy: Policy) -> Job:
     assert len(batches) == STEPS
     declared = model.initial_variables()
     variables = {name: v for name, v in declared.items() if isinstance(v, Variable)}
-    return Job(oracle, policy, model, variables, tuple(batches), spec, oracle == "digest", partitioner)
+    return Job(oracle, policy, model, variables, tuple(batches), spec, oracle == "digest", partitioner, tables)
 
 
 def learning_rate_after(after_steps: int) -> float:

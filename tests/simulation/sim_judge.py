@@ -17,8 +17,10 @@ from sim_shard import ShardProcess
 
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.state import whole_model
-from parashard.errors import StoreFailed
+from parashard.checkpoints.tables import iterate_rows
+from parashard.errors import DamagedCheckpoint, StoreFailed
 from parashard.job.policy import Policy
+from parashard.plan.embedding import BUCKET_BITS, bucket_ranges
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Float32s
@@ -83,6 +85,7 @@ def violations(
     found += _skips(setting, coordinator, skipped)
     found += _rates(setting, coordinator, ending, target)
     found += _audits(setting, job_, final, range(target), plan, skipped, core.job.following.rate_of)
+    found += _rows(job_, store, target, skipped, setting, core.job.following.rate_of)
     found += _checkpoints(store, target)
     for process in shards:
         shard = process.shard
@@ -163,6 +166,44 @@ def _audits(
     for shard, partitions in enumerate(plan.shards):
         due = [step for step in steps if step not in skipped[shard] and step != never]
         found += [f"{setting.oracle}: {text}" for text in job_.audit(final, due, partitions, rate_of)]
+    return found
+
+
+def _rows(
+    job_: Job,
+    store: MemoryStore,
+    target: int,
+    skipped: Sequence[IntervalSet],
+    setting: Setting,
+    rate_of: Callable[[int], float],
+) -> list[str]:
+    """Check every row of the last drained checkpoint; where there are rounds also how often it was pushed, and when."""
+    if not job_.tables:
+        return []
+    catalogue, found = Catalogue(store), []
+    last = catalogue.newest_job_manifest()
+    assert last is not None
+    never = setting.bad_step if setting.bad_step_fails == 1.0 else None
+    for shard, (begin, end) in enumerate(bucket_ranges(len(last.parts))):
+        steps = {step for step in range(target) if step not in skipped[shard] and step != never}
+        reference = job_.due_rows(steps, target, rate_of)
+        own = {key for key in (*reference.rows, *reference.counted) if begin <= key >> (64 - BUCKET_BITS) < end}
+        due = {key: (row.values.tobytes(), row.t, row.last_use) for key, row in reference.rows.items() if key in own}
+        due |= {key: (b"", *counted) for key, counted in reference.counted.items() if key in own}
+        seen: dict[int, tuple[bytes, int, int]] = {}
+        try:
+            stored = list(iterate_rows(store, catalogue.part_manifest(last, shard)))
+        except DamagedCheckpoint as error:
+            found.append(f"rows: {error}")
+            continue
+        for _, rows in stored:
+            times = zip(rows.t.tolist(), rows.last_use.tolist(), strict=True)
+            values = (row.tobytes() for row in rows.values)
+            seen |= {key: (row, *use) for key, row, use in zip(rows.keys.tolist(), values, times, strict=True)}
+        if not job_.round_steps:  # when a row was pushed last depends on the order of steps
+            due, seen = ({key: (*row[:2], 0) for key, row in each.items()} for each in (due, seen))
+        wrong = [key for key in due.keys() | seen.keys() if due.get(key) != seen.get(key)]
+        found += [f"rows: {len(wrong)} of {len(due)} on shard {shard}"] if wrong else []
     return found
 
 

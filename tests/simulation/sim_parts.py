@@ -22,6 +22,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.rows.tables import Tables
 from parashard_server.state.storage import Storage, drawn_from
 
 RUN_ID = "run"
@@ -61,6 +62,7 @@ class Parts:
     storage: type[Storage] = Storage
     immediate: type[ImmediateUpdates] = ImmediateUpdates
     rounds: type[RoundUpdates] = RoundUpdates
+    tables: type[Tables] = Tables
     logs: type[Logs] = Logs
     core: type[Core] = Core
     job_record: type[JobRecord] = JobRecord
@@ -112,7 +114,13 @@ class Builder:
         storage = parts.storage(self.plan, self.index, self.optimizer, values)
         if state is not None:
             storage.restore_slots(state.slots)
-        updates: UpdatePolicy = parts.immediate(storage, applied=None if state is None else state.applied.copy())
+        tables = None
+        if job.tables:
+            tables = parts.tables(job.tables, SEED, self.index, len(self.plan.shards), job.spec.learning_rate)
+            if state is not None:
+                tables.restore(state.rows, clock=state.version, files=state.table_files)
+        applied = None if state is None else state.applied.copy()
+        updates: UpdatePolicy = parts.immediate(storage, applied=applied, tables=tables)
         if job.round_steps is not None:
             updates = parts.rounds(
                 storage,
@@ -120,9 +128,10 @@ class Builder:
                 steps_total=job.steps_total,
                 mean=job.mean,
                 round_=0 if state is None else state.round or 0,
+                tables=tables,
             )
         if state is not None:
             updates.skipped = state.skipped.copy()
         storage.begin_at(updates.version)
         target = identity(self.index, incarnation)
-        return parts.shard(target, job.steps_total, storage, updates)
+        return parts.shard(target, job.steps_total, storage, updates, tables=tables)

@@ -79,7 +79,8 @@ class _Run:
         elements = max(self._plan.shard_elements(s) for s in range(setting.shards))
         # One element more than a part: messages end in the middle of variables, where a tear can be seen.
         self._message_bytes = 4 * (elements // setting.messages + 1)
-        self._queue_bytes = int(4 * elements * setting.queue_pushes)
+        rows_bytes = sum(table.push_bytes_max for table in self._job.tables)
+        self._queue_bytes = int((4 * elements + rows_bytes) * setting.queue_pushes)
         every_s = setting.checkpoint_every_s if setting.policy.kind != "sync" else 0.0
         self._options = CheckpointOptions(
             every_s=every_s,

@@ -186,7 +186,12 @@ class WorkerProcess(Process):
                     _poison(gradients, rng)
             incarnations = await self._retry_across_restarts(
                 lambda: self.client.push(
-                    step, gradients, pulled, skipped=grant.skip, learning_rate=grant.learning_rate or None
+                    step,
+                    gradients,
+                    pulled,
+                    skipped=grant.skip,
+                    learning_rate=grant.learning_rate or None,
+                    rows={} if grant.skip else self._job.rows(step),
                 ),
             )
         except InvalidRequest as error:
