@@ -113,7 +113,7 @@ class Job:
         return place(self.variables, split(self.variables, self.partitioner or fixed_shards(shards)), shards)
 
     def rows(self, step: int) -> dict[str, RowGradients]:
-        """Return what a step adds: each of its examples to a row of its own and to one of three, and itself to its own."""
+        """Return what a step adds to rows: each example to one of its own and to one of three, the step to its own."""
         if not self.tables:
             return {}
         batch = self.batches[step]
