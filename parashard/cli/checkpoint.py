@@ -12,6 +12,7 @@ import secrets
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,11 +30,12 @@ from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_
 from parashard.cli.app import App
 from parashard.cli.options import TlsDir, complete_runs
 from parashard.cli.tables import print_table
+from parashard.data.parquet_rows import write_rows
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
 from parashard.job.load import load_job
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
 from parashard.launch.run_folders import check_in_progress, place_of
-from parashard.launch.stored_rows import whole_table
+from parashard.launch.stored_rows import pieces_of_table, whole_table
 from parashard.plan.variables import Float32s, as_exported
 from parashard.process.arguments import credentials_in
 from parashard.process.shell import ExitCode
@@ -132,7 +134,9 @@ def verify(
 
 @checkpoint.command()
 def export(
-    output: Annotated[Path, typer.Option(help="The file to write: FILE.safetensors or FILE.npz.")],
+    output: Annotated[
+        Path, typer.Option(help="The file to write: FILE.safetensors or FILE.npz; of a table FILE.parquet, too.")
+    ],
     where: Where = None,
     id_: Annotated[str | None, typer.Option("--id", help="Which drained checkpoint; default: the newest.")] = None,
     table: Annotated[
@@ -140,11 +144,17 @@ def export(
     ] = None,
 ) -> None:
     """Write the whole model of a drained checkpoint into one file, and beside it how inputs are made for it."""
-    if output.suffix not in (".safetensors", ".npz"):
-        raise ConfigurationError(f"--output {output}: found {output.suffix!r}; allowed: .safetensors, .npz")
+    allowed = (".safetensors", ".npz", *([] if table is None else [".parquet"]))
+    if output.suffix not in allowed:
+        raise ConfigurationError(f"--output {output}: found {output.suffix!r}; allowed: {', '.join(allowed)}")
     catalogue = Catalogue(store_of(where))
     number = _drained(catalogue, id_)
     job = catalogue.job_manifest(number)
+    if table is not None and output.suffix == ".parquet":
+        with written_whole(output) as path:
+            count = write_rows(path, pieces_of_table(catalogue, job, table))
+        typer.echo(f"{output}: {count:,} rows of table {table} of j{number}, after {job.steps} steps")
+        return
     if table is not None:
         keys, rows = whole_table(catalogue, job, table)
         write_model(output, {"keys": keys, "rows": rows})
@@ -186,14 +196,27 @@ def write_model(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     ConfigurationError
         If the file cannot be written.
     """
+    with written_whole(path) as whole:
+        if path.suffix == ".npz":
+            _write_npz(whole, arrays)
+        else:
+            write_arrays(whole, arrays)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield where to write a file that is put into its place when it is whole, and removed if it is not.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be written.
+    """
     whole = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            if path.suffix == ".npz":
-                _write_npz(whole, arrays)
-            else:
-                write_arrays(whole, arrays)
+            yield whole
             os.replace(whole, path)
         finally:
             whole.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ Called by `parashard.launch.prediction` and `parashard checkpoint export`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,21 @@ def with_rows(
     return {**variables, **rows}, [placed(model, batch, by_name, keys) for batch in seen]
 
 
+def pieces_of_table(catalogue: Catalogue, job: JobManifest, table: str) -> Iterator[tuple[Keys, Float32s]]:
+    """Yield a table's keys and rows, some at a time, each key once and in no order of its own; raises as `whole_table`."""
+    found = False
+    for name, rows in iterate_job_rows(catalogue, job):
+        if name == table:
+            found = True
+            yield unmixed(rows.keys), rows.values
+    if not found:
+        parts_of_all = (catalogue.part_manifest(job, shard) for shard in range(len(job.parts)))
+        known = sorted({name for part in parts_of_all for name, _ in part.tables})
+        raise ConfigurationError(
+            f"--table {table}: j{job.number} has no row of it; tables with rows: {', '.join(known) or 'none'}"
+        )
+
+
 def whole_table(catalogue: Catalogue, job: JobManifest, table: str) -> tuple[Keys, Float32s]:
     """Return a table's keys, as the model named them, ascending, and their rows.
 
@@ -64,16 +79,10 @@ def whole_table(catalogue: Catalogue, job: JobManifest, table: str) -> tuple[Key
     ConfigurationError
         If the checkpoint has no row of such a table.
     """
-    parts = [rows for name, rows in iterate_job_rows(catalogue, job) if name == table]
-    if not parts:
-        parts_of_all = (catalogue.part_manifest(job, shard) for shard in range(len(job.parts)))
-        known = sorted({name for part in parts_of_all for name, _ in part.tables})
-        raise ConfigurationError(
-            f"--table {table}: j{job.number} has no row of it; tables with rows: {', '.join(known) or 'none'}"
-        )
-    keys = unmixed(np.concatenate([rows.keys for rows in parts]))
+    parts = list(pieces_of_table(catalogue, job, table))
+    keys = np.concatenate([keys for keys, _ in parts])
     order = np.argsort(keys)
-    return keys[order], np.concatenate([rows.values for rows in parts])[order]
+    return keys[order], np.concatenate([rows for _, rows in parts])[order]
 
 
 def _fill(rows: Mapping[str, Float32s], keys: Mapping[str, Keys], stored: Iterable[tuple[str, StoredRows]]) -> None:

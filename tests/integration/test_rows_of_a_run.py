@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 from support.cluster_run import ClusterRun
 from support.command_run import DIES_WITH_US
@@ -89,6 +90,17 @@ def test_predictions_are_those_that_were_evaluated(start_run: Start, folder: Pat
     with np.load(folder / "deep.npz") as arrays:
         assert arrays["rows"].shape == (40, 4)
         assert (np.diff(arrays["keys"].astype(object)) > 0).all()
+        due = dict(zip(arrays["keys"].tolist(), arrays["rows"].tolist(), strict=True))
+    exported = command(folder, "checkpoint", "export", run_dir, "--table", "deep", "--output", "deep.parquet")
+    assert exported.returncode == 0, exported.stderr
+    assert "40 rows of table deep" in exported.stdout
+    columns = parquet.read_table(folder / "deep.parquet").to_pydict()
+    assert dict(zip(columns["key"], columns["row"], strict=True)) == due
     none = command(folder, "checkpoint", "export", run_dir, "--table", "dep", "--output", "dep.npz")
     assert none.returncode == 2
     assert "--table dep: j1 has no row of it; tables with rows: deep, wide" in none.stderr
+    none = command(folder, "checkpoint", "export", run_dir, "--table", "dep", "--output", "dep.parquet")
+    assert none.returncode == 2
+    assert not (folder / "dep.parquet").exists()
+    whole = command(folder, "checkpoint", "export", run_dir, "--output", "all.parquet")
+    assert "found '.parquet'; allowed: .safetensors, .npz" in whole.stderr
