@@ -1,6 +1,6 @@
 """Rows of an embedding table as Apache Parquet: columns `key` and `row`, written piece by piece.
 
-Knows no checkpoint. pyarrow (the extra `parquet`) is imported by the first call. Called by `parashard checkpoint export`.
+Knows no checkpoint. pyarrow (the extra `parquet`) is imported by the first call. Called for `checkpoint export`.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def with_rows(
 
 
 def pieces_of_table(catalogue: Catalogue, job: JobManifest, table: str) -> Iterator[tuple[Keys, Float32s]]:
-    """Yield a table's keys and rows, some at a time, each key once and in no order of its own; raises as `whole_table`."""
+    """Yield a table's keys and rows, some at a time, each key once, in no order of its own; raises as `whole_table`."""
     found = False
     for name, rows in iterate_job_rows(catalogue, job):
         if name == table:
