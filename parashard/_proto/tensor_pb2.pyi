@@ -150,14 +150,16 @@ class PullHeader(_message.Message):
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known: _Optional[bool] = ..., known_version: _Optional[int] = ..., in_slot: _Optional[bool] = ..., traceparent: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ...) -> None: ...
 
 class TableRows(_message.Message):
-    __slots__ = ("table", "present", "row_elements")
+    __slots__ = ("table", "present", "row_elements", "dtype")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     ROW_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     table: str
     present: int
     row_elements: int
-    def __init__(self, table: _Optional[str] = ..., present: _Optional[int] = ..., row_elements: _Optional[int] = ...) -> None: ...
+    dtype: DType
+    def __init__(self, table: _Optional[str] = ..., present: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
 
 class PullReply(_message.Message):
     __slots__ = ("version", "run_offsets", "run_lengths", "tables")

@@ -43,7 +43,7 @@ class StoredRows(NamedTuple):
         Mixed, ascending, each once.
     t, last_use : ndarray of uint32, shape (rows,)
         How often each was pushed, and the time of its last push.
-    values : ndarray of float32, shape (rows, row_elements)
+    values : ndarray of float32 or float16, shape (rows, row_elements)
     slots : mapping of str to ndarray of float32, shape (rows, row_elements) or (rows, 1)
         Optimizer state by the slot's name.
     """
@@ -51,7 +51,7 @@ class StoredRows(NamedTuple):
     keys: Keys
     t: NDArray[np.uint32]
     last_use: NDArray[np.uint32]
-    values: Float32s
+    values: NDArray[Any]
     slots: Mapping[str, Float32s]
 
     def taken(self, which: Any) -> Self:
@@ -236,7 +236,9 @@ def _parsed(content: bytes, where: str) -> TableChange:
     one = rows.keys.shape[:1]
     due: list[tuple[NDArray[Any], type, tuple[int, ...]]] = [(rows.keys, np.uint64, one)]
     due += [(counts, np.uint32, one) for counts in (rows.t, rows.last_use)]
-    due += [(values, np.float32, (*one, *values.shape[1:2])) for values in (rows.values, *rows.slots.values())]
+    of_values = np.float16 if rows.values.dtype == np.float16 else np.float32
+    due.append((rows.values, of_values, (*one, *rows.values.shape[1:2])))
+    due += [(slot, np.float32, (*one, *slot.shape[1:2])) for slot in rows.slots.values()]
     right = all(array.dtype == dtype and array.shape == shape for array, dtype, shape in due)
     right = right and gone.dtype == np.uint64 and gone.ndim == 1
     right = right and all(values.ndim == 2 for values in (rows.values, *rows.slots.values()))

@@ -16,6 +16,7 @@ from parashard.plan.embedding import (
     ROWS_MAX,
     ROWS_MAX_DEFAULT,
     EmbeddingTable,
+    RowDtype,
     candidates_of,
 )
 from parashard.plan.optimizers import Adagrad, RowOptimizerOptions
@@ -31,6 +32,10 @@ class TableSettings(Table):
     """An embedding table: rows by 64-bit key, which come to be when they are first pushed."""
 
     dimension: int = key(ge=1, le=ROW_ELEMENTS_MAX, description="Numbers of a row.")
+    dtype: RowDtype = key(
+        default="float32",
+        description="What rows are kept, pulled and saved as; gradients, slots and arithmetic are float32.",
+    )
     initializer: Literal["zeros", "constant", "uniform", "normal"] | None = key(
         default=None,
         description="How a row begins: uniform draws from [-scale, scale), normal has a standard deviation of scale; "
@@ -106,6 +111,7 @@ def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
             "scale": float(table.initializer.scale),
             "optimizer": settings.optimizer.plain(),
         }
+        | ({} if table.dtype == "float32" else {"dtype": table.dtype})
         | _changed_rules(table.rules)
         for name, settings in sorted(tables.items())
         for table in (_table(name, settings),)
@@ -122,6 +128,7 @@ def _table(name: str, settings: TableSettings) -> EmbeddingTable:
         settings.keys_per_step_max,
         settings.rows_max,
         RowRules(**{field.name: getattr(settings, field.name) for field in fields(RowRules)}),
+        settings.dtype,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,13 @@ from parashard.plan.splitmix import splitmix64
 from parashard.plan.variables import Float32s, Initializer, drawn, key_of
 
 Keys = npt.NDArray[np.uint64]
+RowDtype = Literal["float32", "float16"]
 
 BUCKET_BITS = 12
 BUCKETS = 1 << BUCKET_BITS
 """Parts of the key space that are placed, moved and compared as one; a job's tables have them in common."""
 KEY_BYTES = 8
+FLOAT16_MAX = np.float32(65504)
 ROW_ELEMENTS_MAX = 1 << 14
 KEYS_PER_STEP_MAX = 1 << 24
 ROWS_MAX = (1 << 32) - 2
@@ -61,6 +64,8 @@ class EmbeddingTable:
         Most rows on a shard.
     rules : RowRules
         When a key gets a row, and loses it.
+    dtype : {"float32", "float16"}
+        What rows are kept, pulled and saved as; their slots and arithmetic are float32.
     """
 
     name: str
@@ -70,6 +75,7 @@ class EmbeddingTable:
     keys_per_step_max: int = 1 << 16
     rows_max: int = ROWS_MAX_DEFAULT
     rules: RowRules = NO_RULES
+    dtype: RowDtype = "float32"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
@@ -98,6 +104,8 @@ class EmbeddingTable:
             raise self._wrong("admit_probability", "above 0 and at most 1", str(rules.admit_probability))
         if not 0 <= rules.evict_norm_below < float("inf"):
             raise self._wrong("evict_norm_below", "0 or more", str(rules.evict_norm_below))
+        if rules.evict_norm_below and self.dtype != "float32":
+            raise self._wrong("evict_norm_below", "0 where dtype is float16", str(rules.evict_norm_below))
         room = self.rows_max - self.keys_per_step_max
         if rules.evict_above_rows is not None and not 1 <= rules.evict_above_rows <= room:
             allowed = f"a whole number from 1 to {room} (rows_max - keys_per_step_max)"
@@ -117,6 +125,11 @@ class EmbeddingTable:
     def push_bytes_max(self) -> int:
         """Most bytes of a push for this table."""
         return self.keys_per_step_max * (KEY_BYTES + ELEMENT_BYTES * self.row_elements)
+
+    @property
+    def value_words(self) -> int:
+        """What the values of a row take in memory, in units of 4 bytes."""
+        return self.row_elements if self.dtype == "float32" else -(-self.row_elements // 2)
 
     @property
     def slots(self) -> int:
@@ -185,16 +198,25 @@ def cut_by_shard(words: Keys, shards: int) -> list[slice]:
     return [slice(begin, end) for begin, end in itertools.pairwise([*np.searchsorted(words, firsts), len(words)])]
 
 
+def kept_as(values: Float32s, dtype: RowDtype) -> npt.NDArray[Any]:
+    """Return rows as they are kept: rounded to nearest, ties to even; beyond float16's range the greatest it has."""
+    if dtype == "float32":
+        return values
+    return np.clip(values, -FLOAT16_MAX, FLOAT16_MAX).astype(np.float16)
+
+
 def first_rows(table: EmbeddingTable, seed: int) -> Callable[[Keys], Float32s]:
     """Return the function from mixed keys to their rows' initial values, float32 of shape (keys, row_elements).
 
-    A row's values are a function of (seed, table, key), with the same bits wherever they are drawn.
+    A row's values are a function of (seed, table, key), with the same bits wherever they are drawn, and numbers of the
+    dtype that rows are kept in.
     """
     own = key_of(f"parashard first rows\0{seed}\0{table.name}")
     lanes = np.arange(table.row_elements, dtype=_U64) * _LANE
 
     def rows(words: Keys) -> Float32s:
         counters = words[:, None] + lanes
-        return drawn(table.initializer, own, counters).astype(np.float32)
+        values = drawn(table.initializer, own, counters).astype(np.float32)
+        return kept_as(values, table.dtype).astype(np.float32, copy=False)
 
     return rows

@@ -8,14 +8,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parashard.plan.embedding import Keys
 from parashard.plan.partition import Partition
-from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
 
 MESSAGE_BYTES_MAX = 4 << 20
@@ -153,7 +152,7 @@ class PresentRows(NamedTuple):
     """The rows of those of some keys that have one; of the others the initial values count (P27)."""
 
     present: NDArray[np.bool_]  # shape (keys,)
-    values: Float32s  # shape (present keys, row_elements)
+    values: NDArray[Any]  # float32 or float16, shape (present keys, row_elements)
 
 
 class Weights(NamedTuple):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
 
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame
@@ -41,6 +42,10 @@ PAYLOAD_ALIGNMENT_BYTES = 16
 NOTHING = memoryview(b"")
 
 _PREFIX = struct.Struct("<4sI")
+_ROW_DTYPES: dict[int, np.dtype[Any]] = {
+    tensor_pb2.DTYPE_FLOAT32: np.dtype("<f4"),
+    tensor_pb2.DTYPE_FLOAT16: np.dtype("<f2"),
+}
 _Header = TypeVar("_Header", bound=Message)
 
 
@@ -246,7 +251,12 @@ def weights_message(weights: Weights) -> tensor_pb2.PullReply:
         run_lengths=[run.values.nbytes for run in weights.runs],
     )
     for table, (_, values) in weights.rows.items():
-        reply.tables.add(table=table, present=values.shape[0], row_elements=values.shape[1])
+        reply.tables.add(
+            table=table,
+            present=values.shape[0],
+            row_elements=values.shape[1],
+            dtype=tensor_pb2.DTYPE_FLOAT16 if values.dtype == np.float16 else tensor_pb2.DTYPE_FLOAT32,
+        )
     return reply
 
 
@@ -254,8 +264,12 @@ def weights_payload(weights: Weights) -> list[memoryview]:
     """Return the payload of an answer to a pull, as views."""
     pieces = [run.values for run in weights.runs]
     for present, values in weights.rows.values():
-        pieces += [np.packbits(present, bitorder="little").data, np.ascontiguousarray(values, "<f4").reshape(-1).data]
+        pieces += [np.packbits(present, bitorder="little").data, _little(values).reshape(-1).data]
     return [piece.cast("B") for piece in pieces if piece.nbytes]
+
+
+def _little(values: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
 
 
 def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) -> Weights:
@@ -273,7 +287,10 @@ def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) 
     for found in reply.tables:
         keys = len(asked.keys[found.table])
         middle = begin + -(-keys // 8)
-        end = middle + 4 * found.present * found.row_elements
+        dtype = _ROW_DTYPES.get(found.dtype)
+        if dtype is None:
+            raise MalformedFrame(f"rows of table {found.table!r} in the encoding {found.dtype}")
+        end = middle + dtype.itemsize * found.present * found.row_elements
         if end > payload.nbytes:
             raise MalformedFrame(f"the rows of table {found.table!r} end at byte {end} of {payload.nbytes}")
         bits = np.unpackbits(np.frombuffer(payload[begin:middle], np.uint8), count=keys, bitorder="little")
@@ -281,7 +298,7 @@ def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) 
             raise MalformedFrame(
                 f"table {found.table!r}: {int(bits.sum())} of the keys have a row, {found.present} came"
             )
-        values = np.frombuffer(payload[middle:end], "<f4").reshape(found.present, found.row_elements)
+        values = np.frombuffer(payload[middle:end], dtype).reshape(found.present, found.row_elements)
         rows[found.table] = PresentRows(bits.view(np.bool_), values)
         begin = end
     if begin != payload.nbytes:

@@ -102,7 +102,7 @@ class FakePlane:
 
     def _rows(self, run: PullRun) -> Weights:
         self.tables.check_keys(run.keys)
-        return Weights(self.version, (), self.tables.pull(run.keys))
+        return Weights(self.version, (), self.tables.pull(run.keys, self.version))
 
     def add(self, push: Push) -> int:
         """Add a gradient to the first of the weights; return the version that they move to."""

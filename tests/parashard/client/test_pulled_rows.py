@@ -92,7 +92,7 @@ def test_pushed_rows_come_back_from_their_shard_among_drawn_ones(shards: int) ->
     for shard, run in zip(cluster.shards, cut_by_shard(PUSHED, shards), strict=True):
         assert shard.tables is not None
         assert shard.tables.by_name["user"].rows == run.stop - run.start
-        assert shard.tables.by_name["user"].pull(PUSHED[run]).present.all()
+        assert shard.tables.by_name["user"].pull(PUSHED[run], 1).present.all()
 
 
 @given(st.lists(st.dictionaries(st.integers(-9, 30), st.integers(1, 9), min_size=1), max_size=6), st.integers(1, 6))

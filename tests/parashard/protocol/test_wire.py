@@ -135,11 +135,17 @@ TWO = PullRun(TARGET, None, None, 0, 0, keys={"user": np.array([1, 2], np.uint64
         ([("user", 2, 1)], b"\7" + bytes(8), ""),
         ([("user", 1, 1)], b"\1" + bytes(5), "rows of 5 bytes in a payload of 6"),
         ([("user", 1, 1)], b"", "end at byte 5 of 0"),
+        ([("user", 1, 1, tensor_pb2.DTYPE_FLOAT16)], b"", "end at byte 3 of 0"),
+        ([("user", 1, 1, tensor_pb2.DTYPE_INT8)], b"\1" + bytes(4), "rows of table 'user' in the encoding 4"),
+        ([("user", 1, 1, 0)], b"\1" + bytes(4), "rows of table 'user' in the encoding 0"),
     ],
 )
 def test_an_answer_that_is_not_the_rows_asked_for_is_malformed(tables, payload, says):
     reply = tensor_pb2.PullReply(
-        tables=[tensor_pb2.TableRows(table=name, present=rows, row_elements=n) for name, rows, n in tables]
+        tables=[
+            tensor_pb2.TableRows(table=name, present=rows, row_elements=n, dtype=dtype)
+            for name, rows, n, dtype in ((*table, tensor_pb2.DTYPE_FLOAT32)[:4] for table in tables)
+        ]
     )
     if not says:  # bits beyond the keys mean nothing
         assert wire.rows_from(reply, memoryview(payload), TWO).rows["user"].present.tolist() == [True, True]

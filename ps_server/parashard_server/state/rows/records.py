@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from parashard.checkpoints.tables import StoredRows
 from parashard.plan.embedding import Keys
 from parashard.plan.row_rules import RowRules
+from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import fused
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
 from parashard_server.state.rows.row_memory import RowMemory
 from parashard_server.state.rows.row_saving import RowSaving
+from parashard_server.state.rows.row_values import RowValues
 
 MOVED_LISTS = 4096  # so many short lists become one
 SWEPT_LEAST = 1024  # records that a sweep looks at; where more were pushed, so many
@@ -31,8 +33,8 @@ class Records:
 
     Parameters
     ----------
-    elements : int
-        Of the values that the rules look at.
+    values : RowValues
+        How values lie in them. A rule by norm needs float32.
     slots : mapping of str to int
         What a record has behind its values, with the elements of each.
     rows_max : int
@@ -48,12 +50,12 @@ class Records:
         How many records the rules have ended.
     """
 
-    def __init__(self, elements: int, slots: Mapping[str, int], rows_max: int, rules: RowRules) -> None:
-        self.parts = np.array([elements, *slots.values()], np.int64)
+    def __init__(self, values: RowValues, slots: Mapping[str, int], rows_max: int, rules: RowRules) -> None:
+        self.parts = np.array([values.words, *slots.values()], np.int64)
         self.memory = RowMemory(int(self.parts.sum()), rows_max)
         self.swept = 0
         self.rules = rules
-        self._elements, self._slots = elements, slots
+        self._values, self._slots = values, slots
         self._index = RowIndex(self.memory)
         self._limits = np.array([rules.evict_norm_below**2])
         self._at = 0  # where the next sweep begins
@@ -173,7 +175,7 @@ class Records:
             () if whole else tuple(self._waiting_gone),
             0 if whole else self._saved_until,
             clock,
-            self._elements,
+            self._values,
             self._slots,
         )
         return self._saving
@@ -195,15 +197,13 @@ class Records:
         self._cut = clock
         self._saved_until = clock if saved else 0
 
-    def restore(self, stored: StoredRows) -> None:
-        """Take records of a checkpoint, whose keys have none here."""
+    def restore(self, stored: StoredRows, values: Float32s) -> None:
+        """Take records of a checkpoint, whose keys have none here; `values` are theirs in words."""
         rows = self.memory.add(stored.keys)
         self._index.enter(stored.keys, rows)
         self.memory.set_use(rows, stored.t, stored.last_use)
-        values = np.concatenate(
-            [part.reshape(-1) for part in (stored.values, *(stored.slots[slot] for slot in self._slots))]
-        )
-        fused.scatter_rows(rows, self.memory.words, values, self.parts, self._sizes)
+        parts = np.concatenate([values, *(stored.slots[slot].reshape(-1) for slot in self._slots)])
+        fused.scatter_rows(rows, self.memory.words, parts, self.parts, self._sizes)
 
     def _sweep(self, begin: int, end: int, now: int) -> None:
         if begin == end:
@@ -221,7 +221,7 @@ class Records:
     def _hide(self, rows: NDArray[np.uint32], now: int) -> int:
         rules = self.rules
         unused = _NEVER if rules.evict_unused_steps is None else rules.evict_unused_steps
-        sizes = np.array([self.memory.stride, self._elements, now, unused, rules.norm_checked_at(now)], np.int64)
+        sizes = np.array([self.memory.stride, self._values.words, now, unused, rules.norm_checked_at(now)], np.int64)
         return fused.hide_rows(rows, self.memory.headers, self.memory.words, sizes, self._limits)
 
     def _live(self) -> NDArray[np.uint32]:

@@ -19,6 +19,7 @@ from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import fused
 from parashard_server.state.rows.row_memory import HEADER_BYTES, Region, RowMemory
+from parashard_server.state.rows.row_values import RowValues
 
 PIECE_BYTES = 1 << 20
 IMAGES_BYTES_LEAST = 64 << 20
@@ -41,8 +42,8 @@ class RowSaving:
         Mixed keys whose rows are gone, some of them several times, and some that have one again.
     after, until : int
         They were last used after one time and until another, the cut's.
-    row_elements : int
-        Of the table.
+    values : RowValues
+        How the table's lie in records.
     slots : mapping of str to int
         The optimizer's, in the order of the records, with the elements that a row has of each.
 
@@ -61,11 +62,11 @@ class RowSaving:
         gone: Sequence[Keys],
         after: int,
         until: int,
-        row_elements: int,
+        values: RowValues,
         slots: Mapping[str, int],
     ) -> None:
         self._memory = memory
-        self._row_elements = row_elements
+        self._values = values
         self._slots = slots
         self._moved = moved
         self.whole = moved is None
@@ -149,8 +150,9 @@ class RowSaving:
         """Return records in the form of a checkpoint; pure."""
         keys = records[:, :2].copy().view(np.uint64)[:, 0]
         header = records[:, 2:4].copy().view(np.uint32)
-        lengths = [HEADER_BYTES // 4, self._row_elements, *self._slots.values()]
-        _, values, *slots = np.split(records, np.cumsum(lengths), axis=1)[:-1]
+        lengths = [HEADER_BYTES // 4, self._values.words, *self._slots.values()]
+        _, words, *slots = np.split(records, np.cumsum(lengths), axis=1)[:-1]
+        values = self._values.kept(np.ascontiguousarray(words).reshape(-1), len(records))
         return StoredRows(keys, header[:, 0], header[:, 1], values, dict(zip(self._slots, slots, strict=True)))
 
     def gone(self) -> Keys:

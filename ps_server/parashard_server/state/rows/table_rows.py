@@ -21,9 +21,10 @@ from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_index import ABSENT
+from parashard_server.state.rows.row_values import RowValues
 
 SCRATCH_ROWS = 1 << 15  # rows that are gathered, moved and scattered at once: their vectors stay in the cache
-_NO_VALUES = 0
+NO_VALUES = RowValues(0, "float32")
 
 
 class TableRows:
@@ -54,9 +55,10 @@ class TableRows:
         self._optimizer = Optimizer(table.optimizer, by_row=True)
         self._variable = Variable(table.name, (1,))
         slots = dict.fromkeys(self._optimizer.slots, table.slot_elements)
-        self.records = Records(table.row_elements, slots, table.rows_max, rules)
+        self._values = RowValues(table.row_elements, table.dtype)
+        self.records = Records(self._values, slots, table.rows_max, rules)
         self.candidates = (
-            Records(_NO_VALUES, {}, table.rows_max, rules.of_candidates()) if rules.admit_after > 1 else None
+            Records(NO_VALUES, {}, table.rows_max, rules.of_candidates()) if rules.admit_after > 1 else None
         )
         self._chance = Chance(seed, table.name, rules.admit_probability) if rules.admit_probability < 1.0 else None
         self._sizes = np.array([self.records.memory.stride], np.int64)
@@ -110,9 +112,8 @@ class TableRows:
         present = found != ABSENT
         self.pulled_keys += len(keys)
         self.pulled_rows += len(keys) - absent
-        return PresentRows(
-            present, self._values(found[present] if absent else found, 1).reshape(-1, self._row_elements)
-        )
+        rows = found[present] if absent else found
+        return PresentRows(present, self._values.kept(self._words(rows, 1), len(rows)))
 
     def push(
         self,
@@ -155,9 +156,9 @@ class TableRows:
         parts = self.records.parts
         for begin in range(0, len(found), SCRATCH_ROWS):
             rows = found[begin : begin + SCRATCH_ROWS]
-            values = self._values(rows, len(parts))
-            weights, *slots = np.split(values, np.cumsum(parts[:-1]) * len(rows))
-            first = begin * self._row_elements
+            words = self._words(rows, len(parts))
+            kept, *slots = np.split(words, np.cumsum(parts[:-1]) * len(rows))
+            weights, first = self._values.floats(kept), begin * self._row_elements
             self._optimizer.update(
                 weights,
                 flat[first : first + len(weights)],
@@ -169,7 +170,8 @@ class TableRows:
                 learning_rate=learning_rate,
                 t_of_rows=self.records.memory.t_of(rows) if self._optimizer.counts else None,
             )
-            fused.scatter_rows(rows, self.records.memory.words, values, parts, self._sizes)
+            self._values.put(weights, kept)
+            fused.scatter_rows(rows, self.records.memory.words, words, parts, self._sizes)
         self.records.evict(clock)
         for records in self.saved.values():
             records.sweep(clock, len(keys))
@@ -185,16 +187,21 @@ class TableRows:
             If their slots are not the optimizer's.
         """
         records = self.saved[name]
-        found = (stored.values.shape[1], {slot: values.shape[1] for slot, values in stored.slots.items()})
-        due = (self._row_elements, dict.fromkeys(self._optimizer.slots, self.table.slot_elements))
-        due = due if records is self.records else (_NO_VALUES, {})
+        values = self._values if records is self.records else NO_VALUES
+        slots = dict.fromkeys(self._optimizer.slots, self.table.slot_elements) if records is self.records else {}
+        due = (values.elements, str(values.dtype), slots)
+        found = (
+            stored.values.shape[1],
+            str(stored.values.dtype),
+            {slot: part.shape[1] for slot, part in stored.slots.items()},
+        )
         if found != due:
             raise DamagedCheckpoint(
-                f"table {self.table.name!r} has rows of {found[0]} elements with the slots {found[1]} (name and "
-                f"elements); due: {due[0]} and {due[1]}"
+                f"table {self.table.name!r} has rows of {found[0]} elements in {found[1]} with the slots {found[2]} "
+                f"(name and elements); due: {due[0]}, {due[1]} and {due[2]}"
             )
         self.check_room(len(stored.keys), now)
-        records.restore(stored)
+        records.restore(stored, values.words_of(stored.values))
 
     def _admitted(self, keys: Keys, new: NDArray[np.bool_], clock: int) -> NDArray[np.bool_]:
         """Tell of each key whether a push moves its row: it has one, or the rules give it one now."""
@@ -253,18 +260,18 @@ class TableRows:
 
     def _set_first(self, rows: NDArray[np.uint32], keys: Keys) -> None:
         """Set rows and their slots to their first values."""
-        initial, elements = [self._first_rows(keys).reshape(-1)], len(keys) * self.table.slot_elements
+        initial, elements = [self._values.words_of(self._first_rows(keys))], len(keys) * self.table.slot_elements
         initial += [np.full(elements, value, np.float32) for value in self._optimizer.initial_values.values()]
         fused.scatter_rows(rows, self.records.memory.words, np.concatenate(initial), self.records.parts, self._sizes)
 
-    def _values(self, rows: NDArray[np.uint32], parts: int) -> Float32s:
+    def _words(self, rows: NDArray[np.uint32], parts: int) -> Float32s:
         """Return the first parts of records as one vector, part by part; valid until the next call."""
         elements = len(rows) * int(self.records.parts[:parts].sum())
         if len(self._scratch) < elements:
             self._scratch = np.empty(elements, np.float32)
-        values = self._scratch[:elements]
-        fused.gather_rows(rows, self.records.memory.words, values, self.records.parts[:parts], self._sizes)
-        return values
+        words = self._scratch[:elements]
+        fused.gather_rows(rows, self.records.memory.words, words, self.records.parts[:parts], self._sizes)
+        return words
 
     @property
     def _row_elements(self) -> int:

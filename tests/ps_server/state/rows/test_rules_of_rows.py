@@ -21,6 +21,7 @@ from parashard_server.state.rows import records, row_saving
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.reference_rows import ReferenceRows
 from parashard_server.state.rows.row_index import ABSENT
+from parashard_server.state.rows.row_values import RowValues
 from parashard_server.state.rows.table_rows import TableRows
 from parashard_server.state.rows.tables import Tables
 from support.store_fakes import MemoryStore
@@ -263,7 +264,7 @@ def test_a_search_finds_what_lies_behind_keys_that_were_removed(
     """Keys of few homes in one segment, so that they lie in one another's way, and around its end."""
     homes = [0, 1 << 30, 0xFFFFFFFF, 0xFFFFFFFE]  # in the order of 32 bits
     words = np.array([(homes[home] << 10) + (one << 50) for home, one in keys], np.uint64)
-    table = Records(1, {}, 1000, RowRules())
+    table = Records(RowValues(1, "float32"), {}, 1000, RowRules())
     rows = table.add(words)
     table.use(rows, 1)
     out = np.array(data.draw(st.lists(st.sampled_from(range(len(words))), unique=True, min_size=1)))

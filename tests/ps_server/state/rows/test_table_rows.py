@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parashard.errors import JobFailed
-from parashard.plan.embedding import EmbeddingTable, Keys, first_rows, mixed
+from parashard.errors import DamagedCheckpoint, JobFailed
+from parashard.plan.embedding import EmbeddingTable, Keys, RowDtype, first_rows, mixed
 from parashard.plan.optimizers import (
     FTRL,
     SGD,
@@ -61,7 +62,8 @@ def same(rows: TableRows, reference: ReferenceRows, keys: Keys, now: int) -> Non
     present, expected = reference.pull(keys, now)
     found = rows.pull(keys, now)
     assert found.present.tolist() == present
-    assert found.values.tobytes() == b"".join(row.tobytes() for row in expected)
+    assert found.values.dtype == rows.table.dtype
+    assert found.values.astype(np.float32).tobytes() == b"".join(row.tobytes() for row in expected)
     assert rows.rows == len(reference.rows)
     references, _, _ = rows.records.find(keys[found.present], now)
     of_reference = [reference.rows[key] for key in keys[found.present].tolist()]
@@ -69,9 +71,10 @@ def same(rows: TableRows, reference: ReferenceRows, keys: Keys, now: int) -> Non
     assert rows.records.memory.last_use_of(references).tolist() == [row.last_use for row in of_reference]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_push_has_the_bits_of_the_reference(rule: str) -> None:
-    table = table_of(RULES[rule])
+def test_a_push_has_the_bits_of_the_reference(rule: str, dtype: RowDtype) -> None:
+    table = replace(table_of(RULES[rule]), dtype=dtype)
     rows, reference = TableRows(table, 3), ReferenceRows(table, 3)
     pushes: list[tuple[Keys, dict[str, Any]]] = [
         (keys_of(1, 2, 3), {}),
@@ -169,3 +172,34 @@ def test_a_full_table_is_told_before_anything_changes() -> None:
     with pytest.raises(JobFailed, match=r"table 'user' has 2 rows on this shard, of at most 3: no room for 2 more"):
         rows.check_room(2, 1)
     assert rows.rows == 2
+
+
+def test_rows_of_float16_take_half_and_never_leave_its_range() -> None:
+    table = EmbeddingTable("user", 8, SGD(1.0), dtype="float16")
+    rows, keys = TableRows(table, 0), keys_of(1, 2)
+    assert rows.records.memory.record_bytes == 16 + 2 * 8
+    rows.push(keys, np.array([[1e6] * 8, [2.0**-12 + 1] * 8], np.float32), clock=1)
+    found = rows.pull(keys, 1).values
+    assert found.dtype == np.float16
+    assert found.tolist() == [[-65504.0] * 8, [-1.0] * 8], "the nearest that float16 has"
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("row_elements", [1, 2, 3])
+def test_rows_of_float16_come_back_from_a_checkpoint(row_elements: int) -> None:
+    table = EmbeddingTable("user", row_elements, Adagrad(0.1), Initializer("normal", 0.1), dtype="float16")
+    rows, again, keys = TableRows(table, 0), TableRows(table, 0), keys_of(*range(9))
+    rows.push(keys, gradients_of(0, 9, row_elements), clock=1)
+    saving = rows.records.cut(1, whole=True)
+    saving.prepare()
+    records = saving.next_piece()
+    assert records is not None
+    stored = saving.stored(records)
+    assert stored.values.dtype == np.float16
+    again.restore("user", stored, 1)
+    assert again.pull(keys, 1).values.tobytes() == rows.pull(keys, 1).values.tobytes()
+    for each in (rows, again):
+        each.push(keys, gradients_of(1, 9, row_elements), clock=2)
+    assert again.pull(keys, 2).values.tobytes() == rows.pull(keys, 2).values.tobytes()
+    with pytest.raises(DamagedCheckpoint, match="in float16 with the slots"):
+        TableRows(replace(table, dtype="float32"), 0).restore("user", stored, 1)
