@@ -104,6 +104,13 @@ def tables_of_model(model: Model) -> dict[str, Table]:
     return tables
 
 
+def check_without_tables(model: Model, what: str) -> None:
+    """Refuse a model with tables where their rows cannot be had."""
+    tables = tables_of_model(model)
+    if tables:
+        raise ConfigurationError(f"{what}: the model looks up rows of tables ({', '.join(tables)}), which it has not")
+
+
 def check_callbacks(callbacks: Iterable[Callback], tables: Mapping[str, Table]) -> None:
     """Refuse callbacks that keep the weights of an evaluation of a model with tables: rows are not kept with them."""
     for callback in callbacks:

@@ -86,7 +86,7 @@ def checked_tables(tables: object) -> dict[str, Table]:
             raise ConfigurationError(f'tables has {table!r}; allowed: tables such as ps.Table("users", 16)')
         if found.setdefault(table.name, table) != table:
             raise ConfigurationError(
-                f"two tables are named {table.name!r} and have other settings: make one, and share it"
+                f"two tables are named {table.name!r}, and their settings differ: make one, and share it"
             )
     return dict(sorted(found.items()))
 
