@@ -154,7 +154,7 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256
     run_dir : Path
         Of the parent's call.
     """
-    whole = read_declaration(run_dir)
+    whole = read_declaration(run_dir, rows=False)
     declared = whole.spec
     if fingerprint != declared.fingerprint:
         raise ConfigurationError(
@@ -181,8 +181,8 @@ def check_same_model(model: Model, run_dir: Path) -> None:
     First values of a framework's model are compared by the framework's own means; those of a model with hand-written
     gradients are drawn by the script, and what else it drew with them would differ, too.
     """
-    theirs = read_declaration(run_dir)
-    mine = declare(theirs.spec, model)
+    theirs = read_declaration(run_dir, rows=False)
+    mine = declare(theirs.spec, model, rows=False)
     other = "in this worker than in the process that started it"
     for name in sorted(mine.variables.keys() | theirs.variables.keys()):
         here, there = mine.variables.get(name), theirs.variables.get(name)

@@ -6,7 +6,7 @@ Owns what a trainer asks of a model, and the weights between its calls. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -28,7 +28,7 @@ from parashard.models.blame import named_with_line
 from parashard.models.framework import WrongModel
 from parashard.models.judging import Totals
 from parashard.models.looking_up import looked_up, placed
-from parashard.plan.embedding import Keys
+from parashard.plan.embedding import KeyedRows, Keys
 from parashard.plan.variables import Float32s, as_imported, initial_rows
 from parashard.protocol.messages import NO_KEYS
 from parashard.store.arrays import read_arrays
@@ -129,7 +129,7 @@ class PresentModel:
         """Return the model with the present weights as its first ones."""
         if self._weights is None and self._values is None:
             return self.given
-        return _Begun(self.given, self.weights())
+        return _Begun(self.given, self.weights(), self.rows if self._run_dir is not None else lambda: None)
 
     def fixed_sha256(self) -> str:
         """Return the digest of what of the model is in no variable; "" for nothing."""
@@ -231,14 +231,19 @@ class PresentModel:
 class _Begun:
     """A model that goes on from given weights."""
 
-    def __init__(self, model: Model, values: Mapping[str, Float32s]) -> None:
+    def __init__(self, model: Model, values: Mapping[str, Float32s], rows: Callable[[], PresentRows | None]) -> None:
         self._variables = {name: parts_of(name, value)[0] for name, value in model.initial_variables().items()}
         self._values = values
+        self._rows = rows
         self.loss_and_gradients = model.loss_and_gradients
         self.evaluate = model.evaluate
 
     def initial_variables(self) -> Mapping[str, Initial]:
         return {name: (variable, self._values[name]) for name, variable in self._variables.items()}
+
+    def initial_rows(self) -> Mapping[str, KeyedRows]:
+        rows = self._rows()
+        return {} if rows is None else rows.initial()
 
 
 def figures_over(

@@ -20,7 +20,7 @@ from parashard.launch.run_folders import resumed_job
 from parashard.launch.stored_rows import StoredTables
 from parashard.models.base import HeldTable, LooksUp, Model
 from parashard.models.looking_up import keys_of_all
-from parashard.plan.embedding import Keys, unmixed
+from parashard.plan.embedding import KeyedRows, Keys, unmixed
 from parashard.plan.variables import Float32s
 
 
@@ -76,6 +76,23 @@ class PresentRows:
     def all_held(self) -> dict[str, HeldTable]:
         """Return the same of each table."""
         return {name: self.held(name) for name in self._tables}
+
+    def initial(self) -> dict[str, KeyedRows]:
+        """Return the rows that a further fit begins with, by table; the optimizer's state begins anew.
+
+        Raises
+        ------
+        ConfigurationError
+            If a table's rows cannot begin so.
+        """
+        for name, table in self._tables.items():
+            if table.optimizer.kind == "ftrl":
+                raise ConfigurationError(
+                    f"a further fit begins with the optimizer's state new, of which ftrl computes a row: those of "
+                    f"table {name!r} would be lost; give all epochs to one fit, or the table another optimizer"
+                )
+        held = self.all_held()
+        return {name: KeyedRows(table.keys, table.rows) for name, table in held.items() if len(table.keys)}
 
     @staticmethod
     def _stored(run_dir: Path) -> StoredTables:

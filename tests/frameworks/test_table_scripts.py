@@ -68,6 +68,9 @@ model = {"jax": jax_model, "torch": torch_model}[sys.argv[1]]()
 trainer = ps.Trainer(model, ps.Adam(0.01), strategy, settings={"checkpoint.every_s": 0.2})
 fit = lambda **more: trainer.fit((x, y), epochs=4, batch_size=16, validation_split=0.2, verbose=0, **more)
 """
+FIRST = """
+fit()
+"""
 SAY = """
 history = fit()
 report = history.report
@@ -130,6 +133,14 @@ def test_rows_have_the_same_bits_for_any_number_of_workers_and_shards(
     for other in others:
         found = said_by(tmp_path / other, framework, other)
         assert found == due, other
+
+
+def test_a_second_fit_goes_on_from_the_rows_with_the_same_bits(tmp_path: Path) -> None:
+    once = said_by(tmp_path / "once", "torch", "mirrored")
+    due = said_by(tmp_path / "mirrored", "torch", "mirrored", then=FIRST + SAY)
+    assert due["judged"]["loss"] < once["judged"]["loss"]
+    for where in ("two workers", "threads"):
+        assert said_by(tmp_path / where, "torch", where, then=FIRST + SAY) == due
 
 
 def test_a_killed_worker_and_shard_change_no_bit_of_rows(tmp_path: Path) -> None:

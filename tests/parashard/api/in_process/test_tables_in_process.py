@@ -75,6 +75,54 @@ def test_rows_are_those_of_arithmetic_by_hand() -> None:
     assert rows.shape == (len(due), 1)
 
 
+def test_a_second_training_goes_on_from_the_rows_with_the_optimizers_state_new() -> None:
+    ours = trainer()
+    fit(ours, epochs=2)
+    keys, before = ours.table("weight")
+    bias = ours._present.weights()["bias"].copy()
+    second = fit(ours, epochs=1, batch_size=90)  # one step
+    error = before[np.searchsorted(keys, KEYS.view(np.uint64)), 0].sum(1) + bias[0] - TARGETS
+    gradient = np.zeros(len(keys), np.float32)
+    np.add.at(gradient, np.searchsorted(keys, KEYS.view(np.uint64)), (2 * error / np.float32(90))[:, None])
+    again, after = ours.table("weight")
+    assert again.tolist() == keys.tolist()
+    assert after[:, 0] == pytest.approx(before[:, 0] - 0.02 * gradient, abs=1e-6), "no velocity is left"
+    assert second.report["rows"] == {"weight": len(keys)}
+
+
+class Following(Looking):
+    tables = (ps.Table("weight", 1, optimizer=ps.FTRL(0.1)),)
+
+
+def test_a_second_training_of_rows_that_ftrl_moves_is_refused() -> None:
+    ours = trainer(model=Following())
+    fit(ours, epochs=1)
+    with pytest.raises(ConfigurationError, match="of which ftrl computes a row: those of table 'weight' would be lost"):
+        fit(ours, epochs=1)
+    assert len(list(Path().glob("runs/*"))) == 1
+
+
+def test_a_second_training_that_was_interrupted_goes_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = []
+    for stop_at in (None, 0, 5):
+        ours = trainer(ps.MirroredStrategy(2))
+        fit(ours, epochs=1)
+        pushed = training.State.push
+
+        def stopping(state: Any, grant: Any, *rest: Any, stop_at: int | None = stop_at, pushed: Any = pushed) -> None:
+            if grant.step == stop_at:
+                raise KeyboardInterrupt
+            pushed(state, grant, *rest)
+
+        monkeypatch.setattr(training.State, "push", stopping)
+        if stop_at is not None:
+            with pytest.raises(KeyboardInterrupt):
+                fit(ours, epochs=2)
+        monkeypatch.setattr(training.State, "push", pushed)
+        reports.append(fit(ours, epochs=2, resume=stop_at is not None).report)
+    assert len({(report["weights_sha256"], str(report["rows_digest"])) for report in reports}) == 1
+
+
 def test_an_evaluation_reads_the_rows_of_the_run_and_one_before_it_first_values() -> None:
     ours = trainer()
     before = ours.evaluate(DATA, batch_size=7)["loss"]
