@@ -121,18 +121,14 @@ class FrameworkModel(Model, Seeded, Protocol):
         """Return SHA-256 (hex) of what of the model is in no variable and decides its gradients; "" for nothing."""
 
     def predict(self, values: Mapping[str, Float32s], inputs: Tree) -> Tree:
-        """Return the outputs for inputs, in their order: an array, or a dict, tuple or list of them."""
+        """Return the outputs for inputs, in their order: an array, or a dict, tuple or list of them.
+
+        A model with tables is given a third argument: by table the keys of all rows that the inputs need, mixed and
+        ascending. `values` has these rows, too.
+        """
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return the user's own object with these weights."""
-
-
-@runtime_checkable
-class PredictsWithRows(Protocol):
-    """A model of a framework that can predict with rows of tables."""
-
-    def predict(self, values: Mapping[str, Float32s], inputs: Tree, keys: Mapping[str, Keys]) -> Tree:
-        """Return the outputs for inputs; `values` has the rows of `keys`, too: mixed, ascending, all that they need."""
 
 
 @runtime_checkable
