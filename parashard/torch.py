@@ -17,7 +17,7 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
-from parashard.job.declared_table import Table, checked_tables
+from parashard.job.declared_table import Table
 from parashard.metrics import Sums
 from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
@@ -46,7 +46,7 @@ from parashard.models.torch_embeddings import (
 )
 from parashard.models.torch_variables import Place, check, kinds_of, lent, named, places_of, plain_name, tensors_of
 from parashard.models.weighted import weighted_loss
-from parashard.plan.embedding import Keys
+from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s
 from parashard.process.turns import turn
 from parashard.protocol.messages import NO_KEYS
@@ -146,10 +146,10 @@ class Model:
         return self._weighted is not None
 
     @property
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[Table | EmbeddingTable, ...]:
         """The tables whose rows the module looks up."""
         self._ready()
-        return tuple(checked_tables([module.table for module in self._look_ups]).values())
+        return tuple(dict.fromkeys(module.table for module in self._look_ups))
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
         """Return the ids that a batch looks up, by table, without those that stand for none."""

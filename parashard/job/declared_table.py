@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, shortened
 from parashard.job.embeddings import TableSettings, embedding_of
 from parashard.plan.embedding import EmbeddingTable
 from parashard.settings.table import Table as Settings
@@ -83,7 +83,9 @@ def checked_tables(tables: object) -> dict[str, Table]:
     found: dict[str, Table] = {}
     for table in tables:
         if not isinstance(table, Table):
-            raise ConfigurationError(f'tables has {table!r}; allowed: tables such as ps.Table("users", 16)')
+            raise ConfigurationError(
+                f'tables has {shortened(repr(table))}; allowed: tables such as ps.Table("users", 16)'
+            )
         if found.setdefault(table.name, table) != table:
             raise ConfigurationError(
                 f"two tables are named {table.name!r}, and their settings differ: make one, and share it"

@@ -182,3 +182,62 @@ def test_what_cannot_be_trained_is_refused_before_there_is_a_run(
     assert done.process.returncode != 0
     assert sentence in done.complaint()
     assert not done.runs()
+
+
+NET = """
+import torch
+import parashard as ps
+
+def build(spec, tables):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias, self.town = torch.nn.Parameter(torch.zeros(2)), ps.torch.EmbeddingBag(tables["town"], "sum")
+        def forward(self, numbers, keys):
+            return self.town(keys) + self.bias
+    return ps.torch.Model(Net, torch.nn.functional.cross_entropy, keys=lambda inputs: {"town": inputs["keys"]})
+"""
+JOB = """
+[job]
+name = "towns"
+epochs = 30
+batch_size = 8
+[data]
+source = "csv"
+path = "towns.csv"
+label = "rains"
+key_columns = ["town"]
+[model]
+kind = "net:build"
+[tables.town]
+dimension = 2
+optimizer = { kind = "adagrad", learning_rate = 0.5 }
+[optimizer]
+kind = "sgd"
+learning_rate = 0.1
+[cluster]
+shards = 1
+workers = 1
+"""
+
+
+def test_a_pytorch_model_of_a_job_file_looks_up_the_jobs_tables_and_predicts(tmp_path: Path) -> None:
+    rows = [("Bergen", 1, "yes"), ("Aswan", 2, "no"), ("Lloro", 3, "yes"), ("Arica", 4, "no")] * 10
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "towns.csv").write_text("town,day,rains\n" + "".join(f"{t},{d},{r}\n" for t, d, r in rows))
+    (tmp_path / "asked.csv").write_text("town,day\nArica,9\nLloro,9\n")
+    run = ScriptRun(
+        tmp_path,
+        """
+import subprocess, sys
+from pathlib import Path
+for words in (lambda: ["run", "job.toml"]), (lambda: ["predict", str(*Path("runs").iterdir()), "asked.csv"]):
+    subprocess.run([sys.executable, "-m", "parashard", *words()], check=True)
+""",
+    )
+    try:
+        assert run.wait() == 0, run.complaint()
+    finally:
+        run.clean_up()
+    assert [line.split(",")[0] for line in (tmp_path / "out").read_text().splitlines()[-2:]] == ["no", "yes"]

@@ -289,6 +289,19 @@ def test_a_table_that_a_batch_does_not_use_has_no_gradient() -> None:
     assert (gradients["users"], values["users"].shape) == (None, (0, 3))
 
 
+def test_a_look_up_that_does_not_count_adds_nothing() -> None:
+    def call(layer: Any, ids: Any) -> Any:
+        layer(ids[:, 1])
+        return layer(ids[:, 0])
+
+    found, due = (
+        trained(lambda: ps.torch.Embedding(USERS), one) for one in (call, lambda layer, ids: layer(ids[:, 0]))
+    )
+    batch, values = step(found, ALL[IDS])
+    gradients = [model.loss_and_gradients(values, batch, np)[1]["users"] for model in (found, due)]
+    assert gradients[0].tobytes() == gradients[1].tobytes()
+
+
 def test_the_module_of_a_trainer_holds_the_rows_and_draws_others() -> None:
     model = two()
     batch, values = step(model, INPUTS)

@@ -131,9 +131,9 @@ def test_a_job_s_tables_and_its_model_s_go_together() -> None:
 
 def test_the_keys_of_all_batches_are_each_there_once_and_may_be_more_than_a_step_has() -> None:
     model = Naming(lambda batch: {"user": batch.indices + 10 * batch.step, "item": np.zeros((0, 2), np.int64)})
-    batches = [Batch(step, 0, np.arange(6), BATCH.inputs, BATCH.targets) for step in range(3)]
+    batches = [Batch(step, 0, np.arange(9), BATCH.inputs, BATCH.targets) for step in range(3)]
     found = keys_of_all(model, batches, TABLES)
-    due = {key + 10 * step for key in range(6) for step in range(3)}
+    due = {key + 10 * step for key in range(9) for step in range(3)}
     assert found["user"].tolist() == sorted(mixed(np.array(sorted(due))).tolist())
     assert found["item"].tolist() == []
 
