@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from parashard.errors import BadData as BadData
     from parashard.errors import ConfigurationError as ConfigurationError
     from parashard.errors import JobFailed as JobFailed
+    from parashard.job.declared_table import Table as Table
     from parashard.layers.sequential import Sequential as Sequential
     from parashard.plan.optimizers import FTRL as FTRL
     from parashard.plan.optimizers import LAMB as LAMB
@@ -92,6 +93,7 @@ _PLACES = {
     "Sequential": "parashard.layers.sequential",
     "SGD": "parashard.plan.optimizers",
     "SidecarEvaluator": "parashard.api.sidecar",
+    "Table": "parashard.job.declared_table",
     "torch": "parashard.torch",
     "TPUStrategy": "parashard.api.strategies",
     "Trainer": "parashard.api.trainer",

@@ -14,6 +14,7 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
+from parashard.job.declared_table import Table
 from parashard.metrics import Sums
 from parashard.models.base import Initial
 from parashard.models.blame import named_with_line
@@ -28,15 +29,19 @@ from parashard.models.framework import (
     unscaled,
 )
 from parashard.models.jax_arrays import all_borrowed, array_of, borrowed, is_zero, jax, result_of, tensor_of
+from parashard.models.jax_rows import gathered, like_gathered, marked, parted, summed, tables_and_keys
 from parashard.models.jax_variables import check, kinds_of, leaves_of
 from parashard.models.judging import Given, judged, metrics_by_name
+from parashard.models.looking_up import placed
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.weighted import PARAMETER, takes_weights
+from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
+from parashard.protocol.messages import NO_KEYS
 
 Init = Callable[[Any], Any]
-Loss = Callable[[Any, Any, Any, Any], Any]
-Apply = Callable[[Any, Any], Any]
+Loss = Callable[..., Any]
+Apply = Callable[..., Any]
 Summed = Callable[
     [Mapping[str, Float32s], Sequence[Batch]],
     tuple[Sequence[float], dict[str, Float32s], list[dict[str, Float32s]]],
@@ -65,6 +70,12 @@ class Model:
         running average r' = r + M (b - r), "counter" for whole numbers, "sum" in `sync:N`, "frozen" for not at all.
         Unless all are frozen, `loss` returns the scalar and a pytree of the new values of leaves of state, by the same
         paths; a leaf that it leaves out does not change.
+    tables : sequence of Table
+        Embedding tables whose rows the functions use: `loss` and `apply` have a parameter `rows` then, which is a dict
+        of the rows of the ids that `keys` returned, by table, shape (*ids, dimension), float32.
+    keys : callable (inputs) -> mapping of str to array of whole numbers, optional
+        With `tables`: the ids that a batch looks up, by table, in any shape. A function of the inputs alone, as NumPy
+        has them, which may be called in another thread: rows are pulled before the loss is computed.
 
     Notes
     -----
@@ -80,6 +91,8 @@ class Model:
         apply: Apply | None = None,
         metrics: Sequence[Given] = (),
         state: Mapping[str, str] | None = None,
+        tables: Sequence[Table] = (),
+        keys: Callable[[Any], Mapping[str, Any]] | None = None,
     ) -> None:
         refuse_other_framework(init, "jax")
         for name, given in (("init", init), ("apply", apply)):
@@ -91,6 +104,9 @@ class Model:
             )
         if metrics and apply is None:
             raise ConfigurationError("metrics are of outputs: they need apply=, a function of parameters and inputs")
+        self._tables = tables_and_keys(tables, keys)
+        self.tables = tuple(self._tables.values())
+        self.keys_function = keys
         self._init = init
         self._loss = loss
         self._apply = jax.jit(apply) if apply is not None else None
@@ -106,6 +122,11 @@ class Model:
         self._scaled = jax.jit(jax.value_and_grad(self._told_scaled, has_aux=True))
         self._judged = jax.jit(self._judge)
         self.weighted = takes_weights(loss)
+
+    def keys(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the ids that a batch looks up, by table."""
+        assert self.keys_function is not None, "only a model with tables is asked"
+        return self.keys_function(batch.inputs)
 
     def seed(self, seed: int) -> None:
         """Begin with what `init` makes of this seed."""
@@ -131,6 +152,7 @@ class Model:
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         trained, state = self._parted(self._arguments(variables))
+        trained |= marked(gathered(variables, batch))
         data, weights = self._batch(batch), _weights(batch)
 
         def computed(scale: float) -> Computed:
@@ -138,7 +160,8 @@ class Model:
                 (loss, after), gradients = self._gradients(trained, state, *data, **weights)
             else:
                 (_, (loss, after)), gradients = self._scaled(trained, state, scale, *data, **weights)
-            found = {name: rows(result_of(leaf, xp, scale)) for name, leaf in gradients.items()}
+            found, of_ids = parted({name: rows(result_of(leaf, xp, scale)) for name, leaf in gradients.items()})
+            found |= summed(of_ids, variables, batch, xp)
             return result_of(loss, xp), found | self._pushed(state, after, xp)
 
         return unscaled(computed, self._scale, xp)
@@ -154,20 +177,23 @@ class Model:
         arguments = self._batch(batch)
         weights = _weights(batch)
         own = self._ready()
-        jax.eval_shape(self._gradients, *self._parted(self._leaves), *arguments, **weights)
+        rows = like_gathered(self._tables, batch)
+        trained, state = self._parted(self._leaves)
+        trained |= marked(rows)
+        jax.eval_shape(self._gradients, trained, state, *arguments, **weights)
         gradients = jax.grad(self._told, has_aux=True)
         traced = jax.make_jaxpr(lambda *given, **named: gradients(*given, **named)[0])
-        if is_zero(traced(*self._parted(self._leaves), *arguments, **weights)):
+        if is_zero(traced(trained, state, *arguments, **weights)):
             raise WrongModel("the loss depends on no parameter: it is computed without them, or by stop_gradient")
         try:
-            jax.eval_shape(self._judged, own, *arguments[:2], **weights)
+            jax.eval_shape(self._judged, own, *arguments[:2], **_named(rows), **weights)
         except Exception as error:
             raise WrongModel(
                 f"the loss cannot be computed without a key, which is None in an evaluation, where nothing should be "
                 f"random: {named_with_line(error)}"
             ) from error
         if self._apply is not None:
-            jax.eval_shape(self._apply, own, arguments[0])
+            jax.eval_shape(self._apply, own, arguments[0], **_named(rows))
 
     def summed_over(self, mesh: Any) -> Summed:
         """Return what computes batches of equal size at once, one on each device of a mesh of one axis."""
@@ -217,28 +243,37 @@ class Model:
         """Return the loss, the mean over the batch, and the metrics' states."""
         parameters = self._tree_of(self._arguments(variables))
         inputs, targets = all_borrowed(batch.inputs), all_borrowed(batch.targets)
-        values: dict[str, float | Sums] = {"loss": float(self._judged(parameters, inputs, targets, **_weights(batch)))}
+        rows = _named(gathered(variables, batch))
+        loss = self._judged(parameters, inputs, targets, **rows, **_weights(batch))
+        values: dict[str, float | Sums] = {"loss": float(loss)}
         if self._metrics and self._apply is not None:
-            outputs = self._apply(parameters, inputs)
+            outputs = self._apply(parameters, inputs, **rows)
             values |= judged(self._metrics, outputs, targets, rows_of(batch.inputs), _on_host)
         return values
 
-    def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
-        """Return the outputs as NumPy arrays, in the form in which `apply` returns them."""
+    def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
+        """Return the outputs as NumPy arrays, in the form in which `apply` returns them.
+
+        `values` has the rows of `keys`, too.
+        """
         if self._apply is None:
             raise ConfigurationError("predict needs the model's apply=, a function of parameters and inputs")
-        outputs = self._apply(self._tree(values), all_borrowed(inputs))
+        batch = Batch(-1, -1, np.arange(rows_of(inputs)), inputs, None)
+        there = placed(self, batch, keys, keys) if keys else batch
+        outputs = self._apply(self._tree(values), all_borrowed(inputs), **_named(gathered(values, there)))
         return jax.tree_util.tree_map(np.array, outputs)
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
-        """Return the pytree with these weights."""
+        """Return the pytree with these weights; rows of tables are no part of it."""
         return self._tree(values)
 
     def _told(
         self, trained: Any, state: Any, inputs: Any, targets: Any, seed: Any, **weights: Any
     ) -> tuple[Any, dict[str, Any]]:
         """Return the loss, and the new values of state by path; traced, the step's key with it."""
-        found = self._loss(self._tree_of({**trained, **state}), inputs, targets, jax.random.key(seed), **weights)
+        leaves, rows = parted(trained)
+        tree, key = self._tree_of({**leaves, **state}), jax.random.key(seed)
+        found = self._loss(tree, inputs, targets, key, **_named(rows), **weights)
         if not self._kinds_changing():
             return _scalar(found), {}
         if not isinstance(found, tuple) or len(found) != 2:
@@ -268,8 +303,8 @@ class Model:
         seed = np.int64(step_seed("jax", self._seed, batch.step, batch.part))
         return all_borrowed(batch.inputs), all_borrowed(batch.targets), seed
 
-    def _judge(self, parameters: Any, inputs: Any, targets: Any, **weights: Any) -> Any:
-        found = self._loss(parameters, inputs, targets, None, **weights)
+    def _judge(self, parameters: Any, inputs: Any, targets: Any, **further: Any) -> Any:
+        found = self._loss(parameters, inputs, targets, None, **further)
         return found[0] if self._kinds_changing() else found
 
     def _kinds_changing(self) -> bool:
@@ -329,6 +364,11 @@ def _scalar(loss: Any) -> Any:
 
 def _weights(batch: Batch) -> dict[str, Any]:
     return {} if batch.weights is None else {PARAMETER: borrowed(batch.weights)}
+
+
+def _named(rows: dict[str, Any]) -> dict[str, Any]:
+    """Return rows as the argument of a user's function; of a model without tables there is none."""
+    return {"rows": rows} if rows else {}
 
 
 def _on_host(value: Any) -> Any:

@@ -17,8 +17,9 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
+from parashard.job.declared_table import Table
 from parashard.metrics import Sums
-from parashard.models.base import Initial
+from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
     LOSS_SCALE,
     NOT_IN_PLACE,
@@ -33,10 +34,24 @@ from parashard.models.framework import (
 from parashard.models.judging import Given, judged, metrics_by_name
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, tensor_of, torch
+from parashard.models.torch_embeddings import (
+    Embedding,
+    EmbeddingBag,
+    HeldRows,
+    PulledRows,
+    check_keys,
+    look_ups_in,
+    named_ids,
+    rows_lent,
+)
 from parashard.models.torch_variables import Place, check, kinds_of, lent, named, places_of, plain_name, tensors_of
 from parashard.models.weighted import weighted_loss
+from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s
 from parashard.process.turns import turn
+from parashard.protocol.messages import NO_KEYS
+
+__all__ = ["Embedding", "EmbeddingBag", "Model"]
 
 Loss = Callable[[Any, Any], Any]
 
@@ -63,6 +78,10 @@ class Model:
         numbers, "sum" in `sync:N`. Those of batch and instance normalisation need not be named.
     autocast : {"bfloat16", "float16"}, optional
         Compute module and loss under `torch.autocast` of this type; parameters stay in theirs.
+    keys : callable (inputs) -> mapping of str to tensor of whole numbers, optional
+        Of a module that has `Embedding` or `EmbeddingBag`: the ids that a batch looks up, by table, in any shape. A
+        function of the inputs alone, which may be called in another thread: rows are pulled before the module is
+        called.
 
     Notes
     -----
@@ -87,6 +106,7 @@ class Model:
         *,
         state: Mapping[str, str] | None = None,
         autocast: str | None = None,
+        keys: Callable[[Any], Mapping[str, Any]] | None = None,
     ) -> None:
         refuse_other_framework(module, "torch")
         if not callable(module):
@@ -101,7 +121,11 @@ class Model:
             )
         if autocast is not None and autocast not in AUTOCAST:
             raise ConfigurationError(f"autocast is {' or '.join(AUTOCAST)}, found {autocast!r}")
+        if keys is not None and not callable(keys):
+            raise ConfigurationError(f"keys is a function of the inputs, found {type(keys).__name__}")
         self._given = module
+        self.keys_function = keys
+        self._look_ups: list[Any] = []  # modules within that look rows up
         self._autocast = AUTOCAST[autocast] if autocast is not None else None
         self._scale = 1.0
         self._loss = loss
@@ -120,6 +144,19 @@ class Model:
     def weighted(self) -> bool:
         """Whether the loss takes weights of examples."""
         return self._weighted is not None
+
+    @property
+    def tables(self) -> tuple[Table | EmbeddingTable, ...]:
+        """The tables whose rows the module looks up."""
+        self._ready()
+        return tuple(dict.fromkeys(module.table for module in self._look_ups))
+
+    def keys(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the ids that a batch looks up, by table, without those that stand for none."""
+        assert self.keys_function is not None, "only a model with tables is asked"
+        inputs = map_leaves(tensor_of, batch.inputs)
+        named: Mapping[str, Array] = named_ids(self.keys_function(inputs), self._look_ups)
+        return named
 
     def seed(self, seed: int) -> None:
         """Begin with what this seed makes of the module; an instance keeps its weights."""
@@ -182,8 +219,9 @@ class Model:
         versions = {name: tensor._version for name, tensor in {**trained, **constants}.items()}
         tensors = {**trained, **state}
         inputs, targets = self._trees(batch.inputs), self._trees(batch.targets)
+        looked_up = PulledRows(variables, batch.keys, self._dtype, trained=True)
         with self._precision(tensors):
-            outputs = self._called(module, tensors, inputs)
+            outputs = self._called(module, tensors, inputs, looked_up)
             loss = self._loss_of(outputs, targets, batch.weights)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -206,10 +244,13 @@ class Model:
             )
         single = loss.reshape(()) if loss.ndim else loss
         whole = single if scale == 1 else single.float() * scale
-        found = torch.autograd.grad(whole, list(trained.values()), allow_unused=True)
+        found = torch.autograd.grad(whole, [*trained.values(), *looked_up.leaves], allow_unused=True)
+        of_trained, of_rows = found[: len(trained)], found[len(trained) :]
         gradients = {
-            name: None if g is None else rows(gradient_of(g, xp, scale)) for name, g in zip(trained, found, strict=True)
+            name: None if g is None else rows(gradient_of(g, xp, scale))
+            for name, g in zip(trained, of_trained, strict=True)
         }
+        gradients |= looked_up.gradients(of_rows, xp, scale)
         for name in state.keys() - frozen:
             before, after = array_of(pulled[name]), array_of(tensors[name])
             gradients[name] = xp.asarray(pushed_for(self._kinds[name], before, after))
@@ -219,17 +260,20 @@ class Model:
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
         """Return the loss, the mean over the batch, and the metrics' states."""
         with torch.no_grad():
-            outputs = self._outputs(variables, batch.inputs)
+            outputs = self._outputs(variables, batch.inputs, batch.keys)
             targets = self._trees(batch.targets)
             with self._precision(self._own):
                 loss = float(self._loss_of(outputs, targets, batch.weights))
             return {"loss": loss, **judged(self._metrics, outputs, targets, rows_of(batch.inputs), _on_host)}
 
     @turn()
-    def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
-        """Return the outputs as NumPy arrays, in the form in which the module returns them."""
+    def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
+        """Return the outputs as NumPy arrays, in the form in which the module returns them.
+
+        `values` has the rows of `keys`, too.
+        """
         with torch.no_grad():
-            return map_leaves(output_of, self._outputs(values, inputs))
+            return map_leaves(output_of, self._outputs(values, inputs, keys))
 
     @turn()
     def own(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
@@ -240,21 +284,29 @@ class Model:
                 tensor.copy_(tensor_of(value_of(values[name], self._kinds[name])).reshape(tensor.shape))
         return module.eval()
 
-    def _outputs(self, variables: Mapping[str, Array], inputs: Any) -> Any:
+    def hold(self, own: torch.nn.Module, tables: Mapping[str, HeldTable]) -> None:
+        """Give a module that `own` returned the rows of all tables."""
+        rows = HeldRows(tables, self._dtype)
+        for module in look_ups_in(own):
+            module._rows = rows
+
+    def _outputs(self, variables: Mapping[str, Array], inputs: Any, keys: Mapping[str, Keys]) -> Any:
         module = self._ready()
         module.eval()
         tensors = self._pulled(variables)
         with self._precision(tensors):
-            return self._called(module, tensors, self._trees(inputs))
+            return self._called(module, tensors, self._trees(inputs), PulledRows(variables, keys, self._dtype))
 
-    def _called(self, module: torch.nn.Module, tensors: dict[str, torch.Tensor], inputs: Any) -> Any:
-        """Call the module with these tensors in it; those that it set anew are in `tensors` then.
+    def _called(
+        self, module: torch.nn.Module, tensors: dict[str, torch.Tensor], inputs: Any, looked_up: PulledRows
+    ) -> Any:
+        """Call the module with these tensors and rows in it; those that it set anew are in `tensors` then.
 
         The tensors of a dict are given by their names, those of a tuple or list one after the other.
         """
         named = inputs if isinstance(inputs, dict) else {}
         ordered = () if named is inputs else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-        with lent(tensors, self._places):
+        with lent(tensors, self._places), rows_lent(self._look_ups, looked_up):
             return module(*ordered, **named)
 
     def _loss_of(self, outputs: Any, targets: Any, weights: Any) -> Any:
@@ -307,6 +359,7 @@ class Model:
             self._kinds = kinds_of(self._module, self._state_kinds)  # once, not in each step
             self._own = tensors_of(self._module, self._kinds)
             self._places = places_of(self._module)
+            self._look_ups = look_ups_in(self._module)
             self._modules = [(plain_name(f"{p}." if p else ""), within) for p, within in self._module.named_modules()]
             half = any(parameter.dtype == torch.float16 for parameter in self._module.parameters())
             self._scale = LOSS_SCALE if half or self._autocast == torch.float16 else 1.0
@@ -321,6 +374,7 @@ class Model:
                 torch.manual_seed(self._seed)
                 module = made_by(module, "module()")
         check(module)
+        check_keys(module, self.keys_function)
         return module
 
 

@@ -184,7 +184,7 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     if begun is not None:
         kept = unclaimed.catalogue.initial_manifest(begun.job_digest)
     if arguments.declaration is not None:
-        declared = read_declaration(arguments.declaration)
+        declared = read_declaration(arguments.declaration, rows=kept is None)
     else:
         declared = declare_named(job, arguments.model_folder)
     resolved = resolve(
@@ -204,10 +204,10 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     incarnation = claim() if begun is None else retry_while_disk_fails(claim, "claims", stop.event)
     run_store = RunStore(store, incarnation)
     failpoints.hit("coordinator.boot.claimed")
-    run_store.keep_initial(resolved.digest, resolved.initial)
+    run_store.keep_initial(resolved.digest, resolved.initial, resolved.initial_rows)
     run_store.keep_preprocessing(resolved.spec.preprocessing)
     run_store.begin_run(run_id, identity)
-    return run_id, resolved._replace(initial={}), run_store  # the store has them
+    return run_id, resolved._replace(initial={}, initial_rows={}), run_store  # the store has them
 
 
 def _observer_of(tracer: Tracer | None) -> LeaseObserver:

@@ -7,14 +7,18 @@ Owns the meaning of `batch_size`, `global_batch_size` and `gradient_accumulation
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from parashard.data.base import Array, Batch
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
-from parashard.models.base import Initial, Model
+from parashard.models.base import Initial, LooksUp, Model
+from parashard.models.looking_up import placed
+from parashard.models.state import host_array
 from parashard.models.threaded import for_thread
+from parashard.plan.embedding import Keys
 from parashard.plan.state import COUNTER, SUM
 
 BATCH_SIZE = 32
@@ -117,6 +121,12 @@ class Accumulated:
         self._model, self._pieces = model, pieces
         self._added = _added(model)
         self.evaluate = model.evaluate
+        self.tables: Any = getattr(model, "tables", ())
+
+    def keys(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the model's own, of one that looks rows up."""
+        assert isinstance(self._model, LooksUp), "only a model with tables is asked"
+        return self._model.keys(batch)
 
     def initial_variables(self) -> Mapping[str, Initial]:
         """Return the model's own."""
@@ -135,6 +145,8 @@ class Accumulated:
         total, sums = 0.0, dict[str, Any]()
         for part, start in enumerate(range(0, rows, size)):
             piece = _cut(batch, part, slice(start, min(rows, start + size)))
+            if batch.keys:
+                piece = self._placed(piece, batch.keys, xp)
             loss, gradients = self._model.loss_and_gradients(variables, piece, xp)
             assert isinstance(gradients, Mapping), "a model that a trainer takes has gradients"
             share = (min(rows, start + size) - start) / rows
@@ -147,6 +159,12 @@ class Accumulated:
                 elif counted is not None:
                     sums[name] += counted
         return total, sums
+
+    def _placed(self, piece: Batch, keys: Mapping[str, Keys], xp: Any) -> Batch:
+        """Return a piece with the rows of its whole batch, and where its own keys have theirs among them."""
+        on_host = replace(piece, inputs=map_leaves(host_array, piece.inputs))
+        places = placed(self._model, on_host, keys, keys).places
+        return replace(piece, keys=keys, places={name: xp.asarray(place) for name, place in places.items()})
 
 
 def _added(model: Model) -> frozenset[str]:

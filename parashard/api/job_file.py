@@ -16,6 +16,7 @@ from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml, job_from_table
 from parashard.models import build_model
 from parashard.models.base import Initial
+from parashard.models.looking_up import check_looks_up
 
 
 def write_job_file(
@@ -51,6 +52,7 @@ def write_job_file(
     job = loaded.job
     source = open_source(job.data)
     built = build_model(job.model, source.spec, job.job.seed, path.absolute().parent, tables_of(job))
+    check_looks_up(built, {one.name: one for one in tables_of(job)})
     found = built.initial_variables()
     theirs, own = _shapes(found), _shapes(variables)
     for name in sorted(own.keys() | theirs.keys()):

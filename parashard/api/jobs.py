@@ -18,6 +18,7 @@ from parashard.api.optimizers import optimizer_of
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import declare, read_declaration
+from parashard.job.declared_table import Table
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, load_job
 from parashard.job.schema import Job
@@ -25,7 +26,7 @@ from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE
 from parashard.models.base import FrameworkModel, Model
 from parashard.plan.optimizers import OptimizerSpec
 
-DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
+DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables", "tables")
 """The tables of a job that decide what its steps compute."""
 _ARGUMENTS = {
     "job.seed": "seed",
@@ -47,6 +48,7 @@ class Parts(NamedTuple):
     seed: int
     settings: Mapping[str, Any]
     variables: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    tables: Mapping[str, Table] = MappingProxyType({})
 
 
 def checked_optimizer(optimizer: Any) -> OptimizerSpec:
@@ -118,6 +120,7 @@ def tables_of(
         "job": {"name": parts.name, "seed": parts.seed, **sizes},
         "optimizer": {name: value for name, value in parts.optimizer.plain().items() if value is not None},
         "variables": dict(parts.variables),
+        "tables": {name: declared.plain() for name, declared in parts.tables.items()},
         "consistency": {"policy": parts.strategy.consistency},
         "cluster": {**(cluster or {}), **parts.strategy.cluster},
     }
@@ -125,6 +128,8 @@ def tables_of(
         above, _, name = str(key).rpartition(".")
         if not above or "." in above:
             raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
+        if above == "tables":
+            raise ConfigurationError(f"settings: {key!r} is of a table: ps.Table(...) of the model says it")
         if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
             raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
         if above == "cluster" and isinstance(parts.strategy, InProcessStrategy):
@@ -149,7 +154,7 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256
     run_dir : Path
         Of the parent's call.
     """
-    whole = read_declaration(run_dir)
+    whole = read_declaration(run_dir, rows=False)
     declared = whole.spec
     if fingerprint != declared.fingerprint:
         raise ConfigurationError(
@@ -176,8 +181,8 @@ def check_same_model(model: Model, run_dir: Path) -> None:
     First values of a framework's model are compared by the framework's own means; those of a model with hand-written
     gradients are drawn by the script, and what else it drew with them would differ, too.
     """
-    theirs = read_declaration(run_dir)
-    mine = declare(theirs.spec, model)
+    theirs = read_declaration(run_dir, rows=False)
+    mine = declare(theirs.spec, model, rows=False)
     other = "in this worker than in the process that started it"
     for name in sorted(mine.variables.keys() | theirs.variables.keys()):
         here, there = mine.variables.get(name), theirs.variables.get(name)

@@ -6,7 +6,7 @@ Owns what a trainer asks of a model, and the weights between its calls. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -16,16 +16,21 @@ import numpy as np
 from parashard.api.batching import Accumulated, checked_size
 from parashard.api.examples import Indexed, joined, of_the_data
 from parashard.api.optimizers import Mapped, variable_settings
+from parashard.api.rows import PresentRows, tables_of_model
 from parashard.callbacks.base import Training
 from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of
 from parashard.data.tree import Tree, leaves, rows_of
 from parashard.errors import BadData, ConfigurationError, ParashardError
 from parashard.job.declaration import parts_of
-from parashard.models.base import Checked, FrameworkModel, Initial, Model, Seeded
+from parashard.job.declared_table import Table
+from parashard.models.base import Checked, FrameworkModel, HoldsRows, Initial, Model, Seeded
 from parashard.models.blame import named_with_line
 from parashard.models.framework import WrongModel
 from parashard.models.judging import Totals
+from parashard.models.looking_up import looked_up, placed
+from parashard.plan.embedding import KeyedRows, Keys
 from parashard.plan.variables import Float32s, as_imported, initial_rows
+from parashard.protocol.messages import NO_KEYS
 from parashard.store.arrays import read_arrays
 
 METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
@@ -68,7 +73,8 @@ class PresentModel:
         self.training: Training | None = None
         self._seed = seed
         self._inputs: dict[str, Field] = {}  # of an example of the last fit
-        self._weights: Path | None = None  # of the last fit
+        self._run_dir: Path | None = None  # of the last fit
+        self._weights: Path | None = None  # of the same
         self._values: dict[str, Float32s] | None = None
 
     def begin(self) -> None:
@@ -76,9 +82,33 @@ class PresentModel:
         if isinstance(self.given, Seeded):
             self.given.seed(self._seed)
 
-    def go_on_from(self, weights: Path) -> None:
-        """Take the weights of a file as the present ones."""
-        self._weights, self._values = weights, None
+    def go_on_from(self, run_dir: Path, weights: Path) -> None:
+        """Take the weights of a file, and the rows of a run, as the present ones."""
+        self._run_dir, self._weights, self._values = run_dir, weights, None
+
+    def tables(self) -> dict[str, Table]:
+        """Return the embedding tables whose rows the model looks up, by name."""
+        return tables_of_model(self.given)
+
+    def rows(self) -> PresentRows | None:
+        """Return the present rows of the model's tables; None: it has none.
+
+        Raises
+        ------
+        ConfigurationError
+            While a `fit` runs: callbacks see weights of an evaluation, and rows of none.
+        """
+        if self._run_dir is None:
+            self.begin()
+        tables = self.tables()
+        if not tables:
+            return None
+        if self.training is not None:
+            raise ConfigurationError(
+                f"rows of tables ({', '.join(tables)}) are not at hand while fit runs: evaluate, predict, model and "
+                "table are for after it"
+            )
+        return PresentRows(tables, self._seed, self._run_dir)
 
     def weights(self) -> dict[str, Float32s]:
         """Return the present weights: those of the last `fit`, else those that the model begins with."""
@@ -99,7 +129,7 @@ class PresentModel:
         """Return the model with the present weights as its first ones."""
         if self._weights is None and self._values is None:
             return self.given
-        return _Begun(self.given, self.weights())
+        return _Begun(self.given, self.weights(), self.rows if self._run_dir is not None else lambda: None)
 
     def fixed_sha256(self) -> str:
         """Return the digest of what of the model is in no variable; "" for nothing."""
@@ -125,12 +155,17 @@ class PresentModel:
 
     def try_step(self, source: DataSource) -> None:
         """Try the model on two examples, if it can: what no worker could compute is said before any is started."""
-        if isinstance(self.given, Checked):
+        tables = {name: table.embedding for name, table in self.tables().items()}
+        if isinstance(self.given, Checked) or tables:
             indices = np.arange(min(1 if source.spec.batched else 2, source.spec.examples))
             with of_the_data():
                 examples = examples_of(source, 0, indices)
             try:
-                self.given.check(Batch(0, 0, indices, *examples))
+                batch = Batch(0, 0, indices, *examples)
+                if tables:
+                    batch = looked_up(self.given, batch, tables)
+                if isinstance(self.given, Checked):
+                    self.given.check(batch)
             except (ConfigurationError, WrongModel) as error:
                 raise ConfigurationError(str(error)) from None
             except Exception as error:
@@ -140,13 +175,16 @@ class PresentModel:
         """Return the metrics of the present weights, over all examples."""
         if any(field.name == "weights" for field in data.fields()):
             self._check_weighted()
-        values = self.weights()
+        rows, values = self.rows(), self.weights()
         with _computing("evaluate", data):
-            return figures_over(data, batch_size, self.given, values)
+            if rows is None:
+                return figures_over(data, batch_size, self.given, values)
+            keys, of_keys = rows.of(self.given, _batches(data, batch_size))
+            return figures_over(data, batch_size, self.given, {**values, **of_keys}, keys)
 
     def predict(self, inputs: Indexed, batch_size: int) -> Tree:
         """Return the outputs of the present weights, in the order of the inputs."""
-        model, values = self._framework("predict"), self.weights()
+        model, rows, values = self._framework("predict"), self.rows(), self.weights()
         for name, found in _inputs_of(inputs.fields()).items():
             due = self._inputs.get(name)
             if due is not None and len(found.shape) < len(due.shape):
@@ -155,9 +193,14 @@ class PresentModel:
                     "x[None] is one"
                 )
         parts = []
+        further: tuple[Mapping[str, Keys], ...] = ()
+        if rows is not None:
+            with _computing("predict", inputs):
+                keys, of_keys = rows.of(model, _batches(inputs, batch_size))
+            values, further = {**values, **of_keys}, (keys,)
         for _, some in _in_order(inputs, batch_size):
             with _computing("predict", inputs):
-                parts.append(model.predict(values, some[0]))
+                parts.append(model.predict(values, some[0], *further))
             _check_rows(parts[-1], rows_of(some[0]))
         if not parts:
             raise BadData("inputs has no examples")
@@ -165,7 +208,11 @@ class PresentModel:
 
     def own(self) -> Any:
         """Return the user's own object with the present weights."""
-        return self._framework("own").own(self.weights())
+        model, rows = self._framework("own"), self.rows()
+        own = model.own(self.weights())
+        if rows is not None and isinstance(model, HoldsRows):
+            model.hold(own, rows.all_held())
+        return own
 
     def _check_weighted(self) -> None:
         if not getattr(self.given, "weighted", False):
@@ -184,18 +231,31 @@ class PresentModel:
 class _Begun:
     """A model that goes on from given weights."""
 
-    def __init__(self, model: Model, values: Mapping[str, Float32s]) -> None:
+    def __init__(self, model: Model, values: Mapping[str, Float32s], rows: Callable[[], PresentRows | None]) -> None:
         self._variables = {name: parts_of(name, value)[0] for name, value in model.initial_variables().items()}
         self._values = values
+        self._rows = rows
         self.loss_and_gradients = model.loss_and_gradients
         self.evaluate = model.evaluate
 
     def initial_variables(self) -> Mapping[str, Initial]:
         return {name: (variable, self._values[name]) for name, variable in self._variables.items()}
 
+    def initial_rows(self) -> Mapping[str, KeyedRows]:
+        rows = self._rows()
+        return {} if rows is None else rows.initial()
 
-def figures_over(data: Indexed, batch_size: int, model: Model, values: Mapping[str, Float32s]) -> dict[str, float]:
+
+def figures_over(
+    data: Indexed,
+    batch_size: int,
+    model: Model,
+    values: Mapping[str, Float32s],
+    keys: Mapping[str, Keys] = NO_KEYS,
+) -> dict[str, float]:
     """Return the figures of a model's metrics over all examples, so many at once.
+
+    `values` has the rows of `keys`, too: all that the examples need, by table.
 
     Raises
     ------
@@ -204,10 +264,10 @@ def figures_over(data: Indexed, batch_size: int, model: Model, values: Mapping[s
     """
     totals = Totals()
     judged = 0
-    for indices, examples in _in_order(data, batch_size):
-        rows = rows_of(examples[0])
+    for batch in _batches(data, batch_size):
+        rows = rows_of(batch.inputs)
         judged += rows
-        totals.add(model.evaluate(values, Batch(-1, -1, indices, *examples), np), rows)
+        totals.add(model.evaluate(values, placed(model, batch, keys, keys) if keys else batch, np), rows)
     if not judged:
         raise BadData("data has no examples")
     return totals.figures()
@@ -251,3 +311,10 @@ def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Example
     for start in range(0, len(data), at_once):
         indices = np.arange(start, min(len(data), start + at_once))
         yield indices, data.take(indices, 0)
+
+
+def _batches(data: Indexed, batch_size: int) -> Iterator[Batch]:
+    """Yield the same as batches; of inputs alone the targets are None."""
+    for indices, examples in _in_order(data, batch_size):
+        inputs, targets, weights = (*examples, None)[:3]
+        yield Batch(-1, -1, indices, inputs, targets, weights)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from parashard.api.batching import checked_size
 from parashard.api.examples import indexed, of_the_data
 from parashard.api.models import figures_over
+from parashard.api.rows import check_without_tables
 from parashard.api.trainer import EXAMPLES_AT_ONCE
 from parashard.callbacks.files import SUFFIX
 from parashard.callbacks.tensorboard import TensorBoard
@@ -110,6 +111,7 @@ class SidecarEvaluator:
                 raise ConfigurationError(
                     f"SidecarEvaluator: {name} must be a number of at least {least}, found {value!r}"
                 )
+        check_without_tables(model, "SidecarEvaluator judges files of weights")
         self._model = model
         with of_the_data():
             self._examples = indexed(data, "data", targets=targets)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
 
+import numpy as np
+
 from parashard.api.batching import epochs_of_a_job, examples_of_a_step
 from parashard.api.border import bordered
 from parashard.api.examples import indexed, indexed_inputs, of_the_data
@@ -25,6 +27,7 @@ from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
 from parashard.api.models import PresentModel
 from parashard.api.optimizers import optimizer_for
 from parashard.api.resuming import answered, check_followed, unfinished
+from parashard.api.rows import check_callbacks
 from parashard.api.script import SCRIPT
 from parashard.api.source import source_of
 from parashard.api.strategies import ClusterStrategy, InProcessStrategy, Strategy
@@ -198,7 +201,7 @@ class Trainer:
                     check_followed(self._job_name, self._calls_before, SCRIPT.runs_made)
                 call.answer = run_fit(self._place, fit, begun, accept_code_change=accept_code_change, quiet=not verbose)
         run_dir = Path(call.answer["run_dir"])
-        self._present.go_on_from(Path(call.answer.get("weights", run_dir / WEIGHTS_FILE)))
+        self._present.go_on_from(run_dir, Path(call.answer.get("weights", run_dir / WEIGHTS_FILE)))
         return History(call.answer["report"], run_dir, call.answer.get("history"), first_epoch=initial_epoch)
 
     @bordered
@@ -249,6 +252,32 @@ class Trainer:
         """Return the user's own object with the present weights."""
         return self._present.own()
 
+    @bordered
+    def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.float32]]]:
+        """Return all rows of an embedding table, as the last `fit` has left them.
+
+        Parameters
+        ----------
+        name : str
+            One of the model's tables.
+
+        Returns
+        -------
+        keys : ndarray of uint64, shape (rows,)
+            As the model names them, ascending; negative ones by the unsigned numbers with the same bits:
+            `keys.view(numpy.int64)`.
+        rows : ndarray of float32, shape (rows, dimension)
+
+        Raises
+        ------
+        ConfigurationError
+            If the model has no such table, or a fit is running.
+        """
+        rows = self._present.rows()
+        if rows is None:
+            raise ConfigurationError(f"table {name!r}: the model has no embedding tables")
+        return rows.whole(name)
+
     def to_job_file(
         self, path: str | Path, *, model: str | Mapping[str, Any], data: Mapping[str, Any], epochs: int, batch_size: int
     ) -> None:
@@ -287,6 +316,7 @@ class Trainer:
         model = present.computing(source, gradient_accumulation)
         called = checked(callbacks, has_evaluations=source.spec.held_out > 0)
         present.begin()
+        check_callbacks(called, present.tables())
         program = SCRIPT.path if self._has_script else Path(INTERACTIVE)
         loaded = job_of(self._parts(program.stem), program, sizes)
         text = SCRIPT.sha256 if self._has_script else ""
@@ -294,8 +324,15 @@ class Trainer:
         return FitCall(loaded, present, model, source, code_sha256, called, self)
 
     def _parts(self, name: str) -> Parts:
-        settings = self._present.variable_settings(self._optimizer)
-        return Parts(self._name or name, self._optimizer.spec, self._strategy, self._seed, self._settings, settings)
+        return Parts(
+            self._name or name,
+            self._optimizer.spec,
+            self._strategy,
+            self._seed,
+            self._settings,
+            self._present.variable_settings(self._optimizer),
+            self._present.tables(),
+        )
 
     @property
     def _has_script(self) -> bool:

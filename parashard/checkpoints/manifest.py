@@ -307,7 +307,8 @@ class InitialManifest(Record):
     """Initial values of a run that are not drawn from its seed; named by the job's digest, which covers them.
 
     `variables` are names and shapes of those in the files, `sha256` is `parashard.plan.variables.values_sha256`
-    of them, and `incarnation` the coordinator's that wrote the files.
+    of them, and `incarnation` the coordinator's that wrote the files. `table_files` have rows of tables; where there
+    are any, the digest is of both.
     """
 
     kind = "initial-manifest"
@@ -317,6 +318,7 @@ class InitialManifest(Record):
     sha256: Sha256
     variables: Annotated[tuple[tuple[Name, Shape], ...], key(min_length=1)]
     files: tuple[StoredFile, ...]
+    table_files: tuple[TableFile, ...] = ()
 
 
 class RunRecord(Record):

@@ -97,7 +97,7 @@ class TableWriter:
             Without a manifest the files that are there are no checkpoint.
         """
         rows, gone = change.rows, change.gone
-        content = to_bytes(_arrays(change))
+        content = as_bytes(change)
         name = f"{PREFIX}-{len(self.files)}.safetensors"
         self._store.create(f"{self._id.folder}/{name}", content)
         ends = buckets_of(np.concatenate([part[[0, -1]] for part in (rows.keys, gone) if len(part)]))
@@ -155,7 +155,7 @@ def iterate_rows(
                 change = read_change(store, manifest, file)
                 if depth < len(layers):
                     own += [change.rows.keys, change.gone]
-                rows = change.rows.taken(_within(change.rows.keys, buckets))
+                rows = change.rows.taken(rows_within(change.rows.keys, buckets))
                 if len(newer):
                     rows = rows.taken(~_among(rows.keys, newer))
                 if len(rows.keys):
@@ -174,7 +174,7 @@ def read_change(store: Store, manifest: ShardManifest, file: TableFile) -> Table
     """Return what a file has, verified; raises as `iterate_rows`."""
     folder = CheckpointId(manifest.plan_version, manifest.shard, file.incarnation, file.number).folder
     where = place_of(store, f"{folder}/{file.name}")
-    change = _parsed(read_file(store, folder, file), where)
+    change = parsed(read_file(store, folder, file), where)
     if (change.table, len(change.rows.keys), len(change.gone)) != (file.table, file.rows, file.gone):
         raise DamagedCheckpoint(
             f"{where}: {len(change.rows.keys)} rows of table {change.table!r}, where the manifest says {file.rows} of "
@@ -205,13 +205,18 @@ def _among(keys: Keys, others: Keys) -> NDArray[np.bool_]:
     return among
 
 
-def _within(keys: Keys, buckets: tuple[int, int]) -> slice:
+def rows_within(keys: Keys, buckets: tuple[int, int]) -> slice:
     """Return the run of ascending keys that lie in a range of buckets."""
     first, stop = (
         len(keys) if bucket == BUCKETS else int(np.searchsorted(keys, np.uint64(bucket << (64 - BUCKET_BITS))))
         for bucket in buckets
     )
     return slice(first, stop)
+
+
+def as_bytes(change: TableChange) -> bytes:
+    """Return the content of a file."""
+    return to_bytes(_arrays(change))
 
 
 def _arrays(change: TableChange) -> dict[str, NDArray[Any]]:
@@ -221,7 +226,7 @@ def _arrays(change: TableChange) -> dict[str, NDArray[Any]]:
     return {f"{change.table}/{part}": np.ascontiguousarray(array) for part, array in arrays.items()}
 
 
-def _parsed(content: bytes, where: str) -> TableChange:
+def parsed(content: bytes, where: str) -> TableChange:
     """Return what is in a file, if it is rows."""
     try:
         arrays: dict[str, NDArray[Any]] = dict(from_bytes(content))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointId
+from parashard.checkpoints.initial_rows import iterate_initial_rows
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
 from parashard.checkpoints.state import iterate_initial
 from parashard.checkpoints.tables import iterate_rows, read_change
@@ -94,6 +95,8 @@ def _read_initial(catalogue: Catalogue, job_digest: str) -> None:
     manifest = catalogue.initial_manifest(job_digest)
     if manifest is not None:
         for _ in iterate_initial(catalogue.store, manifest):
+            pass
+        for _ in iterate_initial_rows(catalogue.store, job_digest):
             pass
 
 

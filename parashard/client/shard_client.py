@@ -215,6 +215,7 @@ class ShardClient:
         skipped: bool = False,
         learning_rate: float | None = None,
         void: bool = False,
+        keys: Mapping[str, Keys] = NO_KEYS,
     ) -> Pushed:
         """Push a step's gradients to all shards, at once; return every shard's receipt.
 
@@ -226,13 +227,15 @@ class ShardClient:
             By variable, in the declared shapes, finite; a variable left out has a zero gradient. By table: of the rows
             that were pulled, in their order. Only read; they must not change before the push is through.
         pulled : Pulled, optional
-            What the gradients were computed at; None: unknown, and there are none of tables.
+            What the gradients were computed at; None: unknown.
         skipped : bool
             True: the empty push of a step that was given up.
         learning_rate : float, optional
             The step's, as its lease says; None: the job's.
         void : bool
             True: the step moves nothing; there are no gradients. Refused in `sync:N`.
+        keys : mapping of str to ndarray of uint64
+            Without `pulled`: whose rows the gradients of tables are of; mixed, ascending, each once.
 
         Raises
         ------
@@ -267,7 +270,7 @@ class ShardClient:
                 self._unacknowledged.add((step, shard))
 
         with self._observer.phase("push", step) as seen:
-            keys = NO_KEYS if pulled is None else pulled.keys
+            keys = keys if pulled is None else pulled.keys
             of_rows = self._checked_rows(keys, gradients) if keys else {}
             arrays = self._checked({n: g for n, g in gradients.items() if n not in keys} if keys else gradients)
             try:

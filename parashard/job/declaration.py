@@ -1,9 +1,9 @@
 """DeclaredJob: the description of a job's data and model that a coordinator needs, made where these are.
 
 The process that has the data and the model declares them; the one that coordinates opens neither. Owns the check of
-what a model starts from, and the two files that carry a declaration to another process: a record, and a safetensors
-file with the first values that the model brings. Knows no plan and no run. Called by the coordinator, and by programs
-that have a model of their own.
+what a model starts from, and the files that carry a declaration to another process: a record, and safetensors files
+with the first values and the rows of tables that the model brings. Knows no plan and no run. Called by the coordinator,
+and by programs that have a model of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from parashard.job.schema import Job
 from parashard.models import build_model, code_sha256
 from parashard.models.base import Audited
 from parashard.models.blame import named_with_line
+from parashard.plan.embedding import KeyedRows, rows_sha256
 from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
 from parashard.settings.table import Table, key
 from parashard.store.arrays import read_arrays, write_arrays
@@ -33,6 +34,7 @@ from parashard.store.durable import replace_durably, write_durably
 
 RECORD_FILE = "declaration.json"
 VALUES_FILE = "declaration.safetensors"
+ROWS_FILE = "declaration_rows.safetensors"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class DeclaredJob:
         Of the code of a model that is not built in; "": it is, or nothing is said of it.
     auditor : Audited, optional
         The model, if it can judge final weights and is in this process; no part of the files.
+    rows : mapping of str to KeyedRows
+        By table: rows that are there from the start, such as those of an earlier run.
     """
 
     spec: DataSpec
@@ -58,6 +62,7 @@ class DeclaredJob:
     arrays: Mapping[str, Float32s] = field(default_factory=dict)
     model_sha256: str = ""
     auditor: Audited | None = None
+    rows: Mapping[str, KeyedRows] = field(default_factory=dict)
 
 
 class HasVariables(Protocol):
@@ -67,8 +72,16 @@ class HasVariables(Protocol):
         """Return variables or arrays by name."""
 
 
-def declare(spec: DataSpec, model: HasVariables, model_sha256: str = "") -> DeclaredJob:
-    """Declare data and a model that are at hand.
+@runtime_checkable
+class HasRows(Protocol):
+    """What also starts from rows of tables."""
+
+    def initial_rows(self) -> Mapping[str, KeyedRows]:
+        """Return the rows that are there from the start, by table."""
+
+
+def declare(spec: DataSpec, model: HasVariables, model_sha256: str = "", *, rows: bool = True) -> DeclaredJob:
+    """Declare data and a model that are at hand; without `rows` those that it starts from are left out.
 
     Raises
     ------
@@ -84,7 +97,9 @@ def declare(spec: DataSpec, model: HasVariables, model_sha256: str = "") -> Decl
             arrays[name] = array
     if not declared:
         raise ConfigurationError("the model has no variables")
-    return DeclaredJob(spec, declared, arrays, model_sha256, model if isinstance(model, Audited) else None)
+    auditor = model if isinstance(model, Audited) else None
+    first_rows = model.initial_rows() if rows and isinstance(model, HasRows) else {}
+    return DeclaredJob(spec, declared, arrays, model_sha256, auditor, first_rows)
 
 
 def parts_of(name: str, value: Any) -> tuple[Variable, Float32s | None]:
@@ -169,7 +184,7 @@ class _Field(Table):
 
 
 class _Declaration(Record):
-    """`values_sha256` is `parashard.plan.variables.values_sha256` of the other file; None: there is none."""
+    """`values_sha256` and `rows_sha256` are those of `parashard.plan` of the other files; None: there is none."""
 
     kind = "declaration"
 
@@ -184,6 +199,7 @@ class _Declaration(Record):
     batched: bool = False
     variables: Annotated[tuple[_Variable, ...], key(min_length=1)]
     values_sha256: Sha256 | None
+    rows_sha256: Sha256 | None = None
     model_sha256: str
 
 
@@ -210,19 +226,29 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
             _Variable.of(variable, encoding=variable.encoding) for variable in in_name_order(declared.variables)
         ),
         values_sha256=values_sha256(arrays) if arrays else None,
+        rows_sha256=rows_sha256(declared.rows) if declared.rows else None,
         model_sha256=declared.model_sha256,
     )
     content = encode(record)
     try:
         if arrays:
             replace_durably(folder / VALUES_FILE, lambda temporary: write_arrays(temporary, arrays))
+        if declared.rows:
+            parts = {
+                f"{name}/{part}": np.ascontiguousarray(array)
+                for name, rows in declared.rows.items()
+                for part, array in zip(KeyedRows._fields, rows, strict=True)
+            }
+            replace_durably(folder / ROWS_FILE, lambda temporary: write_arrays(temporary, parts))
         write_durably(folder / RECORD_FILE, content)
     except OSError as error:
         raise StoreFailed(f"{folder}: cannot write what the job begins with: {error.strerror or error}") from error
 
 
-def read_declaration(folder: Path) -> DeclaredJob:
+def read_declaration(folder: Path, *, rows: bool = True) -> DeclaredJob:
     """Read what `write_declaration` wrote, possibly in another process; nothing of it is believed unchecked.
+
+    Without `rows` those of tables are left out, which may be many.
 
     Raises
     ------
@@ -260,4 +286,18 @@ def read_declaration(folder: Path) -> DeclaredJob:
         fields=tuple(Field(field.name, field.shape, field.dtype) for field in record.fields),
         batched=record.batched,
     )
-    return DeclaredJob(spec, variables, arrays, record.model_sha256)
+    sha256 = record.rows_sha256 if rows else None
+    first_rows = {} if sha256 is None else _read_rows(folder / ROWS_FILE, sha256)
+    return DeclaredJob(spec, variables, arrays, record.model_sha256, rows=first_rows)
+
+
+def _read_rows(path: Path, sha256: str) -> dict[str, KeyedRows]:
+    parts: dict[str, Any] = read_arrays(path)
+    names = {name.rpartition("/")[0] for name in parts}
+    try:
+        rows = {name: KeyedRows(parts[f"{name}/keys"], parts[f"{name}/values"]) for name in names}
+    except KeyError as error:
+        raise BadData(f"{path}: {error} is missing") from None
+    if rows_sha256(rows) != sha256:
+        raise BadData(f"{path}: these are not the rows that {RECORD_FILE} is of")
+    return rows

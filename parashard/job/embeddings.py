@@ -92,7 +92,7 @@ def tables_of(job: Job) -> tuple[EmbeddingTable, ...]:
     ConfigurationError
         If one is not possible.
     """
-    tables = tuple(_table(name, settings) for name, settings in sorted(job.tables.items()))
+    tables = tuple(embedding_of(name, settings) for name, settings in sorted(job.tables.items()))
     for table in tables:
         if table.rules.admit_after > 1 and candidates_of(table.name) in job.tables:
             raise ConfigurationError(
@@ -114,11 +114,18 @@ def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
         | ({} if table.dtype == "float32" else {"dtype": table.dtype})
         | _changed_rules(table.rules)
         for name, settings in sorted(tables.items())
-        for table in (_table(name, settings),)
+        for table in (embedding_of(name, settings),)
     }
 
 
-def _table(name: str, settings: TableSettings) -> EmbeddingTable:
+def embedding_of(name: str, settings: TableSettings) -> EmbeddingTable:
+    """Return the table of some settings.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not possible.
+    """
     kind = settings.initializer or ("zeros" if settings.optimizer.kind == "ftrl" else "uniform")
     return EmbeddingTable(
         name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,13 +27,14 @@ from parashard.launch.run_files import PREPROCESSING_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import resumed_job
 from parashard.launch.stored_rows import with_rows
 from parashard.models import Model, build_model
+from parashard.models.base import FrameworkModel
 from parashard.models.options import ScriptModelOptions
 from parashard.plan.variables import Float32s, as_imported
 from parashard.store.arrays import read_arrays
 
 EXAMPLES_AT_ONCE = 1000
 
-Predict = Callable[[dict[str, Float32s], Tree], AnyArray]
+Predict = Callable[[dict[str, Float32s], Any], AnyArray]
 
 
 class Predictions(NamedTuple):
@@ -84,11 +85,18 @@ def predict_file(run_dir: Path, file: Path) -> Predictions:
     values = as_imported(read_arrays(weights))
     if loaded.job.tables:
         values, examples = with_rows(run_dir, loaded.job, model, values, _batches(inputs))
+        predict = _with_keys(model) if isinstance(model, FrameworkModel) else predict
     else:
         examples = [batch.inputs for batch in _batches(inputs)]
     parts = [predict(values, some) for some in examples]
     outputs = np.concatenate(parts)
     return Predictions(outputs, _rows(outputs, spec))
+
+
+def _with_keys(model: FrameworkModel) -> Predict:
+    """Return how a framework's model predicts for a batch: it finds rows by their keys, not by places."""
+    given: Callable[..., AnyArray] = model.predict
+    return lambda values, batch: given(values, batch.inputs, batch.keys)
 
 
 def _batches(inputs: Tree) -> Iterator[Batch]:

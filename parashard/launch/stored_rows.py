@@ -1,6 +1,6 @@
 """Rows of embedding tables in a run's last checkpoint, for those who have only its folder.
 
-Called by `parashard.launch.prediction` and `parashard checkpoint export`.
+Called by `parashard.launch.prediction`, `parashard.api.rows` and `parashard checkpoint export`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,55 @@ from parashard.job.embeddings import tables_of
 from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.models.base import Model
-from parashard.models.looking_up import check_looks_up, looked_up, placed
+from parashard.models.looking_up import check_looks_up, keys_of_all, placed
 from parashard.plan.embedding import Keys, unmixed
 from parashard.plan.variables import Float32s
 from parashard.store import open_store
+
+
+class StoredTables:
+    """Tables as a run's last checkpoint has them.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run's folder.
+    job : Job
+        Its job.
+
+    Raises
+    ------
+    ConfigurationError
+        If the run has no drained checkpoint.
+    DamagedCheckpoint, StoreFailed
+        If it is damaged, or on an error of the store; also by each method.
+    """
+
+    def __init__(self, run_dir: Path, job: Job) -> None:
+        self._tables = tables_of(job)
+        self._seed = job.job.seed
+        self._catalogue = Catalogue(open_store(job.checkpoint.url or str(run_dir / CHECKPOINTS)))
+        newest = self._catalogue.newest_job_manifest()
+        if newest is None:
+            raise ConfigurationError(f"{run_dir}: has no drained checkpoint, which the end of a run writes")
+        self._newest = newest
+
+    def rows(self, keys: Mapping[str, Keys]) -> dict[str, Float32s]:
+        """Return the rows of some keys, mixed and ascending, by table; drawn where there is none."""
+        drawn = TableSet(self._tables, self._seed)
+        rows = {name: drawn.first_rows(name, of_table) for name, of_table in keys.items()}
+        _fill(rows, keys, iterate_job_rows(self._catalogue, self._newest))
+        return rows
+
+    def whole(self, table: str) -> tuple[Keys, Float32s]:
+        """Return all mixed keys of a table, ascending, and their rows."""
+        found = [rows for name, rows in iterate_job_rows(self._catalogue, self._newest) if name == table]
+        if not found:
+            dimension = next(one.row_elements for one in self._tables if one.name == table)
+            return np.empty(0, np.uint64), np.empty((0, dimension), np.float32)
+        keys = np.concatenate([rows.keys for rows in found])
+        order = np.argsort(keys)
+        return keys[order], np.concatenate([rows.values for rows in found])[order]
 
 
 def with_rows(
@@ -33,26 +78,14 @@ def with_rows(
 
     Raises
     ------
-    ConfigurationError
-        If the run has no drained checkpoint.
-    DamagedCheckpoint, StoreFailed
-        If it is damaged, or on an error of the store.
+    ConfigurationError, DamagedCheckpoint, StoreFailed
+        As `StoredTables`.
     """
-    tables = tables_of(job)
-    by_name = {table.name: table for table in tables}
+    by_name = {table.name: table for table in tables_of(job)}
     check_looks_up(model, by_name)
-    seen = [looked_up(model, batch, by_name, bounded=False) for batch in batches]
-    named = sorted({name for batch in seen for name in batch.keys})
-    keys = {
-        name: np.unique(np.concatenate([batch.keys[name] for batch in seen if name in batch.keys])) for name in named
-    }
-    catalogue = Catalogue(open_store(job.checkpoint.url or str(run_dir / CHECKPOINTS)))
-    newest = catalogue.newest_job_manifest()
-    if newest is None:
-        raise ConfigurationError(f"{run_dir}: has no drained checkpoint, which the end of a run writes")
-    drawn = TableSet(tables, job.job.seed)
-    rows = {name: drawn.first_rows(name, of_table) for name, of_table in keys.items()}
-    _fill(rows, keys, iterate_job_rows(catalogue, newest))
+    seen = list(batches)
+    keys = keys_of_all(model, seen, by_name)
+    rows = StoredTables(run_dir, job).rows(keys)
     return {**variables, **rows}, [placed(model, batch, by_name, keys) for batch in seen]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from parashard.data.base import Array, Batch
 from parashard.data.tree import Tree
+from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s, Variable
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Seeded(Protocol):
 
 @runtime_checkable
 class LooksUp(Protocol):
-    """A model that uses rows of embedding tables, which the job declares."""
+    """A model that uses rows of embedding tables, which the job declares; in a script its attribute `tables` does."""
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
         """Return the keys whose rows a batch needs, by table: arrays of whole numbers, of any shape.
@@ -120,10 +121,39 @@ class FrameworkModel(Model, Seeded, Protocol):
         """Return SHA-256 (hex) of what of the model is in no variable and decides its gradients; "" for nothing."""
 
     def predict(self, values: Mapping[str, Float32s], inputs: Tree) -> Tree:
-        """Return the outputs for inputs, in their order: an array, or a dict, tuple or list of them."""
+        """Return the outputs for inputs, in their order: an array, or a dict, tuple or list of them.
+
+        A model with tables is given a third argument: by table the keys of all rows that the inputs need, mixed and
+        ascending. `values` has these rows, too.
+        """
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return the user's own object with these weights."""
+
+
+@runtime_checkable
+class HoldsRows(Protocol):
+    """A model whose user's own object can look rows up by itself."""
+
+    def hold(self, own: Any, tables: Mapping[str, HeldTable]) -> None:
+        """Give what `own` returned the rows of all tables."""
+
+
+class HeldTable(NamedTuple):
+    """All rows of a table.
+
+    Parameters
+    ----------
+    keys : ndarray of uint64, shape (rows,)
+        Mixed, ascending.
+    rows : ndarray of float32, shape (rows, row_elements)
+    first_rows : callable
+        From mixed keys that have no row to what a look-up gives.
+    """
+
+    keys: Keys
+    rows: Float32s
+    first_rows: Callable[[Keys], Float32s]
 
 
 @runtime_checkable

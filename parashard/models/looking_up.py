@@ -6,7 +6,7 @@ ascending order, each once. Knows no shard. Called by `parashard_worker.computin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -36,17 +36,32 @@ def looked_up(model: Model, batch: Batch, tables: Tables, *, bounded: bool = Tru
         keys[name], inverse = np.unique(words, return_inverse=True)
         if bounded and len(keys[name]) > tables[name].keys_per_step_max:
             raise WrongModel(
-                f"{place_of(_keys_of(model))}a step needs {len(keys[name]):,} rows of table {name!r}; its "
+                f"{_place_of_keys(model)}a step needs {len(keys[name]):,} rows of table {name!r}; its "
                 f"keys_per_step_max is {tables[name].keys_per_step_max:,}"
             )
         places[name] = inverse.reshape(words.shape).astype(np.int64, copy=False)
     return replace(batch, keys=keys, places=places)
 
 
-def placed(model: Model, batch: Batch, tables: Tables, keys: Mapping[str, Keys]) -> Batch:
-    """Return a batch with where each of its keys has its row among those of `keys`, which has all of them."""
+def placed(model: Model, batch: Batch, tables: Collection[str], keys: Mapping[str, Keys]) -> Batch:
+    """Return a batch with `keys`, and where each of its own has its row among those of them, which has all of them."""
     words = _named(model, batch, tables)
-    return replace(batch, places={name: np.searchsorted(keys[name], of_table) for name, of_table in words.items()})
+    places = {name: np.searchsorted(keys[name], of_table) for name, of_table in words.items()}
+    return replace(batch, keys=keys, places=places)
+
+
+def keys_of_all(model: Model, batches: Iterable[Batch], tables: Tables) -> dict[str, Keys]:
+    """Return the keys of the rows that batches need, by table: mixed, ascending, each once."""
+    found: dict[str, list[Keys]] = {}
+    for batch in batches:
+        for name, keys in looked_up(model, batch, tables, bounded=False).keys.items():
+            found.setdefault(name, []).append(keys)
+    return {name: np.unique(np.concatenate(found[name])) for name in sorted(found)}
+
+
+def uses_tables(model: object) -> bool:
+    """Tell whether a model looks rows up: it has a method `keys` and, if it names its tables itself, any."""
+    return isinstance(model, LooksUp) and getattr(model, "tables", None) not in ((), [])
 
 
 def check_looks_up(model: Model, tables: Tables) -> None:
@@ -57,20 +72,20 @@ def check_looks_up(model: Model, tables: Tables) -> None:
     ConfigurationError
         If only one of the two knows of tables.
     """
-    if tables and not isinstance(model, LooksUp):
+    if tables and not uses_tables(model):
         raise ConfigurationError(
             f"the job declares the tables {', '.join(sorted(tables))}, and the model uses none: it has no method keys"
         )
-    if not tables and isinstance(model, LooksUp):
+    if not tables and uses_tables(model):
         raise ConfigurationError(
             "the model looks up rows of tables, and the job declares none: say [tables.NAME] with its dimension"
         )
 
 
-def _named(model: Model, batch: Batch, tables: Mapping[str, EmbeddingTable]) -> dict[str, Keys]:
+def _named(model: Model, batch: Batch, tables: Collection[str]) -> dict[str, Keys]:
     """Return the mixed keys that a model names, by table."""
     method = _keys_of(model)
-    where, named = place_of(method), method(batch)
+    where, named = _place_of_keys(model), method(batch)
     if not isinstance(named, Mapping):
         raise WrongModel(f"{where}keys returned a {type(named).__name__}; due is a mapping of tables to their keys")
     words: dict[str, Keys] = {}
@@ -83,6 +98,11 @@ def _named(model: Model, batch: Batch, tables: Mapping[str, EmbeddingTable]) -> 
         except (ConfigurationError, ValueError) as error:
             raise WrongModel(f"{where}keys returned for table {name!r} what is no key: {error}") from error
     return words
+
+
+def _place_of_keys(model: Model) -> str:
+    """Return where the user says which keys a batch has: a method, or a function that a framework's model was given."""
+    return place_of(getattr(model, "keys_function", None) or _keys_of(model))
 
 
 def _keys_of(model: Model) -> Callable[[Batch], Mapping[str, Array]]:

@@ -9,10 +9,11 @@ key's bucket (P28): keys in ascending mixed order are in the order of buckets, e
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,21 @@ from parashard.plan.variables import Float32s, Initializer, drawn, key_of
 
 Keys = npt.NDArray[np.uint64]
 RowDtype = Literal["float32", "float16"]
+
+
+class KeyedRows(NamedTuple):
+    """Rows of a table with their keys, without what an optimizer keeps of them.
+
+    Parameters
+    ----------
+    keys : ndarray of uint64, shape (rows,)
+        Mixed, ascending, each once.
+    values : ndarray of float32, shape (rows, row_elements)
+    """
+
+    keys: Keys
+    values: Float32s
+
 
 BUCKET_BITS = 12
 BUCKETS = 1 << BUCKET_BITS
@@ -203,6 +219,16 @@ def kept_as(values: Float32s, dtype: RowDtype) -> npt.NDArray[Any]:
     if dtype == "float32":
         return values
     return np.clip(values, -FLOAT16_MAX, FLOAT16_MAX).astype(np.float16)
+
+
+def rows_sha256(rows: Mapping[str, KeyedRows]) -> str:
+    """Return SHA-256 (hex) over the keys and values of rows, table by table in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(rows):
+        digest.update(f"{name}\0{len(rows[name].keys)}\0".encode())
+        digest.update(np.ascontiguousarray(rows[name].keys, "<u8").data)
+        digest.update(np.ascontiguousarray(rows[name].values, "<f4").data)
+    return digest.hexdigest()
 
 
 def first_rows(table: EmbeddingTable, seed: int) -> Callable[[Keys], Float32s]:

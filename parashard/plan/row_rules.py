@@ -93,7 +93,8 @@ def ended(rules: RowRules, now: int, last_use: NDArray[np.uint32], values: Float
         squares = np.zeros(len(last_use))
         for column in values.T.astype(np.float64):  # in the order of the elements, as the shard's loop adds them
             squares += column * column
-        gone |= (last_use <= rules.norm_checked_at(now)) & (squares < rules.evict_norm_below**2)
+        checked = rules.norm_checked_at(now)
+        gone |= (checked > 0) & (last_use <= checked) & (squares < rules.evict_norm_below**2)
     return gone
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.checkpoints.initial_rows import iterate_initial_rows
 from parashard.checkpoints.state import ShardState, first_values
 from parashard.encodings import codec
 from parashard.errors import ConfigurationError, Unavailable
@@ -160,6 +161,8 @@ class ShardBuilder:
         if self._tables:
             rate = job.optimizer.learning_rate
             tables = Tables(self._tables, job.job.seed, self.index, len(plan.shards), rate)
+        if state is None and tables is not None and reply.initial_sha256 and self._store is not None:
+            tables.begin_with(iterate_initial_rows(self._store, reply.job_digest, tables.buckets))
         if state is not None:
             storage.restore_slots(state.slots)
             if tables is not None:

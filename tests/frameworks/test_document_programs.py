@@ -45,6 +45,7 @@ def test_the_program_of_a_page_learns(page: str, needs: list[str], tmp_path: Pat
     ("example", "words", "says"),
     [
         ("characters_torch.py", ["--epochs", "1", "--characters", "8000"], "loss"),
+        ("clicks_torch.py", ["--epochs", "1", "--examples", "4000"], "auc"),
         ("mnist_layers.py", ["--epochs", "1"], "own"),
     ],
 )

@@ -21,7 +21,7 @@ from parashard.metrics import Sums
 from parashard.models.base import Model, Nothing
 from parashard.models.blame import place_of
 from parashard.models.judging import Totals
-from parashard.models.looking_up import looked_up, placed
+from parashard.models.looking_up import keys_of_all, looked_up, placed
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.partition import Plan
 from parashard.plan.state import AVERAGE
@@ -59,11 +59,7 @@ class Task(NamedTuple):
 
     def held_out_keys(self) -> Mapping[str, Keys]:
         """Return the keys of the rows that all held-out examples need, by table."""
-        found: dict[str, list[Keys]] = {}
-        for batch in self._held_out() if self.tables else ():
-            for name, keys in looked_up(self.model, batch, self.tables, bounded=False).keys.items():
-                found.setdefault(name, []).append(keys)
-        return {name: np.unique(np.concatenate(keys)) for name, keys in found.items()}
+        return keys_of_all(self.model, self._held_out(), self.tables) if self.tables else {}
 
     def gradients(
         self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None] = lambda: None

@@ -10,10 +10,12 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from parashard.checkpoints.initial_rows import initial_sha256
 from parashard.checkpoints.manifest import InitialManifest
 from parashard.data.base import DataSpec
 from parashard.display.figures import counted
@@ -27,11 +29,12 @@ from parashard.job.schema import Job
 from parashard.job.settings import apply_settings
 from parashard.job.tables import ClusterOptions, received_bytes
 from parashard.models.base import Audited
+from parashard.plan.embedding import KeyedRows
 from parashard.plan.optimizers import SLOTS
 from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split
 from parashard.plan.state import COUNTER, ROUND_STEPS_MAX, SUM
 from parashard.plan.steps import StepPlan
-from parashard.plan.variables import Float32s, Variable, as_imported, values_sha256
+from parashard.plan.variables import Float32s, Variable, as_imported
 from parashard.store.arrays import read_arrays
 
 SHARDS_DEFAULT: int = ClusterOptions.keys["shards"].default
@@ -41,8 +44,8 @@ class ResolvedJob(NamedTuple):
     """A job with everything derived from its data and model.
 
     `auditor` is the model, if it can judge final weights and is in this process. `initial` are initial values that the
-    store does not have yet; `initial_sha256` is of those that it has or will have, "" where all are drawn from the
-    seed.
+    store does not have yet, and `initial_rows` rows of tables; `initial_sha256` is of those that it has or will have,
+    "" where all are drawn from the seed.
     """
 
     job: Job
@@ -54,6 +57,7 @@ class ResolvedJob(NamedTuple):
     digest: str
     initial: Mapping[str, Float32s]
     initial_sha256: str
+    initial_rows: Mapping[str, KeyedRows] = MappingProxyType({})
 
     @property
     def parameters(self) -> int:
@@ -93,28 +97,28 @@ def resolve(
     ConfigurationError
         If the data, the model, the initial values or the targets do not fit the job.
     """
-    spec, arrays = declared.spec, declared.arrays
+    spec, arrays, rows = declared.spec, declared.arrays, declared.rows
     _check_targets(job, spec)
     variables = apply_settings(declared.variables, job.variables)
     _check_tables(job, variables)
     _check_encodings(job, variables)
     _check_state(job, variables)
     if kept is not None:
-        arrays, initial_sha256 = {}, kept.sha256
+        arrays, rows, sha256 = {}, {}, kept.sha256
     else:
         if kept_file is not None:
             arrays = _checked_file(kept_file, variables, whole=False)
         elif init_file is not None:
             arrays = _checked_file(init_file, variables)
-        initial_sha256 = values_sha256(arrays) if arrays else ""
-    identity = job_identity(job, spec, variables, initial_sha256=initial_sha256, model_sha256=declared.model_sha256)
+        sha256 = initial_sha256(arrays, rows) if arrays else ""
+    identity = job_identity(job, spec, variables, initial_sha256=sha256, model_sha256=declared.model_sha256)
     _check_shards(job, variables)
     _check_memory(job, variables, memory_bytes())
     plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
     _check_push_memory(job, plan)
     steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0)
     digest = identity_digest(identity)
-    return ResolvedJob(job, spec, declared.auditor, plan, steps, identity, digest, arrays, initial_sha256)
+    return ResolvedJob(job, spec, declared.auditor, plan, steps, identity, digest, arrays, sha256, rows)
 
 
 def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = True) -> dict[str, Float32s]:

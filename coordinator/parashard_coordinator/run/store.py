@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from parashard.checkpoints.catalogue import (
@@ -33,6 +34,7 @@ from parashard.checkpoints.catalogue import (
     plan_name,
 )
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, decode, encode
+from parashard.checkpoints.initial_rows import initial_sha256, write_initial_rows
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, Part, PlanRecord, RunRecord
 from parashard.checkpoints.state import plan_of, whole_model, whole_variables
 from parashard.checkpoints.tables import StoredRows, iterate_job_rows
@@ -42,8 +44,9 @@ from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoin
 from parashard.job.differences import differences, in_words
 from parashard.job.digest import changed_keys
 from parashard.launch.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
+from parashard.plan.embedding import KeyedRows
 from parashard.plan.partition import Plan
-from parashard.plan.variables import Float32s, values_sha256
+from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.store.base import Store
@@ -168,14 +171,17 @@ class RunStore:
         with suppress(AlreadyStored):
             self.store.create(RUN_NAME, encode(record))
 
-    def keep_initial(self, digest: str, arrays: Mapping[str, Float32s]) -> None:
-        """Store the initial values of a job, if it has any; before `begin_run`, so that every run has them.
+    def keep_initial(
+        self, digest: str, arrays: Mapping[str, Float32s], rows: Mapping[str, KeyedRows] = MappingProxyType({})
+    ) -> None:
+        """Store the initial values and rows of a job, if it has any; before `begin_run`, so that every run has them.
 
         Raises
         ------
         StoreFailed
             Some of the files may be there; without a manifest they are ignored.
         """
+        assert arrays or not rows, "rows are those of an earlier run, and so are the variables"
         if not arrays or self.catalogue.initial_manifest(digest) is not None:
             return
         shapes = {name: arrays[name].shape for name in sorted(arrays)}
@@ -183,9 +189,10 @@ class RunStore:
         manifest = InitialManifest(
             job_digest=digest,
             incarnation=self.incarnation,
-            sha256=values_sha256(arrays),
+            sha256=initial_sha256(arrays, rows),
             variables=tuple(shapes.items()),
             files=tuple(write_tensors(self.store, initial_folder(digest, self.incarnation), tensors, "variables")),
+            table_files=write_initial_rows(self.store, digest, self.incarnation, rows),
         )
         with suppress(AlreadyStored):  # by a coordinator with the same values, since the job has the same digest
             self._create(initial_name(digest), encode(manifest))

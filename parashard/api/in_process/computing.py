@@ -5,10 +5,12 @@ Knows neither shard nor run. Called by `parashard.api.in_process.training`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
+from parashard.protocol.messages import NO_KEYS
 from parashard_worker.computing import Task
 
 
@@ -19,6 +21,11 @@ class Computed(NamedTuple):
     loss: float
     examples: int
     gradients: Mapping[str, Float32s]
+    keys: Mapping[str, Keys] = NO_KEYS  # of tables: whose rows these are of
+
+
+PullRows = Callable[[Mapping[str, Keys]], Mapping[str, Float32s]]
+"""Pulls the rows of some keys, by table, as the present round begins with them."""
 
 
 class Computing(Protocol):
@@ -27,7 +34,7 @@ class Computing(Protocol):
     def groups(self, steps: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return a round's steps in parts, in order, each of which is computed by one call."""
 
-    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s]) -> Sequence[Computed]:
+    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows) -> Sequence[Computed]:
         """Compute steps at values of the variables, which are only read; raises as `Task.gradients`."""
 
 
@@ -45,12 +52,15 @@ class Replicas:
         """Return each step by itself."""
         return [(step,) for step in steps]
 
-    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s]) -> Sequence[Computed]:
+    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows) -> Sequence[Computed]:
         """Compute them in order."""
-        return [self._computed(step, values) for step in steps]
+        return [self._computed(step, values, pull_rows) for step in steps]
 
-    def _computed(self, step: int, values: Mapping[str, Float32s]) -> Computed:
-        loss, examples, gradients = self._task.gradients(self._task.batch_of(step), values)
+    def _computed(self, step: int, values: Mapping[str, Float32s], pull_rows: PullRows) -> Computed:
+        batch = self._task.batch_of(step)
+        if batch.keys:
+            values = {**values, **pull_rows(batch.keys)}
+        loss, examples, gradients = self._task.gradients(batch, values)
         assert loss is not None, "a trainer's model returns one"
         assert gradients is not None, "a trainer's model returns them"
-        return Computed(step, loss, examples, gradients)
+        return Computed(step, loss, examples, gradients, batch.keys)

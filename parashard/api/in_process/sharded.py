@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from parashard.api.in_process.computing import Computed, Replicas
+from parashard.api.in_process.computing import Computed, PullRows, Replicas
 from parashard.api.jax_devices import devices
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
@@ -35,6 +35,10 @@ def check(model: AnyModel, job: Job) -> None:
         raise ConfigurationError(
             f"ps.TPUStrategy spreads arrays over JAX's devices: it trains a ps.jax.Model, found "
             f"{f'ps.{framework}.' if framework in ('torch', 'keras') else ''}{type(model).__name__}"
+        )
+    if job.tables:
+        raise ConfigurationError(
+            f"ps.TPUStrategy does not look up rows of tables ({', '.join(sorted(job.tables))}): another strategy does"
         )
     if job.optimizer.clip_norm is not None:
         raise ConfigurationError(
@@ -68,14 +72,14 @@ class ShardedSteps:
             return [steps]
         return self._alone.groups(steps)
 
-    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s]) -> Sequence[Computed]:
+    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows) -> Sequence[Computed]:
         """Compute them at once; where a gradient is not finite each by itself, which says whose it is."""
         if len(steps) < self._replicas or self._replicas == 1:
-            return self._alone.compute(steps, values)
+            return self._alone.compute(steps, values, pull_rows)
         batches = [self._task.batch_of(step) for step in steps]
         losses, gradients, states = self._summed(values, batches)
         if not all(np.isfinite(gradient).all() for found in (gradients, *states) for gradient in found.values()):
-            return self._alone.compute(steps, values)
+            return self._alone.compute(steps, values, pull_rows)
         trained = {name: gradients[name] for name in gradients if not self._task.plan.variables[name].frozen}
         return [
             Computed(batch.step, loss, rows_of(batch.inputs), (trained if batch is batches[0] else {}) | state)

@@ -15,13 +15,16 @@ from typing import Generic, NamedTuple, TypeVar
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import Part
+from parashard.client.pulled_rows import PulledRows, TableSet
 from parashard.client.shard_client import ShardClient
 from parashard.job.declaration import DeclaredJob
+from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
 from parashard.job.schema import Job
+from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PresentRows, PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import NO_KEYS, PresentRows, PullRun, Push, Receipt, Weights
 from parashard.protocol.proto_conversion import plan_message
 from parashard.store.base import Store
 from parashard.store.claims import Claims, claim_incarnation
@@ -72,7 +75,7 @@ def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> R
     identity = Identity(resolved.digest, resolved.identity, as_toml(job))
     run_id = unclaimed.check_run(drawn, identity, resume=resume)
     records = RunStore(store, claim_incarnation(store, "coordinator"))
-    records.keep_initial(resolved.digest, resolved.initial)
+    records.keep_initial(resolved.digest, resolved.initial, resolved.initial_rows)
     records.keep_preprocessing(resolved.spec.preprocessing)
     records.begin_run(run_id, identity)
     return Run(run_id, resolved, records)
@@ -109,6 +112,7 @@ class State:
         )
         self.plan = plan
         self._run = run
+        self._tables = TableSet(tables_of(job), job.job.seed)
         builder = ShardBuilder(reply, 0, store)
         catalogue = Catalogue(store)
         restorer = Restorer(catalogue, reply, plan, 0, builder.optimizer.slots, rounds=True)
@@ -140,7 +144,13 @@ class State:
         self._lifecycle = ShardLifecycle(self._host, builder, restorer, claims, self._log, self._checkpointer)
         self._plane = RequestHandler(self._host, self._lifecycle)
         self._client = ShardClient(
-            run.run_id, resolved.digest, plan, "fit", retry_budget_s=0.0, connect=self._connected
+            run.run_id,
+            resolved.digest,
+            plan,
+            "fit",
+            retry_budget_s=0.0,
+            connect=self._connected,
+            tables=self._tables,
         )
         self._client.use(View(1, (ShardAddress("fit", shard.identity.incarnation),)))
         self._variables = {
@@ -159,10 +169,18 @@ class State:
         self._checkpointer.cut_round = round_  # the only shard: every one has it once this one has
         return self._variables
 
-    def push(self, grant: Grant, gradients: Mapping[str, Float32s]) -> None:
-        """Push a step's gradients; one to skip is an empty push."""
+    def pull_rows(self, round_: int, keys: Mapping[str, Keys]) -> dict[str, Float32s]:
+        """Return copies of the rows of tables that a round begins with, by table."""
+        rows, identity = PulledRows(self._tables, keys), self._host.shard.identity
+        for part in rows.parts(1):
+            run = PullRun(identity, round_, None, 0, 0, None, "", rows.keys_of(part))
+            rows.fill(part, self._plane.pull(run, TURN_S, _copied))
+        return rows.values
+
+    def push(self, grant: Grant, gradients: Mapping[str, Float32s], keys: Mapping[str, Keys] = NO_KEYS) -> None:
+        """Push a step's gradients, of tables those of the rows of `keys`; one to skip is an empty push."""
         rate = grant.learning_rate or None
-        self._client.push(grant.step, gradients, None, skipped=grant.skip, learning_rate=rate)
+        self._client.push(grant.step, gradients, None, skipped=grant.skip, learning_rate=rate, keys=keys)
 
     def save_soon(self, round_: int) -> None:
         """Save the variables that a later round begins with, beside the training."""

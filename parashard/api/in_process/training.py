@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ import threadpoolctl
 from parashard._proto import coordinator_pb2 as pb
 from parashard.api.fits import Fit
 from parashard.api.following import CallbackFollower
-from parashard.api.in_process.computing import Computed, Computing, Replicas
+from parashard.api.in_process.computing import Computed, Computing, PullRows, Replicas
 from parashard.api.in_process.interruption import Interruption, interruption
 from parashard.api.in_process.state import Run, State, take_up
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
 from parashard.display.figures import count
 from parashard.display.live import NoView
 from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, ParashardError, RetryLater, StoreFailed
+from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
 from parashard.launch.following import CallbackFailed
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
@@ -123,6 +125,7 @@ class Training:
             device=device,
             clip_norm=job.optimizer.clip_norm,
             round_steps=self._round_steps,
+            tables={table.name: table for table in tables_of(job)},
         )
         self._computing: Computing = Replicas(self._task)
         if isinstance(strategy, TPUStrategy):
@@ -191,7 +194,8 @@ class Training:
     def _round(self, grants: Sequence[Grant]) -> None:
         """Compute what is granted of a round, and push it."""
         completed: list[CompletedStep] = []
-        values = self._state.pull(grants[0].step // self._round_steps)
+        round_ = grants[0].step // self._round_steps
+        values, pull_rows = self._state.pull(round_), partial(self._state.pull_rows, round_)
         for grant in grants:
             if grant.skip:
                 self._state.push(grant, {})
@@ -200,7 +204,7 @@ class Training:
         granted = {grant.step: grant for grant in grants}
         for steps in self._computing.groups([grant.step for grant in grants if not grant.skip]):
             try:
-                computed = self._computed(steps, values)
+                computed = self._computed(steps, values, pull_rows)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # whatever a user's model raises fails the step
@@ -210,16 +214,18 @@ class Training:
                 failed.append(FailedStep(steps[0], described(error), _kind_of(error)))
                 break  # what follows is granted again
             for one in computed:
-                self._state.push(granted[one.step], one.gradients)
+                self._state.push(granted[one.step], one.gradients, one.keys)
                 completed.append(CompletedStep(one.step, self._state.incarnations, one.loss, one.examples))
             if self._stop.asked:
                 break
         self._call = self._call._replace(completed=completed, failed=failed)
 
-    def _computed(self, steps: Sequence[int], values: Mapping[str, Float32s]) -> Sequence[Computed]:
+    def _computed(
+        self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows
+    ) -> Sequence[Computed]:
         self._stop.in_users_code = True
         try:
-            return self._computing.compute(steps, values)
+            return self._computing.compute(steps, values, pull_rows)
         finally:
             self._stop.in_users_code = False
 
@@ -229,7 +235,9 @@ class Training:
         values = self._state.pull(evaluation.round)
         self._stop.in_users_code = True
         try:
-            metrics = self._task.metrics(values, nullcontext)
+            keys = self._task.held_out_keys()
+            rows = self._state.pull_rows(evaluation.round, keys)
+            metrics = self._task.metrics({**values, **rows}, nullcontext, keys)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  # the model's code

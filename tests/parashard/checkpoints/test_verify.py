@@ -1,11 +1,13 @@
 """Verification: every byte is read, each damaged file is named, and what is sound is not."""
 
+import numpy as np
 import pytest
 
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, job_name, plan_name
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
 from parashard.errors import NotStored, StoreFailed
+from parashard.plan.embedding import KeyedRows
 from parashard_coordinator.run.store import RunStore
 from support.checkpoint_cases import DIGEST, model_of, write_drained, write_shard
 from support.store_fakes import MemoryStore
@@ -113,9 +115,12 @@ def test_what_coordinators_saved_is_verified_too(sound_store):  # P7
     assert f"{sound_store.url}/{name}: " in text
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "i00000002/variables-0.safetensors"])
-def test_so_are_a_run_s_first_values(sound_store, name):
-    RunStore(sound_store, 2).keep_initial(DIGEST, model_of(1))
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "i00000002/variables-0.safetensors", "i00000002/tables-0.safetensors"]
+)
+def test_so_are_a_run_s_first_values_and_rows(sound_store, name):
+    rows = KeyedRows(np.array([3, 5], np.uint64), np.ones((2, 4), np.float32))
+    RunStore(sound_store, 2).keep_initial(DIGEST, model_of(1), {"user": rows})
     assert list(damage_in_store(Catalogue(sound_store))) == []
     damage(sound_store, f"initial/{DIGEST}/{name}")
     [text] = damage_in_store(Catalogue(sound_store))

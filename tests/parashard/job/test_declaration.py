@@ -15,6 +15,7 @@ from parashard.data.base import DataSpec, Field
 from parashard.errors import BadData, ConfigurationError, StoreFailed
 from parashard.job.declaration import (
     RECORD_FILE,
+    ROWS_FILE,
     VALUES_FILE,
     DeclaredJob,
     declare,
@@ -23,6 +24,7 @@ from parashard.job.declaration import (
     write_declaration,
 )
 from parashard.job.load import job_from_toml
+from parashard.plan.embedding import KeyedRows
 from parashard.plan.variables import Float32s, Initializer, Variable
 from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
@@ -54,6 +56,14 @@ class Mine:
         raise NotImplementedError
 
 
+ROWS = {"user": KeyedRows(np.array([2, 2**64 - 1], np.uint64), np.arange(6, dtype=np.float32).reshape(2, 3))}
+
+
+class Begun(Mine):
+    def initial_rows(self) -> Mapping[str, KeyedRows]:
+        return ROWS
+
+
 class Judging(Mine):
     def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
         return {}
@@ -81,6 +91,27 @@ def test_it_arrives_as_it_is(declared: DeclaredJob, written: Path) -> None:
     assert set(declared.arrays) == {"given", "mean"}
     assert (declared.variables["drawn"], declared.variables["mean"]) == (DRAWN, MEAN)
     assert_equal(read_declaration(written), declared)
+
+
+def test_rows_of_tables_arrive_as_they_are_where_they_are_asked_for(tmp_path: Path) -> None:
+    declared = declare(SPEC, Begun(STARTS))
+    write_declaration(tmp_path, declared)
+    arrived = read_declaration(tmp_path)
+    assert_equal(arrived, declared)
+    for found, due in zip(arrived.rows["user"], ROWS["user"], strict=True):
+        np.testing.assert_array_equal(found, due, strict=True)
+    assert (read_declaration(tmp_path, rows=False).rows, declare(SPEC, Begun(STARTS), rows=False).rows) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "change", [{"user/keys": np.array([2, 3], np.uint64)}, {"user/values": None}, {"item/keys": ROWS["user"].keys}]
+)
+def test_other_rows_than_were_written_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    write_declaration(tmp_path, declare(SPEC, Begun(STARTS)))
+    parts = {"user/keys": ROWS["user"].keys, "user/values": ROWS["user"].values} | change
+    save_file({name: array for name, array in parts.items() if array is not None}, tmp_path / ROWS_FILE)
+    with pytest.raises(BadData, match=r"declaration_rows.safetensors: (these are not the rows|'.*' is missing)"):
+        read_declaration(tmp_path)
 
 
 def test_the_arrays_of_an_example_arrive_too(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from parashard.data.base import Batch
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError
 from parashard.models.framework import WrongModel
-from parashard.models.looking_up import check_looks_up, looked_up, placed
+from parashard.models.looking_up import check_looks_up, keys_of_all, looked_up, placed, uses_tables
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD
 from support.loop_cases import Counting
@@ -58,6 +58,7 @@ def test_a_piece_finds_its_own_among_those_of_all_pieces(named: np.ndarray, othe
     needed = np.unique(np.concatenate([mixed(named).ravel(), mixed(others).ravel()]))
     batch = placed(Naming({"user": named}), BATCH, TABLES, {"user": needed})
     assert batch.places["user"].shape == named.shape
+    assert batch.keys["user"] is needed
     assert needed[batch.places["user"]].tolist() == mixed(named).reshape(named.shape).tolist()
 
 
@@ -126,3 +127,21 @@ def test_a_job_s_tables_and_its_model_s_go_together() -> None:
         check_looks_up(Counting(), TABLES)
     with pytest.raises(ConfigurationError, match=r"the job declares none: say \[tables\.NAME\] with its dimension"):
         check_looks_up(Naming({}), {})
+
+
+def test_the_keys_of_all_batches_are_each_there_once_and_may_be_more_than_a_step_has() -> None:
+    model = Naming(lambda batch: {"user": batch.indices + 10 * batch.step, "item": np.zeros((0, 2), np.int64)})
+    batches = [Batch(step, 0, np.arange(9), BATCH.inputs, BATCH.targets) for step in range(3)]
+    found = keys_of_all(model, batches, TABLES)
+    due = {key + 10 * step for key in range(9) for step in range(3)}
+    assert found["user"].tolist() == sorted(mixed(np.array(sorted(due))).tolist())
+    assert found["item"].tolist() == []
+
+
+@pytest.mark.parametrize(("tables", "uses"), [((), False), ([], False), (("one",), True)])
+def test_a_model_that_names_no_tables_uses_none(tables: Any, uses: bool) -> None:
+    model = Naming({})
+    assert uses_tables(model), "of a job file"
+    model.tables = tables
+    assert uses_tables(model) is uses
+    assert not uses_tables(Counting())

@@ -156,7 +156,7 @@ def hide_rows(found, headers, records, sizes, limits):
         begin = _i64(found[i]) * stride
         last_use = _i64(headers[begin + 3])
         gone = now - last_use >= unused
-        if not gone and checked >= last_use and limits[0] > 0.0:
+        if not gone and checked >= max(last_use, 1) and limits[0] > 0.0:
             squares = 0.0
             for j in range(elements):
                 value = np.float64(records[begin + _HEADER_WORDS + j])
@@ -204,13 +204,13 @@ def use_rows(rows, headers, first, sizes):
 def keep_rows(rows, records, headers, records_keys, image_of, images, sizes, next_key):
     """Copy the records of rows that a save still lacks to `images`; return how many it has then, or -2 if not all fit.
 
-    It lacks those last used after one time and until another, whose keys are at least `next_key`.
+    It lacks those last used from one time to another, whose keys are at least `next_key`.
     """
-    stride, after, until, count, most = sizes[0], _u32(sizes[1]), _u32(sizes[2]), sizes[3], sizes[4]
+    stride, first, until, count, most = sizes[0], _u32(sizes[1]), _u32(sizes[2]), sizes[3], sizes[4]
     for i in range(rows.size):
         begin = _i64(rows[i]) * stride
         used = headers[begin + 3]
-        if used <= after or used > until or records_keys[begin // 2] < next_key[0] or image_of[rows[i]] != _u32(0):
+        if used < first or used > until or records_keys[begin // 2] < next_key[0] or image_of[rows[i]] != _u32(0):
             continue
         if count == most:
             return _i64(-2)

@@ -173,7 +173,7 @@ class Records:
             self.memory,
             None if whole else tuple(self._waiting),
             () if whole else tuple(self._waiting_gone),
-            0 if whole else self._saved_until,
+            0 if whole else self._saved_until + 1,
             clock,
             self._values,
             self._slots,

@@ -40,8 +40,8 @@ class RowSaving:
         that there are now.
     gone : sequence of ndarray of uint64
         Mixed keys whose rows are gone, some of them several times, and some that have one again.
-    after, until : int
-        They were last used after one time and until another, the cut's.
+    first, until : int
+        They were last used from one time to another, the cut's.
     values : RowValues
         How the table's lie in records.
     slots : mapping of str to int
@@ -60,7 +60,7 @@ class RowSaving:
         memory: RowMemory,
         moved: Sequence[NDArray[np.uint32]] | None,
         gone: Sequence[Keys],
-        after: int,
+        first: int,
         until: int,
         values: RowValues,
         slots: Mapping[str, int],
@@ -79,7 +79,7 @@ class RowSaving:
         most = max(IMAGES_BYTES_LEAST, memory.end * memory.record_bytes // IMAGES_SHARE) // memory.record_bytes
         self._image_of: NDArray[np.uint32] = Region(4 * memory.rows_max, dense=False).view(np.uint32)
         self._images: Float32s = Region(most * memory.record_bytes).view(np.float32)
-        self._sizes = np.array([memory.stride, after, until, 0, most], np.int64)  # [3]: how many images there are
+        self._sizes = np.array([memory.stride, first, until, 0, most], np.int64)  # [3]: how many images there are
         self.given_up = False
 
     @property

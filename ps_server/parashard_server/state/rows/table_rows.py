@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from parashard.checkpoints.tables import StoredRows
 from parashard.errors import DamagedCheckpoint, JobFailed
-from parashard.plan.embedding import EmbeddingTable, Keys, candidates_of, first_rows
+from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, candidates_of, first_rows
 from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PresentRows
@@ -203,6 +203,24 @@ class TableRows:
         self.check_room(len(stored.keys), now)
         records.restore(stored, values.words_of(stored.values))
 
+    def begin_with(self, rows: KeyedRows) -> None:
+        """Take rows that are there from the start, with the optimizer's state new; their keys have none here.
+
+        Raises
+        ------
+        JobFailed
+            If there is no room for them.
+        DamagedCheckpoint
+            If they have another length.
+        """
+        if rows.values.shape[1] != self._row_elements:
+            raise DamagedCheckpoint(
+                f"table {self.table.name!r} begins with rows of {rows.values.shape[1]} elements; due: "
+                f"{self._row_elements}"
+            )
+        self.check_room(len(rows.keys), 0)
+        self._set(self.records.add(rows.keys), rows.values)
+
     def _admitted(self, keys: Keys, new: NDArray[np.bool_], clock: int) -> NDArray[np.bool_]:
         """Tell of each key whether a push moves its row: it has one, or the rules give it one now."""
         admitted = np.ones(len(keys), np.bool_)
@@ -247,7 +265,7 @@ class TableRows:
         self.added_rows += len(again)
         self.records.keep(again)
         self.records.memory.forget_use(again)
-        self._set_first(again, self.records.memory.keys_of(again))
+        self._set(again, self._first_rows(self.records.memory.keys_of(again)))
         found[admitted & held] = again
         self.records.remove(over)
 
@@ -255,12 +273,12 @@ class TableRows:
         """Make rows of keys that have none, and return their references."""
         rows = self.records.add(keys)
         self.added_rows += len(keys)
-        self._set_first(rows, keys)
+        self._set(rows, self._first_rows(keys))
         return rows
 
-    def _set_first(self, rows: NDArray[np.uint32], keys: Keys) -> None:
-        """Set rows and their slots to their first values."""
-        initial, elements = [self._values.words_of(self._first_rows(keys))], len(keys) * self.table.slot_elements
+    def _set(self, rows: NDArray[np.uint32], values: Float32s) -> None:
+        """Set rows to values, and their slots to their first ones."""
+        initial, elements = [self._values.words_of(values)], len(rows) * self.table.slot_elements
         initial += [np.full(elements, value, np.float32) for value in self._optimizer.initial_values.values()]
         fused.scatter_rows(rows, self.records.memory.words, np.concatenate(initial), self.records.parts, self._sizes)
 

@@ -22,7 +22,7 @@ from parashard.errors import (
     ShapeMismatch,
     UnknownVariable,
 )
-from parashard.plan.embedding import EmbeddingTable, Keys, bucket_ranges, buckets_of
+from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, bucket_ranges, buckets_of
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
@@ -238,6 +238,13 @@ class Tables:
         self._files = tuple(files)
         for name, records in self._saved.items():
             records.restored(clock, saved=any(file.table == name for file in files))
+
+    def begin_with(self, rows: Iterable[tuple[str, KeyedRows]]) -> None:
+        """Take rows that are there from the start, each key once; raises as `restore`."""
+        for name, some in rows:
+            if name not in self.by_name:
+                raise DamagedCheckpoint(f"the job begins with rows of table {name!r}, which is none of its own")
+            self.by_name[name].begin_with(some)
 
     def apply(
         self,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import Unavailable
-from parashard.plan.embedding import EmbeddingTable, mixed
+from parashard.plan.embedding import EmbeddingTable, KeyedRows, mixed
 from parashard.plan.optimizers import Adagrad
 from parashard_server.state.rows import row_saving
 from parashard_server.state.rows.row_saving import RowSaving
@@ -126,3 +126,11 @@ def test_a_row_that_is_saved_needs_no_image(monkeypatch: pytest.MonkeyPatch) -> 
     saving.next_piece()
     pushed(table, {1, 2, 3, 4}, 2)
     assert saving.images == 2
+
+
+def test_rows_that_are_there_from_the_start_are_saved_as_they_were_at_the_first_cut() -> None:
+    table, keys = TableRows(TABLE, 0), np.sort(mixed(np.arange(3)))
+    table.begin_with(KeyedRows(keys, np.full((3, 3), 7.0, np.float32)))
+    saving = table.records.cut(0, whole=True)
+    pushed(table, {0, 1, 2}, 1)
+    assert {parts[2] for parts in all_of(saving).values()} == {np.full(3, 7.0, np.float32).tobytes()}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parashard.errors import DamagedCheckpoint, JobFailed
-from parashard.plan.embedding import EmbeddingTable, Keys, RowDtype, first_rows, mixed
+from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, RowDtype, first_rows, mixed
 from parashard.plan.optimizers import (
     FTRL,
     SGD,
@@ -24,6 +24,7 @@ from parashard.plan.optimizers import (
     RMSProp,
     RowwiseAdagrad,
 )
+from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s, Initializer
 from parashard_server.state.rows import table_rows
 from parashard_server.state.rows.reference_rows import ReferenceRows
@@ -128,6 +129,36 @@ def test_a_first_push_moves_the_initial_row() -> None:
     rows, keys, gradient = TableRows(table, 9), keys_of(1), gradients_of(0, 1)
     rows.push(keys, gradient, clock=1)
     assert rows.pull(keys, 1).values.tobytes() == (first_rows(table, 9)(keys) - gradient).tobytes()
+
+
+@pytest.mark.parametrize("rule", [name for name in RULES if name != "ftrl"])
+def test_rows_that_are_there_from_the_start_move_as_first_rows_do(rule: str) -> None:
+    table, keys = table_of(RULES[rule]), keys_of(3, 5, 9)
+    rows, drawn = TableRows(table, 1), TableRows(table, 2)
+    rows.begin_with(KeyedRows(keys, first_rows(table, 2)(keys)))
+    assert rows.rows == 3
+    assert rows.pull(keys, 0).present.all()
+    for clock in (1, 2):
+        for one in (rows, drawn):
+            one.push(keys[:2], gradients_of(clock, 2), clock=clock)
+    assert rows.pull(keys[:2], 2).values.tobytes() == drawn.pull(keys[:2], 2).values.tobytes()
+    assert rows.pull(keys[2:], 2).values.tobytes() == first_rows(table, 2)(keys[2:]).tobytes()
+
+
+def test_rows_that_are_there_from_the_start_and_unused_end_as_others_do() -> None:
+    table, keys = replace(table_of(SGD(0.1)), rules=RowRules(evict_unused_steps=2)), keys_of(3, 5)
+    rows = TableRows(table, 1)
+    rows.begin_with(KeyedRows(keys, np.ones((2, DIM), np.float32)))
+    rows.push(keys[:1], gradients_of(1, 1), clock=1)
+    assert [rows.pull(keys, now).present.tolist() for now in (1, 2)] == [[True, True], [True, False]]
+
+
+def test_rows_that_cannot_be_there_from_the_start_are_refused() -> None:
+    table = table_of(SGD(0.1), rows_max=2)
+    with pytest.raises(DamagedCheckpoint, match="begins with rows of 4 elements; due: 5"):
+        TableRows(table, 1).begin_with(KeyedRows(keys_of(1), np.zeros((1, 4), np.float32)))
+    with pytest.raises(JobFailed, match="no room for 3 more"):
+        TableRows(table, 1).begin_with(KeyedRows(keys_of(1, 2, 3), np.zeros((3, 5), np.float32)))
 
 
 def test_segments_of_the_index_grow_and_lose_nothing() -> None:

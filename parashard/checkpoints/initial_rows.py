@@ -1,0 +1,91 @@
+"""Rows of embedding tables that a job begins with, such as those of an earlier run, in the store of its run.
+
+They lie beside the job's other initial values, in files like those of a checkpoint; the manifest of initial values
+names them. Knows no shard. Called by the coordinator, the shards and the check of a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from parashard.checkpoints.catalogue import Catalogue, initial_folder, place_of
+from parashard.checkpoints.encoding import sha256_of
+from parashard.checkpoints.manifest import InitialManifest, TableFile
+from parashard.checkpoints.tables import FILE_BYTES, PREFIX, StoredRows, TableChange, as_bytes, parsed, rows_within
+from parashard.checkpoints.tensors import read_file
+from parashard.plan.embedding import BUCKETS, KEY_BYTES, KeyedRows, buckets_of, rows_sha256
+from parashard.plan.partition import ELEMENT_BYTES
+from parashard.plan.variables import Float32s, values_sha256
+from parashard.store.base import Store
+
+_NO_KEYS = np.empty(0, np.uint64)
+
+
+def initial_sha256(arrays: Mapping[str, Float32s], rows: Mapping[str, KeyedRows]) -> str:
+    """Return SHA-256 (hex) of what a job begins with: of its variables, and where there are rows of both."""
+    sha256 = values_sha256(arrays)
+    return sha256_of(f"{sha256} {rows_sha256(rows)}".encode()) if rows else sha256
+
+
+def write_initial_rows(
+    store: Store, job_digest: str, incarnation: int, rows: Mapping[str, KeyedRows]
+) -> tuple[TableFile, ...]:
+    """Write the rows that a job begins with, and return the files.
+
+    Raises
+    ------
+    StoreFailed
+        Some of the files may be there; without a manifest they are ignored.
+    """
+    files: list[TableFile] = []
+    for table, (keys, values) in sorted(rows.items()):
+        at_once = max(1, FILE_BYTES // (KEY_BYTES + ELEMENT_BYTES * (2 + values.shape[1])))
+        for begin in range(0, len(keys), at_once):
+            some = slice(begin, begin + at_once)
+            never = np.zeros(len(keys[some]), np.uint32)
+            content = as_bytes(TableChange(table, StoredRows(keys[some], never, never, values[some], {}), _NO_KEYS))
+            name = f"{PREFIX}-{len(files)}.safetensors"
+            store.create(f"{initial_folder(job_digest, incarnation)}/{name}", content)
+            first, last = buckets_of(keys[some][[0, -1]]).tolist()
+            files.append(
+                TableFile(
+                    name=name,
+                    size_bytes=len(content),
+                    sha256=sha256_of(content),
+                    incarnation=incarnation,
+                    number=1,
+                    table=table,
+                    rows=len(keys[some]),
+                    gone=0,
+                    buckets=(first, last + 1),
+                )
+            )
+    return tuple(files)
+
+
+def iterate_initial_rows(
+    store: Store, job_digest: str, buckets: tuple[int, int] = (0, BUCKETS)
+) -> Iterator[tuple[str, KeyedRows]]:
+    """Yield the rows that a job begins with in a range of buckets, with their table's name, file by file.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If a file is not what the manifest says.
+    StoreFailed
+        If the store gives an error.
+    """
+    manifest = Catalogue(store).initial_manifest(job_digest)
+    for file in () if manifest is None else manifest.table_files:
+        if file.buckets[1] > buckets[0] and file.buckets[0] < buckets[1]:
+            rows = _read(store, manifest, file).rows
+            within = rows_within(rows.keys, buckets)
+            yield file.table, KeyedRows(rows.keys[within], rows.values[within])
+
+
+def _read(store: Store, manifest: InitialManifest | None, file: TableFile) -> TableChange:
+    assert manifest is not None, "it named the file"
+    folder = initial_folder(manifest.job_digest, manifest.incarnation)
+    return parsed(read_file(store, folder, file), place_of(store, f"{folder}/{file.name}"))

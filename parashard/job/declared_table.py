@@ -1,0 +1,119 @@
+"""Table: an embedding table as a script declares it, with the settings that `[tables.NAME]` of a job file has.
+
+Owns the check of one table by itself, and of the tables that a model names. Knows no row. Called by scripts, by models
+that look rows up, and by `parashard.api`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from parashard.errors import ConfigurationError, shortened
+from parashard.job.embeddings import TableSettings, embedding_of
+from parashard.plan.embedding import EmbeddingTable
+from parashard.settings.table import Table as Settings
+
+
+class Table:
+    """An embedding table: rows by 64-bit key, which come to be when they are first pushed.
+
+    Parameters
+    ----------
+    name : str
+        Unique among a model's tables and variables.
+    dimension : int
+        Numbers of a row.
+    **settings
+        The other keys of `[tables.NAME]` in a job file, such as `optimizer=ps.Adagrad(0.05)`, `initializer="normal"`,
+        `scale=0.01`, `keys_per_step_max=1 << 16` and `rows_max=1 << 26`; `docs/job-file.md` has all of them.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such setting, or a value is not allowed.
+
+    Examples
+    --------
+    >>> Table("users", 16, scale=0.01).dimension
+    16
+    """
+
+    def __init__(self, name: str, dimension: int, **settings: Any) -> None:
+        unknown = sorted(settings.keys() - TableSettings.keys)
+        if unknown:
+            known = ", ".join(["name", *TableSettings.keys])
+            raise ConfigurationError(f"ps.Table({name!r}) has no {unknown[0]}=; allowed: {known}")
+        values = {"dimension": dimension, **settings}
+        self.name = name
+        self._settings = _validated(f"ps.Table({name!r}): ", {key: _plain(value) for key, value in values.items()})
+        self.embedding: EmbeddingTable = embedding_of(name, self._settings)
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a row."""
+        return self._settings.dimension
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings as `[tables.NAME]` has them, without those that are unset."""
+        plain: dict[str, Any] = _plain(self._settings)
+        return plain
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and (self.name, self._settings) == (other.name, other._settings)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.dimension))
+
+    def __repr__(self) -> str:
+        return f"ps.Table({self.name!r}, {self.dimension})"
+
+
+def checked_tables(tables: object) -> dict[str, Table]:
+    """Return tables by their names, in the order of these.
+
+    Raises
+    ------
+    ConfigurationError
+        If they are no sequence of tables, or two of one name differ.
+    """
+    if isinstance(tables, str) or not isinstance(tables, Sequence):
+        raise ConfigurationError(f'tables is a list such as [ps.Table("users", 16)], found {tables!r}')
+    found: dict[str, Table] = {}
+    for table in tables:
+        if not isinstance(table, Table):
+            raise ConfigurationError(
+                f'tables has {shortened(repr(table))}; allowed: tables such as ps.Table("users", 16)'
+            )
+        if found.setdefault(table.name, table) != table:
+            raise ConfigurationError(
+                f"two tables are named {table.name!r}, and their settings differ: make one, and share it"
+            )
+    return dict(sorted(found.items()))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a job file has it, without keys that are unset."""
+    if isinstance(value, Settings):
+        return _plain(value.plain())
+    if isinstance(value, Mapping):
+        return {key: _plain(below) for key, below in value.items() if below is not None}
+    return value
+
+
+def _validated(words: str, plain: Mapping[str, Any]) -> TableSettings:
+    """Return settings that were checked as those of a job file are; errors name a key after `words`."""
+    from pydantic import ValidationError
+
+    from parashard.job.keys import dotted, leaves
+    from parashard.job.layers import layered
+    from parashard.job.problems import configuration_error
+    from parashard.settings.validation import validated
+
+    try:
+        settings: TableSettings = validated(TableSettings, plain)
+    except ValidationError as error:
+        named = {dotted(*parts): words + dotted(*parts) for parts, _ in leaves(plain)}
+        raise configuration_error(error, TableSettings, layered(Path("script"), plain, (), {}, named)) from None
+    return settings

@@ -1,0 +1,332 @@
+"""Embedding and EmbeddingBag: rows of embedding tables in a PyTorch module, in the place of `torch.nn`'s.
+
+Owns how ids find their rows among those that a step has pulled, and what is kept of look-ups for their gradients. Knows
+no shard; `parashard.torch` lends a module the rows of each step. Called by users' modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from parashard.data.base import Array
+from parashard.errors import ConfigurationError
+from parashard.job.declared_table import Table
+from parashard.layers.row_sums import sum_by_place
+from parashard.models.base import HeldTable
+from parashard.models.framework import WrongModel
+from parashard.models.torch_arrays import gradient_of, tensor_of, torch
+from parashard.plan.embedding import EmbeddingTable, Keys, mixed
+
+MODES = ("sum", "mean")
+
+
+class Rows(Protocol):
+    """Where look-ups find rows."""
+
+    def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ids, shape (ids, dimension)."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the rows."""
+
+
+class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has no PyTorch
+    """What both modules have: a table, and rows while they are lent."""
+
+    def __init__(self, table: Table | EmbeddingTable, padding_key: int | None) -> None:
+        super().__init__()
+        if not isinstance(table, Table | EmbeddingTable):
+            raise ConfigurationError(
+                f'ps.torch.{type(self).__name__}: table is one such as ps.Table("users", 16), found '
+                f"{type(table).__name__}"
+            )
+        if padding_key is not None and (isinstance(padding_key, bool) or not isinstance(padding_key, int)):
+            raise ConfigurationError(
+                f"ps.torch.{type(self).__name__}: padding_key is a whole number, found {padding_key!r}"
+            )
+        self.table = table
+        self.padding_key = padding_key
+        self._rows: Rows | None = None
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a row."""
+        return self.table.dimension if isinstance(self.table, Table) else self.table.row_elements
+
+    def extra_repr(self) -> str:
+        """Return what `print` shows of the module."""
+        padding = "" if self.padding_key is None else f", padding_key={self.padding_key}"
+        return f"{self.table.name!r}, {self.dimension}{padding}"
+
+    def _padding(self, ids: torch.Tensor) -> torch.Tensor | None:
+        """Return which ids are the padding key; None: there is none."""
+        return None if self.padding_key is None else ids == self.padding_key
+
+    def _looked_up(self, ids: torch.Tensor) -> torch.Tensor:
+        name = self.table.name
+        if not isinstance(ids, torch.Tensor) or ids.dtype.is_floating_point or ids.dtype.is_complex:
+            found = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
+            raise WrongModel(f"ids of table {name!r} are a tensor of whole numbers, found {found}")
+        if self._rows is None:
+            raise WrongModel(
+                f"the rows of table {name!r} are on the shards: trainer.predict looks them up, and trainer.model() "
+                "returns the module with all of them"
+            )
+        if not ids.numel():
+            return torch.empty(0, self.dimension, dtype=self._rows.dtype, device=ids.device)
+        return self._rows.look_up(name, ids)
+
+
+class Embedding(_LookUps):
+    """A row of a table for each id, as `torch.nn.Embedding`: shape (...) becomes (..., dimension).
+
+    Parameters
+    ----------
+    table : Table
+        Whose rows; several modules may share it.
+    padding_key : int, optional
+        An id that has no row: it becomes zeros, and has no gradient.
+
+    Notes
+    -----
+    Ids are whole numbers of up to 64 bits, and `keys=` of `ps.torch.Model` names all of them: another one is refused.
+    Rows have the type of the module's parameters, where all have one, and move in float32 on the shards.
+    """
+
+    def __init__(self, table: Table | EmbeddingTable, padding_key: int | None = None) -> None:
+        super().__init__(table, padding_key)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ids."""
+        padding = self._padding(ids)
+        if padding is None or not padding.any():
+            return self._looked_up(ids).reshape(*ids.shape, self.dimension)
+        there = (~padding).reshape(-1).nonzero().reshape(-1)
+        found = self._looked_up(ids.reshape(-1)[there])
+        whole = found.new_zeros(ids.numel(), self.dimension).index_copy(0, there, found)
+        return whole.reshape(*ids.shape, self.dimension)
+
+
+class EmbeddingBag(_LookUps):
+    """The sum or mean of the rows of each bag of ids, as `torch.nn.EmbeddingBag`: shape (bags, dimension).
+
+    Parameters
+    ----------
+    table : Table
+        Whose rows; several modules may share it.
+    mode : {"mean", "sum"}
+        Of the rows of a bag; an empty one has zeros.
+    padding_key : int, optional
+        An id that has no row and does not count.
+
+    Notes
+    -----
+    As for `Embedding`. The mode "max" is refused.
+    """
+
+    def __init__(self, table: Table | EmbeddingTable, mode: str = "mean", padding_key: int | None = None) -> None:
+        super().__init__(table, padding_key)
+        if mode not in MODES:
+            raise ConfigurationError(f"ps.torch.EmbeddingBag: mode is {' or '.join(MODES)}, found {mode!r}")
+        self.mode = mode
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the sums or means.
+
+        Parameters
+        ----------
+        ids : tensor of whole numbers, shape (bags, ids) or (ids,)
+        offsets : tensor of int64, shape (bags,), optional
+            Where each bag begins in ids of one axis.
+        per_sample_weights : tensor, the shape of ids, optional
+            What each row is multiplied by; with mode "sum".
+        """
+        found = self._looked_up(ids.reshape(-1)) if self.padding_key is None else self._with_zeros(ids.reshape(-1))
+        places, padding = torch.arange(ids.numel(), device=found.device), None
+        padded = self._padding(ids.reshape(-1))
+        if padded is not None:
+            padding = ids.numel()
+            places = places.masked_fill(padded.to(found.device), padding)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.to(found.dtype)
+        return torch.nn.functional.embedding_bag(
+            places.reshape(ids.shape),
+            found,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            padding_idx=padding,
+        )
+
+    def _with_zeros(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ids, zeros for the padding key, and a row of zeros after them."""
+        there = (ids != self.padding_key).nonzero().reshape(-1)
+        found = self._looked_up(ids[there])
+        return found.new_zeros(len(ids) + 1, self.dimension).index_copy(0, there, found)
+
+
+def look_ups_in(module: torch.nn.Module) -> list[_LookUps]:
+    """Return the modules within one that look rows up."""
+    return [within for within in module.modules() if isinstance(within, _LookUps)]
+
+
+def check_keys(module: torch.nn.Module, keys: object) -> None:
+    """Refuse a module that looks rows up where nothing says which, and the reverse."""
+    tables = sorted({within.table.name for within in look_ups_in(module)})
+    if tables and keys is None:
+        named = ", ".join(f"{name!r}: ..." for name in tables)
+        raise ConfigurationError(
+            f"the module looks up rows of {', '.join(map(repr, tables))}, and nothing says which a batch needs: "
+            f"ps.torch.Model(..., keys=lambda inputs: {{{named}}})"
+        )
+    if keys is not None and not tables:
+        raise ConfigurationError(
+            "keys= names rows of tables, and the module has neither ps.torch.Embedding nor ps.torch.EmbeddingBag"
+        )
+
+
+def named_ids(named: Any, modules: Sequence[_LookUps]) -> Any:
+    """Return ids by table as arrays, without those that all look-ups of the table take for padding."""
+    if not isinstance(named, Mapping):
+        return named  # refused by the caller
+    found = {}
+    for name, given in named.items():
+        ids = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+        padding = {module.padding_key for module in modules if module.table.name == name}
+        (key,) = padding if len(padding) == 1 else (None,)
+        found[name] = ids if key is None else ids[ids != key]
+    return found
+
+
+@contextmanager
+def rows_lent(modules: Sequence[_LookUps], rows: Rows) -> Iterator[None]:
+    """Have modules look up among some rows for a while."""
+    try:
+        for module in modules:
+            module._rows = rows
+        yield
+    finally:
+        for module in modules:
+            module._rows = None
+
+
+class PulledRows:
+    """The rows that a step has pulled, and the look-ups among them.
+
+    Parameters
+    ----------
+    values : mapping of str to array of float32, shape (rows, dimension)
+        By table; only read.
+    keys : mapping of str to ndarray of uint64, shape (rows,)
+        By table: whose rows these are; mixed, ascending.
+    dtype : torch.dtype, optional
+        What look-ups give; None: float32.
+    trained : bool
+        Whether gradients are asked for.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Array],
+        keys: Mapping[str, Keys],
+        dtype: torch.dtype | None = None,
+        *,
+        trained: bool = False,
+    ) -> None:
+        self._values = {name: tensor_of(values[name]) for name in keys}
+        self._keys = keys
+        self.dtype = dtype or torch.float32
+        self._trained = trained
+        self._looked_up: list[tuple[str, torch.Tensor, np.ndarray[Any, Any]]] = []
+
+    def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return copies of the rows of ids, which are among the keys."""
+        keys = self._keys.get(table, _NO_KEYS)
+        places, there = _places(keys, ids)
+        if not there.all():
+            missing = ids.detach().reshape(-1)[int(np.argmin(there))].item()
+            raise WrongModel(
+                f"key {missing} of table {table!r} is looked up, and keys= did not name it: rows are pulled before "
+                "the module is called, so keys= returns, from the inputs alone, every key that a batch looks up"
+            )
+        values = self._values[table]
+        rows = values[torch.from_numpy(places).to(values.device)]
+        if not self._trained:
+            return rows.to(self.dtype)
+        rows.requires_grad_()
+        self._looked_up.append((table, rows, places))
+        return rows.to(self.dtype) if self.dtype != rows.dtype else rows.clone()  # which may be written in place
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """What gradients are asked of: the rows that each look-up gave, one after the other."""
+        return [rows for _, rows, _ in self._looked_up]
+
+    def gradients(self, by_leaves: Sequence[torch.Tensor | None], xp: Any, scale: float) -> dict[str, Array | None]:
+        """Return the gradient of each table's rows; None: no look-up counts.
+
+        Those of a key are added in the order of look-ups, and of the ids in them, so that the sum has the same bits
+        wherever it is computed.
+
+        Parameters
+        ----------
+        by_leaves : sequence of tensor or None
+            The gradient by each of `leaves`.
+        xp : module
+            Of the arrays that are returned.
+        scale : float
+            What gradients are divided by.
+        """
+        found: dict[str, Array | None] = {}
+        for name in self._keys:
+            parts = [
+                (gradient_of(gradient, xp, scale), xp.asarray(places))
+                for (table, _, places), gradient in zip(self._looked_up, by_leaves, strict=True)
+                if table == name and gradient is not None
+            ]
+            found[name] = None
+            if parts:
+                by_look_ups, places = (xp.concatenate(some) for some in zip(*parts, strict=True))
+                found[name] = sum_by_place(by_look_ups, places, len(self._keys[name]), xp)
+        return found
+
+
+class HeldRows:
+    """All rows of some tables, in memory: where the look-ups of a module that a trainer gave back find theirs."""
+
+    def __init__(self, tables: Mapping[str, HeldTable], dtype: torch.dtype | None) -> None:
+        self._tables = tables
+        self.dtype = dtype or torch.float32
+
+    def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ids; of one that has none, its first values."""
+        held = self._tables[table]
+        places, there = _places(held.keys, ids)
+        rows = held.rows[places] if len(held.keys) else np.empty((len(places), held.rows.shape[1]), np.float32)
+        if not there.all():
+            rows[~there] = held.first_rows(mixed(ids.detach().cpu().numpy().reshape(-1))[~there])
+        return torch.from_numpy(rows).to(ids.device, self.dtype)
+
+
+_NO_KEYS: Keys = np.empty(0, np.uint64)
+
+
+def _places(keys: Keys, ids: torch.Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the place of each id among ascending mixed keys, and whether it is there."""
+    words = mixed(ids.detach().cpu().numpy().reshape(-1))
+    if not len(keys):
+        return np.zeros(len(words), np.int64), np.zeros(len(words), np.bool_)
+    places = np.minimum(np.searchsorted(keys, words), len(keys) - 1)
+    return places, keys[places] == words
