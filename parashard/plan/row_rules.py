@@ -62,8 +62,8 @@ class RowRules:
         return self.admit_after == 1 and self.admit_probability == 1.0
 
     def of_candidates(self) -> RowRules:
-        """Return the rules of keys that have no row yet, but are counted: they can only grow old."""
-        return RowRules(evict_unused_steps=self.evict_unused_steps)
+        """Return the rules of keys that have no row yet, but are counted: they grow old, and the oldest go first."""
+        return RowRules(evict_unused_steps=self.evict_unused_steps, evict_above_rows=self.evict_above_rows)
 
     def norm_checked_at(self, now: int) -> int:
         """Return the last time until `now` at which norms counted; 0: none yet."""

@@ -265,9 +265,9 @@ REFUSED: dict[str, tuple[Callable[[Shard], Push], type[Exception], str]] = {
         "named twice",
     ),
     "too many": (
-        lambda s: rows_push(s, 9, {"user": (keys_of(*range(21)), np.ones((21, 3), np.float32))}),
+        lambda s: rows_push(s, 9, {"user": (keys_of(*range(24)), np.ones((24, 3), np.float32))}),
         JobFailed,
-        "no room for 2[13] more",
+        "no room for 2[24] more",
     ),
     "rows in an empty push": (
         lambda s: rows_push(s, 9, {"user": (ONE, VALUES)}, skipped=True),

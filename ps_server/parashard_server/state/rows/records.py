@@ -18,12 +18,14 @@ from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import fused
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
-from parashard_server.state.rows.row_memory import RowMemory
+from parashard_server.state.rows.row_memory import Region, RowMemory
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.row_values import RowValues
 
 MOVED_LISTS = 4096  # so many short lists become one
-SWEPT_LEAST = 1024  # records that a sweep looks at; where more were pushed, so many
+SWEPT_LEAST = 1024  # records that a sweep looks at
+SWEPT_SHARE = 3  # and for each key that was pushed: a push that only adds keys must not outrun the sweep
+GONE_LEAST = 1 << 20  # keys of ended records that are remembered for the next increment; beyond that it is whole
 LEFT_OF_TEN = 9
 _NEVER = np.iinfo(np.int64).max
 
@@ -48,6 +50,8 @@ class Records:
         Elements of the values, then of each slot.
     swept : int
         How many records the rules have ended.
+    whole_due : bool
+        Whether the next save has to be of all records: more were ended than are remembered.
     """
 
     def __init__(self, values: RowValues, slots: Mapping[str, int], rows_max: int, rules: RowRules) -> None:
@@ -64,14 +68,19 @@ class Records:
         self._moved: list[NDArray[np.uint32]] = []  # records that moved since the last cut, each once
         self._gone: list[Keys] = []  # keys whose records were ended since
         self._waiting: list[NDArray[np.uint32]] = []  # those of a save that is not stored yet
+        self._gone_keys = 0
         self._waiting_gone: list[Keys] = []
+        self._waiting_whole = False
         self._saving: RowSaving | None = None
-        self._ended = np.empty(0, np.uint32)  # records that were ended while a save may still need them
+        self._ended: list[NDArray[np.uint32]] = []  # records that were ended while a save may still need them
+        self._ended_rows = 0
+        self._is_ended: NDArray[np.uint8] = Region(rows_max, dense=False).view(np.uint8)  # 1 for these
+        self.whole_due = False
 
     @property
     def rows(self) -> int:
         """Number of keys with a record; some may be gone by the rules."""
-        return self.memory.end - self.memory.free - len(self._ended)
+        return self.memory.end - self.memory.free - self._ended_rows
 
     @property
     def moved_rows(self) -> int:
@@ -97,12 +106,11 @@ class Records:
 
     def add(self, keys: Keys) -> NDArray[np.uint32]:
         """Make records of keys that have none, and return their references; t and last use are 0, floats are any."""
-        saving = self._saving is not None and not self._saving.given_up
-        if saving and self.memory.end + len(keys) > self.memory.rows_max:
-            self._saving.give_up()  # type: ignore[union-attr]
+        if self._is_saving and self.memory.end + len(keys) > self.memory.rows_max:
+            assert self._saving is not None
+            self._saving.give_up()
             self._release()
-            saving = False
-        rows = self.memory.add(keys, reuse=not saving)
+        rows = self.memory.add(keys, reuse=not self._is_saving)
         self._index.enter(keys, rows)
         return rows
 
@@ -110,6 +118,8 @@ class Records:
         """Keep what a save that is under way still lacks of records; before they change."""
         if self._saving is not None:
             self._saving.keep(rows)
+            if self._saving.given_up:
+                self._release()
 
     def use(self, rows: NDArray[np.uint32], clock: int) -> None:
         """Count a use of these records, each once, and note that they moved."""
@@ -119,7 +129,7 @@ class Records:
         if moved:
             self._moved.append(first[:moved].copy())
             if len(self._moved) > MOVED_LISTS:
-                self._moved = [np.concatenate(self._moved)]
+                self._moved = [np.unique(np.concatenate(self._moved))]
 
     def remove(self, rows: NDArray[np.uint32]) -> None:
         """End records: their keys have none any more."""
@@ -128,14 +138,19 @@ class Records:
         keys = self.memory.keys_of(rows)
         self._index.remove(keys)
         self._gone.append(keys)
-        self._ended = np.concatenate([self._ended, rows])
-        if self._saving is None or self._saving.given_up:
+        self._gone_keys += len(keys)
+        if self._gone_keys > max(GONE_LEAST, self.rows):
+            self._gone, self._gone_keys, self.whole_due = [], 0, True
+        self._ended.append(rows)
+        self._ended_rows += len(rows)
+        self._is_ended[rows] = 1
+        if not self._is_saving:
             self._release()
 
     def sweep(self, now: int, pushed: int) -> None:
         """Free some records that are gone by the rules."""
         if self.rules.ends_rows:
-            stop = min(self.memory.end, self._at + max(SWEPT_LEAST, pushed))
+            stop = min(self.memory.end, self._at + SWEPT_LEAST + SWEPT_SHARE * pushed)
             self._sweep(self._at, stop, now)
             self._at = 0 if stop == self.memory.end else stop
 
@@ -155,8 +170,12 @@ class Records:
         rows = self._live()
         memory = self.memory
         by = memory.last_use_of(rows) if self.rules.evict_first == "lru" else memory.t_of(rows)
-        order = np.lexsort((memory.keys_of(rows), by))
-        out = rows[order[: len(rows) - max(1, most * LEFT_OF_TEN // 10)]]
+        count = len(rows) - max(1, most * LEFT_OF_TEN // 10)
+        last = np.partition(by, count - 1)[count - 1]
+        tied = rows[by == last]
+        tied = tied[np.argsort(memory.keys_of(tied))]
+        first = rows[by < last]
+        out = np.concatenate([first, tied[: count - len(first)]])
         self.swept += len(out)
         self.remove(out)
 
@@ -167,7 +186,8 @@ class Records:
         """
         self._release()
         self._waiting, self._moved = [*self._waiting, *self._moved], []
-        self._waiting_gone, self._gone = [*self._waiting_gone, *self._gone], []
+        self._waiting_gone, self._gone, self._gone_keys = [*self._waiting_gone, *self._gone], [], 0
+        self._waiting_whole, self.whole_due = whole, False
         self._cut = clock
         self._saving = RowSaving(
             self.memory,
@@ -190,6 +210,8 @@ class Records:
             self._saved_until = clock
         else:
             self._moved, self._gone = [*self._waiting, *self._moved], [*self._waiting_gone, *self._gone]
+            self._gone_keys = sum(map(len, self._gone))
+            self.whole_due |= self._waiting_whole
         self._waiting, self._waiting_gone = [], []
 
     def restored(self, clock: int, *, saved: bool) -> None:
@@ -210,8 +232,8 @@ class Records:
             return
         rows = np.arange(begin, end, dtype=np.uint32)
         seen = rows.copy()
-        if len(self._ended):
-            seen[np.isin(rows, self._ended)] = ABSENT
+        if self._ended_rows:
+            seen[self._is_ended[begin:end] == 1] = ABSENT
         before = seen == ABSENT
         if self._hide(seen, now):
             out = rows[(seen == ABSENT) & ~before]
@@ -226,15 +248,19 @@ class Records:
 
     def _live(self) -> NDArray[np.uint32]:
         rows = np.arange(self.memory.end, dtype=np.uint32)
-        live = ~self.memory.is_free(rows)
-        live[self._ended] = False
-        return rows[live]
+        live: NDArray[np.uint32] = rows[~self.memory.is_free(rows) & (self._is_ended[: self.memory.end] == 0)]
+        return live
 
     def _release(self) -> None:
         """Free records that were ended; no save needs them any more."""
-        if len(self._ended):
-            self.memory.give_back(self._ended)
-            self._ended = np.empty(0, np.uint32)
+        for rows in self._ended:
+            self.memory.give_back(rows)
+            self._is_ended[rows] = 0
+        self._ended, self._ended_rows = [], 0
+
+    @property
+    def _is_saving(self) -> bool:
+        return self._saving is not None and not self._saving.given_up
 
     @property
     def _sizes(self) -> NDArray[np.int64]:

@@ -104,6 +104,10 @@ class ReferenceRows:
             order = sorted(self.rows, key=lambda key: (by[key], key))
             for key in order[: len(order) - max(1, rules.evict_above_rows * 9 // 10)]:
                 del self.rows[key]
+        if len(self.counted) > rules.evict_above_rows:
+            order = sorted(self.counted, key=lambda key: (self.counted[key][1], key))
+            for key in order[: len(order) - max(1, rules.evict_above_rows * 9 // 10)]:
+                del self.counted[key]
 
     def _first(self, key: int) -> Row:
         values = self._first_rows(np.array([key], np.uint64))[0]

@@ -82,6 +82,8 @@ class RowMemory:
     headers : ndarray of uint32
         The same memory.
     end : int
+    free : int
+        Number of records below `end` that are no row's.
     """
 
     def __init__(self, elements: int, rows_max: int) -> None:
@@ -93,22 +95,19 @@ class RowMemory:
         self.keys: Keys = region.view(np.uint64)
         self.headers: NDArray[np.uint32] = region.view(np.uint32)
         self._by_row = self.headers.reshape(rows_max, self.stride)
-        self._free = np.empty(0, np.uint32)
+        self._free: NDArray[np.uint32] = Region(4 * rows_max, dense=False).view(np.uint32)  # the first `free` of it
+        self.free = 0
 
     @property
     def record_bytes(self) -> int:
         """Length of a record."""
         return self.stride * 4
 
-    @property
-    def free(self) -> int:
-        """Number of records below `end` that are no row's."""
-        return len(self._free)
-
     def add(self, keys: Keys, *, reuse: bool = True) -> NDArray[np.uint32]:
         """Return references of records for these keys, whose t and last use are 0; `reuse`: free ones first."""
-        again = min(len(keys), len(self._free)) if reuse else 0
-        rows, self._free = self._free[len(self._free) - again :], self._free[: len(self._free) - again]
+        again = min(len(keys), self.free) if reuse else 0
+        self.free -= again
+        rows = self._free[self.free : self.free + again]
         begin, self.end = self.end, self.end + len(keys) - again
         assert self.end <= self.rows_max, f"{self.end} records; there is room for {self.rows_max}"
         rows = np.concatenate([rows, np.arange(begin, self.end, dtype=np.uint32)])
@@ -119,7 +118,8 @@ class RowMemory:
     def give_back(self, rows: NDArray[np.uint32]) -> None:
         """Take records that are no row's any more."""
         self._by_row[rows, 3] = FREE
-        self._free = np.concatenate([self._free, rows])
+        self._free[self.free : self.free + len(rows)] = rows
+        self.free += len(rows)
 
     def is_free(self, rows: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Tell of each record whether it is no row's."""

@@ -8,6 +8,8 @@ same, readably.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -87,17 +89,22 @@ class TableRows:
             found[candidates_of(self.table.name)] = self.candidates
         return found
 
-    def check_room(self, new_rows: int, now: int) -> None:
+    def check_room(self, pushed: Sequence[Keys], now: int) -> None:
         """Refuse what could not be taken.
 
         Raises
         ------
         JobFailed
-            If there is not room for so many more rows (P34), or keys to be counted.
+            If there is not room for all of these keys that have no row (P34), or are not counted.
         """
+        most = sum(map(len, pushed))
         for records in self.saved.values():
-            if records.rows + new_rows > self.table.rows_max:
-                records.sweep_all(now)
+            if records.rows + most <= self.table.rows_max:
+                continue
+            records.sweep_all(now)
+            keys = np.unique(np.concatenate(pushed))
+            without_row = keys[self.records.find(keys, now)[0] == ABSENT]
+            new_rows = records.find(without_row, now)[1]
             if records.rows + new_rows > self.table.rows_max:
                 what = "rows" if records is self.records else "keys that have no row yet"
                 raise JobFailed(
@@ -138,6 +145,7 @@ class TableRows:
         scale, damping, learning_rate
             As in `Storage.apply`.
         """
+        pushed = len(keys)
         found, absent, gone = self.records.find(keys, clock - 1)
         if absent:
             new = found == ABSENT
@@ -172,9 +180,14 @@ class TableRows:
             )
             self._values.put(weights, kept)
             fused.scatter_rows(rows, self.records.memory.words, words, parts, self._sizes)
-        self.records.evict(clock)
         for records in self.saved.values():
-            records.sweep(clock, len(keys))
+            records.evict(clock)
+        self.sweep(clock, pushed)
+
+    def sweep(self, now: int, pushed: int) -> None:
+        """Free some records of what is gone by the rules, the more the more keys were pushed."""
+        for records in self.saved.values():
+            records.sweep(now, pushed)
 
     def restore(self, name: str, stored: StoredRows, now: int) -> None:
         """Take rows of a checkpoint, whose keys have none here, or keys that are counted, as the name says.
@@ -200,7 +213,7 @@ class TableRows:
                 f"table {self.table.name!r} has rows of {found[0]} elements in {found[1]} with the slots {found[2]} "
                 f"(name and elements); due: {due[0]}, {due[1]} and {due[2]}"
             )
-        self.check_room(len(stored.keys), now)
+        self.check_room([stored.keys], now)
         records.restore(stored, values.words_of(stored.values))
 
     def begin_with(self, rows: KeyedRows) -> None:
@@ -218,7 +231,7 @@ class TableRows:
                 f"table {self.table.name!r} begins with rows of {rows.values.shape[1]} elements; due: "
                 f"{self._row_elements}"
             )
-        self.check_room(len(rows.keys), 0)
+        self.check_room([rows.keys], 0)
         self._set(self.records.add(rows.keys), rows.values)
 
     def _admitted(self, keys: Keys, new: NDArray[np.bool_], clock: int) -> NDArray[np.bool_]:

@@ -170,7 +170,7 @@ class Tables:
             self._check_keys(name, keys)
             if not fused.is_finite(values.reshape(-1)):
                 raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
-            table.check_room(len(keys) + sum(len(one[name].keys) for one in before if name in one), now)
+            table.check_room([keys, *(one[name].keys for one in before if name in one)], now)
         return pushed
 
     def check_keys(self, wanted: Mapping[str, Keys]) -> None:
@@ -201,7 +201,7 @@ class Tables:
         saved = self._saved
         for name, records in sorted(saved.items()):
             files = [file for file in self._files if file.table == name]
-            whole = not files or _is_whole_due(files, records)
+            whole = not files or records.whole_due or _is_whole_due(files, records)
             kept += [] if whole else files
             savings[name] = records.cut(clock, whole=whole)
         counts = {name: records.rows for name, records in saved.items() if records.rows}
@@ -262,6 +262,8 @@ class Tables:
             if learning_rate is not None:
                 rate = rows.table.optimizer.learning_rate * (learning_rate / self._learning_rate)
             rows.push(keys, values, clock=t, scale=scale, damping=damping, learning_rate=rate)
+        for name in self.by_name.keys() - pushed.keys():
+            self.by_name[name].sweep(t, 0)
 
     @property
     def _saved(self) -> dict[str, Records]:

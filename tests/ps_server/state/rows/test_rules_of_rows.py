@@ -27,6 +27,7 @@ from parashard_server.state.rows.tables import Tables
 from support.store_fakes import MemoryStore
 
 TABLE = EmbeddingTable("user", 3, Adam(0.1), Initializer("normal", 0.1), rows_max=400, keys_per_step_max=100)
+TEN = np.sort(mixed(np.arange(100, 110)))
 EVERY = np.sort(mixed(np.arange(40)))
 RULES = {
     "age": RowRules(evict_unused_steps=3),
@@ -189,8 +190,8 @@ def test_a_full_table_first_frees_what_is_gone() -> None:
     rows = TableRows(table, 0)
     pushed(rows, set(range(15)), 1)
     with pytest.raises(JobFailed, match="table 'user' has 15 rows on this shard, of at most 20: no room for 10 more"):
-        rows.check_room(10, 5)
-    rows.check_room(10, 6)
+        rows.check_room([TEN], 5)
+    rows.check_room([TEN], 6)
     assert rows.rows == 0
 
 
@@ -199,7 +200,7 @@ def test_a_save_is_given_up_where_a_push_needs_the_records_of_rows_that_are_gone
     rows = TableRows(table, 0)
     pushed(rows, set(range(15)), 1)
     saving = rows.records.cut(1, whole=True)
-    rows.check_room(10, 6)
+    rows.check_room([TEN], 6)
     pushed(rows, set(range(20, 30)), 7)
     assert saving.given_up
     assert rows.pull(EVERY, 7).present.sum() == 10
@@ -276,3 +277,58 @@ def test_a_search_finds_what_lies_behind_keys_that_were_removed(
     assert absent == len(out)
     again = table.add(words[out])
     assert table.find(words[out], 1)[0].tolist() == again.tolist()
+
+
+@pytest.mark.parametrize(("admit_after", "fresh"), [(1, 1000), (1, 800), (2, 1000), (2, 500)])
+def test_rows_that_are_gone_do_not_pile_up_however_many_keys_are_new(admit_after: int, fresh: int) -> None:
+    rules = RowRules(evict_unused_steps=10, admit_after=admit_after)
+    rows = TableRows(replace(TABLE, rows_max=1 << 20, keys_per_step_max=1000, rules=rules), 0)
+    begun = 0
+    for clock in range(1, 150):
+        ids = np.concatenate([np.arange(1000 - fresh), 1000 + begun + np.arange(fresh)])
+        begun += fresh
+        rows.push(np.sort(mixed(ids)), np.zeros((1000, 3), np.float32), clock=clock)
+    alive = 1000 + 10 * fresh
+    for records_ in rows.saved.values():
+        assert records_.rows <= 2 * alive
+        assert records_.memory.end <= 2 * alive
+
+
+def test_a_save_that_images_end_leaves_no_record_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_saving, "IMAGES_BYTES_LEAST", 0)
+    table = replace(TABLE, rows_max=100, keys_per_step_max=80, rules=RowRules(evict_unused_steps=5))
+    rows = TableRows(table, 0)
+    pushed(rows, set(range(60)), 1)
+    pushed(rows, set(range(60, 80)), 5)
+    rows.records.cut(5, whole=True)
+    rows.check_room([np.sort(mixed(np.arange(20, 100)))], 7)  # sweeps: 60 records are kept for the save
+    assert rows.records.memory.free == 0
+    pushed(rows, set(range(20, 100)), 8)  # images for a quarter of the records are too few
+    assert rows.pull(np.sort(mixed(np.arange(100))), 8).present.sum() == 80
+    assert rows.records.memory.end <= 100
+
+
+def test_more_keys_gone_than_are_remembered_make_the_next_save_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "GONE_LEAST", 30)
+    rows = TableRows(replace(TABLE, rules=RowRules(evict_unused_steps=2)), 0)
+    for clock in range(1, 3):
+        pushed(rows, {clock * 10 + one for one in range(10)}, clock)
+    assert not rows.records.whole_due
+    for clock in range(3, 9):
+        pushed(rows, {clock * 10 + one for one in range(10)}, clock)
+    assert rows.records.whole_due
+    saving = rows.records.cut(8, whole=True)
+    assert not rows.records.whole_due
+    rows.records.ended(saving, 8, stored=False)
+    assert rows.records.whole_due
+
+
+def test_candidates_are_bounded_with_the_rows() -> None:
+    rules = RowRules(admit_after=2, evict_above_rows=100)
+    rows = TableRows(replace(TABLE, rows_max=250, rules=rules), 0)
+    for clock in range(1, 30):
+        keys = np.sort(mixed(1000 * clock + np.arange(100)))
+        rows.check_room([keys], clock - 1)
+        rows.push(keys, np.zeros((100, 3), np.float32), clock=clock)
+    assert rows.candidates is not None
+    assert rows.candidates.rows <= 100

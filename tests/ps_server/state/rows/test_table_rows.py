@@ -199,9 +199,10 @@ def test_memory_of_a_row_is_bounded_between_growths(rule: str, row_elements: int
 def test_a_full_table_is_told_before_anything_changes() -> None:
     rows = TableRows(table_of(RULES["sgd"], rows_max=3), 0)
     rows.push(keys_of(1, 2), gradients_of(0, 2), clock=1)
-    rows.check_room(1, 1)
+    rows.check_room([keys_of(3)], 1)
+    rows.check_room([keys_of(1, 2, 3), keys_of(2, 3)], 1)
     with pytest.raises(JobFailed, match=r"table 'user' has 2 rows on this shard, of at most 3: no room for 2 more"):
-        rows.check_room(2, 1)
+        rows.check_room([keys_of(3), keys_of(4)], 1)
     assert rows.rows == 2
 
 
