@@ -101,8 +101,8 @@ def table_columns(tables: Iterable[pb.TableStatus]) -> list[Column]:
         Column("memory MiB", tuple(mebibytes(total.memory_bytes) for total in totals), rank=2),
         Column("keys found", tuple(_found(total) for total in totals), rank=4),
         Column("keys waiting", tuple(count(total.candidates) for total in totals), rank=5),
-        Column("rows added", tuple(count(total.added_rows) for total in totals), rank=6),
-        Column("rows evicted", tuple(count(total.evicted_rows) for total in totals), rank=3),
+        Column("added since start", tuple(count(total.added_rows) for total in totals), rank=6),
+        Column("evicted since start", tuple(count(total.evicted_rows) for total in totals), rank=3),
     ]
 
 

@@ -14,6 +14,7 @@ from parashard.encodings.encoding import Encoding
 from parashard.job.keys import dotted, key_parts
 
 if TYPE_CHECKING:
+    from parashard.job.embeddings import TableSettings
     from parashard.job.schema import Job
 
 
@@ -134,6 +135,30 @@ def _tables(job: Job) -> Iterator[_Relation]:
         yield "optimizer.delay_compensation", "tables", "0 with tables: what a step's rows were is not remembered"
     if job.cluster.shard_device != "cpu":
         yield "cluster.shard_device", "tables", '"cpu" with tables: rows lie in the host\'s memory'
+    policy = job.consistency.policy
+    for name, table in sorted(job.tables.items()):
+        together = policy.bound if policy.kind == "sync" else 1
+        most = table.evict_above_rows
+        if together > 1 and most is not None and most + together * table.keys_per_step_max > table.rows_max:
+            yield (
+                dotted("tables", name, "rows_max"),
+                "consistency.policy",
+                f">= {most + together * table.keys_per_step_max:,} (evict_above_rows and keys_per_step_max of each of "
+                f"{together} steps of a round)",
+            )
+        if job.model.kind == "row_ledger":
+            yield from _ledger_of(name, table, in_rounds=policy.kind == "sync")
+
+
+def _ledger_of(name: str, table: TableSettings, *, in_rounds: bool) -> Iterator[_Relation]:
+    """Refuse a table that the ledger of rows could not count in."""
+    if table.dtype != "float32":
+        yield dotted("tables", name, "dtype"), "model.kind", '"float32": the ledger counts exactly'
+    if table.initializer not in (None, "zeros"):
+        yield dotted("tables", name, "initializer"), "model.kind", '"zeros": the ledger counts from 0'
+    if in_rounds and table.evict_above_rows is not None:
+        why = "unset in sync: which rows this rule drops depends on where rows lie, and the ledger does not know"
+        yield dotted("tables", name, "evict_above_rows"), "model.kind", why
 
 
 def _ports(job: Job) -> Iterator[_Relation]:

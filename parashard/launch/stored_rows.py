@@ -21,7 +21,7 @@ from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.models.base import Model
 from parashard.models.looking_up import check_looks_up, keys_of_all, placed
-from parashard.plan.embedding import Keys, unmixed
+from parashard.plan.embedding import Keys, candidates_of, unmixed
 from parashard.plan.variables import Float32s
 from parashard.store import open_store
 
@@ -93,12 +93,13 @@ def pieces_of_table(catalogue: Catalogue, job: JobManifest, table: str) -> Itera
     """Yield a table's keys and rows, some at a time, each key once, in no order of its own; raises as `whole_table`."""
     found = False
     for name, rows in iterate_job_rows(catalogue, job):
-        if name == table:
+        if name == table and rows.values.shape[1]:  # else keys that are counted and have no row
             found = True
             yield unmixed(rows.keys), rows.values
     if not found:
         parts_of_all = (catalogue.part_manifest(job, shard) for shard in range(len(job.parts)))
-        known = sorted({name for part in parts_of_all for name, _ in part.tables})
+        stored = {name for part in parts_of_all for name, _ in part.tables}
+        known = sorted(stored - {candidates_of(name) for name in stored})
         raise ConfigurationError(
             f"--table {table}: j{job.number} has no row of it; tables with rows: {', '.join(known) or 'none'}"
         )

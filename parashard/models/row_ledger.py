@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parashard.data.base import Array, Batch, DataSpec
+from parashard.errors import ConfigurationError
 from parashard.models.due_rows import Applied, due_rows
 from parashard.models.ledger import squares_total
 from parashard.models.options import RowLedgerOptions
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 TABLE = "ledger"
 _SHARED = 1 << 62  # where shared keys begin
+EXACT_MAX = 1 << 24
 _FIRST = 64  # examples that the variable has rows for
 
 
@@ -56,7 +58,7 @@ class RowLedger:
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float, Mapping[str, Array]]:
         """Return 0.0 and an entry of each use; raises as `Ledger` where float32 could not count."""
-        squares_total(batch.epoch + 1)
+        self._check_countable(batch.epoch + 1)
         rows, places = variables[TABLE], batch.places[TABLE]
         uses = xp.bincount(places.reshape(-1), minlength=len(rows)).astype(np.float32)
         entry = xp.asarray((1, (batch.epoch + 1) ** 2), np.float32)
@@ -81,6 +83,7 @@ class RowLedger:
         """
         if applied is not None:
             return {"rows_wrong": self._wrong_by_rules(rows, applied)}
+        self._check_countable(epochs)
         uses = np.bincount(np.arange(self._examples) % self._shared, minlength=self._shared)
         once = np.array([epochs, squares_total(epochs)], np.float32)
         wrong = 0
@@ -94,6 +97,16 @@ class RowLedger:
         known = np.concatenate([np.empty(0, np.int64), *found])
         distinct = len(np.unique(known))
         return {"rows_wrong": wrong + (due - distinct) + (len(known) - distinct)}
+
+    def _check_countable(self, epochs: int) -> None:
+        """Raise ConfigurationError where float32 could not hold the sum of a shared key exactly."""
+        times = -(-self._examples // self._shared)
+        if times * squares_total(epochs) > EXACT_MAX:
+            raise ConfigurationError(
+                f"model kind 'row_ledger' counts up to 2^24: with {self._examples:,} examples and {self._shared} "
+                f"keys that they share a key is used {times:,} times an epoch, too often for {epochs} epochs; raise "
+                "model.shared, or take fewer epochs"
+            )
 
     def _wrong_by_rules(self, rows: Iterable[tuple[str, StoredRows]], applied: Applied) -> int:
         keys = self._examples + self._shared

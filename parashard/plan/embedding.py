@@ -123,6 +123,12 @@ class EmbeddingTable:
         if rules.evict_norm_below and self.dtype != "float32":
             raise self._wrong("evict_norm_below", "0 where dtype is float16", str(rules.evict_norm_below))
         room = self.rows_max - self.keys_per_step_max
+        if rules.evict_above_rows is not None and room < 1:
+            raise self._wrong(
+                "rows_max",
+                f"more than keys_per_step_max ({self.keys_per_step_max:,}) where evict_above_rows is set",
+                f"{self.rows_max:,}",
+            )
         if rules.evict_above_rows is not None and not 1 <= rules.evict_above_rows <= room:
             allowed = f"a whole number from 1 to {room} (rows_max - keys_per_step_max)"
             raise self._wrong("evict_above_rows", allowed, str(rules.evict_above_rows))

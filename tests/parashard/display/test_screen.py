@@ -229,8 +229,8 @@ def test_embedding_tables_have_a_table_of_their_own_and_jobs_without_any_none() 
         "memory MiB": "3.0",
         "keys found": "-",
         "keys waiting": "7",
-        "rows added": "0",
-        "rows evicted": "0",
+        "added since start": "0",
+        "evicted since start": "0",
     }
     assert dict(zip(titles, item, strict=True))["keys found"] == "25 %"
     assert not any(line.startswith("table ") for line in lines_of(status_of(), 160))

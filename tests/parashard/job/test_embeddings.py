@@ -267,3 +267,38 @@ def test_bounds_are_not(bound: str) -> None:
 def test_the_order_of_tables_is_not() -> None:
     there, back = identity(TABLE, "tables.item.dimension=2"), identity("tables.item.dimension=2", TABLE)
     assert identity_digest(there) == identity_digest(back)
+
+
+ROUNDS = "consistency.policy=sync:8"
+BOUNDED = "tables.user={dimension=4, keys_per_step_max=32, rows_max=150, evict_above_rows=100}"
+
+
+def test_a_round_s_keys_have_room_beside_the_rows_that_stay(write_job: Callable[..., Path]) -> None:
+    said = refusal(write_job, BOUNDED, ROUNDS)
+    assert said.startswith('flag --set: tables.user.rows_max: found 150 with consistency.policy = "sync:8"')
+    assert "allowed: >= 356 (evict_above_rows and keys_per_step_max of each of 8 steps of a round)" in said
+    load_job(write_job(), [parse_set(text) for text in (BOUNDED, "consistency.policy=async")], {})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("dtype='float16'", 'tables.ledger.dtype: found "float16"'),
+        ("initializer='normal'", 'tables.ledger.initializer: found "normal"'),
+        ("evict_above_rows=10", "tables.ledger.evict_above_rows: found 10"),
+    ],
+)
+def test_the_ledger_of_rows_refuses_what_it_could_not_count(
+    write_job: Callable[..., Path], change: str, says: str
+) -> None:
+    table = f"tables.ledger={{dimension=2, {change}}}"
+    assert says in refusal(write_job, "model.kind=row_ledger", table, "consistency.policy=sync:4")
+
+
+def test_rules_without_effect_do_not_define_the_job(write_job: Callable[..., Path]) -> None:
+    plain, idle, other = (
+        identity_of(load_job(write_job(), [parse_set(f"tables.user={{dimension=4{more}}}")], {}).job.tables)
+        for more in ("", ", evict_norm_every=7, evict_first='lfu'", ", evict_norm_every=7, evict_norm_below=0.1")
+    )
+    assert plain == idle
+    assert plain != other

@@ -198,3 +198,12 @@ def test_a_job_file_s_options_build_it() -> None:
     built = build_model(RowLedgerOptions(), spec_of((1,), examples=EXAMPLES), 0, None)
     assert isinstance(built, RowLedger)
     assert wrong(built, applied(pushes(built))[1]) == 0
+
+
+def test_shared_keys_that_float32_could_not_count_are_refused() -> None:
+    often = ledger_of(examples=4096, shared=7)
+    assert often.audit_rows([], 40) == {"rows_wrong": 4096 + 7}
+    with pytest.raises(ConfigurationError, match=r"a key is used 586 times an epoch, too often for 60 epochs"):
+        often.audit_rows([], 60)
+    with pytest.raises(ConfigurationError, match=r"raise model\.shared, or take fewer epochs"):
+        step_of(often, 0, 59, [1])
