@@ -117,7 +117,7 @@ class Follower:
                 now = Published(plan, tuple(shard for shard in shards if shard is not None))
                 changed = self.published is None or now.versions != self.published.versions
                 self.published = now if changed else self.published
-                problem = look.problem
+                problem = problem or look.problem
                 break
             problem = problem or look.problem or f"plan {version}: not every shard has saved yet"
         if self.published is None and not problem:
