@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from parashard.cli.options import complete_runs
 from parashard.launch.run_folders import resumed_job, run_named
-from parashard.serving.server import RunServer
+from parashard.process.arguments import check_host
+from parashard.serving.served import ServedRun
+from parashard.serving.server import Ports, run_of, why_not_yet
 
 LOOK_S = 0.5
 
@@ -34,29 +37,29 @@ def serve(
 
     A run in progress is followed; what is served is committed, so that no restart takes it back. Ctrl-C ends it.
     """
+    check_host(host, insecure)
     run_dir = run_named(run)
-    server = RunServer(run_dir, resumed_job(run_dir, []).job, host, port, http_port, insecure=insecure)
+    ports = Ports(run_of(run_dir, resumed_job(run_dir, []).job), host, port, http_port)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    server.start()
+    ports.start()
     try:
-        typer.echo(f"gRPC {server.address}")
-        typer.echo(f"HTTP http://{server.http_address}/v1/status")
-        _follow(server, stopping)
+        typer.echo(f"gRPC {ports.address}")
+        typer.echo(f"HTTP http://{ports.http_address}/v1/status")
+        _tell(ports.run, run_dir, stopping)
     finally:
-        server.stop()
+        ports.stop()
 
 
-def _follow(server: RunServer, stopping: threading.Event) -> None:
+def _tell(run: ServedRun, run_dir: Path, stopping: threading.Event) -> None:
     """Say what is waited for, and when there is something to serve, until the end is asked for."""
-    said = ""
-    serving = False
+    said, serving = "", False
     while not stopping.is_set():
         if not serving:
-            why = server.why_not_yet()
+            why = why_not_yet(run, run_dir)
             serving = not why
-            text = f"waiting: {why}" if why else f"serving {', '.join(map(str, server.run.published_ids()))}"
+            text = f"waiting: {why}" if why else f"serving {', '.join(map(str, run.published_ids()))}"
             if text != said:
                 typer.echo(text)
                 said = text

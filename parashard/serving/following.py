@@ -107,8 +107,6 @@ class Follower:
         changed = False
         newest: tuple[CheckpointId, ...] = ()
         for version in reversed(catalogue.plans()):
-            if version < held_plan:
-                break
             plan = self.published.plan if self.published and version == held_plan else catalogue.plan(version).to_plan()
             look = _Look(catalogue, plan, self.row_elements, self.published)
             shards = [look.shard(shard) for shard in range(len(plan.shards))]

@@ -1,4 +1,4 @@
-"""RunServer: the ports of `parashard serve`, over a run that is followed.
+"""Ports: what listens in `parashard serve`, over a run that is followed.
 
 Puts the parts together. Called by the command line.
 """
@@ -15,7 +15,6 @@ from parashard.job.embeddings import tables_of
 from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.launch.run_folders import how_it_ended
-from parashard.process.arguments import check_host
 from parashard.protocol.rpc import Server, join_address
 from parashard.serving.pages import BODY_BYTES_MAX, Pages
 from parashard.serving.served import ServedRun
@@ -30,51 +29,40 @@ if TYPE_CHECKING:
 REQUEST_BYTES_MAX = 1 << 20
 
 
-class RunServer:
-    """Serves a run until it is stopped.
+class Ports:
+    """The gRPC and the HTTP port over a run that is followed.
 
     Parameters
     ----------
-    run_dir : Path
-        Of the run.
-    job : Job
-        Its job.
+    run : ServedRun
     host : str
         Where to listen.
     port, http_port : int
         0: any that is free.
-    insecure : bool
-        Whether the host may be off loopback: there is no TLS.
 
     Attributes
     ----------
-    run : ServedRun
     address, http_address : str
         host:port.
 
     Raises
     ------
-    ConfigurationError
-        If the host may not be listened on.
     Unavailable
         If a port is taken.
     """
 
-    def __init__(self, run_dir: Path, job: Job, host: str, port: int, http_port: int, *, insecure: bool) -> None:
-        check_host(host, insecure)
-        self._run_dir = run_dir
-        tables = TableSet(tables_of(job), job.job.seed)
-        self.run = ServedRun(open_store(job.checkpoint.url or str(run_dir / CHECKPOINTS)), tables, job.job.name)
-        pages = Pages(self.run)
+    def __init__(self, run: ServedRun, host: str, port: int, http_port: int) -> None:
+        self.run = run
+        pages = Pages(run)
         self._grpc = Server(join_address(host, port), request_bytes_max=REQUEST_BYTES_MAX)
-        serving_pb2_grpc.add_ServingServicer_to_server(ServingService(self.run), self._grpc.grpc)  # type: ignore[no-untyped-call]
-        questions = Questions(pages.posts(), BODY_BYTES_MAX)
+        serving_pb2_grpc.add_ServingServicer_to_server(ServingService(run), self._grpc.grpc)  # type: ignore[no-untyped-call]
         metrics = Metrics("serve")
         metrics.add(self._collector)
+        questions = Questions(pages.posts(), BODY_BYTES_MAX)
         try:
             self._http = HttpPort(host, http_port, metrics, pages.ready, pages.gets(), questions)
         except BaseException:
-            self._grpc.stop()
+            self._grpc.grpc.stop(None)
             raise
         self.address, self.http_address = self._grpc.address, self._http.address
 
@@ -91,16 +79,23 @@ class RunServer:
         self._http.stop()
         self._grpc.stop()
 
-    def why_not_yet(self) -> str:
-        """Return why nothing is served yet, and of a run that is over, that it is; empty: something is."""
-        try:
-            self.run.published()
-        except NotReady as error:
-            ended = how_it_ended(self._run_dir)
-            return str(error) if ended is None else f"{error}; the run is over ({ended[0]}: {ended[1]})"
-        return ""
-
     def _collector(self) -> Collector:
         from parashard.serving.metrics import ServingCollector  # most servers are never scraped
 
         return ServingCollector(self.run)
+
+
+def run_of(run_dir: Path, job: Job) -> ServedRun:
+    """Return the run of a directory, to be served; nothing is read yet."""
+    tables = TableSet(tables_of(job), job.job.seed)
+    return ServedRun(open_store(job.checkpoint.url or str(run_dir / CHECKPOINTS)), tables, job.job.name)
+
+
+def why_not_yet(run: ServedRun, run_dir: Path) -> str:
+    """Return why nothing is served yet, and of a run that is over, that it is; empty: something is."""
+    try:
+        run.published()
+    except NotReady as error:
+        ended = how_it_ended(run_dir)
+        return str(error) if ended is None else f"{error}; the run is over ({ended[0]}: {ended[1]})"
+    return ""

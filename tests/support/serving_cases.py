@@ -1,7 +1,7 @@
 """A job of one table whose shards commit checkpoints, as a server's tests see it: what is in each is decided here.
 
-`Committer` writes plans, increments and whole tables into a store as shards do, and says in plain dictionaries which rows
-each version has.
+`Committer` writes plans, increments and whole tables into a store as shards do, and says in plain dictionaries which
+rows each version has.
 """
 
 from __future__ import annotations

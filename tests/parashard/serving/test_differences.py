@@ -16,7 +16,7 @@ from parashard.serving import messages
 from parashard.serving.differences import Part, difference, lacks
 from parashard.serving.following import Follower, Published
 from parashard.serving.lookups import variable_of
-from parashard.serving.replica import Begin, Replica
+from parashard.serving.replica import Begin, Replica, RowsPart, VariablePart
 from support.checkpoint_cases import VARIABLES, write_plan
 from support.serving_cases import (
     ROW_ELEMENTS,
@@ -237,13 +237,15 @@ def test_another_plan_counts_only_with_all_its_shards() -> None:
     assert_same(one, job.follower)
 
 
-@pytest.mark.parametrize("lost", range(1, 6))
+@pytest.mark.parametrize("lost", range(1, 10))
 def test_a_part_that_is_missing_is_found(lost: int) -> None:
     job, one = Job(), replica()
     job.commit(0, {key: (1.0, 2.0) for key in KEYS[0]})
     job.follower.look()
     parts = parts_for(one, job.follower.published, part_bytes=32)
-    assert parts.index(None) > lost
+    kinds = [type(part) for part in parts[: parts.index(None)]]
+    assert lost < len(kinds)
+    assert {RowsPart, VariablePart} < set(kinds)
     with pytest.raises(MalformedFrame):
         feed(one, parts[:lost] + parts[lost + 1 :])
     assert one.shards == ()

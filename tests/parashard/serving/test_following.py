@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.manifest import TableRule
 from parashard.checkpoints.retention import collect
+from parashard.checkpoints.tables import TableChange, TableWriter
 from parashard.errors import StoreFailed
 from parashard.plan.embedding import candidates_of
 from parashard.plan.partition import fixed_shards, place, split
 from support.checkpoint_cases import VARIABLES, model_of, write_job, write_plan
-from support.serving_cases import Committer, ShardLife, follower_of, keys_of_shard, served_rows
+from support.serving_cases import Committer, ShardLife, follower_of, keys_of_shard, served_rows, stored_rows
 from support.store_fakes import MemoryStore
 
 A, B, C = (int(key) for key in keys_of_shard(0, 3))
@@ -174,6 +176,37 @@ def test_rows_that_end_by_the_time_alone_are_gone(job: Job) -> None:
     fresh = follower_of(job.store)
     fresh.look()
     assert served_rows(fresh) == {A: (1.0, 1.0)}
+
+
+def test_a_subscriber_of_before_hears_that_a_row_ended_though_no_file_was_written(job: Job) -> None:
+    changed = {"table_rules": (TableRule(table="user", unused_steps=3, norm_below=0.0, norm_every=1000),)}
+    job.committer.commit(job.lives[0], [0], {A: (1.0, 1.0), B: (2.0, 2.0)}, last_use={A: 1, B: 0}, **changed)
+    job.committer.commit(job.lives[1], [0], {}, **changed)
+    job.follower.look()
+    token = job.follower.published.shards[0].tables["user"].token
+    job.committer.commit(job.lives[0], [1, 2], {}, **changed)
+    job.follower.look()
+    again = follower_of(job.store)
+    again.look()
+    for follower in (job.follower, again):
+        table = follower.published.shards[0].tables["user"]
+        assert table.rows.since(table.marks[token])[2].tolist() == [B]
+
+
+def test_a_key_that_lost_its_row_and_got_one_again_has_it(job: Job) -> None:
+    job.begin()
+    manifest = job.committer.commit(job.lives[0], [1], {A: (5.0, 5.0)})
+    writer = TableWriter(job.store, CheckpointId(1, 0, 7, 7))
+    rows = stored_rows({})
+    writer.write(TableChange("user", rows, np.array([A], np.uint64)))
+    content = job.store.contents.pop("shards/p0001/s0000/i00000007-c00000007/tables-0.safetensors")
+    job.store.contents["shards/p0001/s0000/i00000001-c00000002/tables-1.safetensors"] = content
+    lost = writer.files[0].replaced(name="tables-1.safetensors", incarnation=1, number=2)
+    job.lives[0].files = (*manifest.table_files, lost)
+    job.committer.commit(job.lives[0], [2], {})
+    job.follower.look()
+    assert job.ids()[0] == "p1/s0/i1/c3"
+    assert served_rows(job.follower) == {A: (5.0, 5.0), D: (1.0, 1.0)}
 
 
 def test_keys_that_are_only_counted_are_no_rows(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Rows that are looked up while they change: the same as a dictionary's, and what changed since is enough to catch up."""
+"""Rows that are looked up while they change: those of a dictionary, and what changed since is enough to catch up."""
 
 from __future__ import annotations
 
