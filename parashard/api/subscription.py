@@ -96,7 +96,7 @@ class Subscription:
         return self.look_up(table, keys).rows
 
     def look_up(self, table: str, keys: npt.ArrayLike) -> LookedUp:
-        """Return `rows` and which of the keys are `present`, of one version of each shard; raises as `rows`."""
+        """Return `rows`, which of the keys are `present`, and the `versions` that they are of; raises as `rows`."""
         return look_up(self._tables, [held.state for held in self._replica.shards], table, mixed(np.ravel(keys)))
 
     def variable(self, name: str) -> Float32s:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parashard.checkpoints.catalogue import CheckpointId
 from parashard.client.pulled_rows import TableSet
 from parashard.errors import UnknownVariable, shortened
 from parashard.plan.embedding import Keys, bucket_ranges, buckets_of
@@ -28,10 +29,13 @@ class LookedUp(NamedTuple):
         Of a key without a row its first values, as a worker sees them.
     present : ndarray of bool, shape (keys,)
         Whether a key has a row.
+    versions : tuple of CheckpointId
+        The version of each shard, in their order, that the rows are of.
     """
 
     rows: Float32s
     present: NDArray[np.bool_]
+    versions: tuple[CheckpointId, ...]
 
 
 def look_up(tables: TableSet, shards: Sequence[PublishedShard], table: str, keys: Keys) -> LookedUp:
@@ -55,7 +59,7 @@ def look_up(tables: TableSet, shards: Sequence[PublishedShard], table: str, keys
     absent = ~present
     if absent.any():
         rows[absent] = tables.first_rows(table, keys[absent])
-    return LookedUp(rows, present)
+    return LookedUp(rows, present, tuple(held.version.id for held in shards))
 
 
 def variable_of(variables: Mapping[str, Variable], shards: Sequence[PublishedShard], name: str) -> Float32s:
