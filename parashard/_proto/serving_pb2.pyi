@@ -33,18 +33,20 @@ class ShardVersion(_message.Message):
     def __init__(self, plan_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., shard: _Optional[int] = ..., pushes: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[StepRange, _Mapping]]] = ..., written_at: _Optional[float] = ...) -> None: ...
 
 class ServedTable(_message.Message):
-    __slots__ = ("name", "row_elements", "initializer", "scale", "rows")
+    __slots__ = ("name", "row_elements", "initializer", "scale", "rows", "dtype")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROW_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     name: str
     row_elements: int
     initializer: str
     scale: float
     rows: int
-    def __init__(self, name: _Optional[str] = ..., row_elements: _Optional[int] = ..., initializer: _Optional[str] = ..., scale: _Optional[float] = ..., rows: _Optional[int] = ...) -> None: ...
+    dtype: str
+    def __init__(self, name: _Optional[str] = ..., row_elements: _Optional[int] = ..., initializer: _Optional[str] = ..., scale: _Optional[float] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class ServedVariable(_message.Message):
     __slots__ = ("name", "shape")

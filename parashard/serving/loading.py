@@ -107,7 +107,7 @@ def _change_of(store: Store, manifest: ShardManifest, layer: Sequence[TableFile]
                 f"{where}: rows of table {file.table!r} have {found.rows.values.shape[1]} elements, the job's have "
                 f"{row_elements}"
             )
-        values = found.rows.values.reshape(len(found.rows.keys), row_elements)
+        values = found.rows.values.reshape(len(found.rows.keys), row_elements).astype(np.float32, copy=False)
         changes.append(RowChange(found.rows.keys, values, found.rows.last_use, found.gone))
     joined = RowChange(*(np.concatenate(parts) for parts in zip(*changes, strict=True)))
     order = np.argsort(joined.keys, kind="stable")

@@ -75,6 +75,7 @@ def table_messages(tables: TableSet, published: Published) -> list[pb.ServedTabl
             row_elements=table.row_elements,
             initializer=table.initializer.kind,
             scale=table.initializer.scale,
+            dtype=table.dtype,
             rows=sum(shard.tables[name].rows.rows for shard in published.shards),
         )
         for name, table in sorted(tables.by_name.items())
@@ -92,7 +93,11 @@ def tables_of_served(served: pb.GetServedReply, wanted: Iterable[str]) -> TableS
     try:
         tables = [
             EmbeddingTable(
-                table.name, table.row_elements, SGD(learning_rate=1.0), Initializer(table.initializer, table.scale)
+                table.name,
+                table.row_elements,
+                SGD(learning_rate=1.0),
+                Initializer(table.initializer, table.scale),
+                dtype="float16" if table.dtype == "float16" else "float32",
             )
             for table in served.tables
             if table.name in wanted

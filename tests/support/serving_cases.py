@@ -38,12 +38,15 @@ def keys_of_shard(shard: int, number: int, shards: int = 2) -> Keys:
     return np.sort(mine)
 
 
-def stored_rows(rows: Mapping[int, tuple[float, ...]], last_use: Mapping[int, int] | None = None) -> StoredRows:
+def stored_rows(
+    rows: Mapping[int, tuple[float, ...]], last_use: Mapping[int, int] | None = None, dtype: type = np.float32
+) -> StoredRows:
     """Return rows in a checkpoint's form, with a slot that no reader wants."""
     keys = np.array(sorted(rows), np.uint64)
     values = np.array([rows[int(key)] for key in keys], np.float32).reshape(len(keys), ELEMENTS)
     uses = np.array([(last_use or {}).get(int(key), 0) for key in keys], np.uint32)
-    return StoredRows(keys, np.ones(len(keys), np.uint32), uses, values, {"accumulator": np.zeros_like(values)})
+    slots = {"accumulator": np.zeros_like(values)}
+    return StoredRows(keys, np.ones(len(keys), np.uint32), uses, values.astype(dtype), slots)
 
 
 @dataclass
@@ -68,6 +71,7 @@ class Committer:
 
     store: Store
     plan: Plan = PLAN
+    dtype: type = np.float32
 
     def write_plan(self) -> None:
         """Store the plan."""
@@ -95,7 +99,7 @@ class Committer:
         written = life.rows if anew else dict(rows)
         lost = np.array([] if anew else gone, np.uint64)
         if written or len(lost):
-            writer.write(TableChange(TABLE, stored_rows(written, last_use), lost))
+            writer.write(TableChange(TABLE, stored_rows(written, last_use, self.dtype), lost))
         life.files = (*(() if anew else life.files), *writer.files)
         state = state_of(self.plan, life.shard, seed=life.number, applied=tuple(life.applied.intervals()))
         fields: dict[str, Any] = {

@@ -50,6 +50,7 @@ class Job:
         self.committer.write_plan()
         self.lives = [ShardLife(0), ShardLife(1)]
         self.step = 0
+        self.tables = TABLES
         self.ports: Ports | None = None
 
     def commit(self, shard: int, rows: dict, gone: Any = ()) -> None:
@@ -61,7 +62,7 @@ class Job:
         self.commit(1, {MIXED[3]: (3.0, 4.0)})
 
     def serve(self, port: int = 0) -> Ports:
-        self.run = ServedRun(self.store, TABLES, "small", clock=lambda: 60.0)
+        self.run = ServedRun(self.store, self.tables, "small", clock=lambda: 60.0)
         self.ports = Ports(self.run, "127.0.0.1", port, 0)
         self.ports.start()
         return self.ports
@@ -214,6 +215,19 @@ def test_before_the_first_checkpoint_it_says_what_it_waits_for(job: Job) -> None
 
 
 class TestSubscriber:
+    def test_rows_that_are_kept_in_float16_are_the_same_numbers(self, job: Job) -> None:
+        table = EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0), Initializer("normal", 0.5), dtype="float16")
+        job.tables = TableSet((table,), seed=5)
+        job.committer.dtype = np.float16
+        job.commit(0, {MIXED[0]: (0.1, 2.0)})
+        job.commit(1, {})
+        with ps.subscribe(job.serve().address) as held:
+            found = held.rows(TABLE, [KEYS[0], 4711])
+            assert found.dtype == np.float32
+            assert found[0].tolist() == [float(np.float16(0.1)), 2.0]
+            assert found[1].tobytes() == job.tables.first_rows(TABLE, mixed([4711])).tobytes()
+            assert found[1].tobytes() != TABLES.first_rows(TABLE, mixed([4711])).tobytes()
+
     def test_it_follows_what_is_committed(self, served: Job) -> None:
         with ps.subscribe(served.ports.address) as held:
             assert held.rows(TABLE, [KEYS[0], KEYS[3]]).tolist() == [[1.0, 2.0], [3.0, 4.0]]
