@@ -19,7 +19,15 @@ from parashard._proto import serving_pb2 as pb
 from parashard._proto import serving_pb2_grpc
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.client.pulled_rows import TableSet
-from parashard.errors import ConfigurationError, MalformedFrame, NotReady, ParashardError, RetryLater, Unreachable
+from parashard.errors import (
+    ConfigurationError,
+    MalformedFrame,
+    NotReady,
+    ParashardError,
+    PeerFailed,
+    RetryLater,
+    Unreachable,
+)
 from parashard.plan.embedding import mixed
 from parashard.plan.variables import Float32s, Variable
 from parashard.process.logs import log
@@ -194,17 +202,15 @@ class Subscription:
             try:
                 with rpc.our_errors(self._address):
                     self._difference()
-            except (RetryLater, MalformedFrame) as error:
-                self._tell(str(error))
-                self._stopping.wait(RETRY_S)
-            except ParashardError as error:
+            except (RetryLater, MalformedFrame, PeerFailed) as error:
                 if self._stopping.is_set():
                     return
-                self._failed = error
                 self._tell(str(error))
+                self._stopping.wait(RETRY_S)
+            except Exception as error:  # noqa: BLE001  # who waits has to hear of a bug, too
+                if not self._stopping.is_set():  # else the channel was closed
+                    self._fail(error)
                 return
-            except ValueError:
-                return  # the channel was closed
 
     def _difference(self) -> None:
         """Ask for what is lacking, and take it."""
@@ -238,6 +244,12 @@ class Subscription:
             log.warning("subscription", address=self._address, problem=problem)
         self.problem = problem
         self._wake()
+
+    def _fail(self, error: Exception) -> None:
+        """End for good; what is held stays."""
+        ours = error if isinstance(error, ParashardError) else PeerFailed(f"{type(error).__name__}: {error}")
+        self._failed = ours
+        self._tell(str(ours))
 
     def _wake(self) -> None:
         with self._changed:

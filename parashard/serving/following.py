@@ -149,7 +149,7 @@ class _Look:
         """Return the newest state of a shard that may be published; the present one if there is none."""
         before = self._held.shards[shard] if self._held is not None and self._same_plan else None
         for _ in range(TRIES_MAX):
-            ids = self._catalogue.shard_checkpoints(self._plan.version, shard)
+            ids = self._catalogue.shard_checkpoints(self._plan.version, shard, before.version.id if before else None)
             collected = False
             for manifest in self._candidates(ids, before, shard):
                 try:
@@ -170,9 +170,8 @@ class _Look:
     def _candidates(
         self, ids: Sequence[CheckpointId], before: PublishedShard | None, shard: int
     ) -> list[ShardManifest]:
-        """Return the manifests of what may be published of a shard, the newest first."""
-        later = [id_ for id_ in ids if before is None or id_ > before.version.id]
-        found = [manifest for manifest in map(self._manifest, later) if manifest is not None]
+        """Return the manifests of what may be published of a shard, of later checkpoints; the newest first."""
+        found = [manifest for manifest in map(self._manifest, ids) if manifest is not None]
         if any(manifest.round is not None for manifest in found):
             claims = Claims(self._catalogue.store, f"shard-{shard}", "serve")
             returns = claims.returns(min(id_.incarnation for id_ in ids) - 1)

@@ -70,14 +70,26 @@ def variable_of(variables: Mapping[str, Variable], shards: Sequence[PublishedSha
     UnknownVariable
         If the job has no such variable.
     """
-    if name not in variables:
-        raise UnknownVariable(
-            f"variable {shortened(name)!r} is none of the job's: {', '.join(sorted(variables)) or 'none'}"
-        )
+    check_variable(variables, name)
     variable = variables[name]
-    whole = np.empty((variable.rows, variable.row_elements), np.float32)
+    return elements_of(variable, shards, 0, variable.elements).reshape(variable.shape)
+
+
+def check_variable(variables: Mapping[str, Variable], name: str) -> None:
+    """Raise UnknownVariable unless the job has such a variable."""
+    if name not in variables:
+        known = ", ".join(sorted(variables)) or "none"
+        raise UnknownVariable(f"variable {shortened(name)!r} is none of the job's: {known}")
+
+
+def elements_of(variable: Variable, shards: Sequence[PublishedShard], first: int, stop: int) -> Float32s:
+    """Return the elements [first, stop) of a variable in row-major order, a new array; reads no others."""
+    found = np.empty(stop - first, np.float32)
     for held in shards:
         for partition, values in held.variables.items():
-            if partition.variable == name:
-                whole[partition.row_start : partition.row_stop] = values.reshape(partition.rows, -1)
-    return whole.reshape(variable.shape)
+            if partition.variable == variable.name:
+                offset = partition.row_start * variable.row_elements
+                begin, end = max(first, offset), min(stop, partition.row_stop * variable.row_elements)
+                if begin < end:
+                    found[begin - first : end - first] = values.reshape(-1)[begin - offset : end - offset]
+    return found

@@ -196,7 +196,7 @@ class Replica:
             if not follows(version, before[place]):
                 self.problem = f"the server has {version.id}, which lacks steps of {before[place].id}: that one is kept"
                 return False
-            self.shards = (*self.shards[:place], held, *self.shards[place + 1 :])
+            self.shards = self._covered((*self.shards[:place], held, *self.shards[place + 1 :]))
         else:
             if before and version.id.plan_version <= before[0].id.plan_version:
                 self.problem = f"the server has {version.id}, of an older plan than {before[0].id}: that one is kept"
@@ -209,9 +209,22 @@ class Replica:
             self._next[version.id.shard] = held
             if set(self._next) != set(range(shards)):
                 return False
-            self.shards, self._next = tuple(self._next[place] for place in range(shards)), {}
+            complete, self._next = tuple(self._next[place] for place in range(shards)), {}
+            self.shards = self._covered(complete)
         self.problem = ""
         return True
+
+    def _covered(self, shards: tuple[HeldShard, ...]) -> tuple[HeldShard, ...]:
+        """Return shards whose partitions are each variable, every row once."""
+        rows = dict.fromkeys(self._variables, 0)
+        for partition in sorted(partition for held in shards for partition in held.state.variables):
+            if rows[partition.variable] != partition.row_start:
+                raise MalformedFrame(f"{partition} does not follow row {rows[partition.variable]}")
+            rows[partition.variable] = partition.row_stop
+        short = sorted(name for name, stop in rows.items() if stop != self._variables[name].rows)
+        if short:
+            raise MalformedFrame(f"variable {short[0]!r}: the shards have {rows[short[0]]} rows of it")
+        return shards
 
     def _before(self, begin: Begin) -> HeldShard | None:
         """Return what is held of the shard under the same plan."""

@@ -26,7 +26,7 @@ from parashard.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-REQUEST_BYTES_MAX = 1 << 20
+REQUEST_BYTES_MAX = 4 << 20
 
 
 class Ports:

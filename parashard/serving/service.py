@@ -16,7 +16,7 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.serving import messages
 from parashard.serving.differences import difference, lacks
 from parashard.serving.following import Published
-from parashard.serving.lookups import look_up, variable_of
+from parashard.serving.lookups import check_variable, elements_of, look_up
 from parashard.serving.served import ServedRun
 
 KEYS_MAX = 1 << 16
@@ -69,17 +69,18 @@ class ServingService(serving_pb2_grpc.ServingServicer):
     def GetVariable(self, request: pb.GetVariableRequest, context: grpc.ServicerContext) -> pb.GetVariableReply:
         """Return elements of a variable."""
         published = self._run.published()
-        flat = variable_of(published.variables, published.shards, request.variable).reshape(-1)
+        check_variable(published.variables, request.variable)
+        variable = published.variables[request.variable]
         most = ANSWER_BYTES_MAX // ELEMENT_BYTES
-        elements = request.elements or min(most, max(0, len(flat) - request.first))
-        if elements > most or request.first + elements > len(flat):
+        stop = request.first + (request.elements or min(most, max(0, variable.elements - request.first)))
+        if stop - request.first > most or stop > variable.elements:
             raise LimitExceeded(
-                f"elements [{request.first}, {request.first + elements}) of variable {request.variable!r}; allowed: "
-                f"within [0, {len(flat)}), at most {most} at once"
+                f"elements [{request.first}, {stop}) of variable {request.variable!r}; allowed: within "
+                f"[0, {variable.elements}), at most {most} at once"
             )
         return pb.GetVariableReply(
-            shape=published.variables[request.variable].shape,
-            values=messages.bytes_of(flat[request.first : request.first + elements]),
+            shape=variable.shape,
+            values=messages.bytes_of(elements_of(variable, published.shards, request.first, stop)),
             versions=[messages.version_message(version) for version in published.versions],
         )
 
@@ -96,6 +97,8 @@ class ServingService(serving_pb2_grpc.ServingServicer):
             raise QueueFull(f"{SUBSCRIBERS_MAX} subscribers are served already")
         try:
             published = self._run.wait(lambda now: bool(lacks(now.shards, held)), request.wait_s)
+            for name in request.variables:
+                check_variable(published.variables, name)
             wanted = set(request.tables), set(request.variables)
             for shard in lacks(published.shards, held):
                 for part in difference(shard, len(published.shards), *wanted, held):

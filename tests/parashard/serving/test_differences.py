@@ -263,3 +263,20 @@ def test_a_part_that_comes_twice_is_found() -> None:
 def test_bytes_that_are_no_keys_are_refused(length: int) -> None:
     with pytest.raises(MalformedFrame, match=f"{length} bytes of keys; a key has 8"):
         messages.keys_of(b"x" * length)
+
+
+def test_variables_that_the_shards_have_not_all_of_are_refused() -> None:
+    job, one = Job(), replica()
+    parts = parts_for(one, job.follower.published)
+    place = next(place for place, part in enumerate(parts) if isinstance(part, VariablePart))
+    taken = [part for part in parts[place:] if isinstance(part, VariablePart)][:1]
+    partition = taken[0].partition
+    left = [part for part in parts if not (isinstance(part, VariablePart) and part.partition == partition)]
+    many = sum(len(part.values) for part in parts if isinstance(part, VariablePart) and part.partition == partition)
+    cut = [
+        part._replace(elements=part.elements - many) if isinstance(part, Begin) and n == 0 else part
+        for n, part in enumerate(left)
+    ]
+    with pytest.raises(MalformedFrame, match=partition.variable):
+        feed(one, cut)
+    assert one.shards == ()
