@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from parashard.plan.optimizers import SGD
 from parashard.plan.variables import Initializer
 from parashard.protocol import rpc
 from parashard.serving import messages, pages, service
-from parashard.serving.served import ServedRun
+from parashard.serving.served import WAIT_S_MAX, ServedRun
 from parashard.serving.server import Ports
 from support.checkpoint_cases import model_of
 from support.serving_cases import TABLE, Committer, ShardLife, keys_of_shard
@@ -212,6 +213,29 @@ def test_before_the_first_checkpoint_it_says_what_it_waits_for(job: Job) -> None
     assert answer["error"] == ("no checkpoint of job 'small' can be served yet: plan 1: not every shard has saved yet")
     with pytest.raises(NotReady, match="no checkpoint of job 'small'"):
         ps.subscribe(ports.address, timeout_s=0.0)
+
+
+def test_a_request_waits_until_something_newer_is_committed_and_no_longer(job: Job) -> None:
+    job.begin()
+    run = ServedRun(job.store, TABLES, "small")
+    run.look()
+    waits = []
+
+    class Condition(threading.Condition):
+        """Is waited for once: meanwhile a shard commits, and the store is looked at."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            job.commit(0, {})
+            run.look()
+            return True
+
+    run._changed = Condition(threading.RLock())
+    assert run.wait(lambda now: True, 30.0).shards[0].version.id.number == 1
+    assert waits == []
+    assert run.wait(lambda now: now.shards[0].version.id.number > 1, 3600.0).shards[0].version.id.number == 2
+    assert len(waits) == 1
+    assert waits[0] <= WAIT_S_MAX
 
 
 class TestSubscriber:
