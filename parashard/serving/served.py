@@ -113,14 +113,18 @@ class ServedRun:
         return behind(self.published().versions, sight.newest, sight.final_steps, self.now_s)
 
     def look(self) -> None:
-        """Look at the store once, and wake who waits for something newer. An error of the store is told, not raised."""
+        """Look at the store once, and wake who waits for something newer; errors are told by `sight`, not raised."""
         try:
             changed = self._follower.look()
             if not self.run_id:
                 run = Catalogue(self._store).run()
                 self.run_id = run.run_id if run is not None else ""
-        except ParashardError as error:
-            self._follower.sight = Sight(self.sight.newest, self.sight.final_steps, str(error))
+        except Exception as error:  # what is served grows old, and has to say why, after a bug too
+            ours = isinstance(error, ParashardError)
+            if not ours:
+                log.exception("look-broke")
+            problem = str(error) if ours else f"{type(error).__name__}: {error}"
+            self._follower.sight = Sight(self.sight.newest, self.sight.final_steps, problem)
             changed = False
         self.looks += 1
         if changed:

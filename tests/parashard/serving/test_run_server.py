@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -21,6 +22,7 @@ from parashard.errors import (
     LimitExceeded,
     NotReady,
     QueueFull,
+    StoreFailed,
     UnknownVariable,
     Unreachable,
     WrongRun,
@@ -178,6 +180,16 @@ def test_a_body_that_is_too_long_is_not_read(served: Job) -> None:
         assert answer.code == 413
 
 
+@pytest.mark.parametrize(("length", "status"), [(None, 411), ("-1", 411), ("1e3", 411), ("9" * 40, 411), ("50", 400)])
+def test_a_body_without_its_length_or_cut_short_is_refused(served: Job, length: str | None, status: int) -> None:
+    host, _, port = served.ports.http_address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as sock:
+        head = f"Content-Length: {length}\r\n" if length else ""
+        sock.sendall(f"POST /v1/rows HTTP/1.0\r\n{head}\r\n[1]".encode())
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.makefile("rb").readline().split()[1] == str(status).encode()
+
+
 def test_rows_and_variables_over_grpc(served: Job, stub: Any) -> None:
     keys = np.array([KEYS[3], 4711], np.uint64).astype("<u8").tobytes()
     found = stub.GetRows(pb.GetRowsRequest(table=TABLE, keys=keys), timeout=DEADLINE_S)
@@ -236,6 +248,22 @@ def test_a_request_waits_until_something_newer_is_committed_and_no_longer(job: J
     assert run.wait(lambda now: now.shards[0].version.id.number > 1, 3600.0).shards[0].version.id.number == 2
     assert len(waits) == 1
     assert waits[0] <= WAIT_S_MAX
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(StoreFailed("no answer"), "no answer"), (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug")],
+)
+def test_a_look_that_fails_is_told_and_what_is_served_stays(job: Job, error: Exception, told: str) -> None:
+    job.begin()
+    run = ServedRun(job.store, TABLES, "small")
+    run.look()
+    fault = job.store.fail("folders", error=error)
+    run.look()
+    assert (fault.fired, run.sight.problem) == (1, told)
+    assert [str(id_) for id_ in run.published_ids()] == ["p1/s0/i1/c1", "p1/s1/i1/c1"]
+    run.look()
+    assert run.sight.problem == ""
 
 
 class TestSubscriber:
