@@ -185,7 +185,7 @@ def test_a_body_without_its_length_or_cut_short_is_refused(served: Job, length: 
     host, _, port = served.ports.http_address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as sock:
         head = f"Content-Length: {length}\r\n" if length else ""
-        sock.sendall(f"POST /v1/rows HTTP/1.0\r\n{head}\r\n[1]".encode())
+        sock.sendall(f"POST /v1/rows HTTP/1.0\r\n{head}\r\n{json.dumps({'table': TABLE, 'keys': [1]})}".encode())
         sock.shutdown(socket.SHUT_WR)
         assert sock.makefile("rb").readline().split()[1] == str(status).encode()
 
