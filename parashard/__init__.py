@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from parashard.api.strategies import OneDeviceStrategy as OneDeviceStrategy
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
     from parashard.api.strategies import TPUStrategy as TPUStrategy
+    from parashard.api.subscription import Subscription as Subscription
+    from parashard.api.subscription import subscribe as subscribe
     from parashard.api.trainer import Trainer as Trainer
     from parashard.errors import BadData as BadData
     from parashard.errors import ConfigurationError as ConfigurationError
@@ -93,6 +95,8 @@ _PLACES = {
     "Sequential": "parashard.layers.sequential",
     "SGD": "parashard.plan.optimizers",
     "SidecarEvaluator": "parashard.api.sidecar",
+    "subscribe": "parashard.api.subscription",
+    "Subscription": "parashard.api.subscription",
     "Table": "parashard.job.declared_table",
     "torch": "parashard.torch",
     "TPUStrategy": "parashard.api.strategies",

@@ -109,6 +109,7 @@ def test_grpc_is_spoken_only_at_the_seams():
         "parashard/security/grpc_admission.py",
         "parashard/security/grpc_tls.py",
         "coordinator/parashard_coordinator/api/service.py",
+        "parashard/serving/service.py",
         "ps_server/parashard_server/serving/grpc_service.py",
     }
 

@@ -15,6 +15,8 @@ from prometheus_client.metrics_core import Metric
 
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
+from parashard.serving.behind import Behind
+from parashard.serving.metrics import ServingCollector
 from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.registry import new_registry
 from parashard_coordinator.api.metrics import CoordinatorCollector
@@ -54,7 +56,7 @@ def documented() -> list[Told]:
 
 
 def exported() -> Iterator[Told]:
-    for registry in (_coordinator(), _shard(), _worker()):
+    for registry in (_coordinator(), _shard(), _worker(), _serve()):
         for family in cast(Iterable[Metric], registry.collect()):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = {label for sample in family.samples for label in sample.labels} - {"le"}
@@ -87,6 +89,13 @@ def _worker() -> CollectorRegistry:
     )
     registry = new_registry("worker", CREDENTIALS)
     registry.register(WorkerCollector(cast(StepLoop, counted), "worker-0"))
+    return registry
+
+
+def _serve() -> CollectorRegistry:
+    registry = new_registry("serve", CREDENTIALS)
+    run: Any = SimpleNamespace(behind=lambda: Behind(0, 0.0))
+    registry.register(ServingCollector(run))
     return registry
 
 

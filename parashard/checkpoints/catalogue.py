@@ -105,14 +105,14 @@ class Catalogue:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def shard_checkpoints(self, plan_version: int, shard: int) -> list[CheckpointId]:
-        """Return the checkpoints of a shard that have a manifest, the oldest first."""
+    def shard_checkpoints(self, plan_version: int, shard: int, after: CheckpointId | None = None) -> list[CheckpointId]:
+        """Return the checkpoints of a shard that have a manifest, the oldest first; those after one, if it is given."""
         found = []
         for folder in self.store.folders(shard_folder(plan_version, shard)):
             match = re.fullmatch(r"i(\d{8,})-c(\d{8,})", folder, re.ASCII)
             if match:
                 id_ = CheckpointId(plan_version, shard, int(match[1]), int(match[2]))
-                if self.has(id_):
+                if (after is None or id_ > after) and self.has(id_):
                     found.append(id_)
         return sorted(found)
 

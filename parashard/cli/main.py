@@ -29,6 +29,11 @@ class _CommandLine(OnDemandGroup):
         ),
         "init": OnDemand("init", "init", "Write a job file for a CSV table, with a comment on each of its lines."),
         "predict": OnDemand("predict", "predict", "Predict for a file with the weights of a run that is done."),
+        "serve": OnDemand(
+            "serve",
+            "serve",
+            "Serve rows and variables of a run to read, from its checkpoints, while it runs and after.",
+        ),
         "plot": OnDemand("plot", "plot", "Draw a run's loss and metrics into an SVG file."),
         "config": OnDemand("config", "config", "Show every value of a job and where it came from."),
         "status": OnDemand("ask", "status", "Ask a running coordinator how its job goes."),

@@ -39,6 +39,7 @@ class TableSet:
     """
 
     def __init__(self, tables: tuple[EmbeddingTable, ...] = (), seed: int = 0) -> None:
+        self.seed = seed
         self.by_name: Mapping[str, EmbeddingTable] = {table.name: table for table in tables}
         self._first_rows: dict[str, Callable[[Keys], Float32s]] = {
             table.name: first_rows(table, seed) for table in tables

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from parashard.errors import LimitExceeded, MalformedFrame, NotAllowed, QueueFull, Unreachable
 from parashard.security.grpc_tls import behavior_of, uris_of
 from parashard.security.peers import host_in_grpc, peer_of_certificate, peer_of_host
-from parashard.security.roles import PULL, PUSH
+from parashard.security.roles import PULL, PUSH, SUBSCRIBE
 from parashard.security.shares import Shares
 
 MESSAGE_DEADLINE_S = 20.0  # to receive a message, at most little more than 4 MiB, after the headers or the last one
@@ -51,7 +51,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         self,
         serving_max: int,
         under_way_max: int,
-        streams: Collection[str] = (PUSH, PULL),
+        streams: Collection[str] = (PUSH, PULL, SUBSCRIBE),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._streams = streams

@@ -14,9 +14,11 @@ from parashard.security.identity import Role, identities_in, in_words
 
 PUSH = "/parashard.v1.ShardData/Push"
 PULL = "/parashard.v1.ShardData/Pull"
+SUBSCRIBE = "/parashard.v1.Serving/Subscribe"
 
 _COORDINATOR = "/parashard.v1.Coordinator"
 _SHARD = "/parashard.v1.Shard"
+_SERVING = "/parashard.v1.Serving"
 _HEALTH = "/grpc.health.v1.Health"
 
 ALLOWED: Mapping[str, frozenset[Role]] = MappingProxyType(
@@ -36,6 +38,10 @@ ALLOWED: Mapping[str, frozenset[Role]] = MappingProxyType(
         f"{_SHARD}/Rollback": frozenset({Role.COORDINATOR}),
         PUSH: frozenset({Role.WORKER}),
         PULL: frozenset({Role.WORKER}),
+        f"{_SERVING}/GetServed": frozenset(),  # served without certificates, on loopback or where all are trusted
+        f"{_SERVING}/GetRows": frozenset(),
+        f"{_SERVING}/GetVariable": frozenset(),
+        SUBSCRIBE: frozenset(),
         f"{_HEALTH}/Check": frozenset(Role),
         f"{_HEALTH}/List": frozenset(),  # the library does not implement it
         f"{_HEALTH}/Watch": frozenset(),  # each would hold a thread without bound

@@ -1,7 +1,8 @@
-"""The HTTP port of a process: /metrics, /livez, /readyz and, where there is one, a status page.
+"""The HTTP port of a process: /metrics, /livez, /readyz and, where there are any, pages of its own.
 
-Read-only: no verb changes anything. Every answer tells browsers to run, load and frame nothing that this port does not
-serve itself. What answers is `parashard.telemetry.http_requests`, which the first connection imports.
+Read-only: no verb changes anything; a POST is a question too long for a path. Every answer tells browsers to run, load
+and frame nothing that this port does not serve itself. What answers is `parashard.telemetry.http_requests`, which the
+first connection imports.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from parashard.errors import Unavailable
 from parashard.process.logs import log
@@ -32,6 +35,16 @@ Page = Callable[[str], tuple[int, str, bytes]]
 """Takes what follows the path's question mark; returns an HTTP status, a content type and a body."""
 
 
+class Questions(NamedTuple):
+    """What answers to POST, by path, and the most bytes of a question."""
+
+    answers: Mapping[str, Callable[[bytes], tuple[int, str, bytes]]] = MappingProxyType({})
+    bytes_max: int = 0
+
+
+NO_QUESTIONS = Questions()
+
+
 class HttpPort:
     """Serves GET and HEAD requests on a thread of its own.
 
@@ -45,6 +58,8 @@ class HttpPort:
         Returns the reason why the process is not ready, or "" when it is.
     pages : dict, optional
         More paths and what they return.
+    questions : Questions
+        What answers to POST; by default nothing does.
     """
 
     def __init__(
@@ -54,7 +69,10 @@ class HttpPort:
         metrics: Metrics,
         ready: Callable[[], str],
         pages: dict[str, Page] | None = None,
+        questions: Questions = NO_QUESTIONS,
     ) -> None:
+        self._questions = questions
+
         def scraped(query: str) -> tuple[int, str, bytes]:
             return 200, *metrics.scrape()
 
@@ -99,7 +117,7 @@ class HttpPort:
                 try:
                     from parashard.telemetry.http_requests import RequestServer
 
-                    server = server or RequestServer(self._socket, self._pages)
+                    server = server or RequestServer(self._socket, self._pages, self._questions)
                 except OSError as error:  # no file can be opened now, not even a module's
                     log.warning("http-not-answered", error=str(error))
                     self._stopping.wait(POLL_S)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import io
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from parashard.process.logs import log
-from parashard.telemetry.http import HEADERS, Page
+from parashard.telemetry.http import HEADERS, NO_QUESTIONS, Page, Questions
 
 REQUEST_TIMEOUT_S = 5.0
 REQUEST_BYTES_MAX = 16 << 10  # its first line and its headers; the library alone would take 6 MiB
@@ -29,16 +30,19 @@ class RequestServer(ThreadingHTTPServer):
         Whose connections it takes.
     pages : dict
         Path -> page.
+    questions : Questions
+        What answers to POST.
     """
 
     daemon_threads = True
     timeout = 0  # of `handle_request`: a connection that is gone again must not hold its caller, which has to stop
 
-    def __init__(self, listening: socket.socket, pages: dict[str, Page]) -> None:
+    def __init__(self, listening: socket.socket, pages: dict[str, Page], questions: Questions = NO_QUESTIONS) -> None:
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
         self.pages = pages
+        self.questions = questions
         self._open: dict[Any, None] = {}  # the oldest first
         self._lock = threading.Lock()
 
@@ -72,8 +76,35 @@ class _Handler(BaseHTTPRequestHandler):
             return
         path, _, query = self.path.partition("?")
         page = self.server.pages.get(path)
+        self._answer(lambda: page(query) if page else (404, "text/plain", b"not found\n"))
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        questions = self.server.questions
+        answers = questions.answers.get(self.path)
+        if answers is None:
+            self.send_error(501, explain="only questions are answered here, and none on this path")
+            return
+        if self._request.cut:
+            self.send_error(431, explain=f"a request has at most {REQUEST_BYTES_MAX} bytes here")
+            return
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdecimal() and len(length) < 16):
+            self.send_error(411, explain="a question has its length in Content-Length")
+            return
+        if int(length) > questions.bytes_max:
+            self.send_error(413, explain=f"{length} bytes; allowed: at most {questions.bytes_max}")
+            return
+        body = self._request.read_body(int(length))
+        if len(body) < int(length):
+            self.send_error(400, explain=f"{len(body)} bytes came of {length}")
+            return
+        self._answer(lambda: answers(body))
+
+    def _answer(self, answer: Callable[[], tuple[int, str, bytes]]) -> None:
         try:
-            status, kind, body = page(query) if page else (404, "text/plain", b"not found\n")
+            status, kind, body = answer()
         except Exception as error:  # the client learns that a page broke, and the port goes on
             log.exception("page-broke", path=self.path)
             status, kind, body = 500, "text/plain", f"{type(error).__name__}\n".encode()
@@ -83,8 +114,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-    do_HEAD = do_GET
 
     def end_headers(self) -> None:
         for name, value in HEADERS.items():
@@ -110,6 +139,10 @@ class _BoundedReader(io.BufferedIOBase):
         self._left_bytes -= len(line)
         self.cut = not self._left_bytes
         return line
+
+    def read_body(self, length: int) -> bytes:
+        """Return what follows the headers; less than `length` if no more comes."""
+        return self._source.read(length)
 
     def close(self) -> None:
         """Close what it reads."""

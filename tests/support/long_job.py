@@ -25,7 +25,7 @@ class LongJob:
     folder : Path
         Where both are written.
     example : str
-        ledger.toml or digits.toml.
+        ledger.toml, row_ledger.toml or digits.toml.
     quick_until : int
         This step and those after it take a second each.
     text : str, optional
@@ -34,7 +34,7 @@ class LongJob:
 
     def __init__(self, folder: Path, example: str, quick_until: int, text: str | None = None) -> None:
         text = text or (EXAMPLES / example).read_text()
-        text, found = re.subn(r'^kind = "(ledger|mlp)"', r'kind = "long_model:\1"', text, flags=re.M)
+        text, found = re.subn(r'^kind = "(ledger|mlp|row_ledger)"', r'kind = "long_model:\1"', text, flags=re.M)
         assert found == 1
         self.file = str(folder / example)
         self._quick_until = folder / "quick-until"

@@ -14,6 +14,8 @@ from typing import Any
 from parashard.data.base import Array, Batch, DataSpec
 from parashard.models.ledger import Ledger
 from parashard.models.mlp import MlpOptions, MultilayerPerceptron
+from parashard.models.options import RowLedgerOptions
+from parashard.models.row_ledger import RowLedger
 
 QUICK_UNTIL = Path(__file__).with_name("quick-until")
 SLOW_STEP_S = 1.0
@@ -38,6 +40,17 @@ class LongLedger(Ledger):
         return loss, {name: -gradient for name, gradient in gradients.items()}
 
 
+class LongRowLedger(RowLedger):
+    """The ledger of rows, for learning rates of 1."""
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Array], batch: Batch, xp: Any
+    ) -> tuple[float, Mapping[str, Array]]:
+        take_time(batch.step)
+        loss, gradients = super().loss_and_gradients(variables, batch, xp)
+        return loss, {name: -gradient for name, gradient in gradients.items()}
+
+
 class LongPerceptron(MultilayerPerceptron):
     """The multilayer perceptron."""
 
@@ -51,6 +64,11 @@ class LongPerceptron(MultilayerPerceptron):
 def ledger(spec: DataSpec) -> LongLedger:
     """Return the model of `ledger.toml`."""
     return LongLedger(spec)
+
+
+def row_ledger(spec: DataSpec) -> LongRowLedger:
+    """Return the model of `row_ledger.toml`."""
+    return LongRowLedger(spec, RowLedgerOptions())
 
 
 def mlp(spec: DataSpec, **options: Any) -> LongPerceptron:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from parashard._proto import coordinator_pb2, shard_pb2
+from parashard._proto import coordinator_pb2, serving_pb2, shard_pb2
 from parashard.errors import NotAllowed, Unreachable
 from parashard.protocol import rpc
 from parashard.protocol.rpc import our_errors
@@ -39,11 +39,15 @@ MATRIX = {
     "parashard.v1.Shard/Rollback": {C},
     "parashard.v1.ShardData/Push": {W},
     "parashard.v1.ShardData/Pull": {W},
+    "parashard.v1.Serving/GetServed": set(),  # served without certificates only
+    "parashard.v1.Serving/GetRows": set(),
+    "parashard.v1.Serving/GetVariable": set(),
+    "parashard.v1.Serving/Subscribe": set(),
     "grpc.health.v1.Health/Check": {S, W, C, O},
     "grpc.health.v1.Health/List": set(),
     "grpc.health.v1.Health/Watch": set(),
 }
-CONTRACTS = (coordinator_pb2, shard_pb2, health_pb2)
+CONTRACTS = (coordinator_pb2, shard_pb2, serving_pb2, health_pb2)
 
 
 def methods_of(contract: Any) -> dict[str, list[str]]:

@@ -1,0 +1,304 @@
+"""subscribe: rows and variables of a run, held here and kept up to date by a server's differences.
+
+Owns the connection and its thread: what a version is, and when it counts, is the replica's. For inference servers, and
+for programs that act by a policy that is still trained.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from parashard._proto import serving_pb2 as pb
+from parashard._proto import serving_pb2_grpc
+from parashard.checkpoints.catalogue import CheckpointId
+from parashard.client.pulled_rows import TableSet
+from parashard.errors import (
+    ConfigurationError,
+    MalformedFrame,
+    NotReady,
+    ParashardError,
+    PeerFailed,
+    RetryLater,
+    Unreachable,
+)
+from parashard.plan.embedding import mixed
+from parashard.plan.variables import Float32s, Variable
+from parashard.process.logs import log
+from parashard.protocol import rpc
+from parashard.serving.behind import Behind, behind
+from parashard.serving.following import Sight
+from parashard.serving.lookups import LookedUp, look_up, variable_of
+from parashard.serving.messages import (
+    feed,
+    held_messages,
+    id_of,
+    sight_of,
+    tables_of_served,
+    variables_of_served,
+)
+from parashard.serving.replica import Replica
+
+WAIT_S = 5.0
+"""How long the server is asked to wait for something newer."""
+CALL_S = 3600.0
+"""Of one difference at most; a server that stands still is noticed by the connection long before."""
+RETRY_S = 0.5
+"""Between two attempts at a server that does not answer."""
+
+
+class Subscription:
+    """Rows and variables of a run, as its newest committed versions have them; safe to read from any thread.
+
+    A version counts once all of it is here, so that no row is torn; versions never go back. While the server is away
+    what is held stays, and `behind` grows. Made by `subscribe`.
+
+    Attributes
+    ----------
+    problem : str
+        Why nothing newer comes, such as a server that is away or has an older version; empty: nothing is wrong.
+    """
+
+    def __init__(
+        self, address: str, tables: Sequence[str] | None, variables: Sequence[str] | None, timeout_s: float
+    ) -> None:
+        self._address = address
+        self._channel = rpc.connect(address)
+        self._stub = serving_pb2_grpc.ServingStub(self._channel)  # type: ignore[no-untyped-call]
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._failed: ParashardError | None = None
+        self._sight, self._clock_s, self.problem = Sight(), 0.0, ""
+        self._call: object = None
+        try:
+            served = self._first(time.monotonic() + timeout_s)
+            self._run_id = served.run_id
+            names = _wanted("tables", tables, [table.name for table in served.tables])
+            self._tables: TableSet = tables_of_served(served, names)
+            wanted = _wanted("variables", variables, [variable.name for variable in served.variables])
+            self._variables: dict[str, Variable] = variables_of_served(served, wanted)
+            self._elements = {name: table.row_elements for name, table in self._tables.by_name.items()}
+            self._replica = Replica(self._elements, self._variables)
+            self._note(served.sight)
+            self._thread = threading.Thread(target=self._follow, name="subscription", daemon=True)
+            self._thread.start()
+            self.wait_for(lambda held: bool(held.versions), timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def rows(self, table: str, keys: npt.ArrayLike) -> Float32s:
+        """Return the rows of keys, float32 of shape (keys, dimension); of a key without a row its first values.
+
+        Raises
+        ------
+        UnknownVariable
+            If the table was not subscribed to.
+        """
+        return self.look_up(table, keys).rows
+
+    def look_up(self, table: str, keys: npt.ArrayLike) -> LookedUp:
+        """Return `rows`, which of the keys are `present`, and the `versions` that they are of; raises as `rows`."""
+        return look_up(self._tables, [held.state for held in self._replica.shards], table, mixed(np.ravel(keys)))
+
+    def variable(self, name: str) -> Float32s:
+        """Return a variable, a new array, of one version of each shard.
+
+        Raises
+        ------
+        UnknownVariable
+            If it was not subscribed to.
+        """
+        return variable_of(self._variables, [held.state for held in self._replica.shards], name)
+
+    @property
+    def versions(self) -> tuple[CheckpointId, ...]:
+        """The version of each shard: plan_version, shard, incarnation, number; as text "p1/s0/i3/c7"."""
+        return tuple(version.id for version in self._replica.versions)
+
+    @property
+    def steps(self) -> int:
+        """Steps in the version that has the fewest."""
+        return min((len(version.steps) for version in self._replica.versions), default=0)
+
+    @property
+    def behind(self) -> Behind:
+        """How far behind the run this is: `versions`, and `seconds` since the oldest was committed; 0.0 at the end."""
+        now_s = self._clock_s + time.monotonic()
+        return behind(self._replica.versions, self._sight.newest, self._sight.final_steps, now_s)
+
+    @property
+    def done(self) -> bool:
+        """Whether the job is done, and all of it is here."""
+        return self._sight.final_steps is not None and self.behind == Behind(0, 0.0)
+
+    def wait_for(self, condition: Callable[[Subscription], bool], timeout_s: float = 60.0) -> None:
+        """Wait until a condition of this subscription holds, such as ``lambda s: s.steps >= 1000``.
+
+        It is asked in the caller's thread, whenever something came.
+
+        Raises
+        ------
+        Unreachable
+            If it does not hold within `timeout_s`.
+        ParashardError
+            If the server refuses the subscription for good.
+        """
+        until_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not condition(self):
+                if self._failed is not None:
+                    raise self._failed
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or self._stopping.is_set():
+                    raise Unreachable(
+                        f"what is waited for did not come within {timeout_s:g} s; {self.problem or 'nothing is wrong'}",
+                        peer=self._address,
+                    )
+                self._changed.wait(left_s)
+
+    def close(self) -> None:
+        """End the subscription; what is held can still be read."""
+        self._stopping.set()
+        cancel = getattr(self._call, "cancel", None)
+        if cancel is not None:
+            cancel()
+        self._channel.close()
+        thread = getattr(self, "_thread", None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=rpc.CONTROL_DEADLINE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _first(self, until_s: float) -> pb.GetServedReply:
+        while True:
+            try:
+                with rpc.our_errors(self._address):
+                    reply: pb.GetServedReply = self._stub.GetServed(
+                        pb.GetServedRequest(), timeout=rpc.CONTROL_DEADLINE_S
+                    )
+                    return reply
+            except RetryLater as error:
+                if time.monotonic() >= until_s:
+                    raise (
+                        error if isinstance(error, NotReady) else Unreachable(error.message, peer=error.peer)
+                    ) from None
+                time.sleep(min(RETRY_S, max(0.0, until_s - time.monotonic())))
+
+    def _follow(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with rpc.our_errors(self._address):
+                    self._difference()
+            except (RetryLater, MalformedFrame, PeerFailed) as error:
+                if self._stopping.is_set():
+                    return
+                self._tell(str(error))
+                self._stopping.wait(RETRY_S)
+            except Exception as error:  # noqa: BLE001  # who waits has to hear of a bug, too
+                if not self._stopping.is_set():  # else the channel was closed
+                    self._fail(error)
+                return
+
+    def _difference(self) -> None:
+        """Ask for what is lacking, and take it."""
+        request = pb.SubscribeRequest(
+            run_id=self._run_id,
+            tables=sorted(self._elements),
+            variables=sorted(self._variables),
+            held=held_messages(self._replica.held()),
+            wait_s=WAIT_S,
+        )
+        call = self._call = self._stub.Subscribe(request, timeout=CALL_S)
+        for message in call:
+            if message.WhichOneof("part") == "sight":
+                self._note(message.sight)
+            elif feed(self._replica, self._elements, message):
+                self._wake()
+
+    def _note(self, message: pb.Sight) -> None:
+        self._sight = sight_of(message)
+        self._clock_s = message.now - time.monotonic()
+        own = {id_[:2]: id_ for id_ in self.versions}
+        older = [id_ for id_ in map(id_of, message.served) if own.get(id_[:2], id_) > id_]
+        older_plan = bool(own) and any(id_.plan_version < max(own)[0] for id_ in map(id_of, message.served))
+        problem = f"the server has {older[0]}, older than what is held, which is kept" if older else ""
+        if older_plan:
+            problem = "the server has an older plan than what is held, which is kept"
+        self._tell(problem or self._replica.problem or message.problem)
+
+    def _tell(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            log.warning("subscription", address=self._address, problem=problem)
+        self.problem = problem
+        self._wake()
+
+    def _fail(self, error: Exception) -> None:
+        """End for good; what is held stays."""
+        ours = error if isinstance(error, ParashardError) else PeerFailed(f"{type(error).__name__}: {error}")
+        self._failed = ours
+        self._tell(str(ours))
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def subscribe(
+    address: str,
+    *,
+    tables: Sequence[str] | None = None,
+    variables: Sequence[str] | None = None,
+    timeout_s: float = 60.0,
+) -> Subscription:
+    """Subscribe to a run at a server's address, and return once a first version of every shard is here.
+
+    ::
+
+        with ps.subscribe("127.0.0.1:7070", tables=["deep"], variables=["dense/weight"]) as served:
+            rows = served.rows("deep", [17, 4711])
+
+    Parameters
+    ----------
+    address : str
+        host:port of `parashard serve`, the one that it calls gRPC.
+    tables, variables : sequence of str, optional
+        What is wanted; None: all.
+    timeout_s : float
+        How long to wait for the server, and for a first version.
+
+    Raises
+    ------
+    ConfigurationError
+        If the run has no such table or variable.
+    Unreachable, NotReady
+        If nothing came in time: the server is away, or has nothing to serve yet.
+    """
+    if not isinstance(address, str) or ":" not in address:
+        raise ConfigurationError(f"ps.subscribe takes the host:port that `parashard serve` prints, found {address!r}")
+    return Subscription(address, tables, variables, timeout_s)
+
+
+def _wanted(what: str, names: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    if names is None:
+        return list(known)
+    if isinstance(names, str):
+        raise ConfigurationError(f"ps.subscribe: {what}: found {names!r}; allowed: a list of names")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"ps.subscribe: {what}: found {unknown[0]!r}; the run has {', '.join(known) or 'none'}"
+        )
+    return list(names)

@@ -1,0 +1,237 @@
+"""PublishedRows: rows of an embedding table that are looked up while newer versions of them are made.
+
+Owns the arrays, their index and the record of what changed when. Pure, and immutable: a change returns another
+instance, which shares what it did not touch, so that a reader needs no lock. Knows neither files nor messages. Called
+by `parashard.serving.loading`, which makes versions of checkpoints, and by `parashard.serving.replica`, which makes
+them of differences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.plan.embedding import Keys
+from parashard.plan.row_rules import RowRules, ended
+from parashard.plan.variables import Float32s
+
+OVERLAY_ROWS_MIN = 1024
+"""The overlay is merged into the base once it has more rows than this, and than an eighth of the base's."""
+GONE_KEYS_MIN = 1 << 16
+"""So many keys without a row are remembered for subscribers, or as many as there are rows if that is more."""
+
+NO_KEYS: Keys = np.empty(0, np.uint64)
+
+
+class Block(NamedTuple):
+    """Rows in ascending order of keys.
+
+    Parameters
+    ----------
+    keys : ndarray of uint64, shape (rows,)
+        Mixed, each once.
+    values : ndarray of float32, shape (rows, row_elements)
+    last_use : ndarray of uint32, shape (rows,)
+        Time of each row's last push.
+    changed : ndarray of int64, shape (rows,)
+        The change that made each row what it is.
+    there : ndarray of bool, shape (rows,)
+        False: the key has no row.
+    """
+
+    keys: Keys
+    values: Float32s
+    last_use: NDArray[np.uint32]
+    changed: NDArray[np.int64]
+    there: NDArray[np.bool_]
+
+    def taken(self, which: Any) -> Block:
+        """Return some of the rows."""
+        return Block(*(array[which] for array in self))
+
+
+class RowChange(NamedTuple):
+    """Rows as they are from then on, and keys that have none any more; both ascending, no key in both.
+
+    Parameters
+    ----------
+    keys : ndarray of uint64, shape (rows,)
+    values : ndarray of float32, shape (rows, row_elements)
+    last_use : ndarray of uint32, shape (rows,)
+    gone : ndarray of uint64, shape (keys,)
+    """
+
+    keys: Keys
+    values: Float32s
+    last_use: NDArray[np.uint32]
+    gone: Keys
+
+
+@dataclass(frozen=True)
+class PublishedRows:
+    """Rows of a table: a sorted base, and over it a small sorted overlay of what changed since.
+
+    Parameters
+    ----------
+    base, overlay : Block
+        A key of the overlay counts there, whatever the base has.
+    gone : ndarray of uint64, shape (keys,)
+        Keys that lost their row, ascending.
+    gone_changed : ndarray of int64, shape (keys,)
+        The change by which each did.
+    floor : int
+        Keys that lost their row by a change up to this one may be forgotten.
+    rows : int
+        How many there are.
+    """
+
+    base: Block
+    overlay: Block
+    gone: Keys
+    gone_changed: NDArray[np.int64]
+    floor: int
+    rows: int
+
+    @classmethod
+    def empty(cls, row_elements: int) -> Self:
+        """Return a table without a row."""
+        return cls(_no_rows(row_elements), _no_rows(row_elements), NO_KEYS, np.empty(0, np.int64), 0, 0)
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of a row."""
+        return int(self.base.values.shape[1])
+
+    def look_up(self, keys: Keys) -> tuple[Float32s, NDArray[np.bool_]]:
+        """Return the rows of mixed keys in any order, and which of them are there; the others are zeros."""
+        values = np.zeros((len(keys), self.row_elements), np.float32)
+        present = np.zeros(len(keys), np.bool_)
+        for block in (self.base, self.overlay):
+            places, found = places_of(keys, block.keys)
+            at = places[found]
+            values[found] = np.where(block.there[at][:, None], block.values[at], np.float32(0))
+            present[found] = block.there[at]
+        return values, present
+
+    def with_change(self, change: RowChange, number: int) -> PublishedRows:
+        """Return the table after a change, whose number is greater than those before."""
+        if not len(change.keys) and not len(change.gone):
+            return self
+        touched = _merged(change.keys, change.gone)
+        had = self.look_up(touched)[1]
+        rows = self.rows + len(change.keys) - int(had.sum())
+        lost = change.gone[self.look_up(change.gone)[1]]
+        kept = self.overlay.taken(~places_of(self.overlay.keys, touched)[1])
+        overlay = _sorted_blocks(kept, self._overlaid(change, number))
+        still = ~places_of(self.gone, touched)[1]
+        again = places_of(self.gone, change.gone)[1]
+        gone = np.concatenate([self.gone[still | again], lost])
+        gone_changed = np.concatenate([self.gone_changed[still | again], np.full(len(lost), number, np.int64)])
+        order = np.argsort(gone, kind="stable")
+        changed = replace(self, overlay=overlay, gone=gone[order], gone_changed=gone_changed[order], rows=rows)
+        return changed._compact()
+
+    def replaced(self, whole: PublishedRows, number: int) -> PublishedRows:
+        """Return the table with the rows of another one, in which what has the same bits did not change."""
+        new = whole.all_rows()
+        old = self.all_rows()
+        places, found = places_of(new.keys, old.keys)
+        same = found.copy()
+        at = places[found]
+        bits_equal = (new.values[found].view(np.uint32) == old.values[at].view(np.uint32)).all(axis=1)
+        same[found] = bits_equal & (new.last_use[found] == old.last_use[at])
+        lost = old.keys[~places_of(old.keys, new.keys)[1]]
+        return self.with_change(RowChange(new.keys[~same], new.values[~same], new.last_use[~same], lost), number)
+
+    def ended(self, rules: RowRules, now: int) -> RowChange:
+        """Return the change by which the rows go that a table's rules end at a time."""
+        rows = self.all_rows()
+        keys = rows.keys[ended(rules, now, rows.last_use, rows.values)] if rules.ends_rows else NO_KEYS
+        return RowChange(NO_KEYS, rows.values[:0], rows.last_use[:0], keys)
+
+    def since(self, number: int) -> tuple[Keys, Float32s, Keys] | None:
+        """Return keys and rows that changed after a change, and the keys that lost their row; None: not known."""
+        if number < self.floor:
+            return None
+        parts = []
+        for block, hidden in ((self.base, self.overlay.keys), (self.overlay, NO_KEYS)):
+            some = block.taken((block.changed > number) & block.there)
+            parts.append(some.taken(~places_of(some.keys, hidden)[1]))
+        rows = _sorted_blocks(*parts)
+        return rows.keys, rows.values, self.gone[self.gone_changed > number]
+
+    def forgetting(self) -> PublishedRows:
+        """Return the table without the record of keys that lost their row, which only a server needs."""
+        return replace(self, gone=NO_KEYS, gone_changed=np.empty(0, np.int64))
+
+    def all_rows(self) -> Block:
+        """Return all rows."""
+        if not len(self.overlay.keys):
+            return self.base
+        kept = self.base.taken(~places_of(self.base.keys, self.overlay.keys)[1])
+        return _sorted_blocks(kept, self.overlay.taken(self.overlay.there))
+
+    def _overlaid(self, change: RowChange, number: int) -> Block:
+        hiding = change.gone[places_of(change.gone, self.base.keys)[1]]
+        keys = np.concatenate([change.keys, hiding])
+        none = np.zeros((len(hiding), self.row_elements), np.float32)
+        order = np.argsort(keys, kind="stable")
+        return Block(
+            keys,
+            np.concatenate([change.values, none]),
+            np.concatenate([change.last_use, np.zeros(len(hiding), np.uint32)]),
+            np.full(len(keys), number, np.int64),
+            np.arange(len(keys)) < len(change.keys),
+        ).taken(order)
+
+    def _compact(self) -> PublishedRows:
+        compact = self
+        if len(self.overlay.keys) > max(OVERLAY_ROWS_MIN, len(self.base.keys) // 8):
+            compact = replace(compact, base=self.all_rows(), overlay=_no_rows(self.row_elements))
+        if len(compact.gone) > max(GONE_KEYS_MIN, compact.rows):
+            floor = int(np.sort(compact.gone_changed)[len(compact.gone) // 2])
+            kept = compact.gone_changed > floor
+            compact = replace(compact, gone=compact.gone[kept], gone_changed=compact.gone_changed[kept], floor=floor)
+        return compact
+
+
+def places_of(keys: Keys, among: Keys) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the place of each key among ascending ones, and whether it is there; elsewhere the place means nothing."""
+    if not len(among):
+        return np.zeros(len(keys), np.intp), np.zeros(len(keys), np.bool_)
+    places = np.minimum(np.searchsorted(among, keys), len(among) - 1)
+    found: NDArray[np.bool_] = among[places] == keys
+    return places, found
+
+
+def _no_rows(row_elements: int) -> Block:
+    return Block(
+        NO_KEYS,
+        np.empty((0, row_elements), np.float32),
+        np.empty(0, np.uint32),
+        np.empty(0, np.int64),
+        np.empty(0, np.bool_),
+    )
+
+
+def _merged(some: Keys, others: Keys) -> Keys:
+    """Return the keys of two ascending arrays, ascending; a stable sort of two runs is a merge."""
+    return np.sort(np.concatenate([some, others]), kind="stable")
+
+
+def _sorted_blocks(some: Block, others: Block) -> Block:
+    """Return the rows of two blocks that have no key in common."""
+    if not len(some.keys) or not len(others.keys):
+        return some if len(some.keys) else others
+    order = np.argsort(np.concatenate([some.keys, others.keys]), kind="stable")
+    both = Block(
+        np.concatenate([some.keys, others.keys]),
+        np.concatenate([some.values, others.values]),
+        np.concatenate([some.last_use, others.last_use]),
+        np.concatenate([some.changed, others.changed]),
+        np.concatenate([some.there, others.there]),
+    )
+    return both.taken(order)

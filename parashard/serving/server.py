@@ -1,0 +1,101 @@
+"""Ports: what listens in `parashard serve`, over a run that is followed.
+
+Puts the parts together. Called by the command line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parashard._proto import serving_pb2_grpc
+from parashard.client.pulled_rows import TableSet
+from parashard.errors import NotReady
+from parashard.job.embeddings import tables_of
+from parashard.job.schema import Job
+from parashard.launch.run_files import CHECKPOINTS
+from parashard.launch.run_folders import how_it_ended
+from parashard.protocol.rpc import Server, join_address
+from parashard.serving.pages import BODY_BYTES_MAX, Pages
+from parashard.serving.served import ServedRun
+from parashard.serving.service import ServingService
+from parashard.store import open_store
+from parashard.telemetry.http import HttpPort, Questions
+from parashard.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+REQUEST_BYTES_MAX = 4 << 20
+
+
+class Ports:
+    """The gRPC and the HTTP port over a run that is followed.
+
+    Parameters
+    ----------
+    run : ServedRun
+    host : str
+        Where to listen.
+    port, http_port : int
+        0: any that is free.
+
+    Attributes
+    ----------
+    address, http_address : str
+        host:port.
+
+    Raises
+    ------
+    Unavailable
+        If a port is taken.
+    """
+
+    def __init__(self, run: ServedRun, host: str, port: int, http_port: int) -> None:
+        self.run = run
+        pages = Pages(run)
+        self._grpc = Server(join_address(host, port), request_bytes_max=REQUEST_BYTES_MAX)
+        serving_pb2_grpc.add_ServingServicer_to_server(ServingService(run), self._grpc.grpc)  # type: ignore[no-untyped-call]
+        metrics = Metrics("serve")
+        metrics.add(self._collector)
+        questions = Questions(pages.posts(), BODY_BYTES_MAX)
+        try:
+            self._http = HttpPort(host, http_port, metrics, pages.ready, pages.gets(), questions)
+        except BaseException:
+            self._grpc.grpc.stop(None)
+            raise
+        self.address, self.http_address = self._grpc.address, self._http.address
+
+    def start(self) -> None:
+        """Look at the checkpoints once, then serve and follow them."""
+        self.run.look()
+        self._grpc.start()
+        self._http.start()
+        self.run.start()
+
+    def stop(self) -> None:
+        """End all calls, and close the ports."""
+        self.run.stop()
+        self._http.stop()
+        self._grpc.stop()
+
+    def _collector(self) -> Collector:
+        from parashard.serving.metrics import ServingCollector  # most servers are never scraped
+
+        return ServingCollector(self.run)
+
+
+def run_of(run_dir: Path, job: Job) -> ServedRun:
+    """Return the run of a directory, to be served; nothing is read yet."""
+    tables = TableSet(tables_of(job), job.job.seed)
+    return ServedRun(open_store(job.checkpoint.url or str(run_dir / CHECKPOINTS)), tables, job.job.name)
+
+
+def why_not_yet(run: ServedRun, run_dir: Path) -> str:
+    """Return why nothing is served yet, and of a run that is over, that it is; empty: something is."""
+    try:
+        run.published()
+    except NotReady as error:
+        ended = how_it_ended(run_dir)
+        return str(error) if ended is None else f"{error}; the run is over ({ended[0]}: {ended[1]})"
+    return ""

@@ -1,0 +1,124 @@
+"""The gRPC service `Serving`: decodes, looks up, encodes; decides nothing. Started by `parashard.serving.server`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+
+from parashard._proto import serving_pb2 as pb
+from parashard._proto import serving_pb2_grpc
+from parashard.errors import LimitExceeded, QueueFull, UnknownVariable, WrongRun, shortened
+from parashard.plan.embedding import mixed
+from parashard.plan.partition import ELEMENT_BYTES
+from parashard.serving import messages
+from parashard.serving.differences import difference, lacks
+from parashard.serving.following import Published
+from parashard.serving.lookups import check_variable, elements_of, look_up
+from parashard.serving.served import ServedRun
+
+KEYS_MAX = 1 << 16
+"""Of one request."""
+ANSWER_BYTES_MAX = 4 << 20
+SUBSCRIBERS_MAX = 32
+"""Differences that are waited for or sent at once: each may hold a version that is no longer served."""
+
+
+class ServingService(serving_pb2_grpc.ServingServicer):
+    """Answers from what a run has published.
+
+    Parameters
+    ----------
+    run : ServedRun
+    """
+
+    def __init__(self, run: ServedRun) -> None:
+        self._run = run
+        self._subscribers = threading.BoundedSemaphore(SUBSCRIBERS_MAX)
+
+    def GetServed(self, request: pb.GetServedRequest, context: grpc.ServicerContext) -> pb.GetServedReply:
+        """Return what is served."""
+        published = self._run.published()
+        variables = [
+            pb.ServedVariable(name=name, shape=variable.shape) for name, variable in sorted(published.variables.items())
+        ]
+        return pb.GetServedReply(
+            run_id=self._run.run_id,
+            job=self._run.job,
+            seed=self._run.tables.seed,
+            tables=messages.table_messages(self._run.tables, published),
+            variables=variables,
+            sight=self._sight(published),
+        )
+
+    def GetRows(self, request: pb.GetRowsRequest, context: grpc.ServicerContext) -> pb.GetRowsReply:
+        """Return rows of a table."""
+        published = self._run.published()
+        keys = messages.keys_of(request.keys)
+        check_keys(self._run, request.table, len(keys))
+        found = look_up(self._run.tables, published.shards, request.table, mixed(keys))
+        return pb.GetRowsReply(
+            row_elements=found.rows.shape[1],
+            rows=messages.bytes_of(found.rows),
+            present=found.present.astype(np.uint8).tobytes(),
+            versions=[messages.version_message(version) for version in published.versions],
+        )
+
+    def GetVariable(self, request: pb.GetVariableRequest, context: grpc.ServicerContext) -> pb.GetVariableReply:
+        """Return elements of a variable."""
+        published = self._run.published()
+        check_variable(published.variables, request.variable)
+        variable = published.variables[request.variable]
+        most = ANSWER_BYTES_MAX // ELEMENT_BYTES
+        stop = request.first + (request.elements or min(most, max(0, variable.elements - request.first)))
+        if stop - request.first > most or stop > variable.elements:
+            raise LimitExceeded(
+                f"elements [{request.first}, {stop}) of variable {request.variable!r}; allowed: within "
+                f"[0, {variable.elements}), at most {most} at once"
+            )
+        return pb.GetVariableReply(
+            shape=variable.shape,
+            values=messages.bytes_of(elements_of(variable, published.shards, request.first, stop)),
+            versions=[messages.version_message(version) for version in published.versions],
+        )
+
+    def Subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[pb.SubscribeReply]:
+        """Wait for something newer than the caller has, and yield what it lacks."""
+        if request.run_id and request.run_id != self._run.run_id:
+            raise WrongRun(f"run {self._run.run_id!r} is served here, not {shortened(request.run_id)!r}")
+        unknown = sorted(set(request.tables) - set(self._run.tables.by_name))
+        if unknown:
+            known = ", ".join(sorted(self._run.tables.by_name)) or "none"
+            raise UnknownVariable(f"table {shortened(unknown[0])!r} is none of the job's: {known}")
+        held = messages.shown_of(request.held)
+        if not self._subscribers.acquire(blocking=False):
+            raise QueueFull(f"{SUBSCRIBERS_MAX} subscribers are served already")
+        try:
+            published = self._run.wait(lambda now: bool(lacks(now.shards, held)), request.wait_s)
+            for name in request.variables:
+                check_variable(published.variables, name)
+            wanted = set(request.tables), set(request.variables)
+            for shard in lacks(published.shards, held):
+                for part in difference(shard, len(published.shards), *wanted, held):
+                    yield messages.part_message(part)
+            yield pb.SubscribeReply(sight=self._sight(published))
+        finally:
+            self._subscribers.release()
+
+    def _sight(self, published: Published) -> pb.Sight:
+        return messages.sight_message(published, self._run.sight, self._run.now_s)
+
+
+def check_keys(run: ServedRun, table: str, keys: int) -> None:
+    """Refuse more keys than one request may ask for.
+
+    Raises
+    ------
+    LimitExceeded
+    """
+    known = run.tables.by_name.get(table)
+    most = KEYS_MAX if known is None else min(KEYS_MAX, ANSWER_BYTES_MAX // (ELEMENT_BYTES * known.row_elements))
+    if keys > most:
+        raise LimitExceeded(f"{keys:,} keys of table {shortened(table)!r}; allowed: at most {most:,} in one request")

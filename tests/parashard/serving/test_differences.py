@@ -1,0 +1,282 @@
+"""Differences: whatever a subscriber holds, it gets what a reader of the newest manifest finds, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.checkpoints.tables import iterate_rows
+from parashard.errors import MalformedFrame
+from parashard.plan.partition import fixed_shards, place, split
+from parashard.serving import messages
+from parashard.serving.differences import Part, difference, lacks
+from parashard.serving.following import Follower, Published
+from parashard.serving.lookups import variable_of
+from parashard.serving.replica import Begin, Replica, RowsPart, VariablePart
+from support.checkpoint_cases import VARIABLES, write_plan
+from support.serving_cases import (
+    ROW_ELEMENTS,
+    TABLE,
+    Committer,
+    ShardLife,
+    follower_of,
+    keys_of_shard,
+    rows_of,
+    served_rows,
+)
+from support.store_fakes import MemoryStore
+
+KEYS = [[int(key) for key in keys_of_shard(shard, 12)] for shard in range(2)]
+
+
+def parts_for(replica: Replica, published: Published, part_bytes: int = 40) -> list[Part]:
+    """Return what a server sends to a subscriber, through the messages that it travels in."""
+    held = messages.shown_of(messages.held_messages(replica.held()))
+    return [
+        part
+        for shard in lacks(published.shards, held)
+        for part in difference(shard, len(published.shards), ROW_ELEMENTS, VARIABLES, held, part_bytes)
+    ]
+
+
+def feed(replica: Replica, parts: Iterable[Part]) -> bool:
+    return any([messages.feed(replica, ROW_ELEMENTS, messages.part_message(part)) for part in parts])
+
+
+def replica() -> Replica:
+    return Replica(ROW_ELEMENTS, VARIABLES)
+
+
+def held_rows(replica: Replica) -> dict:
+    return {key: row for held in replica.shards for key, row in rows_of(held.state.tables[TABLE].rows).items()}
+
+
+def assert_same(replica: Replica, follower: Follower) -> None:
+    assert follower.published is not None
+    assert held_rows(replica) == served_rows(follower)
+    assert replica.versions == follower.published.versions
+    states = [held.state for held in replica.shards]
+    for name in VARIABLES:
+        due = variable_of(VARIABLES, follower.published.shards, name)
+        assert variable_of(VARIABLES, states, name).tobytes() == due.tobytes()
+
+
+class Job:
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.committer = Committer(self.store)
+        self.committer.write_plan()
+        self.lives = [ShardLife(0), ShardLife(1)]
+        self.step = 0
+        self.follower = follower_of(self.store)
+        for life in self.lives:
+            self.commit(life.shard, {KEYS[life.shard][0]: (1.0, 1.0)})
+        self.follower.look()
+
+    def commit(self, shard: int, rows: dict, gone: Iterable[int] = (), *, anew: bool = False) -> None:
+        self.step += 1
+        self.committer.commit(self.lives[shard], [self.step], rows, gone, anew=anew)
+
+    def restart(self) -> None:
+        """Begin another server's life: it knows nothing but the store."""
+        self.follower = follower_of(self.store)
+        self.follower.look()
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("commit"),
+            st.integers(0, 1),
+            st.dictionaries(st.integers(0, 11), st.integers(0, 9), max_size=5),
+            st.sets(st.integers(0, 11), max_size=5),
+            st.booleans(),
+        ),
+        st.tuples(st.just("look")),
+        st.tuples(st.just("ask"), st.integers(0, 1)),
+        st.tuples(st.just("torn"), st.integers(0, 1), st.integers(0, 20)),
+        st.tuples(st.just("restart")),
+    ),
+    max_size=20,
+)
+
+
+@given(events)
+def test_differences_end_where_the_newest_manifests_do(made: list) -> None:
+    """Two subscribers ask when they like, some answers are cut, and servers die; versions only grow."""
+    job, replicas = Job(), [replica(), replica()]
+    for kind, *what in made:
+        before = [one.versions for one in replicas]
+        if kind == "commit":
+            shard, rows, gone, anew = what
+            keys = KEYS[shard]
+            job.commit(
+                shard, {keys[n]: (float(v), float(n)) for n, v in rows.items()}, {keys[n] for n in gone}, anew=anew
+            )
+        elif kind == "look":
+            job.follower.look()
+        elif kind == "ask":
+            feed(replicas[what[0]], parts_for(replicas[what[0]], job.follower.published))
+            assert_same(replicas[what[0]], job.follower)
+        elif kind == "torn":
+            feed(replicas[what[0]], parts_for(replicas[what[0]], job.follower.published)[: what[1]])
+        else:
+            job.restart()
+        for one, earlier in zip(replicas, before, strict=True):
+            assert len(one.versions) >= len(earlier)
+            assert all(now.id >= was.id for now, was in zip(one.versions, earlier, strict=False))
+            assert all(held in committed(job) for held in versions_of(one))
+    job.follower.look()
+    for one in replicas:
+        feed(one, parts_for(one, job.follower.published))
+        assert_same(one, job.follower)
+    fresh = follower_of(job.store)
+    fresh.look()
+    assert served_rows(fresh) == served_rows(job.follower)
+    assert served_rows(fresh) == {key: row for life in job.lives for key, row in life.rows.items()}
+
+
+def versions_of(one: Replica) -> list:
+    return [(held.state.version.id, rows_of(held.state.tables[TABLE].rows)) for held in one.shards]
+
+
+def committed(job: Job) -> list:
+    """Return each checkpoint that there is with its rows, as its manifest alone has them."""
+    return [(id_, rows_at(job.store, id_)) for id_ in Catalogue(job.store).checkpoints()]
+
+
+def rows_at(store: MemoryStore, id_: CheckpointId) -> dict:
+    return {
+        int(key): tuple(row)
+        for _, rows in iterate_rows(store, Catalogue(store).manifest(id_))
+        for key, row in zip(rows.keys, rows.values.tolist(), strict=True)
+    }
+
+
+def test_of_a_shard_that_did_not_change_nothing_is_sent() -> None:
+    job, one = Job(), replica()
+    feed(one, parts_for(one, job.follower.published))
+    assert parts_for(one, job.follower.published) == []
+    job.commit(1, {KEYS[1][1]: (2.0, 2.0)})
+    job.follower.look()
+    begins = [part for part in parts_for(one, job.follower.published) if isinstance(part, Begin)]
+    assert [str(begin.version.id) for begin in begins] == ["p1/s1/i1/c2"]
+    assert [(ahead.whole, ahead.rows, ahead.gone) for ahead in begins[0].tables] == [(False, 1, 0)]
+
+
+def test_a_server_that_was_started_again_sends_only_what_changed() -> None:
+    job, one = Job(), replica()
+    feed(one, parts_for(one, job.follower.published))
+    job.commit(0, {KEYS[0][1]: (2.0, 2.0)}, gone=[KEYS[0][0]])
+    job.restart()
+    begins = [part for part in parts_for(one, job.follower.published) if isinstance(part, Begin)]
+    assert [(ahead.whole, ahead.rows, ahead.gone) for ahead in begins[0].tables] == [(False, 1, 1)]
+    feed(one, parts_for(one, job.follower.published))
+    assert_same(one, job.follower)
+
+
+def test_a_subscriber_of_a_server_whose_files_go_another_way_gets_all_rows() -> None:
+    """What it holds was made by an increment that the shard's next life does not have."""
+    job, one = Job(), replica()
+    restored = job.lives[0].copy()
+    job.commit(0, {KEYS[0][1]: (2.0, 2.0)})
+    job.follower.look()
+    feed(one, parts_for(one, job.follower.published))
+    restored.incarnation, restored.number = 2, 5
+    job.committer.commit(restored, [job.step, job.step + 1], {KEYS[0][2]: (3.0, 3.0)})
+    job.restart()
+    begins = [part for part in parts_for(one, job.follower.published) if isinstance(part, Begin)]
+    assert [begin.tables[0].whole for begin in begins] == [True]
+    feed(one, parts_for(one, job.follower.published))
+    assert_same(one, job.follower)
+
+
+def test_a_server_that_was_started_on_an_older_version_sends_nothing() -> None:
+    job, one = Job(), replica()
+    older = job.follower.published
+    job.commit(0, {KEYS[0][1]: (2.0, 2.0)})
+    job.follower.look()
+    feed(one, parts_for(one, job.follower.published))
+    assert parts_for(one, older) == []
+
+
+def test_a_version_that_lacks_steps_of_what_is_held_is_refused_and_told() -> None:
+    job, one = Job(), replica()
+    restored = job.lives[0].copy()
+    job.commit(0, {KEYS[0][1]: (2.0, 2.0)})
+    job.follower.look()
+    feed(one, parts_for(one, job.follower.published))
+    held = one.versions
+    restored.incarnation, restored.number = 2, 5
+    job.committer.commit(restored, [77], {})
+    job.restart()
+    assert not feed(one, parts_for(one, job.follower.published))
+    assert one.versions == held
+    assert one.problem == "the server has p1/s0/i2/c6, which lacks steps of p1/s0/i1/c2: that one is kept"
+
+
+def test_another_plan_counts_only_with_all_its_shards() -> None:
+    job, one = Job(), replica()
+    feed(one, parts_for(one, job.follower.published))
+    plan = place(VARIABLES, split(VARIABLES, fixed_shards(3)), 3, version=2)
+    write_plan(job.store, plan)
+    committer = Committer(job.store, plan)
+    for shard in range(3):
+        committer.commit(ShardLife(shard), range(9), {int(keys_of_shard(shard, 1, 3)[0]): (float(shard), 0.0)})
+    assert job.follower.look()
+    parts = parts_for(one, job.follower.published)
+    ends = [place for place, part in enumerate(parts) if part is None]
+    assert len(ends) == 3
+    assert not feed(one, parts[: ends[1] + 1])
+    assert [str(version.id) for version in one.versions] == ["p1/s0/i1/c1", "p1/s1/i1/c1"]
+    assert feed(one, parts_for(one, job.follower.published))  # of the last shard alone
+    assert_same(one, job.follower)
+
+
+@pytest.mark.parametrize("lost", range(1, 10))
+def test_a_part_that_is_missing_is_found(lost: int) -> None:
+    job, one = Job(), replica()
+    job.commit(0, {key: (1.0, 2.0) for key in KEYS[0]})
+    job.follower.look()
+    parts = parts_for(one, job.follower.published, part_bytes=32)
+    kinds = [type(part) for part in parts[: parts.index(None)]]
+    assert lost < len(kinds)
+    assert {RowsPart, VariablePart} < set(kinds)
+    with pytest.raises(MalformedFrame):
+        feed(one, parts[:lost] + parts[lost + 1 :])
+    assert one.shards == ()
+
+
+def test_a_part_that_comes_twice_is_found() -> None:
+    job, one = Job(), replica()
+    parts = parts_for(one, job.follower.published)
+    with pytest.raises(MalformedFrame):
+        feed(one, [*parts[:2], *parts[1:]])
+    assert one.shards == ()
+
+
+@pytest.mark.parametrize("length", [1, 7, 9])
+def test_bytes_that_are_no_keys_are_refused(length: int) -> None:
+    with pytest.raises(MalformedFrame, match=f"{length} bytes of keys; a key has 8"):
+        messages.keys_of(b"x" * length)
+
+
+def test_variables_that_the_shards_have_not_all_of_are_refused() -> None:
+    job, one = Job(), replica()
+    parts = parts_for(one, job.follower.published)
+    place = next(place for place, part in enumerate(parts) if isinstance(part, VariablePart))
+    taken = [part for part in parts[place:] if isinstance(part, VariablePart)][:1]
+    partition = taken[0].partition
+    left = [part for part in parts if not (isinstance(part, VariablePart) and part.partition == partition)]
+    many = sum(len(part.values) for part in parts if isinstance(part, VariablePart) and part.partition == partition)
+    cut = [
+        part._replace(elements=part.elements - many) if isinstance(part, Begin) and n == 0 else part
+        for n, part in enumerate(left)
+    ]
+    with pytest.raises(MalformedFrame, match=partition.variable):
+        feed(one, cut)
+    assert one.shards == ()

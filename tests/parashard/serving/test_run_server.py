@@ -1,0 +1,340 @@
+"""`parashard serve` in this process: what its ports answer, what they refuse, and a subscriber over its death."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parashard as ps
+from parashard._proto import serving_pb2 as pb
+from parashard._proto import serving_pb2_grpc
+from parashard.client.pulled_rows import TableSet
+from parashard.errors import (
+    ConfigurationError,
+    LimitExceeded,
+    NotReady,
+    QueueFull,
+    StoreFailed,
+    UnknownVariable,
+    Unreachable,
+    WrongRun,
+)
+from parashard.plan.embedding import EmbeddingTable, mixed, unmixed
+from parashard.plan.optimizers import SGD
+from parashard.plan.variables import Initializer
+from parashard.protocol import rpc
+from parashard.serving import messages, pages, service
+from parashard.serving.served import WAIT_S_MAX, ServedRun
+from parashard.serving.server import Ports
+from support.checkpoint_cases import model_of
+from support.serving_cases import TABLE, Committer, ShardLife, keys_of_shard
+from support.store_fakes import MemoryStore
+from support.waiting import DEADLINE_S
+
+KEYS = [int(key) for shard in range(2) for key in unmixed(keys_of_shard(shard, 3))]
+MIXED = [int(key) for shard in range(2) for key in keys_of_shard(shard, 3)]
+TABLES = TableSet((EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0), Initializer("normal", 0.5)),), seed=5)
+
+
+class Job:
+    """A job's checkpoints, and servers over them, one after another at one address."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.committer = Committer(store)
+        self.committer.write_plan()
+        self.lives = [ShardLife(0), ShardLife(1)]
+        self.step = 0
+        self.tables = TABLES
+        self.ports: Ports | None = None
+
+    def commit(self, shard: int, rows: dict, gone: Any = ()) -> None:
+        self.step += 1
+        self.committer.commit(self.lives[shard], [self.step], rows, gone, written_at=50.0)
+
+    def begin(self) -> None:
+        self.commit(0, {MIXED[0]: (1.0, 2.0)})
+        self.commit(1, {MIXED[3]: (3.0, 4.0)})
+
+    def serve(self, port: int = 0) -> Ports:
+        self.run = ServedRun(self.store, self.tables, "small", clock=lambda: 60.0)
+        self.ports = Ports(self.run, "127.0.0.1", port, 0)
+        self.ports.start()
+        return self.ports
+
+    def stop(self) -> None:
+        if self.ports is not None:
+            self.ports.stop()
+            self.ports = None
+
+
+@pytest.fixture
+def job(store: MemoryStore) -> Iterator[Job]:
+    job = Job(store)
+    yield job
+    job.stop()
+
+
+@pytest.fixture
+def served(job: Job) -> Job:
+    job.begin()
+    job.serve()
+    return job
+
+
+def asked(job: Job, path: str, body: bytes | None = None) -> tuple[int, Any]:
+    assert job.ports is not None
+    request = urllib.request.Request(f"http://{job.ports.http_address}{path}", data=body)
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+@pytest.fixture
+def stub(served: Job) -> Iterator[Any]:
+    with rpc.connect(served.ports.address) as channel:
+        yield serving_pb2_grpc.ServingStub(channel)
+
+
+def test_rows_over_http(served: Job) -> None:
+    body = json.dumps({"table": TABLE, "keys": [KEYS[3], KEYS[0], 4711]}).encode()
+    status, found = asked(served, "/v1/rows", body)
+    assert (status, found["present"]) == (200, [True, True, False])
+    assert found["rows"][:2] == [[3.0, 4.0], [1.0, 2.0]]
+    assert found["rows"][2] == TABLES.first_rows(TABLE, mixed([4711]))[0].tolist()
+    assert found["versions"] == ["p1/s0/i1/c1", "p1/s1/i1/c1"]
+    assert asked(served, f"/v1/rows?table={TABLE}&keys={KEYS[3]},{KEYS[0]},4711") == (200, found)
+
+
+def test_a_variable_over_http_with_null_where_json_has_no_number(served: Job) -> None:
+    status, found = asked(served, "/v1/variable?name=dense/bias")
+    due = model_of(1)["dense/bias"]
+    assert (status, found["shape"]) == (200, [5])
+    assert found["values"] == [float(value) if np.isfinite(value) else None for value in due]
+
+
+def test_the_status_over_http(served: Job) -> None:
+    status, found = asked(served, "/v1/status")
+    assert status == 200
+    assert found["tables"] == {TABLE: {"dimension": 2, "rows": 2}}
+    assert found["variables"] == {"dense/bias": [5], "dense/weight": [8, 4]}
+    assert found["behind"] == {"versions": 0, "seconds": 10.0}
+    assert (found["done"], found["problem"]) == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "told"),
+    [
+        ("/v1/rows", b"[", 400, "the body is not JSON"),
+        ("/v1/rows", b"[" * 100_000, 400, "the body is not JSON"),
+        ("/v1/rows", b"[]", 400, 'due: {"table": NAME, "keys": [whole numbers of 64 bits]}'),
+        ("/v1/rows", b'{"table": "user", "keys": 5}', 400, "due:"),
+        ("/v1/rows", b'{"table": "user", "keys": [1.5]}', 400, "key 1.5: allowed: whole numbers of up to 64 bits"),
+        ("/v1/rows", b'{"table": "user", "keys": [true]}', 400, "key True: allowed"),
+        ("/v1/rows", b'{"table": "user", "keys": [18446744073709551616]}', 400, "key 18446744073709551616: allowed"),
+        ("/v1/rows", b'{"table": "usr", "keys": [1]}', 404, "table 'usr' is none of the job's: user"),
+        ("/v1/rows?table=user", None, 400, "allowed after the question mark: table=..., keys=..., once each"),
+        ("/v1/rows?table=user&keys=x", None, 400, "keys=x: allowed: whole numbers with commas between"),
+        ("/v1/rows?" + "&".join("a=1" for _ in range(99)), None, 400, "allowed after the question mark"),
+        ("/v1/variable?name=bias", None, 404, "variable 'bias' is none of the job's: dense/bias, dense/weight"),
+        ("/v1/status?x=1", None, 400, "allowed after the question mark: nothing"),
+    ],
+)
+def test_what_http_refuses_says_what_is_allowed(
+    served: Job, path: str, body: bytes | None, status: int, told: str
+) -> None:
+    found, answer = asked(served, path, body)
+    assert (found, set(answer)) == (status, {"error", "code"})
+    assert told in answer["error"]
+
+
+def test_more_keys_than_a_request_may_have(served: Job, stub: Any) -> None:
+    keys = service.KEYS_MAX + 1
+    status, answer = asked(served, "/v1/rows", json.dumps({"table": TABLE, "keys": [1] * keys}).encode())
+    assert (status, answer["error"]) == (
+        400,
+        "65,537 keys of table 'user'; allowed: at most 65,536 in one request",
+    )
+    request = pb.GetRowsRequest(table=TABLE, keys=b"12345678" * keys)
+    with pytest.raises(LimitExceeded, match="65,537 keys"), rpc.our_errors("it"):
+        stub.GetRows(request, timeout=DEADLINE_S)
+
+
+def test_a_body_that_is_too_long_is_not_read(served: Job) -> None:
+    request = urllib.request.Request(f"http://{served.ports.http_address}/v1/rows", data=b"x" * 10)
+    request.add_unredirected_header("Content-Length", str(pages.BODY_BYTES_MAX + 1))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=DEADLINE_S)
+    with refused.value as answer:
+        assert answer.code == 413
+
+
+@pytest.mark.parametrize(("length", "status"), [(None, 411), ("-1", 411), ("1e3", 411), ("9" * 40, 411), ("50", 400)])
+def test_a_body_without_its_length_or_cut_short_is_refused(served: Job, length: str | None, status: int) -> None:
+    host, _, port = served.ports.http_address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as sock:
+        head = f"Content-Length: {length}\r\n" if length else ""
+        sock.sendall(f"POST /v1/rows HTTP/1.0\r\n{head}\r\n{json.dumps({'table': TABLE, 'keys': [1]})}".encode())
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.makefile("rb").readline().split()[1] == str(status).encode()
+
+
+def test_rows_and_variables_over_grpc(served: Job, stub: Any) -> None:
+    keys = np.array([KEYS[3], 4711], np.uint64).astype("<u8").tobytes()
+    found = stub.GetRows(pb.GetRowsRequest(table=TABLE, keys=keys), timeout=DEADLINE_S)
+    rows = messages.floats_of(found.rows, found.row_elements)
+    assert rows[0].tolist() == [3.0, 4.0]
+    assert rows[1].tobytes() == TABLES.first_rows(TABLE, mixed([4711])).tobytes()
+    assert found.present == b"\1\0"
+    whole = model_of(1)["dense/weight"]
+    some = stub.GetVariable(pb.GetVariableRequest(variable="dense/weight", first=3, elements=5), timeout=DEADLINE_S)
+    assert some.values == whole.reshape(-1)[3:8].astype("<f4").tobytes()
+    assert list(some.shape) == [8, 4]
+    with pytest.raises(LimitExceeded, match="allowed: within"), rpc.our_errors("it"):
+        stub.GetVariable(pb.GetVariableRequest(variable="dense/weight", first=30, elements=5), timeout=DEADLINE_S)
+
+
+def test_another_run_is_refused(served: Job, stub: Any) -> None:
+    with pytest.raises(WrongRun), rpc.our_errors("it"):
+        list(stub.Subscribe(pb.SubscribeRequest(run_id="another"), timeout=DEADLINE_S))
+
+
+def test_subscribers_beyond_the_bound_come_later(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "SUBSCRIBERS_MAX", 0)
+    job.begin()
+    job.serve()
+    with rpc.connect(job.ports.address) as channel, pytest.raises(QueueFull), rpc.our_errors("it"):
+        list(serving_pb2_grpc.ServingStub(channel).Subscribe(pb.SubscribeRequest(), timeout=DEADLINE_S))
+
+
+def test_before_the_first_checkpoint_it_says_what_it_waits_for(job: Job) -> None:
+    ports = job.serve()
+    status, answer = asked(job, "/v1/status")
+    assert status == 503
+    assert answer["error"] == ("no checkpoint of job 'small' can be served yet: plan 1: not every shard has saved yet")
+    with pytest.raises(NotReady, match="no checkpoint of job 'small'"):
+        ps.subscribe(ports.address, timeout_s=0.0)
+
+
+def test_a_request_waits_until_something_newer_is_committed_and_no_longer(job: Job) -> None:
+    job.begin()
+    run = ServedRun(job.store, TABLES, "small")
+    run.look()
+    waits = []
+
+    class Condition(threading.Condition):
+        """Is waited for once: meanwhile a shard commits, and the store is looked at."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            job.commit(0, {})
+            run.look()
+            return True
+
+    run._changed = Condition(threading.RLock())
+    assert run.wait(lambda now: True, 30.0).shards[0].version.id.number == 1
+    assert waits == []
+    assert run.wait(lambda now: now.shards[0].version.id.number > 1, 3600.0).shards[0].version.id.number == 2
+    assert len(waits) == 1
+    assert waits[0] <= WAIT_S_MAX
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(StoreFailed("no answer"), "no answer"), (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug")],
+)
+def test_a_look_that_fails_is_told_and_what_is_served_stays(job: Job, error: Exception, told: str) -> None:
+    job.begin()
+    run = ServedRun(job.store, TABLES, "small")
+    run.look()
+    fault = job.store.fail("folders", error=error)
+    run.look()
+    assert (fault.fired, run.sight.problem) == (1, told)
+    assert [str(id_) for id_ in run.published_ids()] == ["p1/s0/i1/c1", "p1/s1/i1/c1"]
+    run.look()
+    assert run.sight.problem == ""
+
+
+class TestSubscriber:
+    def test_rows_that_are_kept_in_float16_are_the_same_numbers(self, job: Job) -> None:
+        table = EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0), Initializer("normal", 0.5), dtype="float16")
+        job.tables = TableSet((table,), seed=5)
+        job.committer.dtype = np.float16
+        job.commit(0, {MIXED[0]: (0.1, 2.0)})
+        job.commit(1, {})
+        with ps.subscribe(job.serve().address) as held:
+            found = held.rows(TABLE, [KEYS[0], 4711])
+            assert found.dtype == np.float32
+            assert found[0].tolist() == [float(np.float16(0.1)), 2.0]
+            assert found[1].tobytes() == job.tables.first_rows(TABLE, mixed([4711])).tobytes()
+            assert found[1].tobytes() != TABLES.first_rows(TABLE, mixed([4711])).tobytes()
+
+    def test_it_follows_what_is_committed(self, served: Job) -> None:
+        with ps.subscribe(served.ports.address) as held:
+            assert held.rows(TABLE, [KEYS[0], KEYS[3]]).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+            assert held.variable("dense/bias").tobytes() == model_of(1)["dense/bias"].tobytes()
+            assert held.behind.versions == 0
+            served.commit(0, {MIXED[1]: (5.0, 6.0)}, gone=[MIXED[0]])
+            held.wait_for(lambda held: held.versions[0].number == 2, DEADLINE_S)
+            found = held.look_up(TABLE, [KEYS[0], KEYS[1]])
+            assert found.present.tolist() == [False, True]
+            assert found.rows[1].tolist() == [5.0, 6.0]
+
+    def test_it_outlives_its_server_and_goes_on_from_its_version(self, served: Job) -> None:
+        port = int(served.ports.address.rpartition(":")[2])
+        with ps.subscribe(served.ports.address) as held:
+            served.stop()
+            held.wait_for(lambda held: bool(held.problem), DEADLINE_S)
+            assert held.rows(TABLE, [KEYS[0]]).tolist() == [[1.0, 2.0]]
+            served.commit(0, {MIXED[1]: (5.0, 6.0)})
+            served.serve(port)
+            held.wait_for(lambda held: held.versions[0].number == 2 and not held.problem, DEADLINE_S)
+            assert held.rows(TABLE, [KEYS[1]]).tolist() == [[5.0, 6.0]]
+
+    def test_a_server_with_an_older_version_is_told_and_not_followed(self, served: Job) -> None:
+        port = int(served.ports.address.rpartition(":")[2])
+        older = dict(served.store.contents)
+        served.commit(0, {MIXED[1]: (5.0, 6.0)})
+        with ps.subscribe(served.ports.address) as held:
+            held.wait_for(lambda held: held.versions[0].number == 2, DEADLINE_S)
+            served.stop()
+            served.store.contents = older
+            served.serve(port)
+            held.wait_for(lambda held: "older than what is held" in held.problem, DEADLINE_S)
+            assert held.rows(TABLE, [KEYS[1]]).tolist() == [[5.0, 6.0]]
+            assert held.versions[0].number == 2
+
+    def test_it_has_only_what_it_asked_for(self, served: Job) -> None:
+        with ps.subscribe(served.ports.address, tables=[], variables=["dense/bias"]) as held:
+            assert held.variable("dense/bias").shape == (5,)
+            with pytest.raises(UnknownVariable, match="variable 'dense/weight' is none of"):
+                held.variable("dense/weight")
+
+    @pytest.mark.parametrize(
+        ("asked", "told"),
+        [
+            ({"tables": ["usr"]}, "ps.subscribe: tables: found 'usr'; the run has user"),
+            ({"variables": ["bias"]}, "variables: found 'bias'; the run has dense/bias, dense/weight"),
+            ({"tables": "user"}, "tables: found 'user'; allowed: a list of names"),
+        ],
+    )
+    def test_mistakes_are_one_sentence(self, served: Job, asked: dict, told: str) -> None:
+        with pytest.raises(ConfigurationError, match=told):
+            ps.subscribe(served.ports.address, **asked)
+
+    def test_a_server_that_is_not_there(self) -> None:
+        with pytest.raises(Unreachable):
+            ps.subscribe("127.0.0.1:1", timeout_s=0.0)
+        with pytest.raises(ConfigurationError, match="takes the host:port"):
+            ps.subscribe("here")
