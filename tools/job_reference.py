@@ -75,7 +75,7 @@ RELATIONS = """\
 | `cluster.shard_device` with `[tables]` | `"cpu"`: rows lie in the host's memory |
 | `optimizer` of a table | without `clip_norm`, \
 `staleness_damping` and `delay_compensation`: what `[optimizer]` says of these holds for the whole step |
-| `rows_max` of a table with `sync:N` and `evict_above_rows` | at least that and `keys_per_step_max` of each of N steps |
+| `rows_max` of a table with `sync:N` and `evict_above_rows` | at least that and N times `keys_per_step_max` |
 | a table of the model `row_ledger` | float32, zeros, and without `evict_above_rows` in `sync:N` |
 | `initializer` of a table with `ftrl` | `"zeros"` |
 | `[tables]` with the model | a model that looks rows up, and no table with the name of a variable |
