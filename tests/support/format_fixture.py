@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -66,6 +67,7 @@ def write(folder: Path) -> None:
         mock.patch.object(socket, "gethostname", return_value="fixture"),
         mock.patch.object(os, "getpid", return_value=1),
         mock.patch("support.shard_process._PROCESSES", iter(range(2))),
+        mock.patch("parashard.process.side_effects._failed", Counter()),  # of other tests in this process
     ):
         _write(folder)
 
