@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from campaigns import (
     ASYNC_DIGEST,
+    COMING_AND_GOING,
     DIGEST,
     FULL_DISK,
     LEDGER,
@@ -39,7 +40,7 @@ full = pytest.mark.full("campaigns on real processes; the simulation has the sam
         (DIGEST, "sync:4", "shm", 188, BRIEF),
         (LEDGER, "ssp:8", "shm", 3, ENVIRONMENT),
         (ROW_LEDGER, "async", "tcp", 24, (*BRIEF, *ON_LINKS)),
-        (ROW_LEDGER, "sync:4", "shm", 188, BRIEF),
+        (COMING_AND_GOING, "sync:4", "shm", 188, BRIEF),
         (ASYNC_DIGEST, "async", "shm", 5, ASYNC_DIGEST.kinds),
     ],
     ids=lambda value: getattr(value, "name", value) if not isinstance(value, tuple) else "",
