@@ -1,4 +1,4 @@
-"""Lookups: rows and variables of one version of each shard, whoever holds it.
+"""Lookups: rows and variables of one version of each shard, in a server or a subscriber.
 
 Owns the division of keys over shards, and what a key without a row gets. Pure. Called by the service, by the pages and
 by `ps.subscribe`.

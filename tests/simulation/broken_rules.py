@@ -122,6 +122,15 @@ JUDGED = {
 RATES = {"decides": True, "bad_step": None, "until_s": 10.0}
 RETURNS = {"shard_crash": 0.01, "durability": "checkpoint"}
 
+FAILED_SAVES = {  # of shards that live: a restore counts the rows, and goes back to a checkpoint that has them all
+    **dict.fromkeys(("shard_crash", "shard_stop", "shard_hang", "shard_pause", "store_slow"), 0.0),
+    "store_fails": 0.3,
+    "checkpoint_every_steps": 3,
+    "drained_checkpoints": 0,
+    "shards": 1,
+    "until_s": 30.0,
+}
+
 SKIPS = {
     **dict.fromkeys(FAULTS - {"lost", "late", "duplicated", "until_s"}, 0.0),  # a worker dies between two shards
     "crash": 0.06,
@@ -331,16 +340,22 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         replace(REAL, core=KeptEvaluations), "torn", "async", "report", (25, 63), "void evaluation", JUDGED
     ),
     "P29-a-time-of-its-own": BrokenRule(
-        replace(REAL, tables=OwnTime), "rows", "sync:4", "rows", (0, 1, 2), "shard restored a checkpoint", RETURNS
+        replace(REAL, tables=OwnTime),
+        "rows",
+        "sync:4",
+        "rows",
+        (0, 15, 68),
+        "shard restored a checkpoint",
+        {**RETURNS, "checkpoint_every_steps": 4, "shard_crash": 0.02, "until_s": 20.0},
     ),
     "P33-an-increment-without-what-failed": BrokenRule(
         replace(REAL, tables=ForgottenMoves),
         "rows",
         "async",
         "rows",
-        (0, 1, 2),
+        (0, 1, 47),
         "store_fails",
-        {**RETURNS, "store_fails": 0.2, "checkpoint_every_steps": 3},
+        FAILED_SAVES,
     ),
     "P37-replayed-without-its-rate": BrokenRule(
         replace(REAL, shard=RatelessReplay),

@@ -37,7 +37,7 @@ def test_without_the_rule_an_oracle_fails(rule: str) -> None:
         on = simulate(seed, setting)
         assert on.violations == [], f"seed {seed}"
         caught += bool(on.fired[broken.needs])  # what the rule is for has happened
-        if caught == (1 if rule.startswith("P33") else CAUGHT):  # P33: a restore that counts rows hides most of it
+        if caught == CAUGHT:
             return
     pytest.fail(f"with {rule} off, the oracle {broken.sees} failed in {caught} runs only")
 
