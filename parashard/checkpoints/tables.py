@@ -21,7 +21,7 @@ from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.tensors import read_file
 from parashard.errors import DamagedCheckpoint
-from parashard.plan.embedding import BUCKET_BITS, BUCKETS, Keys, buckets_of
+from parashard.plan.embedding import BUCKET_BITS, BUCKETS, Keys, buckets_of, found_among
 from parashard.plan.row_rules import ended
 from parashard.plan.variables import Float32s
 from parashard.store.arrays import from_bytes, to_bytes
@@ -157,7 +157,7 @@ def iterate_rows(
                     own += [change.rows.keys, change.gone]
                 rows = change.rows.taken(rows_within(change.rows.keys, buckets))
                 if len(newer):
-                    rows = rows.taken(~_among(rows.keys, newer))
+                    rows = rows.taken(~found_among(rows.keys, newer)[1])
                 if len(rows.keys):
                     found[table] = found.get(table, 0) + len(rows.keys)
                     if table in rules:
@@ -194,15 +194,6 @@ def _layers(manifest: ShardManifest, table: str) -> list[list[TableFile]]:
     files = [file for file in manifest.table_files if file.table == table]
     by_checkpoint = itertools.groupby(files, key=lambda file: (file.incarnation, file.number))
     return [list(layer) for _, layer in by_checkpoint][::-1]
-
-
-def _among(keys: Keys, others: Keys) -> NDArray[np.bool_]:
-    """Tell of each key whether it is among others, which are ascending."""
-    if not len(others):
-        return np.zeros(len(keys), np.bool_)
-    places = np.minimum(np.searchsorted(others, keys), len(others) - 1)
-    among: NDArray[np.bool_] = others[places] == keys
-    return among
 
 
 def rows_within(keys: Keys, buckets: tuple[int, int]) -> slice:

@@ -21,7 +21,7 @@ from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.models.base import Model
 from parashard.models.looking_up import check_looks_up, keys_of_all, placed
-from parashard.plan.embedding import Keys, candidates_of, unmixed
+from parashard.plan.embedding import Keys, candidates_of, found_among, unmixed
 from parashard.plan.variables import Float32s
 from parashard.store import open_store
 
@@ -123,8 +123,7 @@ def _fill(rows: Mapping[str, Float32s], keys: Mapping[str, Keys], stored: Iterab
     """Put stored rows in the place of first ones."""
     for name, found in stored:
         wanted = keys.get(name)
-        if wanted is None or not len(wanted):
+        if wanted is None:
             continue
-        places = np.minimum(np.searchsorted(wanted, found.keys), len(wanted) - 1)
-        there = wanted[places] == found.keys
+        places, there = found_among(found.keys, wanted)
         rows[name][places[there]] = found.values[there]

@@ -19,7 +19,7 @@ from parashard.layers.row_sums import sum_by_place
 from parashard.models.base import HeldTable
 from parashard.models.framework import WrongModel
 from parashard.models.torch_arrays import gradient_of, tensor_of, torch
-from parashard.plan.embedding import EmbeddingTable, Keys, mixed
+from parashard.plan.embedding import EmbeddingTable, Keys, found_among, mixed
 
 MODES = ("sum", "mean")
 
@@ -325,8 +325,4 @@ _NO_KEYS: Keys = np.empty(0, np.uint64)
 
 def _places(keys: Keys, ids: torch.Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return the place of each id among ascending mixed keys, and whether it is there."""
-    words = mixed(ids.detach().cpu().numpy().reshape(-1))
-    if not len(keys):
-        return np.zeros(len(words), np.int64), np.zeros(len(words), np.bool_)
-    places = np.minimum(np.searchsorted(keys, words), len(keys) - 1)
-    return places, keys[places] == words
+    return found_among(mixed(ids.detach().cpu().numpy().reshape(-1)), keys)

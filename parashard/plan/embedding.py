@@ -214,6 +214,15 @@ def bucket_ranges(shards: int) -> tuple[tuple[int, int], ...]:
     return tuple(itertools.pairwise(BUCKETS * shard // shards for shard in range(shards + 1)))
 
 
+def found_among(keys: Keys, among: Keys) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """Return the place of each key among ascending ones, and whether it is there; elsewhere the place means nothing."""
+    if not len(among):
+        return np.zeros(len(keys), np.intp), np.zeros(len(keys), np.bool_)
+    places = np.minimum(np.searchsorted(among, keys), len(among) - 1)
+    found: npt.NDArray[np.bool_] = among[places] == keys
+    return places, found
+
+
 def cut_by_shard(words: Keys, shards: int) -> list[slice]:
     """Return each shard's run of ascending mixed keys."""
     firsts = np.array([begin for begin, _ in bucket_ranges(shards)], _U64) << _U64(64 - BUCKET_BITS)

@@ -16,8 +16,9 @@ from parashard.checkpoints.manifest import ShardManifest, TableFile
 from parashard.checkpoints.tables import read_change
 from parashard.checkpoints.tensors import read_tensors, variable_tensor
 from parashard.errors import DamagedCheckpoint
+from parashard.plan.embedding import found_among
 from parashard.plan.row_rules import NO_RULES, RowRules
-from parashard.serving.rows import PublishedRows, RowChange, places_of
+from parashard.serving.rows import PublishedRows, RowChange
 from parashard.serving.versions import PublishedShard, PublishedTable, ShardVersion
 from parashard.store.base import Store
 
@@ -116,7 +117,7 @@ def _change_of(store: Store, manifest: ShardManifest, layer: Sequence[TableFile]
         where = place_of(store, CheckpointId.of(manifest).folder)
         raise DamagedCheckpoint(f"{where}: files of table {layer[0].table!r} by one checkpoint have a key twice")
     gone = np.unique(joined.gone)
-    gone = gone[~places_of(gone, keys)[1]]  # a row that was gone before the checkpoint and came again is there
+    gone = gone[~found_among(gone, keys)[1]]  # a row that was gone before the checkpoint and came again is there
     return RowChange(keys, joined.values[order], joined.last_use[order], gone)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.plan.embedding import Keys
+from parashard.plan.embedding import Keys, found_among
 from parashard.plan.row_rules import RowRules, ended
 from parashard.plan.variables import Float32s
 
@@ -110,7 +110,7 @@ class PublishedRows:
         values = np.zeros((len(keys), self.row_elements), np.float32)
         present = np.zeros(len(keys), np.bool_)
         for block in (self.base, self.overlay):
-            places, found = places_of(keys, block.keys)
+            places, found = found_among(keys, block.keys)
             at = places[found]
             values[found] = np.where(block.there[at][:, None], block.values[at], np.float32(0))
             present[found] = block.there[at]
@@ -124,10 +124,10 @@ class PublishedRows:
         had = self.look_up(touched)[1]
         rows = self.rows + len(change.keys) - int(had.sum())
         lost = change.gone[self.look_up(change.gone)[1]]
-        kept = self.overlay.taken(~places_of(self.overlay.keys, touched)[1])
+        kept = self.overlay.taken(~found_among(self.overlay.keys, touched)[1])
         overlay = _sorted_blocks(kept, self._overlaid(change, number))
-        still = ~places_of(self.gone, touched)[1]
-        again = places_of(self.gone, change.gone)[1]
+        still = ~found_among(self.gone, touched)[1]
+        again = found_among(self.gone, change.gone)[1]
         gone = np.concatenate([self.gone[still | again], lost])
         gone_changed = np.concatenate([self.gone_changed[still | again], np.full(len(lost), number, np.int64)])
         order = np.argsort(gone, kind="stable")
@@ -138,12 +138,12 @@ class PublishedRows:
         """Return the table with the rows of another one, in which what has the same bits did not change."""
         new = whole.all_rows()
         old = self.all_rows()
-        places, found = places_of(new.keys, old.keys)
+        places, found = found_among(new.keys, old.keys)
         same = found.copy()
         at = places[found]
         bits_equal = (new.values[found].view(np.uint32) == old.values[at].view(np.uint32)).all(axis=1)
         same[found] = bits_equal & (new.last_use[found] == old.last_use[at])
-        lost = old.keys[~places_of(old.keys, new.keys)[1]]
+        lost = old.keys[~found_among(old.keys, new.keys)[1]]
         return self.with_change(RowChange(new.keys[~same], new.values[~same], new.last_use[~same], lost), number)
 
     def ended(self, rules: RowRules, now: int) -> RowChange:
@@ -159,7 +159,7 @@ class PublishedRows:
         parts = []
         for block, hidden in ((self.base, self.overlay.keys), (self.overlay, NO_KEYS)):
             some = block.taken((block.changed > number) & block.there)
-            parts.append(some.taken(~places_of(some.keys, hidden)[1]))
+            parts.append(some.taken(~found_among(some.keys, hidden)[1]))
         rows = _sorted_blocks(*parts)
         return rows.keys, rows.values, self.gone[self.gone_changed > number]
 
@@ -171,11 +171,11 @@ class PublishedRows:
         """Return all rows."""
         if not len(self.overlay.keys):
             return self.base
-        kept = self.base.taken(~places_of(self.base.keys, self.overlay.keys)[1])
+        kept = self.base.taken(~found_among(self.base.keys, self.overlay.keys)[1])
         return _sorted_blocks(kept, self.overlay.taken(self.overlay.there))
 
     def _overlaid(self, change: RowChange, number: int) -> Block:
-        hiding = change.gone[places_of(change.gone, self.base.keys)[1]]
+        hiding = change.gone[found_among(change.gone, self.base.keys)[1]]
         keys = np.concatenate([change.keys, hiding])
         none = np.zeros((len(hiding), self.row_elements), np.float32)
         order = np.argsort(keys, kind="stable")
@@ -196,15 +196,6 @@ class PublishedRows:
             kept = compact.gone_changed > floor
             compact = replace(compact, gone=compact.gone[kept], gone_changed=compact.gone_changed[kept], floor=floor)
         return compact
-
-
-def places_of(keys: Keys, among: Keys) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return the place of each key among ascending ones, and whether it is there; elsewhere the place means nothing."""
-    if not len(among):
-        return np.zeros(len(keys), np.intp), np.zeros(len(keys), np.bool_)
-    places = np.minimum(np.searchsorted(among, keys), len(among) - 1)
-    found: NDArray[np.bool_] = among[places] == keys
-    return places, found
 
 
 def _no_rows(row_elements: int) -> Block:
