@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from parashard.api.rows import PresentRows
 from parashard.client.shard_client import ShardClient
 from parashard.display.figures import counted
 from parashard.display.live import NoView
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed, ParashardError
 from parashard.job.declaration import DeclaredJob, write_declaration
+from parashard.job.declared_table import Table
 from parashard.job.load import LoadedJob, job_from_toml
 from parashard.launch.local_cluster import ScriptCommand
 from parashard.launch.run import Outcome, run_job
@@ -255,6 +257,19 @@ class BackgroundRun:
                 client.close()
         finally:
             coordinator.close()
+
+    def table(self, name: str, tables: Mapping[str, Table]) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Float32s]:
+        """Return all rows of one of the job's tables once it is done: keys, ascending, and rows.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such table, or the job goes on: rows are read from its last checkpoint.
+        """
+        if not self._steering.ended:
+            raise ConfigurationError(f"table {name!r}: rows are at hand once the job is done, and it goes on")
+        self.check()
+        return PresentRows(tables, self._loaded.job.job.seed, self.run_dir).whole(name)
 
     def _run(self) -> None:
         try:

@@ -14,10 +14,12 @@ Owns the declaration of such a job. Knows no loop: `parashard.api.connect` joins
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
 
 from parashard.api.background import BackgroundRun, Variables, within
 from parashard.api.batching import checked_size
@@ -28,6 +30,7 @@ from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import declare
+from parashard.job.declared_table import Table, checked_tables
 from parashard.launch.run_folders import new_run_dir
 from parashard.launch.steering import Steering
 from parashard.plan.optimizers import OptimizerSpec
@@ -47,6 +50,8 @@ class Cluster:
         The shards run it; default: SGD with a rate of 0.01.
     strategy : ParameterServerStrategy, optional
         Its shards and consistency; its `workers` do not count: the sessions are the workers.
+    tables : sequence of Table
+        Embedding tables, whose rows sessions name: `ps.connect(..., keys=...)`.
     examples, epochs, batch_size : int
         A step is `batch_size` of the `examples`, in an order of its own in each epoch.
     seed : int
@@ -70,6 +75,7 @@ class Cluster:
         strategy: ParameterServerStrategy | None = None,
         *,
         examples: int,
+        tables: Sequence[Table] = (),
         epochs: int = 1,
         batch_size: int = 1,
         seed: int = 0,
@@ -85,7 +91,15 @@ class Cluster:
         sessions = ParameterServerStrategy(
             consistency=chosen.consistency, tls_dir=chosen.tls_dir, **{**chosen.cluster, "workers": 0}
         )
-        parts = Parts(name or program.stem or "session", checked_optimizer(optimizer), sessions, seed, settings or {})
+        self._tables = checked_tables(tables)
+        parts = Parts(
+            name or program.stem or "session",
+            checked_optimizer(optimizer),
+            sessions,
+            seed,
+            settings or {},
+            tables=self._tables,
+        )
         loaded = job_of(parts, program, {"epochs": epochs, "batch_size": batch_size})
         declared = declare(DataSpec(examples, 0, (), 0, "of the sessions"), Variables(variables))
         begun = unfinished(parts.name) if resume else None
@@ -105,6 +119,16 @@ class Cluster:
     def weights(self) -> dict[str, Float32s]:
         """Return the final weights, or those that the shards have now; the arrays are the caller's."""
         return self._run.weights()
+
+    def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Float32s]:
+        """Return all rows of a table once the job is done, as `Trainer.table` does.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such table, or the job is not done.
+        """
+        return self._run.table(name, self._tables)
 
     def finish(self, timeout_s: float = FINISH_S) -> dict[str, Any]:
         """Wait until every step is in, and return the run's report; the end of the `with` does so, too.

@@ -7,7 +7,7 @@ call.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from parashard.errors import ConfigurationError
@@ -15,7 +15,7 @@ from parashard.launch.run_folders import place_of
 from parashard.process.arguments import tls_folder
 
 if TYPE_CHECKING:
-    from parashard_worker.session import Session
+    from parashard_worker.session import Session, Step
 
 
 def connect(
@@ -25,6 +25,7 @@ def connect(
     data: bool = True,
     settings: Mapping[str, Any] | None = None,
     tls_dir: str | os.PathLike[str] | None = None,
+    keys: Callable[[Step], Mapping[str, Any]] | None = None,
 ) -> Session:
     """Return a session in a job that runs; it joins where its `with` begins.
 
@@ -41,11 +42,14 @@ def connect(
         What is elsewhere on this machine, such as {"data.path": "/mnt/mnist"}.
     tls_dir : path, optional
         Credentials, of a cluster that asks for them; default: `PARASHARD_TLS_DIR`.
+    keys : callable (step) -> mapping of str to array of whole numbers, optional
+        Of a job with embedding tables: the ids whose rows a step needs, by table, in any shape; default: those that the
+        job file's model names. It is called before the step's rows are pulled.
 
     Raises
     ------
     ConfigurationError
-        If `run` is none of these.
+        If `run` is none of these, or `keys` no function.
     """
     from parashard_worker.session import Session
 
@@ -53,10 +57,13 @@ def connect(
         raise ConfigurationError(
             f"ps.connect takes a run directory, a name under runs/ or the coordinator's host:port, found {run!r}"
         )
+    if keys is not None and not callable(keys):
+        raise ConfigurationError(f"ps.connect: keys is a function of a step, found {type(keys).__name__}")
     return Session(
         place_of(os.fspath(run)),
         name=name,
         data=data,
         overrides=[(key, value, "settings") for key, value in (settings or {}).items()],
         tls_dir=tls_folder(tls_dir),
+        keys=keys,
     )

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from parashard.api.background import BackgroundRun, Variables, checked_timeout_s, within
 from parashard.api.batching import checked_size
 from parashard.api.calls import Call, Calls, PerWorker
@@ -29,6 +31,7 @@ from parashard.checkpoints.catalogue import Catalogue
 from parashard.data.tree import map_leaves
 from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.declaration import declare
+from parashard.job.declared_table import Table, checked_tables
 from parashard.job.load import LoadedJob
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.launch.run_folders import new_run_dir
@@ -108,6 +111,8 @@ class Coordinator:
         What it starts from, in float32.
     optimizer : OptimizerSpec, optional
         The shards run it; default: SGD with a rate of 0.01.
+    tables : sequence of Table
+        Embedding tables, whose rows a function gets by `@ps.function(keys=...)`.
     seed : int
     name : str, optional
         Of the job; default: the script's.
@@ -130,6 +135,7 @@ class Coordinator:
         *,
         variables: Mapping[str, Any],
         optimizer: OptimizerSpec | None = None,
+        tables: Sequence[Table] = (),
         seed: int = 0,
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -151,6 +157,7 @@ class Coordinator:
             )
         self._queue, self._timeout_s, self._tls_dir = queue, timeout_s, chosen.tls_dir
         self._variables = Variables(variables)
+        self._tables = checked_tables(tables)
         self._defined = names_now()
         self._scheduling = threading.Lock()
         self._noting = threading.Lock()
@@ -164,7 +171,14 @@ class Coordinator:
         self._keeping = threading.Lock()  # of the files of calls, and of how many bytes they have
         self._kept_bytes = 0
         with SCRIPT.call(COORDINATOR) as call:
-            parts = Parts(name or SCRIPT.path.stem, checked_optimizer(optimizer), chosen, seed, settings or {})
+            parts = Parts(
+                name or SCRIPT.path.stem,
+                checked_optimizer(optimizer),
+                chosen,
+                seed,
+                settings or {},
+                tables=self._tables,
+            )
             calm = {"device": "cpu", "speculate_after": 0}  # a function may have effects: no second run without a death
             loaded = job_of(parts, SCRIPT.path, {"epochs": 1, "batch_size": 1}, cluster=calm)
             if SCRIPT.is_worker:
@@ -295,6 +309,16 @@ class Coordinator:
         """
         return self._run.weights(self._joined if self._joined == self._next else 0, self._timeout_s)
 
+    def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Float32s]:
+        """Return all rows of a table after `close`, as `Trainer.table` does.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such table, or the cluster goes on.
+        """
+        return self._run.table(name, self._tables)
+
     def close(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Wait for what is scheduled, end the cluster, and return the run's report; its folder has the weights.
 
@@ -336,7 +360,7 @@ class Coordinator:
         def check(run_dir: Path) -> None:
             check_same_call(loaded, source.spec.fingerprint, source.spec.summary(), SCRIPT.sha256, run_dir)
 
-        functions = ScheduledFunctions(variables, Calls(SCRIPT.run_dir), SCRIPT.worker_name)
+        functions = ScheduledFunctions(variables, Calls(SCRIPT.run_dir), SCRIPT.worker_name, self._tables)
         SCRIPT.work(functions, source, SCRIPT.sha256, check, lambda theirs: check_same_job(loaded, theirs))
 
     def _start(self, loaded: LoadedJob) -> None:

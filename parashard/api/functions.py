@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from parashard.errors import ConfigurationError
+
+Keys = Callable[..., Mapping[str, Any]]
 
 
 class Function:
@@ -22,12 +24,15 @@ class Function:
     ----------
     pushes : int
         1: it returns (result, gradients), and the gradients are pushed; 0: it returns a result, and nothing moves.
+    keys : callable or None
+        From the arguments to the ids of tables whose rows it gets.
     """
 
-    def __init__(self, called: Callable[..., Any], pushes: int) -> None:
+    def __init__(self, called: Callable[..., Any], pushes: int, keys: Keys | None = None) -> None:
         functools.update_wrapper(self, called)
         self.called = called
         self.pushes = pushes
+        self.keys = keys
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.called(*args, **kwargs)
@@ -38,11 +43,11 @@ def function(called: Callable[..., Any]) -> Function: ...
 
 
 @overload
-def function(*, pushes: int = 1) -> Callable[[Callable[..., Any]], Function]: ...
+def function(*, pushes: int = 1, keys: Keys | None = None) -> Callable[[Callable[..., Any]], Function]: ...
 
 
 def function(
-    called: Callable[..., Any] | None = None, *, pushes: int = 1
+    called: Callable[..., Any] | None = None, *, pushes: int = 1, keys: Keys | None = None
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Mark a function of the script, or of a module that it imports, for `coordinator.schedule`.
 
@@ -54,6 +59,10 @@ def function(
     pushes : int
         1: it returns (result, gradients), and its gradients, by name, are in once; what is left out is zero. 0: it
         returns a result, and nothing moves.
+    keys : callable (*args, **kwargs) -> mapping of str to array of whole numbers, optional
+        The ids of embedding tables whose rows a call needs, by table, in any shape; it gets the arguments after the
+        weights. The weights have under a table's name the row of each id then, shape (*ids, dimension), and a gradient
+        by that name has the same shape.
 
     Examples
     --------
@@ -65,8 +74,11 @@ def function(
     if pushes not in (0, 1):
         raise ConfigurationError(f"@ps.function(pushes={pushes!r}): allowed is 1, which is the default, or 0")
 
+    if keys is not None and not callable(keys):
+        raise ConfigurationError(f"@ps.function(keys={keys!r}): keys is a function of the arguments")
+
     def marked(called: Callable[..., Any]) -> Function:
-        return Function(called, pushes)
+        return Function(called, pushes, keys)
 
     return marked if called is None else marked(called)
 

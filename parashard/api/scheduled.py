@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,16 @@ from parashard.api.calls import Call, Calls, PerWorker, numpy_of
 from parashard.api.functions import Function, found
 from parashard.client.pull_buffers import read_only
 from parashard.data.base import Batch, DataSpec, Indices
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, ShapeMismatch
+from parashard.job.declared_table import Table
 from parashard.models.base import Nothing
 from parashard.models.blame import named_with_line
+from parashard.models.loop_rows import NamedRows, named_rows
 from parashard.plan.variables import Float32s
 
+NO_TABLES: Mapping[str, Table] = MappingProxyType({})
+WRONG_KEYS_MAX = 1024
+"""Of calls whose keys could not be named, until they are called: more than any worker has read ahead."""
 STEPS_MAX = 1 << 32
 """Of a job of open length: the length that it is declared with."""
 
@@ -52,17 +58,46 @@ class ScheduledFunctions:
         Where arguments are, and where results go.
     worker : str
         The name of this worker.
+    tables : mapping of str to Table
+        Whose rows functions may ask for.
     """
 
-    def __init__(self, variables: Mapping[str, Any], calls: Calls, worker: str) -> None:
+    def __init__(
+        self, variables: Mapping[str, Any], calls: Calls, worker: str, tables: Mapping[str, Table] = NO_TABLES
+    ) -> None:
         self._variables = {name: np.asarray(value, np.float32) for name, value in variables.items()}
         self._calls = calls
         self._worker = worker
+        self.tables = tuple(tables.values())
+        self._tables = {name: table.embedding for name, table in tables.items()}
+        self._wrong_keys: dict[int, Exception | SystemExit] = {}  # by step, until it is called
         self._iterators: dict[int, Iterator[Any]] = {}
 
     def initial_variables(self) -> Mapping[str, Any]:
         """Return the first values."""
         return self._variables
+
+    def keys(self, batch: Batch) -> Mapping[str, Any]:
+        """Return the ids whose rows a step's function needs; what naming them raises is the answer of its call."""
+        self._wrong_keys.pop(batch.step, None)
+        try:
+            call = self._calls.read(batch.step)
+            keys = self._function(call).keys
+            if keys is None:
+                return {}
+            if _has_iterators([*call.args, *call.kwargs.values()]):
+                raise ConfigurationError(
+                    "keys= is of the arguments, and one is an iterator of the worker, whose items it would take away: "
+                    "schedule the ids, or what tells them"
+                )
+            named = keys(*call.args, **call.kwargs)
+            named_rows(named, self._tables)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's function, or what it returned
+            self._wrong_keys[batch.step] = error
+            while len(self._wrong_keys) > WRONG_KEYS_MAX:  # of steps that were leased elsewhere meanwhile
+                del self._wrong_keys[min(self._wrong_keys)]
+            return {}
+        return named
 
     def loss_and_gradients(
         self, variables: Mapping[str, Any], batch: Batch, xp: Any
@@ -72,8 +107,11 @@ class ScheduledFunctions:
         What it raises is stored, too, and then the step moves nothing: that is its answer.
         """
         call = self._calls.read(batch.step)
+        wrong_keys = self._wrong_keys.pop(batch.step, None)
         try:
-            result, gradients = self._called(call, read_only(variables))
+            if wrong_keys is not None:
+                raise wrong_keys
+            result, gradients = self._called(call, variables, NamedRows(dict(batch.keys), dict(batch.places)))
             loss = _loss_of(result)
             self._calls.write_result(batch.step, result)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's function, or what it returned
@@ -87,10 +125,17 @@ class ScheduledFunctions:
         """Return no metrics: such a job has no held-out examples."""
         return {}
 
-    def _called(self, call: Call, weights: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any] | Nothing]:
+    def _function(self, call: Call) -> Function:
         function = found(call.function)
         if not isinstance(function, Function):
             raise ConfigurationError("this worker's script has no such function")
+        return function
+
+    def _called(
+        self, call: Call, variables: Mapping[str, Any], rows: NamedRows
+    ) -> tuple[Any, Mapping[str, Any] | Nothing]:
+        function = self._function(call)
+        weights = {**read_only({name: variables[name] for name in self._variables}), **rows.by_id(variables)}
         args = [self._resolved(value) for value in call.args]
         kwargs = {name: self._resolved(value) for name, value in call.kwargs.items()}
         returned = function(weights, *args, **kwargs)
@@ -101,11 +146,20 @@ class ScheduledFunctions:
                 "a function with @ps.function returns (result, gradients), gradients by variable; one that pushes "
                 "nothing has @ps.function(pushes=0)"
             )
-        return returned[0], self._checked(returned[1])
+        return returned[0], self._checked(returned[1], rows)
 
-    def _checked(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked(self, gradients: Mapping[str, Any], rows: NamedRows) -> dict[str, Any]:
         arrays = {name: numpy_of(gradient) for name, gradient in gradients.items()}
+        found: dict[str, Any] = dict.fromkeys([*self._variables, *rows.keys])
         for name, array in arrays.items():
+            if name in self._tables:
+                try:
+                    found[name] = rows.gradient(name, array, self._tables)
+                except ShapeMismatch as error:
+                    raise ConfigurationError(f"it returned {error.message}") from None
+                if not np.isfinite(found[name]).all():
+                    raise ConfigurationError(f"it returned a gradient for table {name!r} that is not finite")
+                continue
             if name not in self._variables:
                 known = ", ".join(sorted(self._variables))
                 raise ConfigurationError(f"it returned a gradient for {name!r}, which is none of {known}")
@@ -116,7 +170,8 @@ class ScheduledFunctions:
                 )
             if not np.isfinite(array).all():
                 raise ConfigurationError(f"it returned a gradient for {name!r} that is not finite")
-        return {name: arrays[name].astype(np.float32) if name in arrays else None for name in self._variables}
+            found[name] = array.astype(np.float32)
+        return found
 
     def _resolved(self, value: Any) -> Any:
         """Return an argument, with this worker's own iterators in it."""
@@ -131,6 +186,13 @@ class ScheduledFunctions:
         if isinstance(value, dict):
             return {name: self._resolved(item) for name, item in value.items()}
         return value
+
+
+def _has_iterators(value: Any) -> bool:
+    """Tell whether an argument has a worker's own iterator in it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, PerWorker) or (isinstance(value, list | tuple) and any(map(_has_iterators, value)))
 
 
 def _loss_of(result: Any) -> float | Nothing:

@@ -169,13 +169,3 @@ def test_other_data_are_refused(cluster: SmallCluster) -> None:
     overrides = [("data.examples", 2 * EXAMPLES, "settings")]
     with pytest.raises(WrongRun, match="data differ"), session_of(cluster, overrides=overrides):
         pass
-
-
-def test_a_job_with_tables_is_refused(tmp_path: Path) -> None:
-    """A loop of one's own would push steps without the rows that they move."""
-    with (
-        small_cluster(resolved("[tables.user]\ndimension = 2\n"), tmp_path / "store") as cluster,
-        pytest.raises(ConfigurationError, match="the job has the tables user"),
-        session_of(cluster),
-    ):
-        pass

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,10 +39,13 @@ from parashard.errors import (
     ShapeMismatch,
     UnknownVariable,
 )
+from parashard.job.embeddings import tables_of
 from parashard.job.layers import Override
 from parashard.launch.run_folders import check_in_progress, how_it_ended
 from parashard.models.blame import described
 from parashard.models.framework import step_seed
+from parashard.models.loop_rows import NO_NAMED_ROWS, NamedRows, named_rows
+from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.partition import Plan
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s
@@ -105,6 +108,8 @@ class Session:
         What is elsewhere on this machine, such as data.path.
     tls_dir : Path, optional
         Credentials.
+    keys : callable (Step) -> mapping of str to array of whole numbers, optional
+        Of a job with embedding tables: the ids whose rows a step needs, by table; default: those of the job's model.
     """
 
     def __init__(
@@ -115,12 +120,16 @@ class Session:
         data: bool = True,
         overrides: Sequence[Override] = (),
         tls_dir: Path | None = None,
+        keys: Callable[[Step], Mapping[str, Any]] | None = None,
     ) -> None:
         self._run = run
         self._name = name
         self._data = data
         self._overrides = overrides
         self._tls_dir = tls_dir
+        self._keys = keys
+        self._tables: Mapping[str, EmbeddingTable] = {}
+        self._named = NO_NAMED_ROWS  # of the present step
         self._entered = ExitStack()
         self._task: Task | None = None
         self._leasing: Leasing
@@ -157,15 +166,12 @@ class Session:
             threading.Thread(target=self._watch, name="session", daemon=True).start()
             reply = coordinator.get_job()
             job = job_of(reply, self._overrides)
-            if job.tables:
-                raise ConfigurationError(
-                    f"the job has the tables {', '.join(sorted(job.tables))}, whose rows a program's own loop does not "
-                    "get: `parashard worker --connect` joins it"
-                )
+            self._tables = {table.name: table for table in tables_of(job)}
             coordinator.retry_budget_s = job.cluster.retry_budget_s
             device, self._plan = Cpu(), plan_from(reply.plan)
             if self._data and SCRIPT not in (job.data.source, job.model.kind):
                 self._task = load_task(reply, job, threads=None, device="cpu")
+            self._check_keys()
             self._job_seed, self._clip_norm = job.job.seed, job.optimizer.clip_norm
             self._steps = StepPlan(
                 reply.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0
@@ -220,7 +226,7 @@ class Session:
                 assert self._task is not None
                 evaluate(work, self._task, self._client, self._leasing, self._keep)
             else:
-                step = self._begun(work)
+                step = self._begun_with_rows(work) if self._tables and not work.skip else self._begun(work)
                 if step is not None:
                     yield step
 
@@ -228,11 +234,12 @@ class Session:
         """Return the weights of the present step, by name.
 
         They were pulled after the step was leased, and are the session's: they cannot be written to, and they change
-        once the step is pushed or given back. Copy what is to be kept.
+        once the step is pushed or given back. Copy what is to be kept. Of each table whose ids were named there are the
+        rows, under its name: of each id, shape (*ids, dimension), in an array of the program's own.
         """
         if self._pulled is None:
             raise ConfigurationError("session.pull() is of a step: call it in `for step in session.steps()`, once each")
-        return read_only(self._pulled.variables)
+        return {**read_only(self._pulled.variables), **self._named.by_id(self._pulled.rows)}
 
     def push(
         self,
@@ -248,8 +255,8 @@ class Session:
         ----------
         step : Step
         gradients : mapping of str to array of floating point, or None
-            In the variables' shapes; what is left out is zero. None: the step moves nothing, not even what has momentum
-            or decays (`async` and `ssp`).
+            In the variables' shapes, of a table in that of its rows by id; what is left out is zero. None: the step
+            moves nothing, not even what has momentum or decays (`async` and `ssp`).
         loss : float, optional
             Shown, and in the report.
         examples : int, optional
@@ -318,6 +325,48 @@ class Session:
             self._failed(error)
             return None
 
+    def _begun_with_rows(self, grant: pb.Grant) -> Step | None:
+        """Return a leased step once its rows are pulled, which its examples name; None: it is dealt with."""
+        self._grant = grant
+        if grant.announce and not self._leasing.announce(grant.step):
+            return None  # the next turn gives it back
+        with self._leasing.computing(grant):
+            try:
+                step = self._step(grant.step)
+            except ParashardError as error:  # the data
+                self._failed(error)
+                return None
+            self._named = self._named_by(step)
+        try:
+            self._pulled = self._transfers.pull(grant, self._named.keys)
+        except InvalidRequest as error:
+            self._end_step()
+            self._transfers.pull_refused(grant.step, error)
+            return None
+        except ParashardError as error:
+            self._end_step()
+            self._transfers.gave_up(grant.step, error)
+            return None
+        self._computing.enter_context(self._leasing.computing(grant))
+        return step
+
+    def _named_by(self, step: Step) -> NamedRows:
+        if self._keys is not None:
+            return named_rows(self._keys(step), self._tables)
+        assert step.batch is not None, "checked as the session began"
+        return NamedRows(dict(step.batch.keys), dict(step.batch.places))
+
+    def _check_keys(self) -> None:
+        """Refuse a job with tables where nothing says which rows a step needs, and the reverse."""
+        tables = ", ".join(sorted(self._tables))
+        if self._tables and self._keys is None and self._task is None:
+            raise ConfigurationError(
+                f"the job has the tables {tables}, and nothing says which rows a step needs: "
+                "ps.connect(..., keys=lambda step: {...}) names their ids, by table"
+            )
+        if self._keys is not None and not self._tables:
+            raise ConfigurationError("keys= names rows of tables, and the job has none")
+
     def _step(self, number: int) -> Step:
         batch = self._task.batch_of(number) if self._task is not None else None
         seed = step_seed("session", self._job_seed, number)
@@ -327,6 +376,11 @@ class Session:
         variables = self._plan.variables
         arrays: dict[str, Float32s] = {}
         for name, gradient in gradients.items():
+            if name in self._tables:
+                summed = self._named.gradient(name, gradient, self._tables)
+                if len(summed):
+                    arrays[name] = summed
+                continue
             if name not in variables:
                 raise UnknownVariable(f"a gradient for {name!r}, which is none of {', '.join(sorted(variables))}")
             array = np.asarray(gradient)
@@ -371,6 +425,7 @@ class Session:
         if self._pulled is not None:
             self._pulled.release()
         self._grant = self._pulled = self._refused = None
+        self._named = NO_NAMED_ROWS
 
     def _watch(self) -> None:
         """Wait for no shard and no coordinator any more once the run folder says that they have ended."""
