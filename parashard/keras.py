@@ -1,8 +1,8 @@
 """Keras 3 models: `parashard.keras.Model` makes a compiled one trainable by a `Trainer`, on Keras' JAX and PyTorch.
 
-Owns what of a Keras model is a variable, and the one function of pulled arrays that a step differentiates. The model's
-own variables are neither read nor written while it trains: each step computes in a `keras.StatelessScope` with the
-pulled arrays in their place. `parashard.models.keras_backends` knows what differs between JAX and PyTorch.
+Owns the way of pulled arrays and rows into a Keras model, and of gradients out of it. The model's own variables are
+neither read nor written while it trains. `parashard.models.keras_functions` has what is differentiated, and
+`parashard.models.keras_backends` knows what differs between JAX and PyTorch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
-from parashard.job.declared_table import Table
+from parashard.job.declared_table import Table, dimension_of
 from parashard.metrics import Sums
 from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
-    WrongModel,
     made_by,
     refuse_other_framework,
     rows,
@@ -32,12 +31,12 @@ from parashard.models.framework import (
 )
 from parashard.models.keras_backends import open_backend
 from parashard.models.keras_embeddings import Embedding
+from parashard.models.keras_functions import Functions
 from parashard.models.keras_keys import KeysOf, look_ups_in
 from parashard.models.keras_metrics import Compiled, check_single, check_sums
 from parashard.models.keras_rows import NOT_RENAMED, Asking, Pulled, Renamed, lent
-from parashard.models.keras_variables import check, copied, found_in, is_seed, keras, seeded, word
-from parashard.models.row_places import dimension_of
-from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
+from parashard.models.keras_variables import Found, check, copied, found_in, is_seed, keras, seeded, word
+from parashard.models.state import initial_of, pushed_for, value_of
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s
 from parashard.process.turns import turn
@@ -99,16 +98,14 @@ class Model:
         self._seed = 0
         self._model: Any = None
         self._patterns = dict(state or {})
-        self._kinds: dict[str, str] = {}
-        self._variables: dict[str, Any] = {}  # Keras' variables by the names of ours: what is trained comes first
-        self._others: list[Any] = []  # seed generators and constants of whole numbers: no variables of the job
+        self._functions = Functions()
         self._is_built = False
         self._compiled_metrics: list[Compiled] = []
         self._scale = 1.0
         self._keys: KeysOf
-        self._step = self._backend.gradients(self._loss)
-        self._judged = self._backend.outputs(self._metrics)
-        self._outputs = self._backend.outputs(self._output)
+        self._step = self._backend.gradients(self._functions.loss)
+        self._judged = self._backend.outputs(self._functions.metrics)
+        self._outputs = self._backend.outputs(self._functions.output)
 
     @property
     def tables(self) -> tuple[Table | EmbeddingTable, ...]:
@@ -145,7 +142,7 @@ class Model:
         """Return SHA-256 (hex) of the state that is no variable, such as a table of whole numbers."""
         self._ready()
         digest = hashlib.sha256()
-        for variable in self._others:
+        for variable in self._found.others:
             if not is_seed(variable):
                 value = np.ascontiguousarray(variable.numpy())
                 digest.update(f"{variable.path}\0{value.dtype}\0{value.shape}\0".encode() + value.tobytes())
@@ -154,8 +151,8 @@ class Model:
     def initial_variables(self) -> Mapping[str, Initial]:
         """Return the weights with their first values, as float32."""
         self._ready()
-        array, kinds = self._backend.array, self._kinds
-        return {name: initial_of(name, array(v.value), kinds[name]) for name, v in self._variables.items()}
+        array, found = self._backend.array, self._found
+        return {name: initial_of(name, array(v.value), found.kinds[name]) for name, v in found.variables.items()}
 
     def check(self, batch: Batch) -> None:
         """Raise WrongModel, or what the model raises, if a step or an evaluation cannot be computed of such a batch."""
@@ -186,13 +183,13 @@ class Model:
         loss, after, found, of_rows = self._step(pulled, scale, *state, *data)
         gradients: dict[str, Array | None] = {
             name: None if gradient is None else rows(self._backend.result(gradient, xp))
-            for name, gradient in zip(self._names(trained=True), found, strict=True)
+            for name, gradient in zip(self._found.names(trained=True), found, strict=True)
         }
         gradients |= of_rows
         array = self._backend.array
-        for name, before in zip(self._names(trained=False), state[1], strict=False):
+        for name, before in zip(self._found.names(trained=False), state[1], strict=False):
             if name in after:
-                gradients[name] = xp.asarray(pushed_for(self._kinds[name], array(before), array(after[name])))
+                gradients[name] = xp.asarray(pushed_for(self._found.kinds[name], array(before), array(after[name])))
         return self._backend.result(loss, xp), gradients
 
     @turn()
@@ -222,7 +219,11 @@ class Model:
             raise ConfigurationError("the factory returns the same model each time: give the model itself")
         for theirs, mine in zip(own.variables, ours.variables, strict=True):
             name = mine.path
-            kept = value_of(values[name], self._kinds[name]).reshape(mine.shape) if name in self._kinds else mine.value
+            kept = (
+                value_of(values[name], self._found.kinds[name]).reshape(mine.shape)
+                if name in self._found.kinds
+                else mine.value
+            )
             theirs.assign(kept)
         return own
 
@@ -234,72 +235,18 @@ class Model:
             own.run_eagerly = True
             own._compile_config.config["run_eagerly"] = True  # which Keras saves
 
-    # --- what is compiled: functions of tensors ---
-
-    def _loss(
-        self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any, weights: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """Return the loss of a training step, and the new values of state by name."""
-        model = self._model
-        with keras.StatelessScope(self._mapping(trained, fixed), collect_losses=True) as scope:
-            held = [variable for variable in self._mapped() if not is_seed(variable)]
-            before = [scope.get_current_value(variable) for variable in held]
-            outputs = model(inputs, training=True)
-            loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=weights, training=True)
-            after = {}
-            for variable, value in zip(held, before, strict=True):
-                kind, now = self._kinds.get(variable.path, FROZEN), scope.get_current_value(variable)
-                if kind not in ("", FROZEN):
-                    after[variable.path] = now
-                elif now is not value:
-                    raise WrongModel(
-                        f"{variable.path!r} is written while a step is computed, and has no gradient to push; say how "
-                        f"it changes: state={{{variable.path!r}: 'average:0.1'}} for a running average, 'counter' for "
-                        "whole numbers, 'sum'"
-                    )
-        shape = getattr(loss, "shape", None)
-        if shape is None or tuple(shape) != ():
-            found = type(loss).__name__ if shape is None else f"shape {tuple(shape)}"
-            raise WrongModel(f"the loss must be one number, the mean over a batch; found {found}")
-        return loss, after
-
-    def _metrics(
-        self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any, weights: Any
-    ) -> tuple[Any, list[Any]]:
-        """Return the loss of a batch, and the metrics' variables after it: in the scope they begin at zero."""
-        model = self._model
-        with keras.StatelessScope(self._mapping(trained, fixed), collect_losses=True):
-            outputs = model(inputs, training=False)
-            loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=weights, training=False)
-            model.compute_metrics(inputs, targets, outputs, sample_weight=weights)
-            return loss, [variable.value for variable in model.metrics_variables]
-
-    def _output(self, trained: list[Any], fixed: list[Any], inputs: Any) -> Any:
-        with keras.StatelessScope(self._mapping(trained, fixed)):
-            return self._model(inputs, training=False)
-
-    def _mapping(self, trained: list[Any], fixed: list[Any]) -> list[tuple[Any, Any]]:
-        return [
-            (variable, keras.ops.reshape(value, variable.shape))
-            for variable, value in zip(self._mapped(), [*trained, *fixed], strict=True)
-        ]
-
-    def _mapped(self) -> list[Any]:
-        return [*self._variables.values(), *self._others]
-
-    def _names(self, *, trained: bool) -> list[str]:
-        return [name for name, kind in self._kinds.items() if (not kind) == trained]
-
     # --- arrays to tensors ---
 
     def _state(self, variables: Mapping[str, Array], batch: Batch | None) -> _State:
-        """Return what is trained and what is not, in the order of `_mapping`; None: of a prediction."""
+        """Return what is trained and what is not, in the order of `Functions`; None: of a prediction."""
         step, part = (_PREDICTION, 0) if batch is None else (batch.step, batch.part)
         self._ready()
         tensor = self._backend.tensor
-        trained = [tensor(variables[name]) for name in self._names(trained=True)]
-        fixed = [tensor(value_of(variables[name], self._kinds[name])) for name in self._names(trained=False)]
-        for index, variable in enumerate(self._others):
+        trained = [tensor(variables[name]) for name in self._found.names(trained=True)]
+        fixed = [
+            tensor(value_of(variables[name], self._found.kinds[name])) for name in self._found.names(trained=False)
+        ]
+        for index, variable in enumerate(self._found.others):
             value = variable.numpy()
             if is_seed(variable):
                 words = step_seed(f"keras {index}", self._seed, step, part)
@@ -349,6 +296,11 @@ class Model:
 
     # --- the model ---
 
+    @property
+    def _found(self) -> Found:
+        """What of the model is a variable."""
+        return self._functions.found
+
     def _ready(self) -> Any:
         if self._model is None:
             is_instance = isinstance(self._given, keras.Model)
@@ -358,11 +310,11 @@ class Model:
     def _take(self, model: Any) -> None:
         """Check a model, and find what of it is a variable."""
         check(model)
-        self._kinds, self._variables, others = found_in(model, self._patterns)
+        self._functions.take(model, found_in(model, self._patterns))
         self._keys = KeysOf(model, self.keys_function)
         half = any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
         self._scale = LOSS_SCALE if half else 1.0
-        self._others, self._model, self._is_built = others, model, False
+        self._model, self._is_built = model, False
 
     def _apart(self, make: Callable[[], Any]) -> Any:
         """Return what a function makes in a thread of its own, where Keras counts names from the beginning.

@@ -78,6 +78,14 @@ class Found(NamedTuple):
     variables: dict[str, Any]
     others: list[Any]
 
+    def in_order(self) -> list[Any]:
+        """Return all of them: what is trained, what is not, and the others."""
+        return [*self.variables.values(), *self.others]
+
+    def names(self, *, trained: bool) -> list[str]:
+        """Return the names of what is trained, or of what is not."""
+        return [name for name, kind in self.kinds.items() if (not kind) == trained]
+
 
 def found_in(model: Any, patterns: Mapping[str, str]) -> Found:
     """Return what of a model is a variable of a job.

@@ -1,0 +1,56 @@
+"""Evaluations of Keras models: what Keras itself says of all examples, by metrics that are added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard.data.base import Batch
+from parashard.errors import ConfigurationError
+from parashard.models.judging import Totals
+from support.keras_cases import X, Y, batch, compiled, figures, first_values, keras, layers, model, plain
+
+
+def test_evaluations_are_those_of_keras() -> None:
+    ours = model(plain)
+    values = first_values(ours)
+    due = ours.own(values).evaluate(X, Y, verbose=0, return_dict=True, batch_size=8)
+    found = figures(ours.evaluate(values, batch(), np))
+    assert found == pytest.approx(due)
+    assert figures(ours.evaluate(values, batch(), np)) == found  # nothing is left of an evaluation
+
+
+def test_metrics_of_batches_are_those_of_all_examples_though_they_are_no_means() -> None:
+    """Of three batches of unequal size, with weights, as Keras has them of all at once."""
+
+    def judged() -> Any:
+        own = [keras.metrics.AUC(num_thresholds=50, name="auc"), keras.metrics.RootMeanSquaredError(), "mae"]
+        weighted = [keras.metrics.Precision(name="precision"), keras.metrics.MeanAbsoluteError(name="weighted")]
+        sigmoid = layers.Dense(1, activation="sigmoid")
+        return compiled(sigmoid, loss="binary_crossentropy", metrics=own, weighted_metrics=weighted)
+
+    ours = model(judged)
+    values = first_values(ours)
+    targets = np.array([0, 1, 1, 0, 1, 0, 0, 1], np.float32)[:, None]
+    weights = np.arange(1, 9, dtype=np.float32) / 4
+    totals = Totals()
+    for rows in (slice(0, 3), slice(3, 4), slice(4, 8)):
+        at = np.arange(8)[rows]
+        totals.add(ours.evaluate(values, Batch(-1, -1, at, X[rows], targets[rows], weights[rows]), np), len(at))
+    own = ours.own(values)
+    due = own.evaluate(X, targets, sample_weight=weights, verbose=0, return_dict=True, batch_size=8)
+    found = totals.figures()
+    assert {name: found[name] for name in due if name != "loss"} == pytest.approx(
+        {name: value for name, value in due.items() if name != "loss"}, rel=1e-5
+    )
+    assert 0 < found["auc"] <= 1
+
+
+def test_a_metric_of_several_figures_is_refused() -> None:
+    ours = model(lambda: compiled(layers.Dense(3), loss="mse", metrics=[keras.metrics.R2Score(None)]))
+    with pytest.raises(
+        ConfigurationError, match=r"'r2_score' has figures of shape \(3,\); allowed: one, such as F1Score"
+    ):
+        ours.check(batch(0, np.eye(3, dtype=np.float32)[Y]))

@@ -1,0 +1,111 @@
+"""What of a Keras model cannot be trained: each is refused in a sentence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from parashard.errors import ConfigurationError
+from parashard.models.framework import WrongModel
+from support.keras_cases import Counting, batch, compiled, keras, layers, model, net
+
+
+class Largest(keras.metrics.Metric):
+    """The largest output: no sum."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.most = self.add_variable((), "zeros", name="most")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.most.assign(keras.ops.maximum(self.most, keras.ops.max(y_pred)))
+
+    def result(self) -> Any:
+        return self.most
+
+
+def unbuilt() -> Any:
+    made = keras.Sequential([layers.Dense(3)])
+    made.compile(loss="mse")
+    return made
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+
+def own_step() -> Any:
+    made = OwnStep([keras.Input((4,)), layers.Dense(3)])
+    made.compile(loss="mse")
+    return made
+
+
+def same_names() -> Any:
+    return compiled(layers.Dense(3, name="a"), Two(name="b"))
+
+
+class Two(layers.Layer):
+    def build(self, shape: Any) -> None:
+        self.first = self.add_weight(name="w", shape=(3,))
+        self.second = self.add_weight(name="w", shape=(3,))
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * self.first + self.second
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "no model": (lambda: model(lambda: 3), "model() returned int; due is a compiled keras.Model"),
+    "not callable": (lambda: model(3), "model is a keras.Model, its class or a factory, found int"),
+    "not built": (lambda: model(unbuilt), "has no weights yet: begin it with keras.Input(shape)"),
+    "not compiled": (
+        lambda: model(lambda: keras.Sequential([keras.Input((4,)), layers.Dense(3)])),
+        "sequential is not compiled: model.compile(loss=",
+    ),
+    "a train_step": (lambda: model(own_step), "OwnStep has a train_step of its own"),
+    "nothing to train": (lambda: model(lambda: compiled(layers.ReLU())), "sequential has no trainable weight"),
+    "one path twice": (lambda: model(same_names), "two weights have the path 'sequential/b/w': name their layers"),
+    "no such state": (
+        lambda: model(net, state={"*/x": "sum"}),
+        "state: '*/x' matches none of the weights: sequential/",
+    ),
+    "a trained state": (
+        lambda: model(net, state={"*/bias": "sum"}),
+        "state: 'sequential/dense/bias' is trained; allowed: weights that are not trainable",
+    ),
+    "whole numbers averaged": (
+        lambda: model(lambda: compiled(Counting("int32"), layers.Dense(3)), state={"*/count": "average:0.1"}),
+        "state: 'sequential/counting/count' of int32 is 'average:0.1'; allowed: counter for whole numbers",
+    ),
+    "state of a layer": (
+        lambda: model(lambda: compiled(Counting(), layers.Dense(3))),
+        "'sequential/counting/count' is written while a step is computed",
+    ),
+    "a metric that is no sum": (
+        lambda: model(lambda: compiled(layers.Dense(1), loss="mse", metrics=[Largest(name="largest")])),
+        "metric 'largest' is not known to be a sum over examples",
+    ),
+    "a loss of several numbers": (
+        lambda: model(
+            lambda: compiled(
+                layers.Dense(3), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+            )
+        ),
+        "the loss must be one number, the mean over a batch; found shape (8,)",
+    ),
+    "the same model each time": (
+        lambda: model(itertools.repeat(net()).__next__).own({}),
+        "the factory returns the same model each time: give the model itself",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_a_sentence(mistake: str) -> None:
+    make, says = MISTAKES[mistake]
+    with pytest.raises((ConfigurationError, WrongModel)) as refused:
+        make().check(batch())
+    assert says in str(refused.value)
