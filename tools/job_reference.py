@@ -245,6 +245,8 @@ def _type(annotation: Any) -> str:
         return " or ".join(_type(argument) for argument in arguments if argument is not NoneType)
     if origin is tuple:
         return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return f"table of {_type(arguments[1])}"
     return _TYPES[annotation]
 
 

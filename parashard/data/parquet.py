@@ -13,7 +13,7 @@ import numpy as np
 
 from parashard.data.arrays import ArraySource
 from parashard.data.base import kind_of_failure
-from parashard.data.columns import Column, Numbers, Table, Words, shown_cell
+from parashard.data.columns import Column, Lists, Numbers, Table, Words, as_words, shown_cell
 from parashard.data.options import ParquetOptions
 from parashard.data.tables import table_source
 from parashard.errors import BadData, ConfigurationError, shown_names
@@ -63,6 +63,8 @@ def _columns(pa: Any, table: Any, path: Path, is_used: Callable[[str], bool]) ->
 def _column(pa: Any, array: Any, origin: str) -> Column:
     """Return an Arrow array as a column, without values where its type is null; BadData for types that are neither."""
     types, kind = pa.types, array.type
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _lists(pa, array, origin)
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_null(kind):
@@ -78,7 +80,22 @@ def _column(pa: Any, array: Any, origin: str) -> Column:
         if np.isinf(numbers).any():
             raise BadData(f"{origin}: row {int(np.flatnonzero(np.isinf(numbers))[0]) + 1} is infinite")
         return Numbers(numbers, boolean=types.is_boolean(kind))
-    raise BadData(f"{origin}: must hold numbers, booleans or text, found the type {array.type}")
+    raise BadData(f"{origin}: must hold numbers, booleans, text or lists of these, found the type {array.type}")
+
+
+def _lists(pa: Any, array: Any, origin: str) -> Lists:
+    """Return lists as a column of texts, without values where an item is null; whole numbers keep all their digits."""
+    items = array.flatten()  # without what is beneath a null
+    if pa.types.is_integer(items.type):
+        items = items.cast(pa.string())
+    column = _column(pa, items, f"{origin}: items of its lists")
+    if isinstance(column, Lists):
+        raise BadData(f"{origin}: must hold lists of numbers, booleans or text, found the type {array.type}")
+    texts = as_words(column)
+    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    there = texts.codes >= 0
+    before = np.concatenate(([0], np.cumsum(there)))
+    return Lists(texts.codes[there], before[np.concatenate(([0], np.cumsum(lengths)))], texts.vocabulary)
 
 
 def _empty(rows: int) -> Words:
