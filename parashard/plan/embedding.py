@@ -27,6 +27,7 @@ from parashard.plan.variables import Float32s, Initializer, drawn, key_of
 
 Keys = npt.NDArray[np.uint64]
 RowDtype = Literal["float32", "float16"]
+RowEncoding = Literal["float32", "bfloat16", "float16", "int8"]
 
 
 class KeyedRows(NamedTuple):
@@ -82,6 +83,8 @@ class EmbeddingTable:
         When a key gets a row, and loses it.
     dtype : {"float32", "float16"}
         What rows are kept, pulled and saved as; their slots and arithmetic are float32.
+    encoding : {"float32", "bfloat16", "float16", "int8"}
+        How gradients of its rows are asked to travel; see `gradient_encoding`.
     """
 
     name: str
@@ -92,6 +95,7 @@ class EmbeddingTable:
     rows_max: int = ROWS_MAX_DEFAULT
     rules: RowRules = NO_RULES
     dtype: RowDtype = "float32"
+    encoding: RowEncoding = "float32"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
@@ -144,8 +148,13 @@ class EmbeddingTable:
         return ConfigurationError(f"table {self.name!r}: {what} must be {allowed}, found {found}")
 
     @property
+    def gradient_encoding(self) -> RowEncoding:
+        """How gradients of its rows travel: as float32 where a scale for each row would make them no shorter."""
+        return "float32" if self.encoding == "int8" and self.row_elements == 1 else self.encoding
+
+    @property
     def push_bytes_max(self) -> int:
-        """Most bytes of a push for this table."""
+        """Most bytes of a push for this table, and of what a round holds of one: no encoding is longer than float32."""
         return self.keys_per_step_max * (KEY_BYTES + ELEMENT_BYTES * self.row_elements)
 
     @property

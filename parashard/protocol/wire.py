@@ -125,7 +125,7 @@ def push_header(push: Push) -> tensor_pb2.PushHeader:
             kept=piece.kept,
         )
     for rows in push.rows:
-        header.rows.add(table=rows.table, rows=rows.rows, row_elements=rows.row_elements)
+        header.rows.add(table=rows.table, rows=rows.rows, row_elements=rows.row_elements, dtype=rows.dtype.value)
     return header
 
 
@@ -142,7 +142,7 @@ def push_from(header: tensor_pb2.PushHeader, payload: memoryview) -> Push:
         traceparent=header.traceparent,
         learning_rate=header.learning_rate or None,
         void=header.void,
-        rows=tuple(RowSlice(rows.table, rows.rows, rows.row_elements) for rows in header.rows),
+        rows=tuple(_row_slice(rows) for rows in header.rows),
     )
 
 
@@ -353,12 +353,7 @@ def target(message: tensor_pb2.Target) -> Target:
 
 
 def _slice(message: tensor_pb2.TensorSlice) -> Slice:
-    try:
-        dtype = DType(message.dtype)
-    except ValueError:
-        raise MalformedFrame(
-            f"a slice of {message.variable!r} has the unknown dtype {message.dtype}; allowed: 1 to {len(DType)}"
-        ) from None
+    dtype = _dtype(message.dtype, f"a slice of {message.variable!r}")
     if message.kept and dtype is not DType.TOPK:
         raise MalformedFrame(f"a slice of {message.variable!r} keeps {message.kept} elements, and is not DTYPE_TOPK")
     if message.row_stop <= message.row_start:
@@ -366,6 +361,20 @@ def _slice(message: tensor_pb2.TensorSlice) -> Slice:
     return Slice(
         Partition(message.variable, message.row_start, message.row_stop), message.row_elements, dtype, message.kept
     )
+
+
+def _row_slice(message: tensor_pb2.RowSlice) -> RowSlice:
+    dtype = _dtype(message.dtype, f"the rows of table {message.table!r}")
+    if dtype is DType.TOPK:
+        raise MalformedFrame(f"the rows of table {message.table!r} are DTYPE_TOPK; allowed: every other dtype")
+    return RowSlice(message.table, message.rows, message.row_elements, dtype)
+
+
+def _dtype(value: int, what: str) -> DType:
+    try:
+        return DType(value)
+    except ValueError:
+        raise MalformedFrame(f"{what} has the unknown dtype {value}; allowed: 1 to {len(DType)}") from None
 
 
 # --- frames, for gRPC ---

@@ -48,7 +48,9 @@ pushes = st.builds(
     traceparent=st.just(""),
     learning_rate=st.none() | st.floats(min_value=0.0, exclude_min=True),
     void=st.booleans(),
-    rows=st.lists(st.builds(RowSlice, texts, u64s, u64s), max_size=3).map(tuple),
+    rows=st.lists(
+        st.builds(RowSlice, texts, u64s, u64s, st.sampled_from([d for d in DType if d is not DType.TOPK])), max_size=3
+    ).map(tuple),
 )
 receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
 pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s, keys=st.just({}))
@@ -260,6 +262,15 @@ def test_a_pull_with_a_payload_is_malformed():
 def test_a_slice_that_cannot_be_is_malformed(fields, says):
     header = tensor_pb2.PushHeader(slices=[tensor_pb2.TensorSlice(**{"variable": "w", "row_stop": 1} | fields)])
     with pytest.raises(MalformedFrame, match=f"slice of 'w'.*{says}"):
+        wire.push_from(*wire.decode_push(wire.encode_frame(header)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "says"), [(0, "unknown dtype 0"), (6, "unknown dtype 6; allowed: 1 to 5"), (5, "are DTYPE_TOPK")]
+)
+def test_rows_in_an_encoding_that_they_cannot_have_are_malformed(dtype, says):
+    header = tensor_pb2.PushHeader(rows=[tensor_pb2.RowSlice(table="user", rows=1, row_elements=2, dtype=dtype)])
+    with pytest.raises(MalformedFrame, match=f"the rows of table 'user'.*{says}"):
         wire.push_from(*wire.decode_push(wire.encode_frame(header)))
 
 
