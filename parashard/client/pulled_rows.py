@@ -13,7 +13,7 @@ import numpy as np
 
 from parashard.encodings import row_codec
 from parashard.errors import UnknownVariable
-from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_shard, first_rows
+from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_shard, first_rows, floats_of
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, NO_KEYS, Push, RowSlice, Weights, answer_bytes_of
@@ -106,9 +106,9 @@ class PulledRows:
         """Take the answer to a part; rows that the shard does not have are drawn. Returns its version."""
         found, into = answer.rows[part.table], self.values[part.table][part.keys]
         if found.present.all():
-            into[:] = found.values
+            into[:] = floats_of(found.values)
         else:
-            into[found.present] = found.values
+            into[found.present] = floats_of(found.values)
             absent = ~found.present
             into[absent] = self._tables.first_rows(part.table, self.keys[part.table][part.keys][absent])
         return answer.version

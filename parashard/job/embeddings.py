@@ -35,7 +35,7 @@ class TableSettings(Table):
     dimension: int = key(ge=1, le=ROW_ELEMENTS_MAX, description="Numbers of a row.")
     dtype: RowDtype = key(
         default="float32",
-        description="What rows are kept, pulled and saved as; gradients, slots and arithmetic are float32.",
+        description="What rows are kept, pulled and saved as; slots and arithmetic are float32.",
     )
     encoding: RowEncoding = key(
         default="float32",

@@ -170,7 +170,7 @@ class PresentRows(NamedTuple):
     """The rows of those of some keys that have one; of the others the initial values count (P27)."""
 
     present: NDArray[np.bool_]  # shape (keys,)
-    values: NDArray[Any]  # float32 or float16, shape (present keys, row_elements)
+    values: NDArray[Any]  # float32, float16 or BFLOAT16, shape (present keys, row_elements)
 
 
 class Weights(NamedTuple):

@@ -1,20 +1,27 @@
 """Arrays by name as safetensors: a file's content, and whole files.
 
-Owns which errors of the library mean content that cannot be used. Knows no checkpoint and no job. The library is
-imported by the first read or write: a process has neither at its start. Called by `parashard.checkpoints.tensors`, and
-where weights are given, kept at a job's end or handed to another process.
+Owns which errors of the library mean content that cannot be used, and bfloat16, which the library's part for NumPy
+lacks: files have it as BF16, arrays as `parashard.plan.embedding.BFLOAT16`. Knows no checkpoint and no job. The library
+is imported by the first read or write: a process has neither at its start. Called by
+`parashard.checkpoints`, and where weights are given, kept at a job's end or handed to another process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from parashard.errors import BadData
+from parashard.plan.embedding import BFLOAT16
 from parashard.plan.variables import Float32s
+
+_HEAD = struct.Struct("<Q")  # the length of the header, which is JSON; data begin behind it, at a multiple of 8 bytes
+_ALIGNED = 8
 
 
 def read_arrays(path: Path) -> dict[str, Float32s]:
@@ -46,30 +53,63 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[
     from safetensors.numpy import save_file
 
     try:
-        save_file(dict(arrays), path, dict(about or {}) or None)
+        if _halves(arrays):
+            path.write_bytes(to_bytes(arrays, about))
+        else:
+            save_file(dict(arrays), path, dict(about or {}) or None)
     except SafetensorError as error:  # the library's own error for a full disk
         raise OSError(str(error)) from error
 
 
 def from_bytes(content: bytes) -> dict[str, Float32s]:
-    """Return the arrays in a file's content; their dtype is what it says.
+    """Return the arrays in a file's content; their dtype is what it says, BFLOAT16 among them.
 
     Raises
     ------
     ValueError
-        If it is not safetensors of dtypes that NumPy has.
+        If it is not safetensors of dtypes that NumPy has, and bfloat16.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
+    header, _ = _header_of(content)
+    halves = [name for name, entry in header.items() if entry.get("dtype") == "BF16" and name != "__metadata__"]
     try:
-        return load(content)
+        arrays = load(_renamed(content, halves, "U16") if halves else content)
     except (SafetensorError, KeyError) as error:  # the last, and ValueError: dtypes that NumPy lacks
         raise ValueError(repr(error)) from None
+    return arrays | {name: arrays[name].view(BFLOAT16) for name in halves}
 
 
-def to_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def to_bytes(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str] | None = None) -> bytes:
     """Return a file's content; arrays must be contiguous."""
     from safetensors.numpy import save
 
-    return save(dict(arrays))
+    halves = _halves(arrays)
+    content = save({**arrays, **{name: arrays[name].view("u2") for name in halves}}, dict(about or {}) or None)
+    return _renamed(content, halves, "BF16") if halves else content
+
+
+def _halves(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+    return [name for name, array in arrays.items() if array.dtype == BFLOAT16]
+
+
+def _header_of(content: bytes) -> tuple[dict[str, dict[str, Any]], int]:
+    """Return the header of a file, and where its data begin; an empty one where there is none: the library says so."""
+    try:
+        begin = _HEAD.size + _HEAD.unpack_from(content)[0]
+        header = json.loads(content[_HEAD.size : begin])
+    except (struct.error, ValueError, RecursionError):
+        return {}, 0
+    right = isinstance(header, dict) and all(isinstance(entry, dict) for entry in header.values())
+    return (header, begin) if right else ({}, 0)
+
+
+def _renamed(content: bytes, names: Iterable[str], dtype: str) -> bytes:
+    """Return a file whose arrays of these names have another dtype of the same length."""
+    header, begin = _header_of(content)
+    for name in names:
+        header[name]["dtype"] = dtype
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    return b"".join((_HEAD.pack(len(text)), text, memoryview(content)[begin:]))

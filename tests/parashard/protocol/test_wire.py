@@ -1,6 +1,7 @@
 """Frames: what goes in comes out, the payload lies where it can be read in place, and bounds are checked first."""
 
 import struct
+from typing import get_args
 from unittest import mock
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame
+from parashard.plan.embedding import RowDtype, kept_as, kept_dtype
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
@@ -108,20 +110,21 @@ def test_the_keys_of_a_pull_come_out_as_they_went_in(run, keys):
     assert found._replace(keys=run.keys) == run
 
 
-@given(KEYS, st.integers(1, 4), st.randoms(use_true_random=False))
-def test_rows_come_out_as_they_went_in(keys, elements, random):
+@given(KEYS, st.integers(1, 4), st.randoms(use_true_random=False), st.sampled_from(get_args(RowDtype)))
+def test_rows_come_out_as_they_went_in(keys, elements, random, dtype):
     asked = PullRun(TARGET, None, None, 0, 0, keys=keys)
     rows = {}
     for name, of_table in keys.items():
         present = np.array([random.random() < 0.5 for _ in of_table], np.bool_)
         values = np.array([random.random() for _ in range(int(present.sum()) * elements)], np.float32)
-        rows[name] = PresentRows(present, values.reshape(-1, elements))
+        rows[name] = PresentRows(present, kept_as(values.reshape(-1, elements), dtype))
     found = wire.decode_rows(wire.encode_weights(Weights(7, (), rows)), asked)
     assert found.version == 7
     assert list(found.rows) == list(rows)
     for name, (present, values) in rows.items():
         assert found.rows[name].present.tolist() == present.tolist()
-        assert found.rows[name].values.tolist() == values.tolist()
+        assert found.rows[name].values.dtype == kept_dtype(dtype)
+        assert found.rows[name].values.tobytes() == values.tobytes()
 
 
 TWO = PullRun(TARGET, None, None, 0, 0, keys={"user": np.array([1, 2], np.uint64)})
@@ -138,6 +141,7 @@ TWO = PullRun(TARGET, None, None, 0, 0, keys={"user": np.array([1, 2], np.uint64
         ([("user", 1, 1)], b"\1" + bytes(5), "rows of 5 bytes in a payload of 6"),
         ([("user", 1, 1)], b"", "end at byte 5 of 0"),
         ([("user", 1, 1, tensor_pb2.DTYPE_FLOAT16)], b"", "end at byte 3 of 0"),
+        ([("user", 1, 1, tensor_pb2.DTYPE_BFLOAT16)], b"", "end at byte 3 of 0"),
         ([("user", 1, 1, tensor_pb2.DTYPE_INT8)], b"\1" + bytes(4), "rows of table 'user' in the encoding 4"),
         ([("user", 1, 1, 0)], b"\1" + bytes(4), "rows of table 'user' in the encoding 0"),
     ],
