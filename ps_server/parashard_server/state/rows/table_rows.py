@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from parashard.checkpoints.tables import StoredRows
 from parashard.errors import DamagedCheckpoint, JobFailed
-from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, candidates_of, first_rows
+from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, candidates_of, dtype_name, first_rows
 from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PresentRows
@@ -201,10 +201,10 @@ class TableRows:
         records = self.saved[name]
         values = self._values if records is self.records else NO_VALUES
         slots = dict.fromkeys(self._optimizer.slots, self.table.slot_elements) if records is self.records else {}
-        due = (values.elements, str(values.dtype), slots)
+        due = (values.elements, values.name, slots)
         found = (
             stored.values.shape[1],
-            str(stored.values.dtype),
+            dtype_name(stored.values.dtype),
             {slot: part.shape[1] for slot, part in stored.slots.items()},
         )
         if found != due:

@@ -14,6 +14,7 @@ import numpy as np
 
 from parashard.checkpoints.manifest import TableFile, TableRule
 from parashard.checkpoints.tables import StoredRows
+from parashard.encodings import row_codec
 from parashard.errors import (
     DamagedCheckpoint,
     LimitExceeded,
@@ -173,6 +174,23 @@ class Tables:
             table.check_room([keys, *(one[name].keys for one in before if name in one)], now)
         return pushed
 
+    def check_encodings(self, slices: Sequence[RowSlice]) -> None:
+        """Refuse gradients of rows that do not travel as their table's do.
+
+        Raises
+        ------
+        UnknownVariable
+            If there is no such table.
+        ShapeMismatch
+            If their encoding is not the table's.
+        """
+        for piece in slices:
+            due = row_codec.dtype_of(self._of(piece.table).table)
+            if piece.dtype is not due:
+                raise ShapeMismatch(
+                    f"table {piece.table!r}: gradients of rows travel as {due.name}, found {piece.dtype.name}"
+                )
+
     def check_keys(self, wanted: Mapping[str, Keys]) -> None:
         """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers.
 
@@ -305,12 +323,14 @@ def _is_whole_due(files: Sequence[TableFile], table: Records) -> bool:
 
 
 def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
-    """Return the gradients of rows in a payload, as views of it.
+    """Return the gradients of rows in a payload, as views of it where they are not encoded.
 
     Raises
     ------
     MalformedFrame
-        If a table is named twice, or the slices are not as long as the payload.
+        If a table is named twice, or the slices are not as long as the payload, or an encoded one is invalid.
+    NonFiniteGradient
+        If an encoded value is not finite.
     """
     needed = sum(piece.size_bytes for piece in slices)
     if needed != payload.nbytes:
@@ -320,9 +340,9 @@ def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
     for piece in slices:
         if piece.table in found:
             raise MalformedFrame(f"table {piece.table!r} is named twice in a push")
-        middle, end = begin + 8 * piece.rows, begin + piece.size_bytes
-        values = np.frombuffer(payload[middle:end], "<f4").reshape(piece.rows, piece.row_elements)
-        found[piece.table] = RowGradients(np.frombuffer(payload[begin:middle], "<u8"), values)
+        middle, end = begin + piece.keys_bytes, begin + piece.size_bytes
+        keys = np.frombuffer(payload[begin:middle], "<u8")
+        found[piece.table] = RowGradients(keys, row_codec.decode(piece, payload[middle:end]))
         begin = end
     return found
 
