@@ -26,7 +26,7 @@ from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Variable
 
 WIDE, DEEP = "wide", "deep"
-THRESHOLDS = 4001
+THRESHOLDS = 16_001
 
 Gradients = dict[str, Array]
 Logits = tuple[Array, Callable[[Array], Gradients]]
@@ -80,7 +80,7 @@ class ClickModel(ABC):
             raise ConfigurationError(f"tables.wide.dimension: found {dimensions[WIDE]}; allowed with {kind!r}: 1")
         self.dimension = dimensions.get(DEEP, 0)
         metrics: list[Metric] = [
-            AUC(THRESHOLDS, from_logits=True),
+            AUC(THRESHOLDS, from_logits=True, spacing="both"),
             BinaryAccuracy(name="accuracy"),
             NormalizedEntropy(from_logits=True),
         ]
