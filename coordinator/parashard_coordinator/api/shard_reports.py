@@ -96,6 +96,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
     """
     _check_counts(request)
     check_count("skipped", request.skipped, INTERVALS_MAX)
+    check_count("chain_rounds", request.chain_rounds, ROUNDS_MAX)
     registration = ShardRegistration(
         request.incarnation,
         checked_address(request.address, "address"),
@@ -109,6 +110,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
         held=intervals_from(request.held or request.applied),
         skipped=intervals_from(request.skipped),
         returnable=frozenset(request.checkpoint_rounds),
+        chains=frozenset(request.chain_rounds),
         restored=readable(request.restored, REASON_BYTES_MAX),
         first_incarnation=request.first_incarnation,
     )

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.manifest import TableFile
-from parashard.checkpoints.retention import Held, collect, given_up, superseded
+from parashard.checkpoints.retention import CommonRounds, Held, chain_rounds, collect, in_order, superseded
 from parashard.checkpoints.verify import damage_in_shard
-from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
+from parashard.errors import DamagedCheckpoint, QueueFull, StoreFailed, Superseded, Unavailable
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
 from parashard.process.full_disk import disk_is_full
@@ -69,6 +69,8 @@ class Checkpointer:
         Of this process: once another one has claimed the shard, nothing is saved or deleted any more.
     log_ : ShardLog
         Begins a segment with each cut and drops what old checkpoints needed; one that fails asks for a checkpoint.
+    damaged : sequence of CheckpointId
+        Those that are: they go once a checkpoint is stored, so that none of them is taken for one to fall back to.
     last : Stored, optional
         The checkpoint that the shard was restored from: it is not saved again while the weights have not moved, and it
         may become part of a drained one.
@@ -87,12 +89,13 @@ class Checkpointer:
         *,
         claims: Claims,
         log_: ShardLog,
+        damaged: Sequence[CheckpointId] = (),
         last: Stored | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = CheckpointRecord(interval_s=options.every_s)
-        self.cut_round: int | None = None
-        """The newest round that every shard has saved, as last reported by the coordinator."""
+        self.common = CommonRounds()
+        """What all shards have saved, as last reported by the coordinator."""
         self.returns = returns
         self._host = host
         self._log = log_
@@ -100,6 +103,7 @@ class Checkpointer:
         self._schedule = schedule
         self._options = options
         self._known = known
+        self._damaged = list(damaged)
         self._claims = claims
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
         self._clock = clock
@@ -123,7 +127,12 @@ class Checkpointer:
     @property
     def rounds(self) -> list[int]:
         """Rounds that the shard can roll back to, ascending."""
-        return sorted({held.round for held in self._good() if held.round is not None})
+        return self.saved_rounds()[0]
+
+    def saved_rounds(self) -> tuple[list[int], list[int]]:
+        """Return the rounds that the shard can roll back to, and the first one of each chain, ascending."""
+        good = self._by_age()  # one list, so that the two fit each other
+        return sorted({held.round for held in good if held.round is not None}), chain_rounds(good)
 
     def start(self) -> None:
         """Start to save by the schedule."""
@@ -174,10 +183,12 @@ class Checkpointer:
         with self._saving:
             self._save_waiting()  # it is older, and ids must rise with time
             if self._last is not None and self._last.id.folder == damaged:
-                self.forget(self._last.id)
+                self._distrust(self._last.id)
                 self._last = None
 
             def reach(shard: Shard) -> Cut | None:
+                if damaged and shard.tables is not None:
+                    shard.tables.begin_chain()
                 if round_ is not None:
                     shard.updates.reach(round_)
                 last = self._last
@@ -197,9 +208,17 @@ class Checkpointer:
         with self._listing:
             self._known = [held for held in self._known if held.id != id_]
 
+    def _distrust(self, damaged: CheckpointId) -> None:
+        """Drop a damaged checkpoint, and those that share files of rows with it."""
+        since = next((held.rows_since for held in self._known if held.id == damaged), None)
+        chain = [held.id for held in self._known if since is not None and held.rows_since == since]
+        for id_ in {damaged, *chain}:
+            self.forget(id_)
+            self._damaged.append(id_)
+
     def at_round(self, round_: int) -> list[CheckpointId]:
         """Return the checkpoints of a round, the newest first."""
-        return sorted((held.id for held in self._good() if held.round == round_), reverse=True)
+        return sorted((held.id for held in self._by_age() if held.round == round_), reverse=True)
 
     def returned(self, shard: Shard) -> None:
         """Record a rollback: a new incarnation of an earlier round is served; under the shard's lock."""
@@ -211,10 +230,6 @@ class Checkpointer:
         """Save the pending cut, if any; errors are counted and reported."""
         with self._saving:
             self._save_waiting()
-
-    def _good(self) -> list[Held]:
-        """Return the checkpoints that are neither known to be damaged nor discarded by a rollback."""
-        return [held for held in self._known if not given_up(held, self.returns)]
 
     def _save_waiting(self) -> None:
         cut = self.pending
@@ -281,17 +296,19 @@ class Checkpointer:
         """
         if self._found_full > 1:
             self._log.give_up_below(cut.replay_from)
-        while self._good():
-            newest = self._by_age()[-1].id
+        while good := self._by_age():
+            newest = good[-1].id
             damage = list(damage_in_shard(self._catalogue, newest))
             if not damage:
-                self._collect(cut, keep=1)
+                self._collect(cut, keep=1, earlier_chain=False)
                 return
             log.warning("checkpoint-damaged", id=str(newest), what=damage[0])
             self.forget(newest)
+            self._damaged.append(newest)
 
     def _by_age(self) -> list[Held]:
-        return sorted(self._good(), key=lambda held: (-1 if held.round is None else held.round, held.id))
+        """Return the checkpoints that are neither known to be damaged nor discarded by a rollback."""
+        return in_order(self._known, self.returns)
 
     def _copy(self, cut: Cut) -> None:
         more = True
@@ -320,7 +337,7 @@ class Checkpointer:
         stored = stored_as(manifest)
         self.record.bytes = manifest.size_bytes + stored.manifest_bytes
         with self._listing:
-            self._known = [*self._known, Held(id_, cut.round, cut.replay_from)]
+            self._known = [*self._known, Held.of(manifest)]
         if cut.round is not None:
             self._host.changed.set()  # report the round to the coordinator at once: all shards may roll back to it
         return stored
@@ -331,23 +348,26 @@ class Checkpointer:
             with suppress(QueueFull):
                 self._host.run_exclusive(lambda _: cut.tables.ended(files))
 
-    def _collect(self, cut: Cut, keep: int) -> None:
+    def _collect(self, cut: Cut, keep: int, *, earlier_chain: bool = True) -> None:
         """Delete superseded checkpoints, if this process has the newest claim."""
         try:
             self._claims.check()
-            cut_round = None if cut.round is None else self.cut_round
-            old = superseded(
+            pinned = self._catalogue.pinned() | {self._handed_out}
+            old = [id_ for id_ in self._damaged if id_.folder not in pinned] + superseded(
                 self._known,
                 keep=keep,
                 keep_every=self._options.keep_every,
-                pinned=self._catalogue.pinned() | {self._handed_out},
-                cut_round=cut_round,
+                pinned=pinned,
+                common=CommonRounds() if cut.round is None else self.common,
                 returns=self.returns,
+                earlier_chain=earlier_chain,
             )
             for id_ in old:
                 failpoints.hit("shard.checkpoint.collecting")
                 self.forget(id_)
-                collect(self._catalogue, id_)
+                self._damaged = [damaged for damaged in self._damaged if damaged != id_]
+                with suppress(DamagedCheckpoint):  # of its manifest: nobody knows its files
+                    collect(self._catalogue, id_)
             self._log.collect(self._by_age()[-keep:])
         except (StoreFailed, Superseded) as error:
             log.warning("collection-failed", error=str(error))

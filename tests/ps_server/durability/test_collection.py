@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from parashard.checkpoints.retention import CommonRounds
 from parashard.store.claims import claim_incarnation
 from support.checkpoint_cases import write_job
 from support.shard_process import ADAM, ShardProcess
@@ -63,7 +64,7 @@ def test_in_rounds_nothing_is_deleted_that_all_may_have_to_return_to(store: Memo
         shard.push(round_ - 1)
         shard.checkpointer.take(round_)
     assert shard.checkpointer.rounds == [1, 2, 3], "no round is known to be complete on every shard"
-    shard.checkpointer.cut_round = 2
+    shard.checkpointer.common = CommonRounds(2, frozenset())
     shard.push(3)
     shard.checkpointer.take(4)
     assert shard.checkpointer.rounds == [2, 3, 4]
