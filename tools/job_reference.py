@@ -70,7 +70,6 @@ RELATIONS = """\
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
 | a negative `learning_rate` | only with the optimizer `sgd` and the model `ledger` or `row_ledger` |
 | `cluster.shard_device` with `optimizer.delay_compensation` | `"cpu"`: pulled weights are kept in the host's memory |
-| `checkpoint.durability` with `[tables]` | `"checkpoint"`: rows have no log |
 | `optimizer.delay_compensation` with `[tables]` | 0: what the rows of a step were is not remembered |
 | `cluster.shard_device` with `[tables]` | `"cpu"`: rows lie in the host's memory |
 | `optimizer` of a table | without `clip_norm`, \

@@ -129,8 +129,6 @@ def _shard_device(job: Job) -> Iterator[_Relation]:
 def _tables(job: Job) -> Iterator[_Relation]:
     if not job.tables:
         return
-    if job.checkpoint.durability == "log":
-        yield "checkpoint.durability", "tables", '"checkpoint" with tables: rows have no log'
     if job.optimizer.delay_compensation:
         yield "optimizer.delay_compensation", "tables", "0 with tables: what a step's rows were is not remembered"
     if job.cluster.shard_device != "cpu":

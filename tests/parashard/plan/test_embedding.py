@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.peers import click_ids
 from parashard.errors import ConfigurationError
 from parashard.plan.embedding import (
     BUCKET_BITS,
@@ -63,6 +64,14 @@ def test_ranges_cover_the_buckets_evenly(shards: int) -> None:
     assert [ranges[0][0], ranges[-1][1], len(ranges)] == [0, BUCKETS, shards]
     assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
     assert {end - begin for begin, end in ranges} <= {BUCKETS // shards, -(-BUCKETS // shards)}
+
+
+@pytest.mark.parametrize(("shards", "most"), [(2, 1.02), (4, 1.03), (8, 1.05)])
+def test_a_step_asks_shards_for_equal_numbers_of_keys(shards: int, most: float) -> None:
+    """Of ids by Zipf(1.2), as a recommender has them: each of a step's keys is asked for once, however hot it is."""
+    keys = np.sort(mixed(np.unique(click_ids.batches()[0])))
+    counts = [run.stop - run.start for run in cut_by_shard(keys, shards)]
+    assert max(counts) <= most * np.mean(counts)
 
 
 @pytest.mark.parametrize("shards", [0, BUCKETS + 1])
