@@ -70,7 +70,8 @@ class Checkpointer:
     log_ : ShardLog
         Begins a segment with each cut and drops what old checkpoints needed; one that fails asks for a checkpoint.
     damaged : sequence of CheckpointId
-        Those that are: they go once a checkpoint is stored, so that none of them is taken for one to fall back to.
+        Those that are, and newer than the one that was restored. They go before the next is stored: by then they would
+        be taken for the chain before it, in place of a sound one.
     last : Stored, optional
         The checkpoint that the shard was restored from: it is not saved again while the weights have not moved, and it
         may become part of a drained one.
@@ -103,7 +104,8 @@ class Checkpointer:
         self._schedule = schedule
         self._options = options
         self._known = known
-        self._damaged = list(damaged)
+        self._damaged_before = list(damaged)
+        self._damaged: list[CheckpointId] = []  # found since: they go once another one is stored
         self._claims = claims
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
         self._clock = clock
@@ -265,6 +267,7 @@ class Checkpointer:
         try:
             failpoints.hit("shard.checkpoint.cut")
             self._copy(cut)
+            self._delete_damaged()
             if self._found_full:
                 self._free_space(cut)
             stored = self._store(cut)
@@ -288,6 +291,21 @@ class Checkpointer:
         log.info("checkpoint", id=str(stored.id), steps=len(cut.applied), s=round(self.record.seconds, 3))
         self._collect(cut, self._options.keep)
         return stored
+
+    def _delete_damaged(self) -> None:
+        """Delete the damaged checkpoints that a start passed over; what fails is tried again with the next one."""
+        if not self._damaged_before:
+            return
+        self._claims.check()
+        try:
+            pinned = self._catalogue.pinned()
+            for id_ in [id_ for id_ in self._damaged_before if id_.folder not in pinned]:
+                failpoints.hit("shard.checkpoint.collecting")
+                with suppress(DamagedCheckpoint):  # of its manifest: nobody knows its files
+                    collect(self._catalogue, id_)
+            self._damaged_before = []
+        except StoreFailed as error:
+            log.warning("collection-failed", error=str(error))
 
     def _free_space(self, cut: Cut) -> None:
         """Delete checkpoints that the newest one supersedes before the next is written to a full disk.

@@ -149,9 +149,13 @@ def test_damaged_ones_go_and_are_never_taken_for_the_chain_before(store: MemoryS
     [base] = base_files(shard)
     damage(store, base)
     again = process(store)
-    assert again.stored()[-1] == "p5/s0/i1/c20", "until a later one is stored"
+    assert again.stored()[-1] == "p5/s0/i1/c20", "nothing is deleted at the start"
+    fault = store.fail("create", "manifest")
     pushed(again, 16)
-    assert again.stored() == [f"p5/s0/i1/c{CHAIN_MAX}", f"p5/s0/i2/c{CHAIN_MAX + 1}"]
+    assert (fault.fired, again.stored()) == (1, [f"p5/s0/i1/c{CHAIN_MAX}"]), "before another one is there"
+    again.now_s += 60.0
+    pushed(again, 17)
+    assert again.stored() == [f"p5/s0/i1/c{CHAIN_MAX}", f"p5/s0/i2/c{CHAIN_MAX + 2}"]
     assert base not in store.contents
     [base] = base_files(process(store))
     damage(store, base)
