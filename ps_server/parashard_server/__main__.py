@@ -271,7 +271,7 @@ class _Announcer:
         """Announce once."""
         reply = self._coordinator.register_shard(self._host.run_exclusive(self._request))
         cut_round = reply.cut_round if reply.HasField("cut_round") else None
-        self._checkpointer.common = CommonRounds(cut_round, frozenset(reply.kept_rounds))
+        self._checkpointer.saved.common = CommonRounds(cut_round, frozenset(reply.kept_rounds))
         self._service.coordinator_incarnation = max(
             self._service.coordinator_incarnation, reply.coordinator_incarnation
         )

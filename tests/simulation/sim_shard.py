@@ -297,7 +297,7 @@ class ShardProcess(Process):
                 next_s = self.world.now_s + ANNOUNCE_AGAIN_S
                 continue
             cut_round = reply.cut_round if reply.HasField("cut_round") else None
-            self.checkpointer.common = CommonRounds(cut_round, frozenset(reply.kept_rounds))
+            self.checkpointer.saved.common = CommonRounds(cut_round, frozenset(reply.kept_rounds))
             self.service.coordinator_incarnation = max(
                 self.service.coordinator_incarnation, reply.coordinator_incarnation
             )

@@ -169,7 +169,7 @@ class State:
         shard = self._host.shard
         run = PullRun(shard.identity, round_, None, 0, shard.storage.weights.nbytes, None, "")
         self._plane.pull(run, TURN_S, lambda _: None)
-        self._checkpointer.common = CommonRounds(round_)  # the only shard: every one has it once this one has
+        self._checkpointer.saved.common = CommonRounds(round_)  # the only shard: every one has it once this one has
         return self._variables
 
     def pull_rows(self, round_: int, keys: Mapping[str, Keys]) -> dict[str, Float32s]:

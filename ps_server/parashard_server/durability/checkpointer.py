@@ -1,7 +1,7 @@
 """Checkpointer: saves a shard's state concurrently with pushes, and deletes superseded checkpoints.
 
 Owns the sequence: cut (under the shard's lock), copy (a partition at a time), files and manifest
-(`parashard_server.durability.checkpoint_writer`), collection. Knows no schedule
+(`parashard_server.durability.checkpoint_writer`), collection (`saved_checkpoints` beside it). Knows no schedule
 (`parashard_server.durability.schedule`), no format (`parashard.checkpoints`) and no gRPC. A failing store costs
 checkpoints, which is counted and reported, but no pushes.
 """
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.manifest import TableFile
-from parashard.checkpoints.retention import CommonRounds, Held, chain_rounds, collect, in_order, superseded
+from parashard.checkpoints.retention import Held
 from parashard.checkpoints.verify import damage_in_shard
-from parashard.errors import DamagedCheckpoint, QueueFull, StoreFailed, Superseded, Unavailable
+from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
 from parashard.process.full_disk import disk_is_full
@@ -27,6 +27,7 @@ from parashard.process.trouble import Trouble
 from parashard.store.claims import Claims, Return
 from parashard_server.core.shard import Cut, Shard
 from parashard_server.durability.checkpoint_writer import Stored, stored_as, write_cut
+from parashard_server.durability.saved_checkpoints import SavedCheckpoints
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.shard_host import ShardHost
@@ -61,17 +62,12 @@ class Checkpointer:
     Decides when to save.
     options : CheckpointOptions
     Retention.
-    known : sequence of Held
-        The existing checkpoints that are not known to be damaged.
-    returns : list of Return
-        The rollbacks by which the shard's incarnations began; `ShardLifecycle` adds to it.
+    known, returns, damaged
+        As of `SavedCheckpoints`.
     claims : Claims
         Of this process: once another one has claimed the shard, nothing is saved or deleted any more.
     log_ : ShardLog
         Begins a segment with each cut and drops what old checkpoints needed; one that fails asks for a checkpoint.
-    damaged : sequence of CheckpointId
-        Those that are, and newer than the one that was restored. They go before the next is stored: by then they would
-        be taken for the chain before it, in place of a sound one.
     last : Stored, optional
         The checkpoint that the shard was restored from: it is not saved again while the weights have not moved, and it
         may become part of a drained one.
@@ -95,19 +91,14 @@ class Checkpointer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = CheckpointRecord(interval_s=options.every_s)
-        self.common = CommonRounds()
-        """What all shards have saved, as last reported by the coordinator."""
-        self.returns = returns
+        self.saved = SavedCheckpoints(catalogue, options, claims, known, returns, damaged)
+        """Those that there are."""
         self._host = host
         self._log = log_
         self._catalogue = catalogue
         self._schedule = schedule
         self._options = options
-        self._known = known
-        self._damaged_before = list(damaged)
-        self._damaged: list[CheckpointId] = []  # found since: they go once another one is stored
         self._claims = claims
-        self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
         self._clock = clock
         self._saving = threading.Lock()  # one checkpoint at a time, from cut to manifest
         self.pending: Cut | None = None
@@ -117,24 +108,12 @@ class Checkpointer:
         self._found_full = 0  # consecutive checkpoints that found the disk full
         self._last = last
         self._last_incarnation = host.shard.identity.incarnation  # of the state in `_last`
-        self._handed_out = (
-            last.id.folder if last else ""
-        )  # folder of a checkpoint that may become part of a drained one: retained until the next
-        self._number = max((held.id.number for held in known), default=0)
+        self.saved.handed_out = last.id.folder if last else ""
+        self._number = self.saved.last_number
         self._uncopied = host.shard.storage.uncopied  # partitions, after the last request or copy
         self._stopping = False
         host.after_request = self.after_request
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
-
-    @property
-    def rounds(self) -> list[int]:
-        """Rounds that the shard can roll back to, ascending."""
-        return self.saved_rounds()[0]
-
-    def saved_rounds(self) -> tuple[list[int], list[int]]:
-        """Return the rounds that the shard can roll back to, and the first one of each chain, ascending."""
-        good = self._by_age()  # one list, so that the two fit each other
-        return sorted({held.round for held in good if held.round is not None}), chain_rounds(good)
 
     def start(self) -> None:
         """Start to save by the schedule."""
@@ -185,7 +164,7 @@ class Checkpointer:
         with self._saving:
             self._save_waiting()  # it is older, and ids must rise with time
             if self._last is not None and self._last.id.folder == damaged:
-                self._distrust(self._last.id)
+                self.saved.distrust(self._last.id)
                 self._last = None
 
             def reach(shard: Shard) -> Cut | None:
@@ -202,25 +181,8 @@ class Checkpointer:
             cut = self._host.run_exclusive(reach)
             stored = self._last if cut is None else self._save(cut)
             assert stored is not None
-            self._handed_out = stored.id.folder
+            self.saved.handed_out = stored.id.folder
             return stored
-
-    def forget(self, id_: CheckpointId) -> None:
-        """Drop a damaged checkpoint from the list."""
-        with self._listing:
-            self._known = [held for held in self._known if held.id != id_]
-
-    def _distrust(self, damaged: CheckpointId) -> None:
-        """Drop a damaged checkpoint, and those that share files of rows with it."""
-        since = next((held.rows_since for held in self._known if held.id == damaged), None)
-        chain = [held.id for held in self._known if since is not None and held.rows_since == since]
-        for id_ in {damaged, *chain}:
-            self.forget(id_)
-            self._damaged.append(id_)
-
-    def at_round(self, round_: int) -> list[CheckpointId]:
-        """Return the checkpoints of a round, the newest first."""
-        return sorted((held.id for held in self._by_age() if held.round == round_), reverse=True)
 
     def returned(self, shard: Shard) -> None:
         """Record a rollback: a new incarnation of an earlier round is served; under the shard's lock."""
@@ -267,7 +229,7 @@ class Checkpointer:
         try:
             failpoints.hit("shard.checkpoint.cut")
             self._copy(cut)
-            self._delete_damaged()
+            self.saved.delete_damaged()
             if self._found_full:
                 self._free_space(cut)
             stored = self._store(cut)
@@ -292,21 +254,6 @@ class Checkpointer:
         self._collect(cut, self._options.keep)
         return stored
 
-    def _delete_damaged(self) -> None:
-        """Delete the damaged checkpoints that a start passed over; what fails is tried again with the next one."""
-        if not self._damaged_before:
-            return
-        self._claims.check()
-        try:
-            pinned = self._catalogue.pinned()
-            for id_ in [id_ for id_ in self._damaged_before if id_.folder not in pinned]:
-                failpoints.hit("shard.checkpoint.collecting")
-                with suppress(DamagedCheckpoint):  # of its manifest: nobody knows its files
-                    collect(self._catalogue, id_)
-            self._damaged_before = []
-        except StoreFailed as error:
-            log.warning("collection-failed", error=str(error))
-
     def _free_space(self, cut: Cut) -> None:
         """Delete checkpoints that the newest one supersedes before the next is written to a full disk.
 
@@ -314,19 +261,14 @@ class Checkpointer:
         """
         if self._found_full > 1:
             self._log.give_up_below(cut.replay_from)
-        while good := self._by_age():
+        while good := self.saved.by_age():
             newest = good[-1].id
             damage = list(damage_in_shard(self._catalogue, newest))
             if not damage:
                 self._collect(cut, keep=1, earlier_chain=False)
                 return
             log.warning("checkpoint-damaged", id=str(newest), what=damage[0])
-            self.forget(newest)
-            self._damaged.append(newest)
-
-    def _by_age(self) -> list[Held]:
-        """Return the checkpoints that are neither known to be damaged nor discarded by a rollback."""
-        return in_order(self._known, self.returns)
+            self.saved.distrust(newest, chain=False)
 
     def _copy(self, cut: Cut) -> None:
         more = True
@@ -354,8 +296,7 @@ class Checkpointer:
         failpoints.hit("shard.checkpoint.manifest")
         stored = stored_as(manifest)
         self.record.bytes = manifest.size_bytes + stored.manifest_bytes
-        with self._listing:
-            self._known = [*self._known, Held.of(manifest)]
+        self.saved.add(Held.of(manifest))
         if cut.round is not None:
             self._host.changed.set()  # report the round to the coordinator at once: all shards may roll back to it
         return stored
@@ -367,25 +308,6 @@ class Checkpointer:
                 self._host.run_exclusive(lambda _: cut.tables.ended(files))
 
     def _collect(self, cut: Cut, keep: int, *, earlier_chain: bool = True) -> None:
-        """Delete superseded checkpoints, if this process has the newest claim."""
-        try:
-            self._claims.check()
-            pinned = self._catalogue.pinned() | {self._handed_out}
-            old = [id_ for id_ in self._damaged if id_.folder not in pinned] + superseded(
-                self._known,
-                keep=keep,
-                keep_every=self._options.keep_every,
-                pinned=pinned,
-                common=CommonRounds() if cut.round is None else self.common,
-                returns=self.returns,
-                earlier_chain=earlier_chain,
-            )
-            for id_ in old:
-                failpoints.hit("shard.checkpoint.collecting")
-                self.forget(id_)
-                self._damaged = [damaged for damaged in self._damaged if damaged != id_]
-                with suppress(DamagedCheckpoint):  # of its manifest: nobody knows its files
-                    collect(self._catalogue, id_)
-            self._log.collect(self._by_age()[-keep:])
-        except (StoreFailed, Superseded) as error:
-            log.warning("collection-failed", error=str(error))
+        """Delete what is not needed any more, and of the log what no checkpoint that is kept needs."""
+        if self.saved.collect(keep=keep, rounds=cut.round is not None, earlier_chain=earlier_chain):
+            self._log.collect(self.saved.by_age()[-keep:])

@@ -134,7 +134,7 @@ class ShardLifecycle:
     def saved_rounds(self) -> tuple[list[int], list[int]]:
         """Return these rounds, and the first one of each chain of checkpoints, ascending."""
         first = self._restorer.first_round
-        saved, chains = self._checkpointer.saved_rounds()
+        saved, chains = self._checkpointer.saved.rounds_and_chains()
         return ([], []) if first is None else (sorted({first, *saved}), chains)
 
     def roll_back(self, round_: int, incarnation: int) -> int:
@@ -153,14 +153,14 @@ class ShardLifecycle:
             earlier = self._host.shard
             if earlier.identity.incarnation != incarnation:
                 raise StaleIncarnation(f"this is incarnation {earlier.identity.incarnation} already, not {incarnation}")
-            ids = self._checkpointer.at_round(round_)
+            ids = self._checkpointer.saved.at_round(round_)
             try:
                 state = self._restorer.at(round_, ids)
             except DamagedCheckpoint:
                 for id_ in ids:
-                    self._checkpointer.forget(id_)
+                    self._checkpointer.saved.forget(id_)
                 raise
-            new = _claim_return(self.claims, self._checkpointer.returns, round_)
+            new = _claim_return(self.claims, self._checkpointer.saved.returns, round_)
             failpoints.hit("shard.rollback.claimed")
             shard = self._builder.build(new, state)
             shard.record = earlier.record  # of the process, whose counters only grow

@@ -35,7 +35,9 @@ def process(store: MemoryStore, index: int = 0, *, keep: int = 1, consistency: s
     shard = ShardProcess(
         store, index, optimizer=COUNTING, consistency=consistency, checkpoint=options, tables={"seen": TABLE}
     )
-    shard.checkpointer.common = CommonRounds(None, frozenset())  # what a coordinator says where there are no rounds
+    shard.checkpointer.saved.common = CommonRounds(
+        None, frozenset()
+    )  # what a coordinator says where there are no rounds
     return shard
 
 
@@ -224,7 +226,7 @@ class Job:
         incarnation = shard.shard.identity.incarnation
         standing = Standing(applied, applied, IntervalSet(), frozenset(returnable), incarnation, frozenset(chains))
         self.book.stands(index, standing)
-        shard.checkpointer.common = CommonRounds(self.book.common_cut(), frozenset(self.book.kept_rounds()))
+        shard.checkpointer.saved.common = CommonRounds(self.book.common_cut(), frozenset(self.book.kept_rounds()))
 
     def round(self, round_: int, index: int) -> None:
         """Let a shard take the round's only step, and save the next one's start."""
