@@ -74,12 +74,6 @@ class LiveSource:
 
         return ask
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._coordinator.close()
-        for channel in self._channels.values():
-            channel.close()
-
 
 class Source(Protocol):
     """What `LiveSource` is; tests have another."""

@@ -30,6 +30,8 @@ WEIGHTS_BYTES = 3 << 20
 """Of one answer, where the weights are read in parts."""
 ANSWERS_MAX = 1 << 16
 """Answers of one look; a shard that changes faster than it is read is said to."""
+PENDING_BYTES = 64 << 20
+"""Changes that are put into the tables at once; one look may have many times as much."""
 LOSSES_MAX = 3
 """How often in one look the changes may outgrow what the shard notes."""
 
@@ -170,7 +172,7 @@ class _Reading:
     def _changes_to_the_end(self, *, weights: bool = True) -> pb.ReadReply:
         """Read changes until there are no more; return the last answer, which is of one moment with all of them."""
         pending: dict[str, list[Rows]] = {name: [] for name in self._held.tables}
-        losses = 0
+        losses = pending_bytes = 0
         while True:
             reply = self._changes(self.position, weights=weights)
             if reply.lost:
@@ -180,19 +182,27 @@ class _Reading:
                 pending = {name: [] for name in pending}
                 self._begin(reply.position)
                 continue
+            pending_bytes += reply.ByteSize()
             for rows in reply.rows:
                 if rows.table not in pending:
                     raise MalformedFrame(f"rows of table {rows.table!r}, which is none of the job's")
                 pending[rows.table].append(_rows_of(rows, self._held.tables[rows.table].row_elements))
             self.position = reply.position
+            if reply.complete or pending_bytes > PENDING_BYTES:
+                self._put(pending)
+                pending_bytes = 0
             if reply.complete:
                 break
-        for name, parts in pending.items():
-            if parts:
-                self.tables[name] = self.tables[name].with_change(_merged(parts), self._change)
         if reply.has_weights:
             self._take(reply, 0, self.flat_bytes)
         return reply
+
+    def _put(self, pending: dict[str, list[Rows]]) -> None:
+        """Put changes into the tables, and forget them."""
+        for name, parts in pending.items():
+            if parts:
+                self.tables[name] = self.tables[name].with_change(_merged(parts), self._change)
+                parts.clear()
 
     def _parts(self) -> int:
         """Read weights that moved in parts; return the version that all of them have at least."""

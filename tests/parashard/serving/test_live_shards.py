@@ -31,6 +31,7 @@ def small_pieces() -> Iterator[None]:
         patch.setattr(live_reads, "DIGESTED_PIECES_MAX", 2)
         patch.setattr(row_notes, "ITEMS_LEAST", 150)
         patch.setattr(row_notes, "ITEMS_OF_A_NOTE", 1)
+        patch.setattr(live_shard, "PENDING_BYTES", 200)
         yield
 
 
