@@ -7,14 +7,33 @@ where weights are given, kept at a job's end or handed to another process.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from parashard.errors import BadData
 from parashard.plan.variables import Float32s
+
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+}
+"""safetensors' names of NumPy's dtypes; the last come first in a file, so that an array begins where its dtype may."""
+_RANKS = {dtype: rank for rank, dtype in enumerate(reversed(_DTYPES))}
 
 
 def read_arrays(path: Path) -> dict[str, Float32s]:
@@ -68,8 +87,23 @@ def from_bytes(content: bytes) -> dict[str, Float32s]:
         raise ValueError(repr(error)) from None
 
 
-def to_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return a file's content; arrays must be contiguous."""
-    from safetensors.numpy import save
+def to_bytes(arrays: Mapping[str, NDArray[Any]]) -> memoryview:
+    """Return a file's content; arrays must be contiguous.
 
-    return save(dict(arrays))
+    The bytes are those of `safetensors.numpy.save`, which copies twice and holds the interpreter meanwhile: 27 ms for
+    64 MiB, in which a shard would answer nobody.
+    """
+    ordered = sorted(arrays.items(), key=lambda one: (_RANKS[one[1].dtype.name], one[0]))
+    about, end = {}, 0
+    for name, array in ordered:
+        begin, end = end, end + array.nbytes
+        about[name] = {"dtype": _DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": (begin, end)}
+    header = json.dumps(about, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    content = np.empty(8 + len(header) + end, np.uint8)
+    content[: 8 + len(header)] = np.frombuffer(len(header).to_bytes(8, "little") + header, np.uint8)
+    begin = 8 + len(header)
+    for _, array in ordered:
+        content[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+        begin += array.nbytes
+    return content.data

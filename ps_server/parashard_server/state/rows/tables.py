@@ -265,7 +265,7 @@ class Tables:
                 rate = rows.table.optimizer.learning_rate * (learning_rate / self._learning_rate)
             rows.push(keys, values, clock=t, scale=scale, damping=damping, learning_rate=rate)
         for name in self.by_name.keys() - pushed.keys():
-            self.by_name[name].sweep(t, 0)
+            self.by_name[name].sweep(t)
 
     @property
     def _saved(self) -> dict[str, Records]:
