@@ -123,6 +123,10 @@ class TableRows:
         rows = found[present] if absent else found
         return PresentRows(present, self._values.kept(self._words(rows, 1), len(rows)))
 
+    def values_of(self, rows: NDArray[np.uint32]) -> Float32s:
+        """Return the values of records in float32, shape (rows, row_elements), a new array."""
+        return self._values.kept(self._words(rows, 1), len(rows)).astype(np.float32)
+
     def push(
         self,
         keys: Keys,

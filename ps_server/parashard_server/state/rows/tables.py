@@ -28,6 +28,7 @@ from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.live_rows import LiveRows
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
@@ -113,6 +114,7 @@ class Tables:
         self._learning_rate = learning_rate
         self.buckets = bucket_ranges(shards)[shard]
         self.by_name = {table.name: TableRows(table, seed) for table in tables}
+        self.live = LiveRows(self.by_name)
         self._files: tuple[TableFile, ...] = ()  # of the last checkpoint that is stored
 
     @property
