@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,9 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
+from parashard.job.declared_table import Table
 from parashard.metrics import Sums
-from parashard.models.base import Initial
+from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
@@ -31,11 +31,19 @@ from parashard.models.framework import (
     unscaled,
 )
 from parashard.models.keras_backends import open_backend
+from parashard.models.keras_embeddings import Embedding
+from parashard.models.keras_keys import KeysOf, look_ups_in
 from parashard.models.keras_metrics import Compiled, check_single, check_sums
-from parashard.models.keras_variables import check, copied, is_seed, keras, kind_of, seeded, word
+from parashard.models.keras_rows import NOT_RENAMED, Asking, Pulled, Renamed, lent
+from parashard.models.keras_variables import check, copied, found_in, is_seed, keras, seeded, word
+from parashard.models.row_places import dimension_of
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
+from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s
 from parashard.process.turns import turn
+from parashard.protocol.messages import NO_KEYS
+
+__all__ = ["Embedding", "Model"]
 
 _State = tuple[list[Any], list[Any]]
 """Tensors of what is trained, and of what is not."""
@@ -72,12 +80,21 @@ class Model:
 
     weighted = True
 
-    def __init__(self, model: Any, *, state: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        state: Mapping[str, str] | None = None,
+        keys: Callable[[Any], Mapping[str, Any]] | None = None,
+    ) -> None:
         refuse_other_framework(model, "keras")
         if not callable(model):
             raise ConfigurationError(f"model is a keras.Model, its class or a factory, found {type(model).__name__}")
+        if keys is not None and not callable(keys):
+            raise ConfigurationError(f"keys is a function of the inputs, found {type(keys).__name__}")
         self._backend = open_backend(keras.config.backend())
         self._given = model
+        self.keys_function = keys
         self._policy = keras.config.dtype_policy()
         self._seed = 0
         self._model: Any = None
@@ -88,9 +105,21 @@ class Model:
         self._is_built = False
         self._compiled_metrics: list[Compiled] = []
         self._scale = 1.0
-        self._step = self._backend.value_and_gradients(self._loss)
-        self._judged = self._backend.compiled(self._metrics)
-        self._outputs = self._backend.compiled(self._output)
+        self._keys: KeysOf
+        self._step = self._backend.gradients(self._loss)
+        self._judged = self._backend.outputs(self._metrics)
+        self._outputs = self._backend.outputs(self._output)
+
+    @property
+    def tables(self) -> tuple[Table | EmbeddingTable, ...]:
+        """The tables whose rows the model looks up."""
+        self._ready()
+        return tuple(dict.fromkeys(layer.table for layer in self._keys.layers))
+
+    def keys(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the ids that a batch looks up, by table, without those that stand for none."""
+        self._ready()
+        return self._keys.of(batch.inputs)
 
     def seed(self, seed: int) -> None:
         """Begin with what this seed makes of the model; an instance keeps its weights."""
@@ -133,26 +162,33 @@ class Model:
         first = {
             name: value[1] if isinstance(value, tuple) else value for name, value in self.initial_variables().items()
         }
-        state, data = self._state(first, batch), self._data(batch)
-        self._backend.try_out(partial(self._step, 1.0), *state, *data)
-        self._backend.try_out(self._judged, *state, *data[:2], None)
+        tables = {table.name: table for table in self.tables}
+        zeros = {
+            name: np.zeros((len(keys), dimension_of(tables[name])), np.float32) for name, keys in batch.keys.items()
+        }
+        state, (pulled, data) = self._state(first, batch), self._data(zeros, batch, np)
+        self._step.try_out(pulled, *state, *data)
+        self._judged.try_out(pulled, *state, *data[:2], None)
 
     @turn()
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
-        state, data = self._state(variables, batch), self._data(batch)
+        state, (pulled, data) = self._state(variables, batch), self._data(variables, batch, xp)
         seed = word(step_seed("keras", self._seed, batch.step, batch.part))
-        return unscaled(lambda scale: self._computed(state, data, seed, scale, xp), self._scale, xp)
+        return unscaled(lambda scale: self._computed(state, pulled, data, seed, scale, xp), self._scale, xp)
 
-    def _computed(self, state: _State, data: _Data, seed: int, scale: float, xp: Any) -> Computed:
+    def _computed(
+        self, state: _State, pulled: Pulled | None, data: _Data, seed: int, scale: float, xp: Any
+    ) -> Computed:
         keras.utils.set_random_seed(seed)
-        loss, after, found = self._step(scale, *state, *data)
+        loss, after, found, of_rows = self._step(pulled, scale, *state, *data)
         gradients: dict[str, Array | None] = {
             name: None if gradient is None else rows(self._backend.result(gradient, xp))
             for name, gradient in zip(self._names(trained=True), found, strict=True)
         }
+        gradients |= of_rows
         array = self._backend.array
         for name, before in zip(self._names(trained=False), state[1], strict=False):
             if name in after:
@@ -162,15 +198,19 @@ class Model:
     @turn()
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
         """Return the loss, the mean over the batch, and the states of the compiled metrics."""
-        state, data = self._state(variables, batch), self._data(batch)
-        loss, sums = self._judged(*state, *data)
+        state, (pulled, data) = self._state(variables, batch), self._data(variables, batch, xp)
+        loss, sums = self._judged(pulled, *state, *data)
         values = np.concatenate([self._backend.array(value).ravel() for value in sums])
         return {"loss": float(loss), **{metric.name: Sums(metric, values) for metric in self._compiled_metrics}}
 
     @turn()
-    def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
-        """Return the outputs as NumPy arrays, in the form in which the model returns them."""
-        outputs = self._outputs(*self._state(values, None), self._tensors(inputs))
+    def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
+        """Return the outputs as NumPy arrays, in the form in which the model returns them.
+
+        `values` has the rows of `keys`, too.
+        """
+        state, (pulled, tensors) = self._state(values, None), self._looking_up(values, keys, inputs, np)
+        outputs = self._outputs(pulled, *state, tensors)
         return keras.tree.map_structure(self._backend.array, outputs)
 
     @turn()
@@ -185,6 +225,14 @@ class Model:
             kept = value_of(values[name], self._kinds[name]).reshape(mine.shape) if name in self._kinds else mine.value
             theirs.assign(kept)
         return own
+
+    def hold(self, own: Any, tables: Mapping[str, HeldTable]) -> None:
+        """Give a model that `own` returned the rows of all tables."""
+        for layer in look_ups_in(own):
+            layer.hold(tables[layer.table.name], self._seed)
+        if not self._backend.is_eager():
+            own.run_eagerly = True
+            own._compile_config.config["run_eagerly"] = True  # which Keras saves
 
     # --- what is compiled: functions of tensors ---
 
@@ -259,12 +307,26 @@ class Model:
             fixed.append(tensor(value))
         return trained, fixed
 
-    def _data(self, batch: Batch) -> _Data:
-        """Return inputs, targets and weights as tensors; the first ones build the loss and the metrics."""
-        inputs, targets = self._tensors(batch.inputs), self._tensors(batch.targets)
+    def _data(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> tuple[Pulled | None, _Data]:
+        """Return rows, and inputs, targets and weights as tensors; the first ones build the loss and the metrics."""
+        pulled, inputs = self._looking_up(variables, batch.keys, batch.inputs, xp)
+        targets = self._tensors(batch.targets)
         if not self._is_built:
             self._build(inputs, targets)
-        return inputs, targets, None if batch.weights is None else self._backend.tensor(batch.weights)
+        return pulled, (inputs, targets, None if batch.weights is None else self._backend.tensor(batch.weights))
+
+    def _looking_up(
+        self, variables: Mapping[str, Array], keys: Mapping[str, Keys], inputs: Any, xp: Any
+    ) -> tuple[Pulled | None, Any]:
+        """Return the rows of a batch, None without tables, and its inputs as tensors with what these have for ids."""
+        layers = self._keys.layers
+        if not layers:
+            return None, self._tensors(inputs)
+        renamed = NOT_RENAMED
+        if not self._backend.has_wide_numbers():
+            renamed = Renamed(inputs, [layer.padding_key for layer in layers if layer.padding_key is not None])
+            inputs = renamed.inputs
+        return Pulled(variables, keys, xp, renamed), self._tensors(inputs)
 
     def _tensors(self, data: Any) -> Any:
         return keras.tree.map_structure(self._backend.tensor, data)
@@ -273,7 +335,7 @@ class Model:
         """Build what `compile()` says, which Keras does with the first data: outside of what is compiled."""
         model = self._ready()
         first = keras.tree.map_structure(lambda tensor: tensor[:2], (inputs, targets))
-        with self._backend.no_gradients():
+        with self._backend.no_gradients(), lent(Asking(keras.ops.zeros)):
             outputs = model(first[0], training=False)
             model.compute_loss(x=first[0], y=first[1], y_pred=outputs, sample_weight=None, training=False)
             model.compute_metrics(first[0], first[1], outputs, sample_weight=None)
@@ -296,25 +358,8 @@ class Model:
     def _take(self, model: Any) -> None:
         """Check a model, and find what of it is a variable."""
         check(model)
-        owners = {
-            id(v): layer for layer in model._flatten_layers() for v in layer.variables
-        }  # the innermost comes last
-        found: dict[str, tuple[Any, str]] = {}
-        others: list[Any] = []
-        for variable in model.variables:
-            kind = kind_of(variable, owners.get(id(variable)), self._patterns)
-            if kind is None:
-                others.append(variable)
-            elif found.setdefault(variable.path, (variable, kind))[0] is not variable:
-                raise ConfigurationError(f"two weights have the path {variable.path!r}: name their layers")
-        for pattern in self._patterns:
-            if not any(fnmatchcase(name, pattern) for name in found):
-                raise ConfigurationError(f"state: {pattern!r} matches none of the weights: {', '.join(found)}")
-        in_order = sorted(found, key=lambda name: found[name][1] != "")
-        self._kinds = {name: found[name][1] for name in in_order}
-        self._variables = {name: found[name][0] for name in in_order}
-        if "" not in self._kinds.values():
-            raise ConfigurationError(f"{model.name} has no trainable weight")
+        self._kinds, self._variables, others = found_in(model, self._patterns)
+        self._keys = KeysOf(model, self.keys_function)
         half = any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
         self._scale = LOSS_SCALE if half else 1.0
         self._others, self._model, self._is_built = others, model, False

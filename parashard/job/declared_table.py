@@ -7,12 +7,14 @@ that look rows up, and by `parashard.api`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from parashard.errors import ConfigurationError, shortened
 from parashard.job.embeddings import TableSettings, embedding_of
 from parashard.plan.embedding import Combiner, EmbeddingTable
+from parashard.plan.row_rules import RowRules
 from parashard.settings.table import Table as Settings
 
 
@@ -96,6 +98,22 @@ def checked_tables(tables: object) -> dict[str, Table]:
                 f"two tables are named {table.name!r}, and their settings differ: make one, and share it"
             )
     return dict(sorted(found.items()))
+
+
+def declared_again(table: EmbeddingTable) -> Table:
+    """Return the declaration of a table that a job file declares."""
+    rules = {field.name: getattr(table.rules, field.name) for field in fields(RowRules)}
+    return Table(
+        table.name,
+        table.row_elements,
+        optimizer=table.optimizer,
+        initializer=table.initializer.kind,
+        scale=table.initializer.scale,
+        keys_per_step_max=table.keys_per_step_max,
+        rows_max=table.rows_max,
+        dtype=table.dtype,
+        **{name: value for name, value in rules.items() if value is not None},
+    )
 
 
 def _plain(value: Any) -> Any:

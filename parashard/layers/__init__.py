@@ -20,3 +20,4 @@ from parashard.layers.losses import mean_squared_error as mean_squared_error
 from parashard.layers.losses import sigmoid_cross_entropy as sigmoid_cross_entropy
 from parashard.layers.losses import softmax_cross_entropy as softmax_cross_entropy
 from parashard.layers.normalisation import LayerNorm as LayerNorm
+from parashard.layers.table_embedding import TableEmbedding as TableEmbedding

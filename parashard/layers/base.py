@@ -12,9 +12,13 @@ from typing import Any, ClassVar
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
+from parashard.job.declared_table import Table
+from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Initializer, Variable, glorot_uniform, he_normal
 
 Shape = tuple[int, ...]
+Shapes = Shape | dict[str, Shape]
+"""Of one array, or of a dict of them, which only a first layer that looks rows up takes."""
 
 Pullback = Callable[[Array, bool], tuple[Array | None, dict[str, Array]]]
 """From the gradient by a layer's output, which it may overwrite, and whether the gradient by its input is needed, to
@@ -50,7 +54,7 @@ class Layer(ABC):
     of_indices: ClassVar[bool] = False
     """True: its input is whole numbers, so that it can only be the first layer."""
 
-    def output_shape(self, shape: Shape) -> Shape:
+    def output_shape(self, shape: Any) -> Shape:
         """Return the shape of an example's output, from that of its input.
 
         Raises
@@ -58,7 +62,8 @@ class Layer(ABC):
         ConfigurationError
             If the layer takes no such input.
         """
-        return shape
+        own: Shape = shape
+        return own
 
     def variables(self, shape: Shape) -> dict[str, Variable]:
         """Return the declared variables for inputs of a shape, by their names within the layer."""
@@ -75,6 +80,22 @@ class Layer(ABC):
         x : array, shape (examples, *shape)
             In the weights' dtype, float32 or float64; not to be changed, and not changed before the pullback.
         """
+
+
+class LooksUpLayer(Layer):
+    """A layer of rows of embedding tables, which are handed in as weights are, by table. Only a first layer is one."""
+
+    @abstractmethod
+    def own_tables(self) -> tuple[Table | EmbeddingTable, ...]:
+        """Return the tables."""
+
+    @abstractmethod
+    def keys(self, inputs: Any) -> dict[str, Array]:
+        """Return the ids of a batch, by table."""
+
+    @abstractmethod
+    def placed(self, inputs: Any, places: Mapping[str, Array]) -> Any:
+        """Return what `apply` takes: inputs that have places of rows, in the order of `keys`, instead of ids."""
 
 
 Start = str | Initializer

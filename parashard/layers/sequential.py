@@ -10,19 +10,29 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 
 from parashard.data.base import Array, Batch
+from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
-from parashard.layers.base import Layer, Pass, Pullback, Shape
+from parashard.job.declared_table import Table
+from parashard.layers.base import Layer, LooksUpLayer, Pass, Pullback, Shape, Shapes
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.metrics import Sums
+from parashard.models.base import HeldTable
 from parashard.models.framework import WrongModel
 from parashard.models.judging import Given, judged, metrics_by_name
+from parashard.models.looking_up import placed
+from parashard.models.row_places import rows_held
 from parashard.models.weighted import PARAMETER, takes_weights
+from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s, Variable
+from parashard.protocol.messages import NO_KEYS
+
+NO_PLACES: Mapping[str, Array] = MappingProxyType({})
 
 Loss = Callable[..., tuple[Array, Array]]
 """From outputs, targets and `xp` to the mean over the batch and its gradient by the outputs, in a new array."""
@@ -41,8 +51,8 @@ class Sequential:
     ----------
     layers : sequence of Layer
         Such as `parashard.layers.Dense(10)`.
-    input_shape : tuple of int
-        Of one example's input.
+    input_shape : tuple of int, or mapping of str to tuple of int
+        Of one example's input; of inputs that are a dict, which a `TableEmbedding` takes, by name.
     loss : str or callable (outputs, targets, xp) -> (loss, gradient by the outputs)
         "softmax_cross_entropy", "sigmoid_cross_entropy", "mean_squared_error", or a function: the mean over a batch. A
         function with a parameter `sample_weight` gets the weights of examples, if they have any.
@@ -56,6 +66,8 @@ class Sequential:
         Of one example's output.
     weighted : bool
         Whether the loss takes weights of examples.
+    tables : tuple of Table
+        Whose rows the first layer looks up.
 
     Notes
     -----
@@ -76,17 +88,25 @@ class Sequential:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], *, input_shape: Sequence[int], loss: str | Loss, metrics: Sequence[Given] = ()
+        self,
+        layers: Sequence[Layer],
+        *,
+        input_shape: Sequence[int] | Mapping[str, Sequence[int]],
+        loss: str | Loss,
+        metrics: Sequence[Given] = (),
     ) -> None:
         if not isinstance(layers, Sequence):
             raise ConfigurationError(f"layers is a list, such as [ps.layers.Dense(64)], found {type(layers).__name__}")
         self._layers = tuple(layers)
-        self._input_shape = _shape(input_shape)
+        self._input_shape = _shapes(input_shape)
         self._loss = _loss(loss)
         self.weighted = takes_weights(self._loss)
         self._metrics = metrics_by_name(metrics)
         self._seed = 0
         self._values: Mapping[str, Float32s] | None = None
+        self._held: Mapping[str, HeldTable] = {}
+        self._looks_up: LooksUpLayer | None = None
+        self.tables: tuple[Table | EmbeddingTable, ...] = ()
         self._declared: dict[str, Variable] = {}
         self._parts: list[tuple[int, dict[str, str]]] = []  # a layer's number, and its variables' names by its own ones
         self.output_shape = self._named()
@@ -98,7 +118,17 @@ class Sequential:
         """Return the outputs for inputs, by the weights of a model that `Trainer.model` returned."""
         if self._values is None:
             raise ConfigurationError("this model has no weights: call what trainer.model() returns")
-        return self.predict(self._values, inputs)
+        found, places = {}, {}
+        for name, ids in ({} if self._looks_up is None else self._looks_up.keys(inputs)).items():
+            different, places[name] = np.unique(ids, return_inverse=True)
+            found[name] = rows_held(self._held[name], different)
+        return self.forward({**self._values, **found}, inputs, None, np, places)[0]
+
+    def keys(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the ids that a batch looks up, by table."""
+        assert self._looks_up is not None, "only a model with tables is asked"
+        self._check_inputs(batch.inputs)
+        return self._looks_up.keys(batch.inputs)
 
     def seed(self, seed: int) -> None:
         """Draw what is random by this seed."""
@@ -114,25 +144,34 @@ class Sequential:
 
     def initial_variables(self) -> Mapping[str, Variable | Float32s]:
         """Return the declared variables by name; of a model that `Trainer.model` returned, its weights."""
+        if self._held:
+            raise ConfigurationError(
+                "the model holds rows of tables, with which no fit begins: the trainer that gave it goes on from them"
+            )
         return self._values or self._declared
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
-        outputs, pull_back = self.forward(variables, batch.inputs, batch.step, xp)
+        outputs, pull_back = self.forward(variables, batch.inputs, batch.step, xp, batch.places)
         loss, gradient = self._loss(outputs, batch.targets, xp, **_weights(batch))
         return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
         """Return the loss, the mean over the batch, and the metrics' states."""
-        outputs, _ = self.forward(variables, batch.inputs, None, xp)
+        outputs, _ = self.forward(variables, batch.inputs, None, xp, batch.places)
         loss = float(self._loss(outputs, batch.targets, xp, **_weights(batch))[0])
-        return {"loss": loss, **judged(self._metrics, outputs, batch.targets, len(batch.inputs), _on_host)}
+        return {"loss": loss, **judged(self._metrics, outputs, batch.targets, rows_of(batch.inputs), _on_host)}
 
-    def predict(self, values: Mapping[str, Float32s], inputs: Array) -> Array:
-        """Return the outputs for inputs, shape (examples, *output_shape), as a NumPy array."""
-        return self.forward(values, inputs, None, np)[0]
+    def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Array:
+        """Return the outputs for inputs, shape (examples, *output_shape), as a NumPy array.
+
+        `values` has the rows of `keys`, too.
+        """
+        batch = Batch(-1, -1, np.arange(rows_of(inputs)), inputs, None)
+        places = placed(self, batch, keys, keys).places if keys else {}
+        return self.forward(values, inputs, None, np, places)[0]
 
     def own(self, values: Mapping[str, Float32s]) -> Self:
         """Return a copy of the model that has these weights: it can be called, and trained further."""
@@ -140,8 +179,17 @@ class Sequential:
         model.__dict__.update(self.__dict__, _values=dict(values))
         return model
 
+    def hold(self, own: Self, tables: Mapping[str, HeldTable]) -> None:
+        """Give a copy that `own` returned the rows of all tables."""
+        own._held = dict(tables)
+
     def forward(
-        self, variables: Mapping[str, Array], inputs: Array, step: int | None, xp: Any
+        self,
+        variables: Mapping[str, Array],
+        inputs: Any,
+        step: int | None,
+        xp: Any,
+        places: Mapping[str, Array] = NO_PLACES,
     ) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
         """Return the outputs, shape (n, *output_shape), and the pullback of their gradient to all variables.
 
@@ -151,19 +199,23 @@ class Sequential:
         inputs : array, shape (n, *input_shape)
         step : int or None
             Keys what is random; None: an evaluation, nothing is.
+        places : mapping of str to array of int64
+            Where the first layer's ids have their rows among those of `variables`, by table.
         """
-        outputs, back = self.as_layer(variables, inputs, step, xp)
+        outputs, back = self.as_layer(variables, inputs, step, xp, places)
         return outputs, lambda gradient: back(gradient, False)[1]
 
     def as_layer(
-        self, variables: Mapping[str, Array], inputs: Array, step: int | None, xp: Any
+        self,
+        variables: Mapping[str, Array],
+        inputs: Any,
+        step: int | None,
+        xp: Any,
+        places: Mapping[str, Array] = NO_PLACES,
     ) -> tuple[Array, Pullback]:
         """Return the same with the pullback of a layer, to the inputs, too: for models that have this one within."""
-        if inputs.shape[1:] != self._input_shape:
-            raise WrongModel(
-                f"an example's inputs have shape {inputs.shape[1:]}; the model's input_shape is {self._input_shape}"
-            )
-        x = inputs
+        self._check_inputs(inputs)
+        x = inputs if self._looks_up is None else self._looks_up.placed(inputs, places)
         if not self._layers[0].of_indices:
             x = x.astype(variables[next(iter(self._declared))].dtype, copy=False)
         pulls: list[Pullback] = []
@@ -184,11 +236,21 @@ class Sequential:
 
         return x, pull_back
 
+    def _check_inputs(self, inputs: Any) -> None:
+        found = {name: a.shape[1:] for name, a in inputs.items()} if isinstance(inputs, dict) else inputs.shape[1:]
+        if found != self._input_shape:
+            raise WrongModel(f"an example's inputs have shape {found}; the model's input_shape is {self._input_shape}")
+
     def _named(self) -> Shape:
         """Name every layer's variables and return the shape of an output."""
         if not self._layers:
             raise ConfigurationError("Sequential: there is no layer")
-        shape, seen, first = self._input_shape, Counter[str](), None
+        if isinstance(self._input_shape, dict) and not isinstance(self._layers[0], LooksUpLayer):
+            raise ConfigurationError(
+                "Sequential: input_shape is a dict, which a first layer takes that looks rows up: TableEmbedding"
+            )
+        shape: Any = self._input_shape
+        seen, first = Counter[str](), None
         for at, layer in enumerate(self._layers):
             if not isinstance(layer, Layer):
                 raise ConfigurationError(
@@ -205,21 +267,30 @@ class Sequential:
             number = seen[layer.name]
             seen[layer.name] += 1
             names = {part: f"{layer.name}_{number}.{part}" for part in declared}
+            if isinstance(layer, LooksUpLayer):
+                self._looks_up, self.tables = layer, layer.own_tables()
+                names |= {table.name: table.name for table in self.tables}
             self._declared |= {names[part]: replace(variable, name=names[part]) for part, variable in declared.items()}
             self._parts.append((number, names))
-            if declared and first is None:
+            if names and first is None:
                 first = at
             shape = after
-        if first is None:
+        if first is None or not self._declared:
             raise ConfigurationError("Sequential: no layer has variables, so that there is nothing to train")
         self._first = first
-        return shape
+        return tuple(shape)
 
 
-def _shape(given: Sequence[int]) -> Shape:
-    if not isinstance(given, tuple | list) or not all(isinstance(n, int | np.integer) and n > 0 for n in given):
+def _shapes(given: Any) -> Shapes:
+    if isinstance(given, Mapping):
+        return {name: _shape(of_input, least=0) for name, of_input in given.items()}  # a table may have no numbers
+    return _shape(given)
+
+
+def _shape(given: Any, least: int = 1) -> Shape:
+    if not isinstance(given, tuple | list) or not all(isinstance(n, int | np.integer) and n >= least for n in given):
         raise ConfigurationError(
-            f"input_shape is a tuple of whole numbers of at least 1, such as (28, 28), found {given!r}"
+            f"input_shape is a tuple of whole numbers of at least {least}, such as (28, 28), found {given!r}"
         )
     return tuple(int(n) for n in given)
 

@@ -1,20 +1,61 @@
 """What differs between JAX and PyTorch beneath a Keras model: tensors, gradients, compilation, the generator.
 
-Knows no Keras and no model: it is handed functions of lists of tensors. Called by `parashard.keras`.
+Knows no Keras and no model: a backend is handed functions of lists of tensors, and the rows of tables that the layers
+within look up. `parashard.models.keras_on_jax` and `keras_on_torch` are the two. Called by `parashard.keras`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
-from parashard.models.framework import NOT_IN_PLACE, WrongModel
+from parashard.models.keras_rows import Pulled
 
 Function = Callable[..., Any]
 """Of what is trained (a list of tensors, float32), what is not (a list), and data."""
+
+
+class Computed(NamedTuple):
+    """A number with its gradients.
+
+    Parameters
+    ----------
+    value : tensor
+    more : object
+        What else the function returns.
+    gradients : list
+        By what is trained; None is a gradient of zeros.
+    of_rows : mapping of str to array or None
+        By the rows of each table.
+    """
+
+    value: Any
+    more: Any
+    gradients: list[Any]
+    of_rows: Mapping[str, Array | None]
+
+
+class Gradients(Protocol):
+    """A function that returns a number and more, with its gradients."""
+
+    def __call__(self, rows: Pulled | None, scale: float, *arguments: Any) -> Computed:
+        """Return the number, and gradients of the number times the scale, divided by it; rows: what layers look up."""
+
+    def try_out(self, rows: Pulled | None, *arguments: Any) -> None:
+        """Find whether it can be computed of such arguments, as cheaply as that can be."""
+
+
+class Outputs(Protocol):
+    """A function without gradients."""
+
+    def __call__(self, rows: Pulled | None, *arguments: Any) -> Any:
+        """Return what the function does."""
+
+    def try_out(self, rows: Pulled | None, *arguments: Any) -> None:
+        """Find whether it can be computed of such arguments, as cheaply as that can be."""
 
 
 class Backend(Protocol):
@@ -29,18 +70,17 @@ class Backend(Protocol):
     def result(self, tensor: Any, xp: Any) -> Array:
         """Return a loss or a gradient as an array of `xp`, or one that NumPy reads once it is computed."""
 
-    def value_and_gradients(self, function: Function) -> Function:
-        """Return a function of a scale, and of what `function` takes, which returns a number and more.
+    def gradients(self, function: Function) -> Gradients:
+        """Return a function that returns a number and more, with its gradients."""
 
-        It returns the number, more, and the gradients: computed of the number times the scale, and divided by it.
-        None is a gradient of zeros.
-        """
+    def outputs(self, function: Function) -> Outputs:
+        """Return a function that computes the same as fast as the backend can, without gradients."""
 
-    def compiled(self, function: Function) -> Function:
-        """Return a function that computes the same, without gradients."""
+    def is_eager(self) -> bool:
+        """Tell whether models compute as they are called, where Keras itself calls them, too."""
 
-    def try_out(self, function: Function, *arguments: Any) -> None:
-        """Find whether such a function can be computed of such arguments, as cheaply as that can be."""
+    def has_wide_numbers(self) -> bool:
+        """Tell whether tensors have whole numbers of 64 bits."""
 
     def no_gradients(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which nothing is kept for gradients."""
@@ -58,125 +98,14 @@ def open_backend(name: str) -> Backend:
         If models of that backend cannot be trained here.
     """
     if name == "jax":
+        from parashard.models.keras_on_jax import Jax
+
         return Jax()
     if name == "torch":
+        from parashard.models.keras_on_torch import Torch
+
         return Torch()
     raise ConfigurationError(
         f"ps.keras trains on Keras' JAX or PyTorch, and the backend is {name}: set KERAS_BACKEND=jax or "
         "KERAS_BACKEND=torch"
     )
-
-
-class Jax:
-    """JAX: a step is one compiled function."""
-
-    def __init__(self) -> None:
-        import jax
-
-        from parashard.models import jax_arrays as ours
-
-        self._jax, self._ours = jax, ours
-
-    def tensor(self, array: Any) -> Any:
-        """Return the array itself: compiled functions take it, and are done with it once their results are there."""
-        return self._ours.borrowed(array)
-
-    def array(self, tensor: Any) -> Any:
-        """Return a copy."""
-        return self._ours.array_of(tensor)
-
-    def result(self, tensor: Any, xp: Any) -> Array:
-        """Return it, perhaps before it is computed."""
-        return self._ours.result_of(tensor, xp)
-
-    def value_and_gradients(self, function: Function) -> Function:
-        """Return a compiled function."""
-
-        def times(trained: list[Any], scale: float, *others: Any) -> Any:
-            value, more = function(trained, *others)
-            return value.astype("float32") * scale, (value, more)
-
-        plain, scaled = (self._jax.jit(self._jax.value_and_grad(one, has_aux=True)) for one in (function, times))
-
-        def computed(scale: float, trained: list[Any], *others: Any) -> Any:
-            if scale == 1:
-                (value, more), gradients = plain(trained, *others)
-            else:
-                (_, (value, more)), gradients = scaled(trained, scale, *others)
-                gradients = [gradient / scale for gradient in gradients]
-            return value, more, gradients
-
-        return computed
-
-    def compiled(self, function: Function) -> Function:
-        """Return it compiled."""
-        return self._jax.jit(function)  # type: ignore[no-any-return]
-
-    def try_out(self, function: Function, *arguments: Any) -> None:
-        """Trace it without computing."""
-        self._jax.eval_shape(function, *arguments)
-
-    def no_gradients(self) -> contextlib.AbstractContextManager[Any]:
-        """Return one that does nothing."""
-        return contextlib.nullcontext()
-
-    def kept_generator(self) -> contextlib.AbstractContextManager[Any]:
-        """Return one that does nothing: JAX has no generator."""
-        return contextlib.nullcontext()
-
-
-class Torch:
-    """PyTorch, eager."""
-
-    def __init__(self) -> None:
-        import torch
-
-        from parashard.models import torch_arrays as ours
-
-        self._torch, self._ours = torch, ours
-
-    def tensor(self, array: Any) -> Any:
-        """Return a tensor that shares the array's memory if it may be written."""
-        return self._ours.tensor_of(array)
-
-    def array(self, tensor: Any) -> Any:
-        """Return a copy."""
-        return self._ours.array_of(tensor)
-
-    def result(self, tensor: Any, xp: Any) -> Array:
-        """Return it."""
-        return self._ours.gradient_of(tensor, xp)
-
-    def value_and_gradients(self, function: Function) -> Function:
-        """Return a function that differentiates by autograd, and refuses what writes into trained tensors."""
-
-        def computed(scale: float, trained: list[Any], *others: Any) -> Any:
-            leaves = [tensor.detach().requires_grad_() for tensor in trained]
-            versions = [leaf._version for leaf in leaves]
-            value, more = function(leaves, *others)
-            if versions != [leaf._version for leaf in leaves]:
-                raise WrongModel(f"a weight is written in place while a step is computed: {NOT_IN_PLACE}")
-            whole = value if scale == 1 else value.float() * scale
-            gradients = self._torch.autograd.grad(whole, leaves, allow_unused=True)
-            if scale != 1:
-                gradients = [gradient if gradient is None else gradient / scale for gradient in gradients]
-            return value.detach(), more, gradients
-
-        return computed
-
-    def compiled(self, function: Function) -> Function:
-        """Return it without gradients."""
-        return self._torch.no_grad()(function)  # type: ignore[no-any-return]
-
-    def try_out(self, function: Function, *arguments: Any) -> None:
-        """Compute it, and leave PyTorch's generator as it was."""
-        with self.kept_generator():
-            function(*arguments)
-
-    def no_gradients(self) -> contextlib.AbstractContextManager[Any]:
-        """Return PyTorch's."""
-        return self._torch.no_grad()  # type: ignore[no-any-return]
-
-    def kept_generator(self) -> contextlib.AbstractContextManager[Any]:
-        """Return PyTorch's."""
-        return self._torch.random.fork_rng(devices=[])  # type: ignore[no-any-return]

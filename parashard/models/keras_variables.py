@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ except ImportError as error:
         f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
     ) from None
 
-__all__ = ["check", "copied", "is_seed", "keras", "kind_of", "seeded", "word"]
+__all__ = ["Found", "check", "copied", "found_in", "is_seed", "keras", "kind_of", "seeded", "word"]
 
 
 def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
@@ -59,6 +59,51 @@ def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | Non
     if isinstance(owner, keras.layers.BatchNormalization) and owner.trainable and owner.momentum < 1:
         return f"{AVERAGE}:{round(1 - owner.momentum, 12)}"
     return FROZEN
+
+
+class Found(NamedTuple):
+    """What of a model is a variable of a job.
+
+    Parameters
+    ----------
+    kinds : dict of str to str
+        By path, as `kind_of` has it: what is trained comes first.
+    variables : dict of str to keras.Variable
+        The same ones.
+    others : list of keras.Variable
+        Seed generators and constants of whole numbers: no variables of the job.
+    """
+
+    kinds: dict[str, str]
+    variables: dict[str, Any]
+    others: list[Any]
+
+
+def found_in(model: Any, patterns: Mapping[str, str]) -> Found:
+    """Return what of a model is a variable of a job.
+
+    Raises
+    ------
+    ConfigurationError
+        If one cannot be, two have the same path, a pattern matches none, or nothing is trained.
+    """
+    owners = {id(v): layer for layer in model._flatten_layers() for v in layer.variables}  # the innermost comes last
+    found: dict[str, tuple[Any, str]] = {}
+    others: list[Any] = []
+    for variable in model.variables:
+        kind = kind_of(variable, owners.get(id(variable)), patterns)
+        if kind is None:
+            others.append(variable)
+        elif found.setdefault(variable.path, (variable, kind))[0] is not variable:
+            raise ConfigurationError(f"two weights have the path {variable.path!r}: name their layers")
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in found):
+            raise ConfigurationError(f"state: {pattern!r} matches none of the weights: {', '.join(found)}")
+    in_order = sorted(found, key=lambda name: found[name][1] != "")
+    kinds = {name: found[name][1] for name in in_order}
+    if "" not in kinds.values():
+        raise ConfigurationError(f"{model.name} has no trainable weight")
+    return Found(kinds, {name: found[name][0] for name in in_order}, others)
 
 
 def word(seed: int) -> int:

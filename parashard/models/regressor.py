@@ -14,7 +14,9 @@ from parashard.errors import ConfigurationError
 from parashard.layers.base import Layer
 from parashard.layers.sequential import Sequential
 from parashard.metrics import Sums
+from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
+from parashard.protocol.messages import NO_KEYS
 
 
 class Regressor(Sequential):
@@ -60,9 +62,9 @@ class Regressor(Sequential):
             "mean_absolute_error": error * self._deviation,
         }
 
-    def predict(self, values: Mapping[str, Float32s], inputs: Array) -> Array:
+    def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Array:
         """Return the predictions in the targets' own unit, shape (examples, 1)."""
-        return self._mean + self._deviation * super().predict(values, inputs)
+        return self._mean + self._deviation * super().predict(values, inputs, keys)
 
     def _standardised(self, variables: Mapping[str, Array], batch: Batch) -> Batch:
         """Return the batch with its targets in units of their deviation, in the variables' dtype."""

@@ -6,7 +6,7 @@ no shard; `parashard.torch` lends a module the rows of each step. Called by user
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -15,11 +15,18 @@ import numpy as np
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table
-from parashard.layers.row_sums import sum_by_place
 from parashard.models.base import HeldTable
 from parashard.models.framework import WrongModel
+from parashard.models.row_places import (
+    check_layer,
+    dimension_of,
+    places_among,
+    rows_held,
+    summed_by_table,
+    without_padding,
+)
 from parashard.models.torch_arrays import gradient_of, tensor_of, torch
-from parashard.plan.embedding import EmbeddingTable, Keys, found_among, mixed
+from parashard.plan.embedding import EmbeddingTable, Keys
 
 MODES = ("sum", "mean")
 
@@ -40,15 +47,7 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
 
     def __init__(self, table: Table | EmbeddingTable, padding_key: int | None) -> None:
         super().__init__()
-        if not isinstance(table, Table | EmbeddingTable):
-            raise ConfigurationError(
-                f'ps.torch.{type(self).__name__}: table is one such as ps.Table("users", 16), found '
-                f"{type(table).__name__}"
-            )
-        if padding_key is not None and (isinstance(padding_key, bool) or not isinstance(padding_key, int)):
-            raise ConfigurationError(
-                f"ps.torch.{type(self).__name__}: padding_key is a whole number, found {padding_key!r}"
-            )
+        check_layer(f"ps.torch.{type(self).__name__}", table, padding_key)
         self.table = table
         self.padding_key = padding_key
         self._rows: Rows | None = None
@@ -56,7 +55,7 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
     @property
     def dimension(self) -> int:
         """Numbers of a row."""
-        return self.table.dimension if isinstance(self.table, Table) else self.table.row_elements
+        return dimension_of(self.table)
 
     def extra_repr(self) -> str:
         """Return what `print` shows of the module."""
@@ -104,13 +103,7 @@ class Embedding(_LookUps):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ids."""
-        padding = self._padding(ids)
-        if padding is None or not padding.any():
-            return self._looked_up(ids).reshape(*ids.shape, self.dimension)
-        there = (~padding).reshape(-1).nonzero().reshape(-1)
-        found = self._looked_up(ids.reshape(-1)[there])
-        whole = found.new_zeros(ids.numel(), self.dimension).index_copy(0, there, found)
-        return whole.reshape(*ids.shape, self.dimension)
+        return with_padding(self._looked_up, ids, self.padding_key, self.dimension)
 
 
 class EmbeddingBag(_LookUps):
@@ -210,13 +203,24 @@ def named_ids(named: Any, modules: Sequence[_LookUps]) -> Any:
     """Return ids by table as arrays, without those that all look-ups of the table take for padding."""
     if not isinstance(named, Mapping):
         return named  # refused by the caller
-    found = {}
-    for name, given in named.items():
-        ids = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
-        padding = {module.padding_key for module in modules if module.table.name == name}
-        (key,) = padding if len(padding) == 1 else (None,)
-        found[name] = ids if key is None else ids[ids != key]
-    return found
+    arrays = {
+        name: ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+        for name, ids in named.items()
+    }
+    return without_padding(arrays, modules)
+
+
+def with_padding(
+    look_up: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor, padding_key: int | None, dimension: int
+) -> torch.Tensor:
+    """Return the rows of ids, shape (*ids, dimension): zeros of the padding key, of others what `look_up` returns."""
+    padding = None if padding_key is None else ids == padding_key
+    if padding is None or not padding.any():
+        return look_up(ids).reshape(*ids.shape, dimension)
+    there = (~padding).reshape(-1).nonzero().reshape(-1)
+    found = look_up(ids.reshape(-1)[there])
+    whole = found.new_zeros(ids.numel(), dimension).index_copy(0, there, found)
+    return whole.reshape(*ids.shape, dimension)
 
 
 @contextmanager
@@ -262,14 +266,7 @@ class PulledRows:
 
     def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return copies of the rows of ids, which are among the keys."""
-        keys = self._keys.get(table, _NO_KEYS)
-        places, there = _places(keys, ids)
-        if not there.all():
-            missing = ids.detach().reshape(-1)[int(np.argmin(there))].item()
-            raise WrongModel(
-                f"key {missing} of table {table!r} is looked up, and keys= did not name it: rows are pulled before "
-                "the module is called, so keys= returns, from the inputs alone, every key that a batch looks up"
-            )
+        places = places_among(_flat(ids), self._keys.get(table, _NO_KEYS), table)
         values = self._values[table]
         rows = values[torch.from_numpy(places).to(values.device)]
         if not self._trained:
@@ -284,10 +281,7 @@ class PulledRows:
         return [rows for _, rows, _ in self._looked_up]
 
     def gradients(self, by_leaves: Sequence[torch.Tensor | None], xp: Any, scale: float) -> dict[str, Array | None]:
-        """Return the gradient of each table's rows; None: no look-up counts.
-
-        Those of a key are added in the order of look-ups, and of the ids in them, so that the sum has the same bits
-        wherever it is computed.
+        """Return the gradient of each table's rows, as `summed_by_table` does.
 
         Parameters
         ----------
@@ -298,18 +292,12 @@ class PulledRows:
         scale : float
             What gradients are divided by.
         """
-        found: dict[str, Array | None] = {}
-        for name in self._keys:
-            parts = [
-                (gradient_of(gradient, xp, scale), xp.asarray(places))
-                for (table, _, places), gradient in zip(self._looked_up, by_leaves, strict=True)
-                if table == name and gradient is not None
-            ]
-            found[name] = None
-            if parts:
-                by_look_ups, places = (xp.concatenate(some) for some in zip(*parts, strict=True))
-                found[name] = sum_by_place(by_look_ups, places, len(self._keys[name]), xp)
-        return found
+        look_ups = (
+            (table, gradient_of(gradient, xp, scale), xp.asarray(places))
+            for (table, _, places), gradient in zip(self._looked_up, by_leaves, strict=True)
+            if gradient is not None
+        )
+        return summed_by_table(look_ups, self._keys, xp)
 
 
 class HeldRows:
@@ -322,16 +310,11 @@ class HeldRows:
     def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ids; of one that has none, its first values."""
         held = self._tables[table]
-        places, there = _places(held.keys, ids)
-        rows = held.rows[places] if len(held.keys) else np.empty((len(places), held.rows.shape[1]), np.float32)
-        if not there.all():
-            rows[~there] = held.first_rows(mixed(ids.detach().cpu().numpy().reshape(-1))[~there])
-        return torch.from_numpy(rows).to(ids.device, self.dtype)
+        return torch.from_numpy(rows_held(held, _flat(ids))).to(ids.device, self.dtype)
 
 
 _NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
-def _places(keys: Keys, ids: torch.Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the place of each id among ascending mixed keys, and whether it is there."""
-    return found_among(mixed(ids.detach().cpu().numpy().reshape(-1)), keys)
+def _flat(ids: torch.Tensor) -> np.ndarray[Any, Any]:
+    return ids.detach().cpu().numpy().reshape(-1)  # type: ignore[no-any-return]

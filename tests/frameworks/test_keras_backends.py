@@ -28,9 +28,17 @@ def under(backend: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("tests", ["test_keras_models.py", "test_keras_training.py"])
+TESTS = (
+    "test_keras_models.py",
+    "test_keras_training.py",
+    "test_keras_embeddings.py test_keras_table_training.py",
+)
+
+
+@pytest.mark.parametrize("tests", TESTS)
 def test_models_on_pytorch(tests: str) -> None:
-    done = under("torch", "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", f"tests/frameworks/{tests}")
+    files = [f"tests/frameworks/{name}" for name in tests.split()]
+    done = under("torch", "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", *files)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout

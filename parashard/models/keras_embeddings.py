@@ -1,0 +1,184 @@
+"""Embedding: rows of an embedding table in a Keras model, in the place of `keras.layers.Embedding`.
+
+Owns what the layer says to Keras, and what it has when Keras saves it: all rows, if it holds them. Rows of a step are
+lent by `parashard.keras`, through `parashard.models.keras_rows`. Called by users' models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from keras.src.backend import in_symbolic_scope
+
+from parashard.errors import ConfigurationError
+from parashard.job.declared_table import Table, declared_again
+from parashard.models.base import HeldTable
+from parashard.models.framework import WrongModel
+from parashard.models.keras_rows import lent_rows
+from parashard.models.keras_variables import keras
+from parashard.models.row_places import INT32, check_layer, dimension_of, have_wide, rows_held
+from parashard.plan.embedding import EmbeddingTable, first_rows, mixed, unmixed
+
+COMBINERS = ("sum", "mean")
+
+
+@keras.saving.register_keras_serializable(package="parashard")
+class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker has no Keras
+    """A row of a table for each id: shape (...) becomes (..., dimension), or the sum or mean of the last axis' rows.
+
+    Parameters
+    ----------
+    table : Table
+        Whose rows; several layers may share it.
+    combiner : {"sum", "mean"}, optional
+        Of the rows of the last axis, so that shape (..., ids) becomes (..., dimension).
+    padding_key : int, optional
+        An id that has no row: it becomes zeros, has no gradient and does not count in a mean. Without a combiner it is
+        masked, as by `mask_zero` of Keras' layer. It has at most 32 bits.
+    **arguments
+        Of every Keras layer, such as `name`.
+
+    Notes
+    -----
+    Ids are whole numbers: `keras.Input(shape, dtype="int64")`. The layer has no variable: rows are on the shards, and
+    have the layer's compute dtype here.
+    """
+
+    def __init__(
+        self,
+        table: Table | EmbeddingTable,
+        combiner: str | None = None,
+        padding_key: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(autocast=False, **arguments)
+        check_layer("ps.keras.Embedding", table, padding_key)
+        if combiner is not None and combiner not in COMBINERS:
+            raise ConfigurationError(f"ps.keras.Embedding: combiner is {' or '.join(COMBINERS)}, found {combiner!r}")
+        if padding_key is not None and not INT32.min <= padding_key <= INT32.max:
+            raise ConfigurationError(f"ps.keras.Embedding: padding_key has at most 32 bits, found {padding_key}")
+        self.table = table
+        self.combiner = combiner
+        self.padding_key = padding_key
+        self.supports_masking = padding_key is not None and combiner is None
+        self.built = True
+        self._seed = 0  # of first values
+        self._held: HeldTable | None = None
+        self._is_wide = False  # whether a key that is held has more than 32 bits
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a row."""
+        return dimension_of(self.table)
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether it has rows of its own: of a model that a trainer gave back, or that Keras has loaded."""
+        return self._held is not None
+
+    def call(self, ids: Any) -> Any:
+        """Return the rows of ids, or their sums or means."""
+        self._check(ids)
+        rows = keras.ops.cast(self._looked_up(ids), self.compute_dtype)
+        if self.combiner is None:
+            return rows
+        sums = keras.ops.sum(rows, axis=-2)
+        if self.combiner == "sum":
+            return sums
+        if self.padding_key is None:
+            return sums / max(1, ids.shape[-1])
+        counts = keras.ops.sum(keras.ops.cast(keras.ops.not_equal(ids, self.padding_key), rows.dtype), axis=-1)
+        return sums / keras.ops.maximum(counts, 1)[..., None]
+
+    def _check(self, ids: Any) -> None:
+        dtype = keras.backend.standardize_dtype(ids.dtype)
+        if dtype not in ("int32", "int64"):
+            raise WrongModel(
+                f"ids of table {self.table.name!r} are int32 or int64, found {dtype}: keras.Input(shape, dtype='int64')"
+            )
+
+    def _looked_up(self, ids: Any) -> Any:
+        lent = lent_rows()
+        if lent is not None:
+            return lent.look_up(self.table.name, self.dimension, ids, self.padding_key)
+        if in_symbolic_scope():  # Keras asks for shapes
+            return keras.ops.zeros((*ids.shape, self.dimension), "float32")
+        if self._held is None:
+            raise WrongModel(
+                f"the rows of table {self.table.name!r} are on the shards: trainer.predict looks them up, "
+                "trainer.model() returns the model with all of them, and a model is built by calling it on keras.Input"
+            )
+        try:
+            found = keras.ops.convert_to_numpy(ids)
+        except Exception as error:
+            raise WrongModel(
+                f"the rows of table {self.table.name!r} are looked up outside of what Keras compiles: set "
+                "model.run_eagerly = True"
+            ) from error
+        return self._of_held(self._held, found)
+
+    def _of_held(self, held: HeldTable, ids: np.ndarray[Any, Any]) -> Any:
+        if self._is_wide and ids.dtype.itemsize < 8:
+            raise WrongModel(
+                f"table {self.table.name!r} has keys of more than 32 bits, and the ids are {ids.dtype}: "
+                "keras.Input(shape, dtype='int64'), on JAX with JAX_ENABLE_X64=1; trainer.predict takes any"
+            )
+        rows = np.zeros((*ids.shape, self.dimension), np.float32)
+        there = np.ones(ids.shape, np.bool_) if self.padding_key is None else ids != self.padding_key
+        rows[there] = rows_held(held, ids[there])
+        return keras.ops.convert_to_tensor(rows)
+
+    def compute_mask(self, ids: Any, previous_mask: Any = None) -> Any:
+        """Return which ids are not the padding key; None: there is no such key, or no axis left."""
+        return keras.ops.not_equal(ids, self.padding_key) if self.supports_masking else None
+
+    def compute_output_shape(self, shape: Any) -> tuple[int | None, ...]:
+        """Return the shape with an axis more; with a combiner in the place of the last one."""
+        if self.combiner is not None and not shape:
+            raise ConfigurationError("ps.keras.Embedding: a combiner is of the ids' last axis, and they have none")
+        return (*(shape if self.combiner is None else shape[:-1]), self.dimension)
+
+    def compute_output_spec(self, ids: Any) -> Any:
+        """Return what Keras needs to build a model."""
+        self._check(ids)
+        return keras.KerasTensor(self.compute_output_shape(ids.shape), self.compute_dtype)
+
+    # --- rows of its own ---
+
+    def hold(self, held: HeldTable, seed: int) -> None:
+        """Look up among these rows from now on; the seed is that of the first values of others."""
+        self._held, self._seed = held, seed
+        self._is_wide = have_wide(held.keys)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save keys and rows, if it holds them."""
+        if self._held is not None:
+            store["keys"] = unmixed(self._held.keys)
+            store["rows"] = self._held.rows
+            store["seed"] = np.array(self._seed, np.int64)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Hold what was saved."""
+        if "keys" in store.keys():  # noqa: SIM118  # of a file of Keras, which has no `in`
+            seed = int(np.array(store["seed"]))
+            table = self.table.embedding if isinstance(self.table, Table) else self.table
+            held = HeldTable(mixed(np.array(store["keys"])), np.array(store["rows"]), first_rows(table, seed))
+            self.hold(held, seed)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        config: dict[str, Any] = super().get_config()
+        table = self.table if isinstance(self.table, Table) else declared_again(self.table)
+        return {
+            **config,
+            "table": {"name": table.name, **table.plain()},
+            "combiner": self.combiner,
+            "padding_key": self.padding_key,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Embedding:
+        """Return the layer of such arguments."""
+        return cls(**{**config, "table": Table(**config["table"])})

@@ -1,0 +1,130 @@
+"""Places of ids among the rows that a step has pulled, and the sums of their gradients: what look-ups by layers share.
+
+Knows no framework and no shard. Called by `parashard.models.torch_embeddings` and `parashard.models.keras_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from parashard.data.base import Array
+from parashard.errors import ConfigurationError
+from parashard.job.declared_table import Table
+from parashard.layers.row_sums import sum_by_place
+from parashard.models.base import HeldTable
+from parashard.models.framework import WrongModel
+from parashard.plan.embedding import EmbeddingTable, Keys, found_among, mixed, unmixed
+from parashard.plan.variables import Float32s
+
+Places = npt.NDArray[np.intp]
+INT32 = np.iinfo(np.int32)
+
+
+class LooksRowsUp(Protocol):
+    """A layer that looks rows up."""
+
+    @property
+    def table(self) -> Table | EmbeddingTable:
+        """Whose rows."""
+
+    @property
+    def padding_key(self) -> int | None:
+        """An id that has no row."""
+
+
+def check_layer(call: str, table: object, padding_key: object) -> None:
+    """Refuse what no layer that looks rows up can be made of; `call` names the layer."""
+    if not isinstance(table, Table | EmbeddingTable):
+        raise ConfigurationError(f'{call}: table is one such as ps.Table("users", 16), found {type(table).__name__}')
+    if padding_key is not None and (isinstance(padding_key, bool) or not isinstance(padding_key, int)):
+        raise ConfigurationError(f"{call}: padding_key is a whole number, found {padding_key!r}")
+
+
+def dimension_of(table: Table | EmbeddingTable) -> int:
+    """Return how many numbers a row has."""
+    return table.dimension if isinstance(table, Table) else table.row_elements
+
+
+def places_among(ids: npt.NDArray[Any], keys: Keys, table: str) -> Places:
+    """Return the place of each id's row among those of ascending mixed keys.
+
+    Raises
+    ------
+    WrongModel
+        If one is not there; it names the id.
+    """
+    places, there = found_among(mixed(ids), keys)
+    if not there.all():
+        raise WrongModel(
+            f"key {ids[int(np.argmin(there))]} of table {table!r} is looked up, and keys= did not name it: rows are "
+            "pulled before the model is called, so keys= returns, from the inputs alone, every key that a batch looks "
+            "up"
+        )
+    return places
+
+
+def have_wide(keys: Keys) -> bool:
+    """Tell whether one of some mixed keys has more than 32 bits, as a user has it."""
+    own = unmixed(keys).view(np.int64)
+    return bool(len(own)) and bool(own.min() < INT32.min or own.max() > INT32.max)
+
+
+def check_width(ids: np.dtype[Any], keys: Keys, table: str) -> None:
+    """Refuse ids of 32 bits where keys have more: those of the model may be what was left of others."""
+    if ids.itemsize < 8 and have_wide(keys):
+        raise WrongModel(
+            f"table {table!r} is asked for keys of more than 32 bits, and the layer has ids of {ids}: "
+            "keras.Input(shape, dtype='int64')"
+        )
+
+
+def rows_held(held: HeldTable, ids: npt.NDArray[Any]) -> Float32s:
+    """Return the rows of ids, shape (ids, row_elements); of one that has none, its first values."""
+    words = mixed(ids)
+    places, there = found_among(words, held.keys)
+    rows = held.rows[places] if len(held.keys) else np.empty((len(places), held.rows.shape[1]), np.float32)
+    if not there.all():
+        rows[~there] = held.first_rows(words[~there])
+    return rows
+
+
+def without_padding(named: Mapping[str, npt.NDArray[Any]], layers: Iterable[LooksRowsUp]) -> dict[str, Array]:
+    """Return ids by table without those that all look-ups of the table take for padding."""
+    found: dict[str, Array] = {}
+    for name, ids in named.items():
+        padding = {layer.padding_key for layer in layers if layer.table.name == name}
+        (key,) = padding if len(padding) == 1 else (None,)
+        found[name] = ids if key is None else ids[ids != key]
+    return found
+
+
+def summed_by_table(
+    look_ups: Iterable[tuple[str, Array, Array]], keys: Mapping[str, Keys], xp: Any
+) -> dict[str, Array | None]:
+    """Return the gradient of each table's rows; None: no look-up counts.
+
+    Those of a key are added in the order of look-ups, and of the ids in them, so that the sum has the same bits
+    wherever it is computed (P35).
+
+    Parameters
+    ----------
+    look_ups : iterable of (table, gradients, places)
+        The gradient by each row that was looked up, shape (look-ups, row_elements), and which that was, both `xp`'s.
+    keys : mapping of str to ndarray of uint64
+        By table: whose rows were pulled.
+    xp : module
+        `numpy` or `cupy`.
+    """
+    parts: dict[str, list[tuple[Array, Array]]] = {}
+    for table, gradients, places in look_ups:
+        if len(places):
+            parts.setdefault(table, []).append((gradients, places))
+    found: dict[str, Array | None] = dict.fromkeys(keys)
+    for name, of_table in parts.items():
+        by_look_ups, places = (xp.concatenate(some) for some in zip(*of_table, strict=True))
+        found[name] = sum_by_place(by_look_ups, places, len(keys[name]), xp)
+    return found
