@@ -354,7 +354,9 @@ class Shard:
             raise MalformedFrame(f"step {push.step}: gradients of rows, and {why}")
         self.tables.check_encodings(push.rows)
         pushed = decoded(push.rows, push.payload.whole()[size_bytes:])
-        return self.tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
+        checked = self.tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
+        self.tables.count_bytes(push.rows)
+        return checked
 
 
 def _slices_bytes(push: Push) -> int:

@@ -315,6 +315,18 @@ def test_what_an_encoding_saves_is_counted() -> None:
     assert shard.record.push_float32_bytes == 8 + 8 + 4 * 3
 
 
+def test_bytes_of_rows_are_counted_by_table_as_they_travel() -> None:
+    shard = shard_with(THRIFTY, USER)
+    for _ in range(2):
+        shard.push(in_int8(shard))  # the second one is a duplicate
+    with pytest.raises(MalformedFrame):
+        shard.push(in_int8(shard, scale=-1.0)._replace(step=10))
+    pulled(shard, "thrifty", keys_of(*range(9)))
+    assert shard.tables is not None
+    counted = {name: (table.pulled_bytes, table.pushed_bytes) for name, table in shard.tables.by_name.items()}
+    assert counted == {"thrifty": (9 * 8 + 2 + 1 * 12, 8 + 4 + 3), "user": (0, 0)}
+
+
 def test_a_key_of_another_shard_is_refused() -> None:
     words = keys_of(*range(100))
     mine, others = (words[run] for run in cut_by_shard(words, 2))

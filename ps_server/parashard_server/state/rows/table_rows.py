@@ -47,11 +47,13 @@ class TableRows:
         Of keys that have none yet and are counted; None: the rules count none.
     added_rows, pulled_keys, pulled_rows : int
         How many rows came to be, how many keys were asked for, and how many of them had a row.
+    pulled_bytes, pushed_bytes : int
+        Payload of pulls, keys and answers, and of pushes, keys and gradients; the shard counts those.
     """
 
     def __init__(self, table: EmbeddingTable, seed: int) -> None:
         self.table = table
-        self.added_rows = self.pulled_keys = self.pulled_rows = 0
+        self.added_rows = self.pulled_keys = self.pulled_rows = self.pulled_bytes = self.pushed_bytes = 0
         rules = table.rules
         self._first_rows = first_rows(table, seed)
         self._optimizer = Optimizer(table.optimizer, by_row=True)
@@ -120,7 +122,9 @@ class TableRows:
         self.pulled_keys += len(keys)
         self.pulled_rows += len(keys) - absent
         rows = found[present] if absent else found
-        return PresentRows(present, self._values.kept(self._words(rows, 1), len(rows)))
+        found_rows = PresentRows(present, self._values.kept(self._words(rows, 1), len(rows)))
+        self.pulled_bytes += keys.nbytes + -(-len(keys) // 8) + found_rows.values.nbytes
+        return found_rows
 
     def push(
         self,

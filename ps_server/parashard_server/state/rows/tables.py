@@ -191,6 +191,11 @@ class Tables:
                     f"table {piece.table!r}: gradients of rows travel as {due.name}, found {piece.dtype.name}"
                 )
 
+    def count_bytes(self, slices: Sequence[RowSlice]) -> None:
+        """Count the bytes of checked gradients of rows, as they came."""
+        for piece in slices:
+            self.by_name[piece.table].pushed_bytes += piece.size_bytes
+
     def check_keys(self, wanted: Mapping[str, Keys]) -> None:
         """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers.
 
