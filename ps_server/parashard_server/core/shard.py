@@ -352,7 +352,7 @@ class Shard:
         if push.skipped or self.tables is None:
             why = "an empty push has no rows" if push.skipped else "this job has no tables"
             raise MalformedFrame(f"step {push.step}: gradients of rows, and {why}")
-        self.tables.check_encodings(push.rows)
+        self.tables.check_slices(push.rows)
         pushed = decoded(push.rows, push.payload.whole()[size_bytes:])
         checked = self.tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
         self.tables.count_bytes(push.rows)

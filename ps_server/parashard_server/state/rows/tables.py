@@ -136,7 +136,7 @@ class Tables:
         Parameters
         ----------
         pushed : mapping of str to RowGradients
-            As it came.
+            As it came; its slices were checked.
         waiting : iterable of such mappings
             What was taken before and has not moved rows yet: of the room that there is, theirs is reserved.
         now : int
@@ -146,10 +146,6 @@ class Tables:
         ------
         UnknownVariable
             If there is no such table, or a key is of another shard.
-        ShapeMismatch
-            If rows have another length than the table's.
-        LimitExceeded
-            If there are more keys than a step of the table may use.
         MalformedFrame
             If keys are not ascending.
         NonFiniteGradient
@@ -160,36 +156,33 @@ class Tables:
         before = tuple(waiting)
         for name, (keys, values) in pushed.items():
             table = self._of(name)
-            due = (len(keys), table.table.row_elements)
-            if values.shape != due:
-                raise ShapeMismatch(
-                    f"table {name!r}: gradients of {len(keys)} rows have shape {due}, found {values.shape}"
-                )
-            most = table.table.keys_per_step_max
-            if len(keys) > most:
-                raise LimitExceeded(f"table {name!r}: a push of {len(keys)} keys; its keys_per_step_max is {most}")
             self._check_keys(name, keys)
             if not fused.is_finite(values.reshape(-1)):
                 raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
             table.check_room([keys, *(one[name].keys for one in before if name in one)], now)
         return pushed
 
-    def check_encodings(self, slices: Sequence[RowSlice]) -> None:
-        """Refuse gradients of rows that do not travel as their table's do.
+    def check_slices(self, slices: Sequence[RowSlice]) -> None:
+        """Refuse gradients of rows that are not declared as their table's, before they are decoded.
 
         Raises
         ------
         UnknownVariable
             If there is no such table.
         ShapeMismatch
-            If their encoding is not the table's.
+            If rows have another length than the table's, or their encoding is not the table's.
+        LimitExceeded
+            If there are more keys than a step of the table may use.
         """
-        for piece in slices:
-            due = row_codec.dtype_of(self._of(piece.table).table)
-            if piece.dtype is not due:
-                raise ShapeMismatch(
-                    f"table {piece.table!r}: gradients of rows travel as {due.name}, found {piece.dtype.name}"
-                )
+        for name, rows, row_elements, dtype in slices:
+            table = self._of(name).table
+            due, most = row_codec.dtype_of(table), table.keys_per_step_max
+            if row_elements != table.row_elements:
+                raise ShapeMismatch(f"table {name!r}: rows have {table.row_elements} elements, found {row_elements}")
+            if dtype is not due:
+                raise ShapeMismatch(f"table {name!r}: gradients of rows travel as {due.name}, found {dtype.name}")
+            if rows > most:
+                raise LimitExceeded(f"table {name!r}: a push of {rows} keys; its keys_per_step_max is {most}")
 
     def count_bytes(self, slices: Sequence[RowSlice]) -> None:
         """Count the bytes of checked gradients of rows, as they came."""
@@ -347,6 +340,7 @@ def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
             raise MalformedFrame(f"table {piece.table!r} is named twice in a push")
         middle, end = begin + piece.keys_bytes, begin + piece.size_bytes
         keys = np.frombuffer(payload[begin:middle], "<u8")
+        keys = keys if keys.flags.aligned else keys.copy()
         found[piece.table] = RowGradients(keys, row_codec.decode(piece, payload[middle:end]))
         begin = end
     return found
