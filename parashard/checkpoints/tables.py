@@ -205,7 +205,7 @@ def rows_within(keys: Keys, buckets: tuple[int, int]) -> slice:
     return slice(first, stop)
 
 
-def as_bytes(change: TableChange) -> bytes:
+def as_bytes(change: TableChange) -> memoryview:
     """Return the content of a file."""
     return to_bytes(_arrays(change))
 

@@ -17,7 +17,6 @@ from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_sha
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, NO_KEYS, Push, RowSlice, Weights, answer_bytes_of
-from parashard.transports.base import Pending
 
 
 class RowPart(NamedTuple):
@@ -112,18 +111,6 @@ class PulledRows:
             absent = ~found.present
             into[absent] = self._tables.first_rows(part.table, self.keys[part.table][part.keys][absent])
         return answer.version
-
-
-class FillingRows:
-    """A pull of a part that is under way; its answer fills the arrays, in the thread that waits for it."""
-
-    def __init__(self, pending: Pending[Weights], rows: PulledRows, part: RowPart) -> None:
-        self._pending, self._rows, self._part = pending, rows, part
-        self.start, self.cancel = pending.start, pending.cancel
-
-    def result(self) -> int:
-        """Wait for the answer; return its version."""
-        return self._rows.fill(self._part, self._pending.result())
 
 
 def with_rows(push: Push, rows: tuple[tuple[RowSlice, ...], list[memoryview]]) -> Push:

@@ -12,7 +12,7 @@ from typing import Any
 
 from parashard.errors import ConfigurationError, shortened
 from parashard.job.embeddings import TableSettings, embedding_of
-from parashard.plan.embedding import EmbeddingTable
+from parashard.plan.embedding import Combiner, EmbeddingTable
 from parashard.settings.table import Table as Settings
 
 
@@ -54,6 +54,11 @@ class Table:
     def dimension(self) -> int:
         """Numbers of a row."""
         return self._settings.dimension
+
+    @property
+    def combiner(self) -> Combiner | None:
+        """How rows of several keys become one vector; None: it is not said."""
+        return self._settings.combiner
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as `[tables.NAME]` has them, without those that are unset."""

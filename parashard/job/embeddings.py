@@ -15,6 +15,7 @@ from parashard.plan.embedding import (
     ROW_ELEMENTS_MAX,
     ROWS_MAX,
     ROWS_MAX_DEFAULT,
+    Combiner,
     EmbeddingTable,
     RowDtype,
     RowEncoding,
@@ -48,6 +49,11 @@ class TableSettings(Table):
         "unset: uniform, but zeros with ftrl.",
     )
     scale: float = key(default=0.05, ge=-1e15, le=1e15, description="Of the initializer.")
+    combiner: Combiner | None = key(
+        default=None,
+        description="How a model makes one vector of the rows of a cell with several keys (`data.list_columns`), zeros "
+        "where there is none; unset: mean. In a script it is the mode of `ps.torch.EmbeddingBag`.",
+    )
     optimizer: RowOptimizerOptions = key(
         default_factory=lambda: Adagrad(learning_rate=0.05),
         description="What moves its rows, with slots and a t of each row's own: sgd, momentum, nesterov, adagrad, "
@@ -119,6 +125,7 @@ def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
         }
         | ({} if table.dtype == "float32" else {"dtype": table.dtype})
         | ({} if table.gradient_encoding == "float32" else {"encoding": table.gradient_encoding})
+        | ({} if table.combiner in (None, "mean") else {"combiner": table.combiner})
         | _changed_rules(table.rules)
         for name, settings in sorted(tables.items())
         for table in (embedding_of(name, settings),)
@@ -144,6 +151,7 @@ def embedding_of(name: str, settings: TableSettings) -> EmbeddingTable:
         RowRules(**{field.name: getattr(settings, field.name) for field in fields(RowRules)}),
         settings.dtype,
         settings.encoding,
+        settings.combiner,
     )
 
 

@@ -28,6 +28,7 @@ from parashard.plan.variables import Float32s, Initializer, drawn, key_of
 Keys = npt.NDArray[np.uint64]
 RowDtype = Literal["float32", "float16", "bfloat16"]
 RowEncoding = Literal["float32", "bfloat16", "float16", "int8"]
+Combiner = Literal["sum", "mean"]
 
 
 class KeyedRows(NamedTuple):
@@ -60,6 +61,26 @@ ROWS_MAX_DEFAULT = 1 << 26
 RULES = ("sgd", "momentum", "nesterov", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw", "ftrl")
 """A row's arithmetic needs nothing but the row, its slots and its own t: not so that of LAMB."""
 
+
+class WrongTable(ConfigurationError):
+    """A setting of a table is not possible, by itself or with another.
+
+    Parameters
+    ----------
+    message : str
+    key : str
+        Of the setting, dotted, as `[tables.NAME]` has it.
+    allowed : str
+        Values that it may have.
+    other : str
+        The key of the setting that it contradicts; "": it stands by itself.
+    """
+
+    def __init__(self, message: str, key: str, allowed: str, other: str = "") -> None:
+        super().__init__(message)
+        self.key, self.allowed, self.other = key, allowed, other
+
+
 _U64 = np.uint64
 _LANE = _U64(0xD1342543DE82EF95)  # between the counters of a row's elements: odd, so that no two are alike
 
@@ -88,6 +109,8 @@ class EmbeddingTable:
         What rows are kept, pulled and saved as; their slots and arithmetic are float32.
     encoding : {"float32", "bfloat16", "float16", "int8"}
         How gradients of its rows are asked to travel; see `gradient_encoding`.
+    combiner : {"sum", "mean"}, optional
+        How a model makes one vector of the rows of several keys; None: its own default. No shard knows it.
     """
 
     name: str
@@ -99,6 +122,7 @@ class EmbeddingTable:
     rules: RowRules = NO_RULES
     dtype: RowDtype = "float32"
     encoding: RowEncoding = "float32"
+    combiner: Combiner | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
@@ -109,12 +133,14 @@ class EmbeddingTable:
         self._check_whole("keys_per_step_max", KEYS_PER_STEP_MAX)
         self._check_whole("rows_max", ROWS_MAX)
         if self.optimizer.kind not in RULES:
-            raise self._wrong("optimizer", f"one of {', '.join(RULES)}", self.optimizer.kind)
+            raise self._wrong("optimizer.kind", f"one of {', '.join(RULES)}", self.optimizer.kind)
         for key in ("clip_norm", "staleness_damping", "delay_compensation"):
             if getattr(self.optimizer, key) != type(self.optimizer).keys[key].value():
-                raise self._wrong(f"optimizer.{key}", "left out: [optimizer] says it for the whole step", "a value")
+                found = str(getattr(self.optimizer, key))
+                raise self._wrong(f"optimizer.{key}", "left out: [optimizer] says it for the whole step", found)
         if self.optimizer.kind == "ftrl" and self.initializer != Initializer():
-            raise self._wrong("initializer", "zeros where the optimizer is ftrl, which starts there", "another")
+            allowed = "zeros where the optimizer is ftrl, which starts there"
+            raise self._wrong("initializer", allowed, self.initializer.kind, "optimizer.kind")
         self._check_rules()
 
     def _check_rules(self) -> None:
@@ -128,27 +154,31 @@ class EmbeddingTable:
         if not 0 <= rules.evict_norm_below < float("inf"):
             raise self._wrong("evict_norm_below", "0 or more", str(rules.evict_norm_below))
         if rules.evict_norm_below and self.dtype != "float32":
-            raise self._wrong("evict_norm_below", f"0 where dtype is {self.dtype}", str(rules.evict_norm_below))
+            raise self._wrong(
+                "evict_norm_below", f"0 where dtype is {self.dtype}", str(rules.evict_norm_below), "dtype"
+            )
         room = self.rows_max - self.keys_per_step_max
         if rules.evict_above_rows is not None and room < 1:
             raise self._wrong(
                 "rows_max",
                 f"more than keys_per_step_max ({self.keys_per_step_max:,}) where evict_above_rows is set",
                 f"{self.rows_max:,}",
+                "evict_above_rows",
             )
         if rules.evict_above_rows is not None and not 1 <= rules.evict_above_rows <= room:
             allowed = f"a whole number from 1 to {room} (rows_max - keys_per_step_max)"
-            raise self._wrong("evict_above_rows", allowed, str(rules.evict_above_rows))
+            raise self._wrong("evict_above_rows", allowed, str(rules.evict_above_rows), "rows_max")
         if rules.admit_after > 1 and len(candidates_of(self.name)) > 200:
-            raise self._wrong("name", "at most 189 characters where admit_after is more than 1", str(len(self.name)))
+            allowed = f"1 where the table's name has more than 189 characters, as this one with {len(self.name)}"
+            raise self._wrong("admit_after", allowed, str(rules.admit_after))
 
     def _check_whole(self, what: str, most: int) -> None:
         number = getattr(self, what)
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
             raise self._wrong(what, f"a whole number from 1 to {most}", shortened(repr(number)))
 
-    def _wrong(self, what: str, allowed: str, found: str) -> ConfigurationError:
-        return ConfigurationError(f"table {self.name!r}: {what} must be {allowed}, found {found}")
+    def _wrong(self, what: str, allowed: str, found: str, other: str = "") -> WrongTable:
+        return WrongTable(f"table {self.name!r}: {what} must be {allowed}, found {found}", what, allowed, other)
 
     @property
     def gradient_encoding(self) -> RowEncoding:

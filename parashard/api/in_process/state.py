@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
@@ -24,7 +25,7 @@ from parashard.job.schema import Job
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, PresentRows, PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import NO_KEYS, PullRun, Push, Receipt, Weights
 from parashard.protocol.proto_conversion import plan_message
 from parashard.store.base import Store
 from parashard.store.claims import Claims, claim_incarnation
@@ -174,7 +175,7 @@ class State:
         rows, identity = PulledRows(self._tables, keys), self._host.shard.identity
         for part in rows.parts(1):
             run = PullRun(identity, round_, None, 0, 0, None, "", rows.keys_of(part))
-            rows.fill(part, self._plane.pull(run, TURN_S, _copied))
+            self._plane.pull(run, TURN_S, partial(rows.fill, part))
         return rows.values
 
     def push(self, grant: Grant, gradients: Mapping[str, Float32s], keys: Mapping[str, Keys] = NO_KEYS) -> None:
@@ -297,15 +298,9 @@ class _Calls:
 
         return _Done(lambda: self._plane.pull(run, TURN_S, read))
 
-    def pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
-        """Copy rows by a call."""
-        return _Done(lambda: self._plane.pull(run, TURN_S, _copied))
+    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
+        """Read rows by a call."""
+        return _Done(lambda: self._plane.pull(run, TURN_S, read))
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _copied(weights: Weights) -> Weights:
-    """Return rows that are the caller's."""
-    copies = {name: PresentRows(rows.present, rows.values.copy()) for name, rows in weights.rows.items()}
-    return Weights(weights.version, (), copies)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.peers import click_ids
 from parashard.encodings import reference
 from parashard.errors import ConfigurationError
 from parashard.plan.embedding import (
@@ -69,6 +70,14 @@ def test_ranges_cover_the_buckets_evenly(shards: int) -> None:
     assert {end - begin for begin, end in ranges} <= {BUCKETS // shards, -(-BUCKETS // shards)}
 
 
+@pytest.mark.parametrize(("shards", "most"), [(2, 1.02), (4, 1.03), (8, 1.05)])
+def test_a_step_asks_shards_for_equal_numbers_of_keys(shards: int, most: float) -> None:
+    """Of ids by Zipf(1.2), as a recommender has them: each of a step's keys is asked for once, however hot it is."""
+    keys = np.sort(mixed(np.unique(click_ids.batches()[0])))
+    counts = [run.stop - run.start for run in cut_by_shard(keys, shards)]
+    assert max(counts) <= most * np.mean(counts)
+
+
 @pytest.mark.parametrize("shards", [0, BUCKETS + 1])
 def test_more_shards_than_buckets_are_refused(shards: int) -> None:
     with pytest.raises(ConfigurationError, match="1 to 4,096 shards"):
@@ -113,12 +122,12 @@ def test_first_rows_are_of_their_table_and_seed() -> None:
     assert abs(ours.std() - 0.1) < 0.005
 
 
-OF_THE_STEP = r"must be left out: \[optimizer\] says it for the whole step, found a value"
+OF_THE_STEP = r"must be left out: \[optimizer\] says it for the whole step, found "
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"name": ""}, "a table's name must be text of 1 to 200 characters, found ''"),
     "no elements": ({"row_elements": 0}, "table 'user': row_elements must be a whole number from 1 to 16384, found 0"),
     "a truth": ({"row_elements": True}, "row_elements must be a whole number .* found True"),
-    "a rule of whole variables": ({"optimizer": LAMB(0.1)}, "optimizer must be one of sgd, .*, found lamb"),
+    "a rule of whole variables": ({"optimizer": LAMB(0.1)}, "optimizer.kind must be one of sgd, .*, found lamb"),
     "FTRL elsewhere": ({"optimizer": FTRL(0.1), "initializer": NORMAL.initializer}, "must be zeros where"),
     "no keys": ({"keys_per_step_max": 0}, "keys_per_step_max must be a whole number from 1 to 16777216, found 0"),
     "no rows": ({"rows_max": 0}, "rows_max must be a whole number from 1 to 4294967294, found 0"),

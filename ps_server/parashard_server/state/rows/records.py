@@ -17,14 +17,15 @@ from parashard.plan.embedding import Keys
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.references import References
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
 from parashard_server.state.rows.row_memory import Region, RowMemory
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.row_values import RowValues
 
-MOVED_LISTS = 4096  # so many short lists become one
+MOVED_LEAST = 1 << 20  # records that moved are noted for the next increment; more than there are: it is whole
 SWEPT_LEAST = 1024  # records that a sweep looks at
-SWEPT_SHARE = 3  # and for each key that was pushed: a push that only adds keys must not outrun the sweep
+SWEPT_SHARE = 3  # and for each record that came to be: those that are gone must not outnumber the others
 GONE_LEAST = 1 << 20  # keys of ended records that are remembered for the next increment; beyond that it is whole
 LEFT_OF_TEN = 9
 _NEVER = np.iinfo(np.int64).max
@@ -65,7 +66,8 @@ class Records:
         self._at = 0  # where the next sweep begins
         self._cut = 0  # time of the last cut
         self._saved_until = 0  # time of the last one that is stored
-        self._moved: list[NDArray[np.uint32]] = []  # records that moved since the last cut, each once
+        self._moved = References()  # records that moved since the last cut, each once but for those that were freed
+        self._added_rows = 0  # since the last sweep
         self._gone: list[Keys] = []  # keys whose records were ended since
         self._waiting: list[NDArray[np.uint32]] = []  # those of a save that is not stored yet
         self._gone_keys = 0
@@ -85,7 +87,7 @@ class Records:
     @property
     def moved_rows(self) -> int:
         """Number of records that moved since the last save that is stored; those of one under way may count twice."""
-        return sum(map(len, (*self._waiting, *self._moved)))
+        return sum(map(len, self._waiting)) + len(self._moved)
 
     @property
     def memory_bytes(self) -> int:
@@ -112,6 +114,7 @@ class Records:
             self._release()
         rows = self.memory.add(keys, reuse=not self._is_saving)
         self._index.enter(keys, rows)
+        self._added_rows += len(rows)
         return rows
 
     def keep(self, rows: NDArray[np.uint32]) -> None:
@@ -126,10 +129,10 @@ class Records:
         first = np.empty(len(rows), np.uint32)
         sizes = np.array([self.memory.stride, clock, self._cut], np.int64)
         moved = fused.use_rows(rows, self.memory.headers, first, sizes)
-        if moved:
-            self._moved.append(first[:moved].copy())
-            if len(self._moved) > MOVED_LISTS:
-                self._moved = [np.unique(np.concatenate(self._moved))]
+        if moved and not self.whole_due:
+            self._moved.note(first[:moved])
+            if len(self._moved) > max(MOVED_LEAST, self.memory.end):
+                self._moved, self.whole_due = References(), True
 
     def remove(self, rows: NDArray[np.uint32]) -> None:
         """End records: their keys have none any more."""
@@ -147,10 +150,11 @@ class Records:
         if not self._is_saving:
             self._release()
 
-    def sweep(self, now: int, pushed: int) -> None:
-        """Free some records that are gone by the rules."""
+    def sweep(self, now: int) -> None:
+        """Free some records that are gone by the rules, the more the more came to be since the last time."""
         if self.rules.ends_rows:
-            stop = min(self.memory.end, self._at + SWEPT_LEAST + SWEPT_SHARE * pushed)
+            stop = min(self.memory.end, self._at + SWEPT_LEAST + SWEPT_SHARE * self._added_rows)
+            self._added_rows = 0
             self._sweep(self._at, stop, now)
             self._at = 0 if stop == self.memory.end else stop
 
@@ -185,7 +189,7 @@ class Records:
         An earlier save that has not ended is over.
         """
         self._release()
-        self._waiting, self._moved = [*self._waiting, *self._moved], []
+        self._waiting, self._moved = [*self._waiting, *self._moved.arrays()], References()
         self._waiting_gone, self._gone, self._gone_keys = [*self._waiting_gone, *self._gone], [], 0
         self._waiting_whole, self.whole_due = whole, False
         self._cut = clock
@@ -209,7 +213,8 @@ class Records:
         if stored:
             self._saved_until = clock
         else:
-            self._moved, self._gone = [*self._waiting, *self._moved], [*self._waiting_gone, *self._gone]
+            self._moved.take_back(self._waiting)
+            self._gone = [*self._waiting_gone, *self._gone]
             self._gone_keys = sum(map(len, self._gone))
             self.whole_due |= self._waiting_whole
         self._waiting, self._waiting_gone = [], []

@@ -149,7 +149,6 @@ class TableRows:
         scale, damping, learning_rate
             As in `Storage.apply`.
         """
-        pushed = len(keys)
         found, absent, gone = self.records.find(keys, clock - 1)
         if absent:
             new = found == ABSENT
@@ -186,12 +185,12 @@ class TableRows:
             fused.scatter_rows(rows, self.records.memory.words, words, parts, self._sizes)
         for records in self.saved.values():
             records.evict(clock)
-        self.sweep(clock, pushed)
+        self.sweep(clock)
 
-    def sweep(self, now: int, pushed: int) -> None:
-        """Free some records of what is gone by the rules, the more the more keys were pushed."""
+    def sweep(self, now: int) -> None:
+        """Free some records of what is gone by the rules."""
         for records in self.saved.values():
-            records.sweep(now, pushed)
+            records.sweep(now)
 
     def restore(self, name: str, stored: StoredRows, now: int) -> None:
         """Take rows of a checkpoint, whose keys have none here, or keys that are counted, as the name says.

@@ -136,7 +136,7 @@ class Tables:
         Parameters
         ----------
         pushed : mapping of str to RowGradients
-            As it came; its slices were checked.
+            As it came, or as a log has it.
         waiting : iterable of such mappings
             What was taken before and has not moved rows yet: of the room that there is, theirs is reserved.
         now : int
@@ -146,6 +146,10 @@ class Tables:
         ------
         UnknownVariable
             If there is no such table, or a key is of another shard.
+        ShapeMismatch
+            If rows have another length than the table's.
+        LimitExceeded
+            If there are more keys than a step of the table may use.
         MalformedFrame
             If keys are not ascending.
         NonFiniteGradient
@@ -156,6 +160,7 @@ class Tables:
         before = tuple(waiting)
         for name, (keys, values) in pushed.items():
             table = self._of(name)
+            self._check_shape(name, len(keys), values.shape[1])
             self._check_keys(name, keys)
             if not fused.is_finite(values.reshape(-1)):
                 raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
@@ -175,14 +180,10 @@ class Tables:
             If there are more keys than a step of the table may use.
         """
         for name, rows, row_elements, dtype in slices:
-            table = self._of(name).table
-            due, most = row_codec.dtype_of(table), table.keys_per_step_max
-            if row_elements != table.row_elements:
-                raise ShapeMismatch(f"table {name!r}: rows have {table.row_elements} elements, found {row_elements}")
+            self._check_shape(name, rows, row_elements)
+            due = row_codec.dtype_of(self._of(name).table)
             if dtype is not due:
                 raise ShapeMismatch(f"table {name!r}: gradients of rows travel as {due.name}, found {dtype.name}")
-            if rows > most:
-                raise LimitExceeded(f"table {name!r}: a push of {rows} keys; its keys_per_step_max is {most}")
 
     def count_bytes(self, slices: Sequence[RowSlice]) -> None:
         """Count the bytes of checked gradients of rows, as they came."""
@@ -279,7 +280,7 @@ class Tables:
                 rate = rows.table.optimizer.learning_rate * (learning_rate / self._learning_rate)
             rows.push(keys, values, clock=t, scale=scale, damping=damping, learning_rate=rate)
         for name in self.by_name.keys() - pushed.keys():
-            self.by_name[name].sweep(t, 0)
+            self.by_name[name].sweep(t)
 
     @property
     def _saved(self) -> dict[str, Records]:
@@ -289,6 +290,14 @@ class Tables:
         if name not in self.by_name:
             raise UnknownVariable(f"table {name!r} is none of the job's: {', '.join(sorted(self.by_name)) or 'none'}")
         return self.by_name[name]
+
+    def _check_shape(self, name: str, rows: int, row_elements: int) -> None:
+        table = self._of(name).table
+        if row_elements != table.row_elements:
+            raise ShapeMismatch(f"table {name!r}: rows have {table.row_elements} elements, found {row_elements}")
+        most = table.keys_per_step_max
+        if rows > most:
+            raise LimitExceeded(f"table {name!r}: a push of {rows} keys; its keys_per_step_max is {most}")
 
     def _check_keys(self, name: str, keys: Keys) -> None:
         """Check order and place by one pass: ascending mixed keys are in the order of buckets."""

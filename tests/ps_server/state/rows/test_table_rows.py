@@ -248,7 +248,7 @@ def test_rows_of_two_bytes_come_back_from_a_checkpoint(row_elements: int, dtype:
     saving.prepare()
     records = saving.next_piece()
     assert records is not None
-    content = as_bytes(TableChange("user", saving.stored(records), keys_of()))
+    content = bytes(as_bytes(TableChange("user", saving.stored(records), keys_of())))
     stored = parsed(content, "it").rows
     assert dtype_name(stored.values.dtype) == dtype
     again.restore("user", stored, 1)
