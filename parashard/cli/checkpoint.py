@@ -26,7 +26,7 @@ from rich.text import Text
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
 from parashard.checkpoints.state import plan_of, whole_model
-from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
+from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store, restarts_from
 from parashard.cli.app import App
 from parashard.cli.options import TlsDir, complete_runs
 from parashard.cli.tables import print_table
@@ -123,10 +123,12 @@ def verify(
 ) -> None:
     """Read every byte of every checkpoint; name each damaged file and exit with 1 if there is one."""
     catalogue = Catalogue(store_of(where))
-    damaged = 0
-    for text in _damage(catalogue, id_):
+    damaged, damaged_ids = 0, set[CheckpointId]()
+    for text in _damage(catalogue, id_, damaged_ids):
         damaged += 1
         typer.echo(f"damaged: {text}")
+    for text in restarts_from(catalogue, damaged_ids):
+        typer.echo(text)
     checked = id_ or f"{len(catalogue.checkpoints())} of shards, {len(catalogue.job_checkpoints())} drained"
     typer.echo(f"{catalogue.store.url}: {checked}: {f'{damaged} damaged' if damaged else 'every byte verified'}")
     if damaged:
@@ -245,9 +247,9 @@ def _write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                 np.lib.format.write_array(member, as_numpys(array), allow_pickle=False)
 
 
-def _damage(catalogue: Catalogue, id_: str | None) -> Iterator[str]:
+def _damage(catalogue: Catalogue, id_: str | None, damaged: set[CheckpointId]) -> Iterator[str]:
     if id_ is None:
-        return damage_in_store(catalogue)
+        return damage_in_store(catalogue, damaged)
     number = parse_job_id(id_)
     return damage_in_shard(catalogue, CheckpointId.parse(id_)) if number is None else damage_in_job(catalogue, number)
 

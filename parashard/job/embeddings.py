@@ -124,8 +124,8 @@ def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
             "optimizer": settings.optimizer.plain(),
         }
         | ({} if table.dtype == "float32" else {"dtype": table.dtype})
-        | ({} if table.gradient_encoding == "float32" else {"encoding": table.gradient_encoding})
         | ({} if table.combiner in (None, "mean") else {"combiner": table.combiner})
+        | ({} if table.gradient_encoding == "float32" else {"encoding": table.gradient_encoding})
         | _changed_rules(table.rules)
         for name, settings in sorted(tables.items())
         for table in (embedding_of(name, settings),)
@@ -150,8 +150,8 @@ def embedding_of(name: str, settings: TableSettings) -> EmbeddingTable:
         settings.rows_max,
         RowRules(**{field.name: getattr(settings, field.name) for field in fields(RowRules)}),
         settings.dtype,
-        settings.encoding,
         settings.combiner,
+        settings.encoding,
     )
 
 

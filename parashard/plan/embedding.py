@@ -107,10 +107,10 @@ class EmbeddingTable:
         When a key gets a row, and loses it.
     dtype : {"float32", "float16", "bfloat16"}
         What rows are kept, pulled and saved as; their slots and arithmetic are float32.
-    encoding : {"float32", "bfloat16", "float16", "int8"}
-        How gradients of its rows are asked to travel; see `gradient_encoding`.
     combiner : {"sum", "mean"}, optional
         How a model makes one vector of the rows of several keys; None: its own default. No shard knows it.
+    encoding : {"float32", "bfloat16", "float16", "int8"}
+        How gradients of its rows are asked to travel; see `gradient_encoding`.
     """
 
     name: str
@@ -121,8 +121,8 @@ class EmbeddingTable:
     rows_max: int = ROWS_MAX_DEFAULT
     rules: RowRules = NO_RULES
     dtype: RowDtype = "float32"
-    encoding: RowEncoding = "float32"
     combiner: Combiner | None = None
+    encoding: RowEncoding = "float32"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
@@ -154,9 +154,8 @@ class EmbeddingTable:
         if not 0 <= rules.evict_norm_below < float("inf"):
             raise self._wrong("evict_norm_below", "0 or more", str(rules.evict_norm_below))
         if rules.evict_norm_below and self.dtype != "float32":
-            raise self._wrong(
-                "evict_norm_below", f"0 where dtype is {self.dtype}", str(rules.evict_norm_below), "dtype"
-            )
+            allowed = f"0 where dtype is {self.dtype}"
+            raise self._wrong("evict_norm_below", allowed, str(rules.evict_norm_below), "dtype")
         room = self.rows_max - self.keys_per_step_max
         if rules.evict_above_rows is not None and room < 1:
             raise self._wrong(

@@ -19,7 +19,7 @@ from parashard.errors import DamagedCheckpoint
 from parashard.plan.embedding import floats_of, found_among
 from parashard.plan.row_rules import NO_RULES, RowRules
 from parashard.serving.rows import PublishedRows, RowChange
-from parashard.serving.versions import PublishedShard, PublishedTable, ShardVersion
+from parashard.serving.versions import PublishedShard, PublishedTable, ShardVersion, digest_of, token_of
 from parashard.store.base import Store
 
 
@@ -51,9 +51,14 @@ def load_version(
     tables = {}
     for name, elements in row_elements.items():
         files = tuple(file for file in manifest.table_files if file.table == name)
-        earlier = before.tables[name] if before is not None else PublishedTable(PublishedRows.empty(elements))
+        earlier = (
+            before.tables[name]
+            if before is not None
+            else PublishedTable(PublishedRows.empty(elements), token=token_of(()))
+        )
         tables[name] = _continued(store, manifest, earlier, files, name)
-    return PublishedShard(ShardVersion.of(manifest), variables, tables)
+    digests = {partition: digest_of(values) for partition, values in variables.items()}
+    return PublishedShard(ShardVersion.of(manifest), variables, tables, digests)
 
 
 def _continued(

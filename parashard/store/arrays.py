@@ -18,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parashard.errors import BadData
-from parashard.plan.embedding import BFLOAT16, dtype_name
+from parashard.plan.embedding import BFLOAT16
 from parashard.plan.variables import Float32s
 
-_HEAD = struct.Struct("<Q")  # the length of the header, which is JSON; data begin behind it, at a multiple of 8 bytes
-_ALIGNED = 8
 _DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -30,7 +28,7 @@ _DTYPES = {
     "int16": "I16",
     "uint16": "U16",
     "float16": "F16",
-    "bfloat16": "BF16",
+    BFLOAT16.name: "BF16",
     "int32": "I32",
     "uint32": "U32",
     "float32": "F32",
@@ -38,8 +36,10 @@ _DTYPES = {
     "int64": "I64",
     "uint64": "U64",
 }
-"""safetensors' names of dtypes; the last come first in a file, so that an array begins where its dtype may."""
+"""safetensors' names of NumPy's dtypes; the last come first in a file, so that an array begins where its dtype may."""
 _RANKS = {dtype: rank for rank, dtype in enumerate(reversed(_DTYPES))}
+_HEAD = struct.Struct("<Q")  # the length of the header, which is JSON; data begin behind it, at a multiple of 8 bytes
+_ALIGNED = 8
 
 
 def read_arrays(path: Path) -> dict[str, Float32s]:
@@ -67,19 +67,10 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[
     OSError
         If the file cannot be written.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
-    try:
-        if any(array.dtype == BFLOAT16 for array in arrays.values()):
-            path.write_bytes(to_bytes(arrays, about))
-        else:
-            save_file(dict(arrays), path, dict(about or {}) or None)
-    except SafetensorError as error:  # the library's own error for a full disk
-        raise OSError(str(error)) from error
+    path.write_bytes(to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()}, about))
 
 
-def from_bytes(content: bytes) -> dict[str, Float32s]:
+def from_bytes(content: bytes | memoryview) -> dict[str, Float32s]:
     """Return the arrays in a file's content; their dtype is what it says, BFLOAT16 among them.
 
     Raises
@@ -93,7 +84,7 @@ def from_bytes(content: bytes) -> dict[str, Float32s]:
     header, _ = _header_of(content)
     halves = [name for name, entry in header.items() if entry.get("dtype") == "BF16" and name != "__metadata__"]
     try:
-        arrays = load(_renamed(content, halves, "U16") if halves else content)
+        arrays = load(_renamed(content, halves, "U16") if halves else bytes(content))
     except (SafetensorError, KeyError) as error:  # the last, and ValueError: dtypes that NumPy lacks
         raise ValueError(repr(error)) from None
     return arrays | {name: arrays[name].view(BFLOAT16) for name in halves}
@@ -105,23 +96,23 @@ def to_bytes(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str] | None
     The bytes are those of `safetensors.numpy.save`, which copies twice and holds the interpreter meanwhile: 27 ms for
     64 MiB, in which a shard would answer nobody.
     """
-    ordered = sorted(arrays.items(), key=lambda one: (_RANKS[dtype_name(one[1].dtype)], one[0]))
-    entries: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
+    ordered = sorted(arrays.items(), key=lambda one: (_RANKS[one[1].dtype.name], one[0]))
+    header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     end = 0
     for name, array in ordered:
         begin, end = end, end + array.nbytes
-        entries[name] = {"dtype": _DTYPES[dtype_name(array.dtype)], "shape": array.shape, "data_offsets": (begin, end)}
-    header = _encoded(entries)
-    content = np.empty(len(header) + end, np.uint8)
-    begin = len(header)
-    content[:begin] = np.frombuffer(header, np.uint8)
+        header[name] = {"dtype": _DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": (begin, end)}
+    head = _head(header)
+    content = np.empty(len(head) + end, np.uint8)
+    content[: len(head)] = np.frombuffer(head, np.uint8)
+    begin = len(head)
     for _, array in ordered:
         content[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
         begin += array.nbytes
     return content.data
 
 
-def _header_of(content: bytes) -> tuple[dict[str, dict[str, Any]], int]:
+def _header_of(content: bytes | memoryview) -> tuple[dict[str, dict[str, Any]], int]:
     """Return the header of a file, and where its data begin; an empty one where there is none: the library says so."""
     try:
         begin = _HEAD.size + _HEAD.unpack_from(content)[0]
@@ -132,15 +123,16 @@ def _header_of(content: bytes) -> tuple[dict[str, dict[str, Any]], int]:
     return (header, begin) if right else ({}, 0)
 
 
-def _renamed(content: bytes, names: Iterable[str], dtype: str) -> bytes:
+def _renamed(content: bytes | memoryview, names: Iterable[str], dtype: str) -> bytes:
     """Return a file whose arrays of these names have another dtype of the same length."""
     header, begin = _header_of(content)
     for name in names:
         header[name]["dtype"] = dtype
-    return b"".join((_encoded(header), memoryview(content)[begin:]))
+    return b"".join((_head(header), memoryview(content)[begin:]))
 
 
-def _encoded(header: Mapping[str, Any]) -> bytes:
+def _head(header: Mapping[str, Any]) -> bytes:
+    """Return what a file begins with."""
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNED)
     return _HEAD.pack(len(text)) + text

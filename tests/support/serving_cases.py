@@ -86,9 +86,13 @@ class Committer:
         *,
         anew: bool = False,
         last_use: Mapping[int, int] | None = None,
+        seed: int | None = None,
         **changed: Any,
     ) -> ShardManifest:
-        """Apply steps, set rows, drop others, and commit that; `anew`: with all rows, and no file of before."""
+        """Apply steps, set rows, drop others, and commit that, with the variables that a seed gives, else others.
+
+        `anew`: with all rows, and no file of before.
+        """
         life.number += 1
         for step in steps:
             life.applied.add(step)
@@ -101,7 +105,7 @@ class Committer:
         if written or len(lost):
             writer.write(TableChange(TABLE, stored_rows(written, last_use, self.dtype), lost))
         life.files = (*(() if anew else life.files), *writer.files)
-        state = state_of(self.plan, life.shard, seed=life.number, applied=tuple(life.applied.intervals()))
+        state = state_of(self.plan, life.shard, seed=seed or life.number, applied=tuple(life.applied.intervals()))
         fields: dict[str, Any] = {
             "tables": ((TABLE, len(life.rows)),) if life.rows else (),
             "table_files": life.files,

@@ -271,8 +271,8 @@ def test_a_job_without_tables_keeps_its_digest() -> None:
         ("dimension=5", ["tables.user.dimension"]),
         ("dimension=4, initializer='normal'", ["tables.user.initializer"]),
         ("dimension=4, scale=0.5", ["tables.user.scale"]),
-        ("dimension=4, encoding='int8'", ["tables.user.encoding"]),
         ("dimension=4, combiner='sum'", ["tables.user.combiner"]),
+        ("dimension=4, encoding='int8'", ["tables.user.encoding"]),
         ("dimension=4, optimizer={kind='adagrad', learning_rate=0.5}", ["tables.user.optimizer.learning_rate"]),
     ],
 )
@@ -322,8 +322,8 @@ def test_a_round_s_keys_have_room_beside_the_rows_that_stay(write_job: Callable[
     ("change", "says"),
     [
         ("dtype='float16'", 'tables.ledger.dtype: found "float16"'),
-        ("encoding='int8'", 'tables.ledger.encoding: found "int8"'),
         ("combiner='sum'", 'tables.ledger.combiner: found "sum"'),
+        ("encoding='int8'", 'tables.ledger.encoding: found "int8"'),
         ("initializer='normal'", 'tables.ledger.initializer: found "normal"'),
         ("evict_above_rows=10", "tables.ledger.evict_above_rows: found 10"),
     ],

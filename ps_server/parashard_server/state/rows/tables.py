@@ -28,14 +28,15 @@ from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.live_rows import LiveRows
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
 
-LAYERS_MAX = 16
-"""Checkpoints whose files a table's rows may be in; then all of them are written again."""
+CHAIN_MAX = 16
+"""Checkpoints that may share a file of rows; then all rows of all tables are written again: another chain begins."""
 STORED_SHARE_MAX = 1.5
-"""Rows in those files for each row of the table, likewise."""
+"""Rows in a table's files for each of its rows; then these are written again."""
 
 
 class RowGradients(NamedTuple):
@@ -113,6 +114,7 @@ class Tables:
         self._learning_rate = learning_rate
         self.buckets = bucket_ranges(shards)[shard]
         self.by_name = {table.name: TableRows(table, seed) for table in tables}
+        self.live = LiveRows(self.by_name)
         self._files: tuple[TableFile, ...] = ()  # of the last checkpoint that is stored
 
     @property
@@ -216,6 +218,8 @@ class Tables:
         kept: list[TableFile] = []
         savings: dict[str, RowSaving] = {}
         saved = self._saved
+        if _is_chain_over(self._files):
+            self.begin_chain()
         for name, records in sorted(saved.items()):
             files = [file for file in self._files if file.table == name]
             whole = not files or records.whole_due or _is_whole_due(files, records)
@@ -224,6 +228,10 @@ class Tables:
         counts = {name: records.rows for name, records in saved.items() if records.rows}
         rules = tuple(_rule(name, records.rules) for name, records in sorted(saved.items()) if records.rules.ends_rows)
         return TablesCut(clock, savings, counts, tuple(kept), self, rules)
+
+    def begin_chain(self) -> None:
+        """Let the next checkpoint name no file of an earlier one: it writes all rows, so that it needs none of them."""
+        self._files = ()
 
     def ended(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
         """Take note of a save that is over: `files` make the checkpoint, None: there is none."""
@@ -323,10 +331,14 @@ def _rule(name: str, rules: RowRules) -> TableRule:
 
 
 def _is_whole_due(files: Sequence[TableFile], table: Records) -> bool:
-    """Tell whether an increment would leave more rows to be read twice, or more layers, than a restore should have."""
-    layers = {(file.incarnation, file.number) for file in files}
-    stored = sum(file.rows for file in files) + table.moved_rows
-    return len(layers) >= LAYERS_MAX or stored > STORED_SHARE_MAX * table.rows
+    """Tell whether an increment would leave more rows to be read twice than a restore should have."""
+    return sum(file.rows for file in files) + table.moved_rows > STORED_SHARE_MAX * table.rows
+
+
+def _is_chain_over(files: Sequence[TableFile]) -> bool:
+    """Tell whether the oldest file is as old as one may be, in checkpoints, those that failed among them."""
+    numbers = [file.number for file in files]
+    return bool(numbers) and max(numbers) - min(numbers) >= CHAIN_MAX - 1
 
 
 def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
