@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from parashard.checkpoints.tables import StoredRows
 from parashard.errors import DamagedCheckpoint, JobFailed
-from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, candidates_of, dtype_name, first_rows, unmixed
+from parashard.plan.embedding import (
+    EmbeddingTable,
+    KeyedRows,
+    Keys,
+    candidates_of,
+    dtype_name,
+    first_rows,
+    floats_of,
+    unmixed,
+)
 from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PresentRows
@@ -129,7 +138,8 @@ class TableRows:
 
     def values_of(self, rows: NDArray[np.uint32]) -> Float32s:
         """Return the values of records in float32, shape (rows, row_elements), a new array."""
-        return self._values.kept(self._words(rows, 1), len(rows)).astype(np.float32)
+        kept = self._values.kept(self._words(rows, 1), len(rows))
+        return kept.copy() if kept.dtype == np.float32 else floats_of(kept)
 
     def push(
         self,
