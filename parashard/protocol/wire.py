@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame
-from parashard.plan.embedding import BFLOAT16, Keys
+from parashard.plan.embedding import BFLOAT16, Keys, dtype_name
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
@@ -47,7 +47,7 @@ _ROW_DTYPES: dict[int, np.dtype[Any]] = {
     tensor_pb2.DTYPE_FLOAT16: np.dtype("<f2"),
     tensor_pb2.DTYPE_BFLOAT16: BFLOAT16,
 }
-_NAMES_OF_ROW_DTYPES = {dtype: name for name, dtype in _ROW_DTYPES.items()}
+_OF_ROW_DTYPES = {dtype_name(dtype.newbyteorder("=")): value for value, dtype in _ROW_DTYPES.items()}
 _Header = TypeVar("_Header", bound=Message)
 
 
@@ -257,7 +257,7 @@ def weights_message(weights: Weights) -> tensor_pb2.PullReply:
             table=table,
             present=values.shape[0],
             row_elements=values.shape[1],
-            dtype=_NAMES_OF_ROW_DTYPES[values.dtype],
+            dtype=_OF_ROW_DTYPES[dtype_name(values.dtype)],
         )
     return reply
 

@@ -360,9 +360,11 @@ class Shard:
         if push.skipped:
             raise MalformedFrame(f"step {push.step}: gradients of rows, and an empty push has no rows")
         tables = self._tables_of(push.step)
-        tables.check_encodings(push.rows)
+        tables.check_slices(push.rows)
         pushed = decoded(push.rows, push.payload.whole()[size_bytes:])
-        return tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
+        checked = tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
+        tables.count_bytes(push.rows)
+        return checked
 
     def _tables_of(self, step: int) -> Tables:
         if self.tables is None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from parashard.errors import LimitExceeded, MalformedFrame, UnknownVariable
+from parashard.plan.embedding import floats_of, kept_as
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, DType, RowSlice, answer_bytes_of
 from support.conformance_cases import DEADLINE_S, kept, keys_of, push_of, rows_of
 from support.fake_plane import TABLES
@@ -38,6 +39,15 @@ def test_rows_of_several_tables_come_together(talk):
     assert {name: rows.values.tobytes() for name, rows in found.rows.items()} == {
         name: of_table.tobytes() for name, of_table in values.items()
     }
+
+
+@pytest.mark.parametrize("number", [1, 8, 9])
+def test_rows_of_bfloat16_arrive_in_two_bytes_a_number(talk, number):
+    keys = keys_of(*range(number))
+    values = pushed(talk, "word", keys)
+    found = talk.transport.pull_rows(rows_of({"word": keys}), kept, DEADLINE_S).result().rows["word"].values
+    assert found.nbytes == 2 * values.size
+    assert floats_of(found).tobytes() == floats_of(kept_as(values, "bfloat16")).tobytes()
 
 
 def test_rows_that_nobody_pushed_are_not_sent(talk):

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from parashard.checkpoints.tables import StoredRows
 from parashard.errors import DamagedCheckpoint, JobFailed
-from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, candidates_of, dtype_name, first_rows, unmixed
+from parashard.plan.embedding import (
+    EmbeddingTable,
+    KeyedRows,
+    Keys,
+    candidates_of,
+    dtype_name,
+    first_rows,
+    floats_of,
+    unmixed,
+)
 from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PresentRows
@@ -48,11 +57,13 @@ class TableRows:
         Of keys that have none yet and are counted; None: the rules count none.
     added_rows, pulled_keys, pulled_rows : int
         How many rows came to be, how many keys were asked for, and how many of them had a row.
+    pulled_bytes, pushed_bytes : int
+        Payload of pulls, keys and answers, and of pushes, keys and gradients; the shard counts those.
     """
 
     def __init__(self, table: EmbeddingTable, seed: int) -> None:
         self.table = table
-        self.added_rows = self.pulled_keys = self.pulled_rows = 0
+        self.added_rows = self.pulled_keys = self.pulled_rows = self.pulled_bytes = self.pushed_bytes = 0
         rules = table.rules
         self._first_rows = first_rows(table, seed)
         self._optimizer = Optimizer(table.optimizer, by_row=True)
@@ -121,11 +132,14 @@ class TableRows:
         self.pulled_keys += len(keys)
         self.pulled_rows += len(keys) - absent
         rows = found[present] if absent else found
-        return PresentRows(present, self._values.kept(self._words(rows, 1), len(rows)))
+        found_rows = PresentRows(present, self._values.kept(self._words(rows, 1), len(rows)))
+        self.pulled_bytes += keys.nbytes + -(-len(keys) // 8) + found_rows.values.nbytes
+        return found_rows
 
     def values_of(self, rows: NDArray[np.uint32]) -> Float32s:
         """Return the values of records in float32, shape (rows, row_elements), a new array."""
-        return self._values.kept(self._words(rows, 1), len(rows)).astype(np.float32)
+        kept = self._values.kept(self._words(rows, 1), len(rows))
+        return kept.copy() if kept.dtype == np.float32 else floats_of(kept)
 
     def push(
         self,

@@ -138,7 +138,7 @@ class Tables:
         Parameters
         ----------
         pushed : mapping of str to RowGradients
-            As it came.
+            As it came, or as a log has it.
         waiting : iterable of such mappings
             What was taken before and has not moved rows yet: of the room that there is, theirs is reserved.
         now : int
@@ -162,36 +162,35 @@ class Tables:
         before = tuple(waiting)
         for name, (keys, values) in pushed.items():
             table = self._of(name)
-            due = (len(keys), table.table.row_elements)
-            if values.shape != due:
-                raise ShapeMismatch(
-                    f"table {name!r}: gradients of {len(keys)} rows have shape {due}, found {values.shape}"
-                )
-            most = table.table.keys_per_step_max
-            if len(keys) > most:
-                raise LimitExceeded(f"table {name!r}: a push of {len(keys)} keys; its keys_per_step_max is {most}")
+            self._check_shape(name, len(keys), values.shape[1])
             self._check_keys(name, keys)
             if not fused.is_finite(values.reshape(-1)):
                 raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
             table.check_room([keys, *(one[name].keys for one in before if name in one)], now)
         return pushed
 
-    def check_encodings(self, slices: Sequence[RowSlice]) -> None:
-        """Refuse gradients of rows that do not travel as their table's do.
+    def check_slices(self, slices: Sequence[RowSlice]) -> None:
+        """Refuse gradients of rows that are not declared as their table's, before they are decoded.
 
         Raises
         ------
         UnknownVariable
             If there is no such table.
         ShapeMismatch
-            If their encoding is not the table's.
+            If rows have another length than the table's, or their encoding is not the table's.
+        LimitExceeded
+            If there are more keys than a step of the table may use.
         """
+        for name, rows, row_elements, dtype in slices:
+            self._check_shape(name, rows, row_elements)
+            due = row_codec.dtype_of(self._of(name).table)
+            if dtype is not due:
+                raise ShapeMismatch(f"table {name!r}: gradients of rows travel as {due.name}, found {dtype.name}")
+
+    def count_bytes(self, slices: Sequence[RowSlice]) -> None:
+        """Count the bytes of checked gradients of rows, as they came."""
         for piece in slices:
-            due = row_codec.dtype_of(self._of(piece.table).table)
-            if piece.dtype is not due:
-                raise ShapeMismatch(
-                    f"table {piece.table!r}: gradients of rows travel as {due.name}, found {piece.dtype.name}"
-                )
+            self.by_name[piece.table].pushed_bytes += piece.size_bytes
 
     def check_keys(self, wanted: Mapping[str, Keys]) -> None:
         """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers.
@@ -300,6 +299,14 @@ class Tables:
             raise UnknownVariable(f"table {name!r} is none of the job's: {', '.join(sorted(self.by_name)) or 'none'}")
         return self.by_name[name]
 
+    def _check_shape(self, name: str, rows: int, row_elements: int) -> None:
+        table = self._of(name).table
+        if row_elements != table.row_elements:
+            raise ShapeMismatch(f"table {name!r}: rows have {table.row_elements} elements, found {row_elements}")
+        most = table.keys_per_step_max
+        if rows > most:
+            raise LimitExceeded(f"table {name!r}: a push of {rows} keys; its keys_per_step_max is {most}")
+
     def _check_keys(self, name: str, keys: Keys) -> None:
         """Check order and place by one pass: ascending mixed keys are in the order of buckets."""
         if not len(keys):
@@ -354,6 +361,7 @@ def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
             raise MalformedFrame(f"table {piece.table!r} is named twice in a push")
         middle, end = begin + piece.keys_bytes, begin + piece.size_bytes
         keys = np.frombuffer(payload[begin:middle], "<u8")
+        keys = keys if keys.flags.aligned else keys.copy()
         found[piece.table] = RowGradients(keys, row_codec.decode(piece, payload[middle:end]))
         begin = end
     return found

@@ -248,7 +248,7 @@ def test_rows_of_two_bytes_come_back_from_a_checkpoint(row_elements: int, dtype:
     saving.prepare()
     records = saving.next_piece()
     assert records is not None
-    content = as_bytes(TableChange("user", saving.stored(records), keys_of()))
+    content = bytes(as_bytes(TableChange("user", saving.stored(records), keys_of())))
     stored = parsed(content, "it").rows
     assert dtype_name(stored.values.dtype) == dtype
     again.restore("user", stored, 1)
@@ -258,3 +258,13 @@ def test_rows_of_two_bytes_come_back_from_a_checkpoint(row_elements: int, dtype:
     assert again.pull(keys, 2).values.tobytes() == rows.pull(keys, 2).values.tobytes()
     with pytest.raises(DamagedCheckpoint, match=f"in {dtype} with the slots"):
         TableRows(replace(table, dtype="float32"), 0).restore("user", stored, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_values_of_records_are_new_arrays_of_float32_whatever_is_kept(dtype: RowDtype) -> None:
+    rows, keys = TableRows(replace(table_of(RULES["adagrad"]), dtype=dtype), 0), keys_of(1, 2)
+    rows.push(keys, gradients_of(0, 2), clock=1)
+    expected = floats_of(rows.pull(keys, 1).values).tobytes()
+    found = rows.values_of(rows.records.find(keys, 1)[0])
+    rows.push(keys, gradients_of(1, 2), clock=2)
+    assert (found.dtype, found.tobytes()) == (np.float32, expected)
