@@ -175,3 +175,101 @@ class RollbackReply(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("run_id", "shard", "plan_version", "incarnation", "changes", "buckets", "weights")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    shard: int
+    plan_version: int
+    incarnation: int
+    changes: ReadChanges
+    buckets: ReadBuckets
+    weights: ReadWeights
+    def __init__(self, run_id: _Optional[str] = ..., shard: _Optional[int] = ..., plan_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., changes: _Optional[_Union[ReadChanges, _Mapping]] = ..., buckets: _Optional[_Union[ReadBuckets, _Mapping]] = ..., weights: _Optional[_Union[ReadWeights, _Mapping]] = ...) -> None: ...
+
+class ReadChanges(_message.Message):
+    __slots__ = ("position", "weights", "known_version")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    weights: bool
+    known_version: int
+    def __init__(self, position: _Optional[int] = ..., weights: _Optional[bool] = ..., known_version: _Optional[int] = ...) -> None: ...
+
+class ReadBuckets(_message.Message):
+    __slots__ = ("table", "position", "first", "stop", "digests", "from_key")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    FROM_KEY_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    position: int
+    first: int
+    stop: int
+    digests: bool
+    from_key: int
+    def __init__(self, table: _Optional[str] = ..., position: _Optional[int] = ..., first: _Optional[int] = ..., stop: _Optional[int] = ..., digests: _Optional[bool] = ..., from_key: _Optional[int] = ...) -> None: ...
+
+class ReadWeights(_message.Message):
+    __slots__ = ("offset_bytes", "length_bytes", "known_version")
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    offset_bytes: int
+    length_bytes: int
+    known_version: int
+    def __init__(self, offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known_version: _Optional[int] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("version", "position", "lost", "complete", "rows", "has_weights", "run_offsets", "run_lengths", "weights", "applied", "digests", "more", "next_key")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    HAS_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    RUN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    RUN_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_KEY_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    position: int
+    lost: bool
+    complete: bool
+    rows: _containers.RepeatedCompositeFieldContainer[ReadRows]
+    has_weights: bool
+    run_offsets: _containers.RepeatedScalarFieldContainer[int]
+    run_lengths: _containers.RepeatedScalarFieldContainer[int]
+    weights: bytes
+    applied: _containers.RepeatedCompositeFieldContainer[Interval]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    more: bool
+    next_key: int
+    def __init__(self, version: _Optional[int] = ..., position: _Optional[int] = ..., lost: _Optional[bool] = ..., complete: _Optional[bool] = ..., rows: _Optional[_Iterable[_Union[ReadRows, _Mapping]]] = ..., has_weights: _Optional[bool] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., weights: _Optional[bytes] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., digests: _Optional[_Iterable[bytes]] = ..., more: _Optional[bool] = ..., next_key: _Optional[int] = ...) -> None: ...
+
+class ReadRows(_message.Message):
+    __slots__ = ("table", "keys", "values", "last_use", "gone")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    LAST_USE_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    keys: bytes
+    values: bytes
+    last_use: bytes
+    gone: bytes
+    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., values: _Optional[bytes] = ..., last_use: _Optional[bytes] = ..., gone: _Optional[bytes] = ...) -> None: ...

@@ -36,7 +36,8 @@ from parashard.job.load import load_job
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
 from parashard.launch.run_folders import check_in_progress, place_of
 from parashard.launch.stored_rows import pieces_of_table, whole_table
-from parashard.plan.variables import Float32s, as_exported
+from parashard.plan.embedding import as_numpys
+from parashard.plan.variables import as_exported
 from parashard.process.arguments import credentials_in
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
@@ -238,12 +239,12 @@ def _write_preprocessing(store: Store, path: Path) -> None:
         raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _write_npz(path: Path, arrays: Mapping[str, Float32s]) -> None:
+def _write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """As numpy.savez, which takes names as keywords and so has none for a variable called "file"."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+                np.lib.format.write_array(member, as_numpys(array), allow_pickle=False)
 
 
 def _damage(catalogue: Catalogue, id_: str | None, damaged: set[CheckpointId]) -> Iterator[str]:

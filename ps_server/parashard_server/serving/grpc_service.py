@@ -20,6 +20,7 @@ from parashard.transports.grpc import SERVICE
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle
+from parashard_server.serving.live_reads import LiveReads
 from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
@@ -56,6 +57,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._checkpointer = checkpointer
         self._lifecycle = lifecycle
         self._buffers = buffers
+        self._live = LiveReads(plane, host)
         self.coordinator_incarnation = 0
 
     def add_to(self, server: Server) -> None:
@@ -129,6 +131,10 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         """Go back to a round under a new incarnation."""
         self._check_command(request)
         return shard_pb2.RollbackReply(incarnation=self._lifecycle.roll_back(request.round, request.incarnation))
+
+    def Read(self, request: shard_pb2.ReadRequest, context: Any) -> shard_pb2.ReadReply:
+        """Answer a reader; changes nothing."""
+        return self._live.read(request, _left_s(self._until_s(context)))
 
     def _until_s(self, context: grpc.ServicerContext) -> float:
         """Return the moment by which a push or a pull must be over, whatever its caller says."""

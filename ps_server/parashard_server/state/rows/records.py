@@ -21,6 +21,7 @@ from parashard_server.state.rows.hottest_keys import KEPT, HottestKeys
 from parashard_server.state.rows.references import References
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
 from parashard_server.state.rows.row_memory import Region, RowMemory
+from parashard_server.state.rows.row_notes import RowNotes
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.row_values import RowValues
 
@@ -56,6 +57,8 @@ class Records:
         How many records the rules have ended.
     whole_due : bool
         Whether the next save has to be of all records: more were ended than are remembered.
+    notes : RowNotes, optional
+        Told of every change, under the name `noted_as`, for readers.
     """
 
     def __init__(self, values: RowValues, slots: Mapping[str, int], rows_max: int, rules: RowRules) -> None:
@@ -82,6 +85,8 @@ class Records:
         self._ended_rows = 0
         self._is_ended: NDArray[np.uint8] = Region(rows_max, dense=False).view(np.uint8)  # 1 for these
         self.whole_due = False
+        self.notes: RowNotes | None = None
+        self.noted_as = ""
 
     @property
     def rows(self) -> int:
@@ -110,6 +115,15 @@ class Records:
         hidden = self._hide(visible, now)
         return visible, absent + hidden, found if hidden else None
 
+    def standing(self, rows: NDArray[np.uint32], now: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Return which of some records are there at a time, and which are gone by the rules and not swept yet."""
+        rows = rows[~self.memory.is_free(rows) & (self._is_ended[rows] == 0)]
+        if not self.rules.ends_rows:
+            return rows, rows[:0]
+        seen = rows.copy()
+        self._hide(seen, now)
+        return rows[seen != ABSENT], rows[seen == ABSENT]
+
     def add(self, keys: Keys) -> NDArray[np.uint32]:
         """Make records of keys that have none, and return their references; t and last use are 0, floats are any."""
         if self._is_saving and self.memory.end + len(keys) > self.memory.rows_max:
@@ -133,6 +147,8 @@ class Records:
         first = np.empty(len(rows), np.uint32)
         sizes = np.array([self.memory.stride, clock, self._cut], np.int64)
         hottest = self.hottest
+        if self.notes is not None:
+            self.notes.moved(self.noted_as, rows)
         moved = fused.use_rows(rows, self.memory.headers, first, self.memory.keys, hottest.keys, hottest.counts, sizes)
         if moved and not self.whole_due:
             self._moved.note(first[:moved])
@@ -152,6 +168,8 @@ class Records:
             return
         keys = self.memory.keys_of(rows)
         self._index.remove(keys)
+        if self.notes is not None:
+            self.notes.gone(self.noted_as, keys)
         self._gone.append(keys)
         self._gone_keys += len(keys)
         if self._gone_keys > max(GONE_LEAST, self.rows):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from parashard.checkpoints.tables import StoredRows
 from parashard.errors import DamagedCheckpoint, JobFailed
-from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, candidates_of, first_rows, unmixed
+from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, candidates_of, dtype_name, first_rows, unmixed
 from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PresentRows
@@ -123,6 +123,10 @@ class TableRows:
         rows = found[present] if absent else found
         return PresentRows(present, self._values.kept(self._words(rows, 1), len(rows)))
 
+    def values_of(self, rows: NDArray[np.uint32]) -> Float32s:
+        """Return the values of records in float32, shape (rows, row_elements), a new array."""
+        return self._values.kept(self._words(rows, 1), len(rows)).astype(np.float32)
+
     def push(
         self,
         keys: Keys,
@@ -208,10 +212,10 @@ class TableRows:
         records = self.saved[name]
         values = self._values if records is self.records else NO_VALUES
         slots = dict.fromkeys(self._optimizer.slots, self.table.slot_elements) if records is self.records else {}
-        due = (values.elements, str(values.dtype), slots)
+        due = (values.elements, values.name, slots)
         found = (
             stored.values.shape[1],
-            str(stored.values.dtype),
+            dtype_name(stored.values.dtype),
             {slot: part.shape[1] for slot, part in stored.slots.items()},
         )
         if found != due:

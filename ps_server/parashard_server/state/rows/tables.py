@@ -14,6 +14,7 @@ import numpy as np
 
 from parashard.checkpoints.manifest import TableFile, TableRule
 from parashard.checkpoints.tables import StoredRows
+from parashard.encodings import row_codec
 from parashard.errors import (
     DamagedCheckpoint,
     LimitExceeded,
@@ -27,6 +28,7 @@ from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.live_rows import LiveRows
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
@@ -112,6 +114,7 @@ class Tables:
         self._learning_rate = learning_rate
         self.buckets = bucket_ranges(shards)[shard]
         self.by_name = {table.name: TableRows(table, seed) for table in tables}
+        self.live = LiveRows(self.by_name)
         self._files: tuple[TableFile, ...] = ()  # of the last checkpoint that is stored
 
     @property
@@ -172,6 +175,23 @@ class Tables:
                 raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
             table.check_room([keys, *(one[name].keys for one in before if name in one)], now)
         return pushed
+
+    def check_encodings(self, slices: Sequence[RowSlice]) -> None:
+        """Refuse gradients of rows that do not travel as their table's do.
+
+        Raises
+        ------
+        UnknownVariable
+            If there is no such table.
+        ShapeMismatch
+            If their encoding is not the table's.
+        """
+        for piece in slices:
+            due = row_codec.dtype_of(self._of(piece.table).table)
+            if piece.dtype is not due:
+                raise ShapeMismatch(
+                    f"table {piece.table!r}: gradients of rows travel as {due.name}, found {piece.dtype.name}"
+                )
 
     def check_keys(self, wanted: Mapping[str, Keys]) -> None:
         """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers.
@@ -315,12 +335,14 @@ def _is_chain_over(files: Sequence[TableFile]) -> bool:
 
 
 def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
-    """Return the gradients of rows in a payload, as views of it.
+    """Return the gradients of rows in a payload, as views of it where they are not encoded.
 
     Raises
     ------
     MalformedFrame
-        If a table is named twice, or the slices are not as long as the payload.
+        If a table is named twice, or the slices are not as long as the payload, or an encoded one is invalid.
+    NonFiniteGradient
+        If an encoded value is not finite.
     """
     needed = sum(piece.size_bytes for piece in slices)
     if needed != payload.nbytes:
@@ -330,9 +352,9 @@ def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
     for piece in slices:
         if piece.table in found:
             raise MalformedFrame(f"table {piece.table!r} is named twice in a push")
-        middle, end = begin + 8 * piece.rows, begin + piece.size_bytes
-        values = np.frombuffer(payload[middle:end], "<f4").reshape(piece.rows, piece.row_elements)
-        found[piece.table] = RowGradients(np.frombuffer(payload[begin:middle], "<u8"), values)
+        middle, end = begin + piece.keys_bytes, begin + piece.size_bytes
+        keys = np.frombuffer(payload[begin:middle], "<u8")
+        found[piece.table] = RowGradients(keys, row_codec.decode(piece, payload[middle:end]))
         begin = end
     return found
 
