@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from parashard._proto import shard_pb2
@@ -33,15 +34,16 @@ def largest_record(shard: int) -> ShardRecord:
         kind = type(getattr(reply, field.name))
         if kind in most and field.name != "shard":
             setattr(reply, field.name, most[kind])
-    reply.tables.extend(
-        shard_pb2.TableFigures(
-            **{
-                field.name: f"{number:0200}" if field.name == "table" else most[int]
-                for field in shard_pb2.TableFigures.DESCRIPTOR.fields
-                if field.name != "hottest_keys"
-            },
-            hottest_keys=[shard_pb2.HotKey(key=most[int], pushes=most[int])] * shard_reports.HOTTEST_MAX,
-        )
+    reply.tables.extend(_largest_tables())
+    return shard_reports.record_of(shard, reply)
+
+
+@cache
+def _largest_tables() -> tuple[shard_pb2.TableFigures, ...]:
+    most = (1 << 64) - 1
+    figures = dict.fromkeys(set(shard_reports.TABLE_FIGURES) - {"table"}, most)
+    hottest = [shard_pb2.HotKey(key=most, pushes=most)] * shard_reports.HOTTEST_MAX
+    return tuple(
+        shard_pb2.TableFigures(table=f"{number:0200}", hottest_keys=hottest, **figures)
         for number in range(shard_reports.TABLES_MAX)
     )
-    return shard_reports.record_of(shard, reply)
