@@ -20,7 +20,7 @@ OVERLAPPED = "network time overlapped"
 SAVED = "traffic saved"
 REPEATED = "repeated gradients ignored"
 DOWN = "down"
-HOTTEST_SHOWN = 3  # keys of a table; JSON has ten
+HOTTEST_SHOWN = 3  # keys of a table; JSON has five
 
 Figure = tuple[str, str]
 

@@ -33,7 +33,7 @@ from parashard_coordinator.core.membership import ShardRegistration
 INTERVALS_MAX = 1 << 15  # in a shard's applied steps, and in those it holds; each gap is a lease that is late
 ROUNDS_MAX = 1 << 16  # that a shard can return to
 TABLES_MAX = 1 << 8  # embedding tables of a job
-HOTTEST_MAX = 10  # keys of a table that were pushed the most often
+HOTTEST_MAX = 5  # keys of a table that were pushed the most often
 STALENESS_VALUES_MAX = 1 << 12  # that a shard tells apart
 ERROR_BYTES_MAX = 300  # of its checkpoints' and of its log's error, each: a status has them of every shard
 

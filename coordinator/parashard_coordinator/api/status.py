@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
@@ -140,5 +142,6 @@ def _tables(records: Iterable[ShardRecord]) -> list[pb.TableStatus]:
 def _total(name: str, tables: list[shard_pb2.TableFigures]) -> shard_pb2.TableFigures:
     fields = [field for field in TABLE_FIGURES if field != "table"]
     sums = {field: min(sum(getattr(one, field) for one in tables), _UINT64_MAX) for field in fields}
-    hottest = sorted((hot for one in tables for hot in one.hottest_keys), key=lambda hot: (-hot.pushes, hot.key))
-    return shard_pb2.TableFigures(table=name, **sums, hottest_keys=hottest[:HOTTEST_MAX])
+    told = (one.hottest_keys for one in tables if one.hottest_keys)  # each from the most often pushed on
+    hottest = islice(heapq.merge(*told, key=lambda hot: (-hot.pushes, hot.key)), HOTTEST_MAX)
+    return shard_pb2.TableFigures(table=name, **sums, hottest_keys=hottest)

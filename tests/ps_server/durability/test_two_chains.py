@@ -35,9 +35,7 @@ def process(store: MemoryStore, index: int = 0, *, keep: int = 1, consistency: s
     shard = ShardProcess(
         store, index, optimizer=COUNTING, consistency=consistency, checkpoint=options, tables={"seen": TABLE}
     )
-    shard.checkpointer.saved.common = CommonRounds(
-        None, frozenset()
-    )  # what a coordinator says where there are no rounds
+    shard.checkpointer.saved.common = CommonRounds(None, frozenset())  # what a job without rounds is told
     return shard
 
 

@@ -35,7 +35,7 @@ from parashard_server.state.rows.row_index import ABSENT
 from parashard_server.state.rows.row_values import RowValues
 
 SCRATCH_ROWS = 1 << 15  # rows that are gathered, moved and scattered at once: their vectors stay in the cache
-HOTTEST_MAX = 10  # keys that are told of as the most often pushed
+HOTTEST_MAX = 5  # keys that are told of as the most often pushed
 NO_VALUES = RowValues(0, "float32")
 
 
