@@ -93,7 +93,7 @@ class InspectReply(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., buffered_steps: _Optional[int] = ..., duplicate_pushes: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., staleness: _Optional[_Iterable[_Union[StalenessCount, _Mapping]]] = ..., unknown_staleness: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., variable_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., push_bytes: _Optional[int] = ..., pull_bytes: _Optional[int] = ..., queue_bytes_max: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., checkpoints: _Optional[int] = ..., failed_checkpoints: _Optional[int] = ..., checkpoint_error: _Optional[str] = ..., checkpoint_bytes: _Optional[int] = ..., checkpoint_s: _Optional[float] = ..., checkpoint_stall_s: _Optional[float] = ..., log_records: _Optional[int] = ..., log_syncs: _Optional[int] = ..., log_error: _Optional[str] = ..., push_float32_bytes: _Optional[int] = ..., pull_unmoved_bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableFigures, _Mapping]]] = ...) -> None: ...
 
 class TableFigures(_message.Message):
-    __slots__ = ("table", "rows", "rows_max", "memory_bytes", "candidates", "added_rows", "evicted_rows", "pulled_keys", "pulled_rows")
+    __slots__ = ("table", "rows", "rows_max", "memory_bytes", "candidates", "added_rows", "evicted_rows", "pulled_keys", "pulled_rows", "hottest_keys")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ROWS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class TableFigures(_message.Message):
     EVICTED_ROWS_FIELD_NUMBER: _ClassVar[int]
     PULLED_KEYS_FIELD_NUMBER: _ClassVar[int]
     PULLED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    HOTTEST_KEYS_FIELD_NUMBER: _ClassVar[int]
     table: str
     rows: int
     rows_max: int
@@ -112,7 +113,16 @@ class TableFigures(_message.Message):
     evicted_rows: int
     pulled_keys: int
     pulled_rows: int
-    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., rows_max: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., added_rows: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., pulled_keys: _Optional[int] = ..., pulled_rows: _Optional[int] = ...) -> None: ...
+    hottest_keys: _containers.RepeatedCompositeFieldContainer[HotKey]
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., rows_max: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., added_rows: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., pulled_keys: _Optional[int] = ..., pulled_rows: _Optional[int] = ..., hottest_keys: _Optional[_Iterable[_Union[HotKey, _Mapping]]] = ...) -> None: ...
+
+class HotKey(_message.Message):
+    __slots__ = ("key", "pushes")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    pushes: int
+    def __init__(self, key: _Optional[int] = ..., pushes: _Optional[int] = ...) -> None: ...
 
 class TakeCheckpointRequest(_message.Message):
     __slots__ = ("run_id", "incarnation", "coordinator_incarnation", "round", "ahead", "shard", "damaged")

@@ -282,7 +282,7 @@ class ShardClient:
                     for shard in unsettled
                 ]
                 if of_rows:
-                    prepared = list(map(with_rows, prepared, rows_by_shard(keys, of_rows, len(prepared))))
+                    prepared = list(map(with_rows, prepared, rows_by_shard(self._tables, keys, of_rows, len(prepared))))
                 receipts = self._fan_out.request_all(push, len(prepared), settle, unacknowledged)
             finally:
                 for encoded in unsettled.values():

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from parashard.data.columns import Column, Lists, Words, as_words
 from parashard.data.hashing import keys_of_texts, seed_of
@@ -107,13 +108,30 @@ def known_keys(texts: Words, vocabulary: Sequence[str], first: int) -> Int64s:
 
 def unknown_text(column: KnownKeyColumn | KnownKeysColumn, texts: Column) -> tuple[int, str] | None:
     """Return the first row with a text that the vocabulary lacks, and the text; None: there is none."""
-    words = texts.texts() if isinstance(texts, Lists) else as_words(texts)
-    unknown = np.flatnonzero((words.codes >= 0) & (_stripped(words).places(column.texts) < 0))
+    words = _texts_in(texts)
+    unknown = np.flatnonzero(_is_unknown(column, words))
     if not len(unknown):
         return None
     at = int(unknown[0])
     row = int(np.searchsorted(texts.offsets, at, side="right")) - 1 if isinstance(texts, Lists) else at
     return row, words.vocabulary[words.codes[at]]
+
+
+def unknown_values(column: AnyKeyColumn, texts: Column) -> tuple[int, int]:
+    """Return how many values of a column its vocabulary lacks, and how many there are; (0, 0) without a vocabulary."""
+    if not isinstance(column, KNOWN_KEYS):
+        return 0, 0
+    words = _texts_in(texts)
+    return int(_is_unknown(column, words).sum()), int((words.codes >= 0).sum())
+
+
+def _texts_in(column: Column) -> Words:
+    return column.texts() if isinstance(column, Lists) else as_words(column)
+
+
+def _is_unknown(column: KnownKeyColumn | KnownKeysColumn, texts: Words) -> npt.NDArray[np.bool_]:
+    unknown: npt.NDArray[np.bool_] = (texts.codes >= 0) & (_stripped(texts).places(column.texts) < 0)
+    return unknown
 
 
 def longest(*columns: Column) -> int:

@@ -100,6 +100,11 @@ class TableOptions(SplitOptions):
         description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?".',
     )
 
+    def check(self) -> None:
+        """Refuse what is said of vocabularies where there are none."""
+        if self.unknown_texts != "key" and not self.vocabularies:
+            raise ValueError("unknown_texts is of columns in vocabularies, and no column is")
+
 
 def _one_character(separator: str) -> str:
     if not separator or separator[0] in '"\r\n' or separator[1:].strip(" "):
@@ -187,6 +192,7 @@ class CsvOptions(TableOptions):
 
     def check(self) -> None:
         """Refuse a held-out table that is named twice, or in no folder."""
+        super().check()
         if self.held_out_file and (self.held_out_path is not None or not self.file):
             raise ValueError("held_out_file is in the folder of file, in place of held_out_path")
 

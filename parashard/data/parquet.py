@@ -105,6 +105,8 @@ def _lists(pa: Any, array: Any, origin: str) -> Lists:
 
 def _digits(pa: Any, array: Any, is_key: bool) -> Any:
     """Return whole numbers that are keys as texts: as float64 long ones would lose their last digits."""
+    if is_key and pa.types.is_dictionary(array.type) and pa.types.is_integer(array.type.value_type):
+        array = array.dictionary_decode()
     return array.cast(pa.string()) if is_key and pa.types.is_integer(array.type) else array
 
 

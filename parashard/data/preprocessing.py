@@ -144,7 +144,9 @@ class Preprocessing(Table):
             return None
         if isinstance(value, bool | np.bool_):
             value = number_text(float(value), boolean=True)
-        elif isinstance(value, int | float | np.integer | np.floating) and math.isfinite(value):
+        elif isinstance(value, int | np.integer):
+            value = int(value)  # all its digits, which are those of a key
+        elif isinstance(value, float | np.floating) and math.isfinite(value):
             value = number_text(float(value))
         text = str(value)
         return None if is_missing(text, self.missing) else text

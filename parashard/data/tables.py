@@ -32,6 +32,7 @@ from parashard.data.columns import (
     without_missing,
 )
 from parashard.data.input_columns import InputColumn, check_known, encoded, fitted_number, fitted_text
+from parashard.data.key_columns import AnyKeyColumn, unknown_values
 from parashard.data.keyed import EVERY_TEXT, fitted_keys, hashed_texts, keyed_names
 from parashard.data.labels import class_names, class_targets, kind_of_labels, value_targets
 from parashard.data.lists import as_lists, check_lengths
@@ -99,6 +100,7 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
         warnings=(
             *_warnings(whole, keyed, options.categorical),
             *collisions,
+            *_strange(whole, keyed),
         ),
         hashed=hashed,
     )
@@ -218,6 +220,17 @@ def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical
         found = useless(column)
         if found:
             yield f"{what} {found}, from which nothing can be learned for other rows; {left_out}"
+
+
+def _strange(columns: Mapping[str, Column], keyed: Mapping[str, AnyKeyColumn]) -> Iterator[str]:
+    """Yield a warning for each column most of whose values its vocabulary lacks, as if it were another column's."""
+    for name, fitted in keyed.items():
+        unknown, values = unknown_values(fitted, columns[name])
+        if 2 * unknown > values:
+            yield (
+                f"column {shown_cell(name)}: {unknown:,} of its {values:,} values are not in its vocabulary, and have "
+                "one key; is the file of data.vocabularies that of the column?"
+            )
 
 
 def useless(column: Cells) -> str:

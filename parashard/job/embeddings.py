@@ -18,6 +18,7 @@ from parashard.plan.embedding import (
     Combiner,
     EmbeddingTable,
     RowDtype,
+    RowEncoding,
     candidates_of,
 )
 from parashard.plan.optimizers import Adagrad, RowOptimizerOptions
@@ -35,7 +36,12 @@ class TableSettings(Table):
     dimension: int = key(ge=1, le=ROW_ELEMENTS_MAX, description="Numbers of a row.")
     dtype: RowDtype = key(
         default="float32",
-        description="What rows are kept, pulled and saved as; gradients, slots and arithmetic are float32.",
+        description="What rows are kept, pulled and saved as; slots and arithmetic are float32.",
+    )
+    encoding: RowEncoding = key(
+        default="float32",
+        description="How gradients of its rows travel: bfloat16 and float16 take half the bytes, int8 a byte for each "
+        "number and a scale for each row. Nothing is made up for later, so all are allowed in sync.",
     )
     initializer: Literal["zeros", "constant", "uniform", "normal"] | None = key(
         default=None,
@@ -119,6 +125,7 @@ def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
         }
         | ({} if table.dtype == "float32" else {"dtype": table.dtype})
         | ({} if table.combiner in (None, "mean") else {"combiner": table.combiner})
+        | ({} if table.gradient_encoding == "float32" else {"encoding": table.gradient_encoding})
         | _changed_rules(table.rules)
         for name, settings in sorted(tables.items())
         for table in (embedding_of(name, settings),)
@@ -144,6 +151,7 @@ def embedding_of(name: str, settings: TableSettings) -> EmbeddingTable:
         RowRules(**{field.name: getattr(settings, field.name) for field in fields(RowRules)}),
         settings.dtype,
         settings.combiner,
+        settings.encoding,
     )
 
 

@@ -162,6 +162,8 @@ def _ledger_of(name: str, table: TableSettings, *, in_rounds: bool) -> Iterator[
         yield dotted("tables", name, "dtype"), "model.kind", '"float32": the ledger counts exactly'
     if table.combiner is not None:
         yield dotted("tables", name, "combiner"), "model.kind", "unset: the ledger has no columns of lists"
+    if table.encoding != "float32":
+        yield dotted("tables", name, "encoding"), "model.kind", '"float32": the ledger counts exactly'
     if table.initializer not in (None, "zeros"):
         yield dotted("tables", name, "initializer"), "model.kind", '"zeros": the ledger counts from 0'
     if in_rounds and table.evict_above_rows is not None:

@@ -210,7 +210,7 @@ class _Look:
         if any(manifest.round is not None for manifest in found):
             claims = Claims(self._catalogue.store, f"shard-{shard}", "serve")
             returns = claims.returns(min(id_.incarnation for id_ in ids) - 1)
-            found = [m for m in found if not given_up(Held(CheckpointId.of(m), m.round), returns)]
+            found = [m for m in found if not given_up(Held.of(m), returns)]
         key: Callable[[ShardManifest], tuple[int, ...]] = (
             by_round if any(m.round is not None for m in found) else by_age
         )

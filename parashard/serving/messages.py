@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from parashard._proto import serving_pb2 as pb
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.client.pulled_rows import TableSet
 from parashard.errors import ConfigurationError, MalformedFrame
-from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys
+from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, RowDtype
 from parashard.plan.optimizers import SGD
 from parashard.plan.partition import ELEMENT_BYTES, Partition
 from parashard.plan.variables import Float32s, Initializer, Variable
@@ -107,7 +108,7 @@ def tables_of_served(served: pb.GetServedReply, wanted: Iterable[str]) -> TableS
                 table.row_elements,
                 SGD(learning_rate=1.0),
                 Initializer(table.initializer, table.scale),
-                dtype="float16" if table.dtype == "float16" else "float32",
+                dtype=next((dtype for dtype in get_args(RowDtype) if dtype == table.dtype), "float32"),
             )
             for table in served.tables
             if table.name in wanted

@@ -173,9 +173,11 @@ def test_other_data_are_refused(cluster: SmallCluster) -> None:
 
 def test_a_job_with_tables_is_refused(tmp_path: Path) -> None:
     """A loop of one's own would push steps without the rows that they move."""
+    ledger = SMALL_JOB.replace('"softmax"', '"row_ledger"\nshared = 10_000')
+    with_table = resolved_here(job_from_toml(ledger + CLUSTER + "[tables.ledger]\ndimension = 2\n"))
     with (
-        small_cluster(resolved("[tables.user]\ndimension = 2\n"), tmp_path / "store") as cluster,
-        pytest.raises(ConfigurationError, match="the job has the tables user"),
+        small_cluster(with_table, tmp_path / "store") as cluster,
+        pytest.raises(ConfigurationError, match="the job has the tables ledger"),
         session_of(cluster),
     ):
         pass

@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import Part
+from parashard.checkpoints.retention import CommonRounds
 from parashard.client.pulled_rows import PulledRows, TableSet
 from parashard.client.shard_client import ShardClient
 from parashard.job.declaration import DeclaredJob
@@ -140,6 +141,7 @@ class State:
             first.returns,
             claims=claims,
             log_=self._log,
+            damaged=first.damaged,
             last=first.restored,
         )
         self._lifecycle = ShardLifecycle(self._host, builder, restorer, claims, self._log, self._checkpointer)
@@ -167,7 +169,7 @@ class State:
         shard = self._host.shard
         run = PullRun(shard.identity, round_, None, 0, shard.storage.weights.nbytes, None, "")
         self._plane.pull(run, TURN_S, lambda _: None)
-        self._checkpointer.cut_round = round_  # the only shard: every one has it once this one has
+        self._checkpointer.saved.common = CommonRounds(round_)  # the only shard: every one has it once this one has
         return self._variables
 
     def pull_rows(self, round_: int, keys: Mapping[str, Keys]) -> dict[str, Float32s]:

@@ -136,7 +136,7 @@ class Shard:
             self.updates.admit(push.step, push.learning_rate)
             rows = self._checked_rows(push)
             self.record.push_float32_bytes += sum(piece.elements for piece in push.slices) * ELEMENT_BYTES
-            self.record.push_float32_bytes += sum(piece.size_bytes for piece in push.rows)
+            self.record.push_float32_bytes += sum(piece.float32_bytes for piece in push.rows)
             return self._take(push, rows)
         except Exception:
             self.record.refused_pushes += 1
@@ -360,6 +360,7 @@ class Shard:
         if push.skipped:
             raise MalformedFrame(f"step {push.step}: gradients of rows, and an empty push has no rows")
         tables = self._tables_of(push.step)
+        tables.check_encodings(push.rows)
         pushed = decoded(push.rows, push.payload.whole()[size_bytes:])
         return tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
 

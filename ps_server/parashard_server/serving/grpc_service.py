@@ -188,11 +188,14 @@ def inspection(shard: Shard) -> shard_pb2.InspectReply:
         held=interval_messages(shard.updates.held),
         push_float32_bytes=record.push_float32_bytes,
         pull_unmoved_bytes=record.pull_unmoved_bytes,
-        tables=[] if shard.tables is None else [_rows_of(table) for table in shard.tables.by_name.values()],
+        tables=[
+            _rows_of(table, shard.updates.version)
+            for table in (() if shard.tables is None else shard.tables.by_name.values())
+        ],
     )
 
 
-def _rows_of(table: TableRows) -> shard_pb2.TableFigures:
+def _rows_of(table: TableRows, now: int) -> shard_pb2.TableFigures:
     return shard_pb2.TableFigures(
         table=table.table.name,
         rows=table.rows,
@@ -203,6 +206,7 @@ def _rows_of(table: TableRows) -> shard_pb2.TableFigures:
         evicted_rows=table.records.swept,
         pulled_keys=table.pulled_keys,
         pulled_rows=table.pulled_rows,
+        hottest_keys=[shard_pb2.HotKey(key=key, pushes=pushes) for key, pushes in table.hottest_keys(now)],
     )
 
 

@@ -199,9 +199,15 @@ def test_parquet_has_the_keys_of_the_same_table_in_text(tmp_path: Path) -> None:
 def test_parquet_s_whole_numbers_are_keys_to_the_last_digit(tmp_path: Path) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     ids = [2**60 + 1, 2**60, None]
-    parquet.write_table(pa.table({"id": pa.array(ids, pa.uint64()), "label": ["p", "q", "p"]}), tmp_path / "a.parquet")
-    found = open_parquet(ParquetOptions(path=tmp_path / "a.parquet", label="label", held_out=0.0, key_columns=("id",)))
-    assert inputs_of(found)["keys"][:, 0].tolist() == [key("id", text) for text in (str(ids[0]), str(ids[1]), "")]
+    due = [key("id", text) for text in (str(ids[0]), str(ids[1]), "")]
+    for array in (pa.array(ids, pa.uint64()), pa.array(ids).dictionary_encode()):
+        parquet.write_table(pa.table({"id": array, "label": ["p", "q", "p"]}), tmp_path / "a.parquet")
+        options = ParquetOptions(path=tmp_path / "a.parquet", label="label", held_out=0.0, key_columns=("id",))
+        found = open_parquet(options)
+        assert inputs_of(found)["keys"][:, 0].tolist() == due
+        assert found.spec.preprocessing is not None
+        rows = [{"id": one} for one in (*ids[:2], None, np.uint64(ids[0]))]
+        assert found.spec.preprocessing.inputs(rows)["keys"][:, 0].tolist() == [*due, due[0]]
 
 
 # --- the folder of a table ---

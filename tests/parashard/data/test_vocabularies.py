@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from parashard.data.arrays import ArraySource
 from parashard.data.csv import open_csv
 from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.key_columns import KnownKeyColumn, KnownKeysColumn
-from parashard.data.options import CsvOptions
+from parashard.data.options import CsvOptions, ParquetOptions
 from parashard.data.preprocessing import as_json, read_preprocessing
 from parashard.data.ragged import NO_KEY
 from parashard.data.vocabularies import VOCABULARY_BYTES_MAX, read_vocabularies
 from parashard.errors import BadData
+from parashard.settings.validation import validated
 
 TABLE = """city,genres,home,label
 Bonn,comedy|noir,x,yes
@@ -73,6 +75,17 @@ def test_a_vocabulary_makes_keys_of_a_column_that_nothing_else_names(tmp_path: P
     assert source.spec.hashed is None
     assert "hashed" not in source.spec.summary()
     assert "hashed_texts" not in source.spec.figures()
+
+
+def test_a_vocabulary_that_lacks_most_values_is_warned_of(tmp_path: Path) -> None:
+    said = (
+        "column 'city': 2 of its 3 values are not in its vocabulary, and have one key; is the file of "
+        "data.vocabularies that of the column?"
+    )
+    assert load(tmp_path).spec.warnings == ()
+    assert load(tmp_path, TABLE.replace("Ulm", "Ems")).spec.warnings == (said,)
+    genres = load(tmp_path, TABLE.replace("action", "a|b")).spec.warnings
+    assert [warning.partition(" are")[0] for warning in genres] == ["column 'genres': 7 of its 8 values"]
 
 
 def test_codes_are_compared_as_texts(tmp_path: Path) -> None:
@@ -163,6 +176,14 @@ def test_the_vocabularies_of_a_job_have_a_bound_together(tmp_path: Path) -> None
 def test_lines_may_end_as_they_like(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes("\ufeffK\u00f6ln\r\nBad Ems\n\u2028x".encode())
     assert read_vocabularies({"city": tmp_path / "c.txt"})["city"] == ("Köln", "Bad Ems", "x")
+
+
+@pytest.mark.parametrize("form", [CsvOptions, ParquetOptions])
+def test_unknown_texts_are_of_vocabularies(form: Any) -> None:
+    said = {"path": "/x", "label": "y", "unknown_texts": "refused"}
+    with pytest.raises(ValidationError, match="unknown_texts is of columns in vocabularies, and no column is"):
+        validated(form, said)
+    assert validated(form, {**said, "vocabularies": {"a": "b.txt"}}).vocabularies == {"a": Path("b.txt")}
 
 
 @pytest.mark.parametrize(

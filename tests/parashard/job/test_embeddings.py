@@ -272,6 +272,7 @@ def test_a_job_without_tables_keeps_its_digest() -> None:
         ("dimension=4, initializer='normal'", ["tables.user.initializer"]),
         ("dimension=4, scale=0.5", ["tables.user.scale"]),
         ("dimension=4, combiner='sum'", ["tables.user.combiner"]),
+        ("dimension=4, encoding='int8'", ["tables.user.encoding"]),
         ("dimension=4, optimizer={kind='adagrad', learning_rate=0.5}", ["tables.user.optimizer.learning_rate"]),
     ],
 )
@@ -279,6 +280,11 @@ def test_what_decides_the_arithmetic_of_rows_is_in_the_digest(more: str, changed
     before, after = identity(TABLE), identity(f"tables.user={{{more}}}")
     assert changed_keys(before, after) == changed
     assert identity_digest(before) != identity_digest(after)
+
+
+def test_an_encoding_that_a_row_is_too_short_for_does_not_define_the_job() -> None:
+    assert identity("tables.user.dimension=1") == identity("tables.user={dimension=1, encoding='int8'}")
+    assert identity(TABLE) == identity("tables.user={dimension=4, encoding='float32'}")
 
 
 def test_so_are_the_names_of_tables() -> None:
@@ -317,6 +323,7 @@ def test_a_round_s_keys_have_room_beside_the_rows_that_stay(write_job: Callable[
     [
         ("dtype='float16'", 'tables.ledger.dtype: found "float16"'),
         ("combiner='sum'", 'tables.ledger.combiner: found "sum"'),
+        ("encoding='int8'", 'tables.ledger.encoding: found "int8"'),
         ("initializer='normal'", 'tables.ledger.initializer: found "normal"'),
         ("evict_above_rows=10", "tables.ledger.evict_above_rows: found 10"),
     ],

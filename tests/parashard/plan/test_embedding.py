@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.peers import click_ids
+from parashard.encodings import reference
 from parashard.errors import ConfigurationError
 from parashard.plan.embedding import (
     BUCKET_BITS,
@@ -22,11 +23,14 @@ from parashard.plan.embedding import (
     buckets_of,
     cut_by_shard,
     first_rows,
+    floats_of,
+    kept_as,
     mixed,
     unmixed,
 )
 from parashard.plan.optimizers import FTRL, LAMB, SGD
 from parashard.plan.variables import Initializer
+from support.encoding_cases import gradients
 
 U64S = st.integers(0, 2**64 - 1)
 NORMAL = EmbeddingTable("user", 8, SGD(0.1), Initializer("normal", 0.1))
@@ -151,3 +155,33 @@ def test_rows_may_be_as_many_as_have_a_reference(rows_max: int) -> None:
 def test_what_is_a_rows_own_may_be_said_of_its_optimizer() -> None:
     own = SGD(0.1, weight_decay=0.5, clip_value=1.0)
     assert EmbeddingTable("user", 4, own).optimizer == own
+
+
+# --- what rows are kept as ---
+
+
+@given(gradients(st.integers(1, 40)))
+def test_bfloat16_rows_have_the_bits_of_the_encoding(values):
+    codes = np.empty(values.size, np.uint16)
+    reference.to_bfloat16(values, codes)
+    assert kept_as(values, "bfloat16").tobytes() == codes.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@given(gradients(st.integers(1, 40)))
+def test_what_is_kept_is_kept_again_as_it_is(dtype, values):
+    once = kept_as(values, dtype)
+    assert kept_as(floats_of(once), dtype).tobytes() == once.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_is_kept_is_never_infinite_and_nan_is_seen(dtype):
+    values = floats_of(kept_as(np.array([np.inf, -np.inf, np.nan, 3.4e38], np.float32), dtype))
+    assert np.isfinite(values).tolist() == [True, True, False, True]
+    assert np.isnan(values[2])
+
+
+def test_bfloat16_is_taken_for_no_number():
+    kept = kept_as(np.ones((2, 3), np.float32), "bfloat16")
+    with pytest.raises(ValueError, match="sequence"):
+        kept.astype(np.float32)

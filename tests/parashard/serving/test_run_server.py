@@ -28,7 +28,7 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
-from parashard.plan.embedding import EmbeddingTable, mixed, unmixed
+from parashard.plan.embedding import EmbeddingTable, RowDtype, mixed, unmixed
 from parashard.plan.optimizers import SGD
 from parashard.plan.variables import Initializer
 from parashard.protocol import rpc
@@ -351,16 +351,19 @@ class TestLive:
 
 
 class TestSubscriber:
-    def test_rows_that_are_kept_in_float16_are_the_same_numbers(self, job: Job) -> None:
-        table = EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0), Initializer("normal", 0.5), dtype="float16")
+    @pytest.mark.parametrize(("dtype", "tenth"), [("float16", 0.0999755859375), ("bfloat16", 0.10009765625)])
+    def test_rows_that_are_kept_in_two_bytes_are_the_same_numbers(
+        self, job: Job, dtype: RowDtype, tenth: float
+    ) -> None:
+        table = EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0), Initializer("normal", 0.5), dtype=dtype)
         job.tables = TableSet((table,), seed=5)
-        job.committer.dtype = np.float16
+        job.committer.dtype = dtype
         job.commit(0, {MIXED[0]: (0.1, 2.0)})
         job.commit(1, {})
         with ps.subscribe(job.serve().address) as held:
             found = held.rows(TABLE, [KEYS[0], 4711])
             assert found.dtype == np.float32
-            assert found[0].tolist() == [float(np.float16(0.1)), 2.0]
+            assert found[0].tolist() == [tenth, 2.0]
             assert found[1].tobytes() == job.tables.first_rows(TABLE, mixed([4711])).tobytes()
             assert found[1].tobytes() != TABLES.first_rows(TABLE, mixed([4711])).tobytes()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parashard.errors import LimitExceeded, MalformedFrame, UnknownVariable
-from parashard.protocol.messages import MESSAGE_BYTES_MAX, RowSlice, answer_bytes_of
+from parashard.protocol.messages import MESSAGE_BYTES_MAX, DType, RowSlice, answer_bytes_of
 from support.conformance_cases import DEADLINE_S, kept, keys_of, push_of, rows_of
 from support.fake_plane import TABLES
 
@@ -83,8 +83,9 @@ def test_what_the_shard_refuses_is_raised_and_the_connection_goes_on(talk, wrong
     assert talk.still_talks()
 
 
-def test_a_push_has_its_rows_after_its_slices(talk):
-    rows = (RowSlice("user", 2, 3), RowSlice("item", 1, 2))
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.INT8])
+def test_a_push_has_its_rows_after_its_slices(talk, dtype):
+    rows = (RowSlice("user", 2, 3, dtype), RowSlice("item", 1, 2, dtype))
     content = np.arange(sum(piece.size_bytes for piece in rows), dtype=np.uint8)
     talk.transport.push(push_of(content)._replace(rows=rows), DEADLINE_S).result()
     [taken] = talk.plane.pushes

@@ -28,7 +28,7 @@ from parashard.plan.embedding import EmbeddingTable, Keys, cut_by_shard, first_r
 from parashard.plan.optimizers import SGD, Adagrad
 from parashard.plan.variables import Float32s, Initializer, Variable
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, RowSlice
+from parashard.protocol.messages import DType, PullRun, Push, PushResult, RowSlice
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates
 from parashard_server.durability.checkpoint_writer import write_cut
@@ -228,6 +228,15 @@ def not_finite(shard: Shard) -> Push:
     return rows_push(shard, 9, {"user": (keys_of(1), values)})
 
 
+def in_int8(shard: Shard, table: str = "thrifty", *, scale: float = 1.0, more: bytes = b"") -> Push:
+    """Return a push of a row of three numbers with a scale."""
+    content = keys_of(1).tobytes() + np.float32(scale).tobytes() + bytes(3) + more
+    whole = push_for(shard, 9, [1.0, 1.0])
+    payload = Buffers([*whole.payload.pieces, content])
+    return whole._replace(payload=payload, rows=(RowSlice(table, 1, 3, DType.INT8),))
+
+
+THRIFTY = replace(USER, name="thrifty", encoding="int8")
 ONE = keys_of(1)
 VALUES = np.ones((1, 3), np.float32)
 TWO = (np.sort(keys_of(1, 2))[::-1].copy(), np.ones((2, 3), np.float32))
@@ -269,6 +278,15 @@ REFUSED: dict[str, tuple[Callable[[Shard], Push], type[Exception], str]] = {
         JobFailed,
         "no room for 2[24] more",
     ),
+    "another encoding": (lambda s: in_int8(s, "user"), ShapeMismatch, "rows travel as FLOAT32, found INT8"),
+    "not encoded": (
+        lambda s: rows_push(s, 9, {"thrifty": (ONE, VALUES)}),
+        ShapeMismatch,
+        "rows travel as INT8, found FLOAT32",
+    ),
+    "a scale that is NaN": (lambda s: in_int8(s, scale=np.nan), MalformedFrame, "has a scale that is not in"),
+    "an infinite scale": (lambda s: in_int8(s, scale=np.inf), MalformedFrame, "has a scale that is not in"),
+    "longer than its rows": (lambda s: in_int8(s, more=b"1"), ShapeMismatch, "need 23 bytes, the push has 24"),
     "rows in an empty push": (
         lambda s: rows_push(s, 9, {"user": (ONE, VALUES)}, skipped=True),
         MalformedFrame,
@@ -281,13 +299,20 @@ REFUSED: dict[str, tuple[Callable[[Shard], Push], type[Exception], str]] = {
 @pytest.mark.parametrize("wrong", REFUSED)
 def test_what_cannot_be_right_is_refused_before_any_write(wrong: str, round_steps: int | None) -> None:  # P14
     make, kind, says = REFUSED[wrong]
-    shard = shard_with(USER, rows_max=22, round_steps=round_steps, steps=10)
+    shard = shard_with(USER, THRIFTY, rows_max=22, round_steps=round_steps, steps=10)
     keys = keys_of(1, 2)
     shard.push(rows_push(shard, 0, {"user": (keys, gradients_of(0, keys))}))
     before = everything(shard)
     with pytest.raises(kind, match=says):
         shard.push(make(shard))
     assert everything(shard) == before
+
+
+def test_what_an_encoding_saves_is_counted() -> None:
+    shard = shard_with(THRIFTY)
+    shard.push(in_int8(shard))
+    assert shard.record.push_bytes == 8 + 8 + 4 + 3
+    assert shard.record.push_float32_bytes == 8 + 8 + 4 * 3
 
 
 def test_a_key_of_another_shard_is_refused() -> None:

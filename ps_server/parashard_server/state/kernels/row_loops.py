@@ -196,11 +196,28 @@ def move_segment(tags, references, new_tags, new_references, records, sizes):
         new_references[at] = references[place]
 
 
-@loop(0, REFERENCES, REFERENCES, REFERENCES, NUMBERS)
-def use_rows(rows, headers, first, sizes):
-    """Count a use of each row at a time; put those that were last used before a cut into `first`, return how many."""
+@inlined
+def _least(counts):
+    """Return the place of the smallest of some counts."""
+    at = 0
+    for j in range(1, counts.size):
+        if counts[j] < counts[at]:
+            at = j
+    return at
+
+
+@loop(0, REFERENCES, REFERENCES, REFERENCES, KEYS, KEYS, NUMBERS, NUMBERS)
+def use_rows(rows, headers, first, records_keys, hot_keys, hot_counts, sizes):
+    """Count a use of each row at a time; put those that were last used before a cut into `first`, return how many.
+
+    Rows used more often than the least of `hot_counts` are noted there, in place of that one, with their keys.
+    """
     stride, clock, cut = sizes[0], _u32(sizes[1]), _u32(sizes[2])
     firsts = 0
+    at, least = 0, _i64(0xFFFFFFFF)
+    if hot_counts.size > 0:
+        at = _least(hot_counts)
+        least = hot_counts[at]
     for i in range(rows.size):
         if i + 2 * _AHEAD < rows.size:
             ahead(headers, _i64(rows[i + 2 * _AHEAD]) * stride)
@@ -210,6 +227,15 @@ def use_rows(rows, headers, first, sizes):
             firsts += 1
         headers[header + 2] += _u32(1)
         headers[header + 3] = clock
+        uses = _i64(headers[header + 2])
+        if uses > least:
+            key, place = records_keys[header // 2], at
+            for j in range(hot_keys.size):
+                if hot_keys[j] == key and hot_counts[j] > 0:
+                    place = j
+            hot_keys[place], hot_counts[place] = key, uses
+            at = _least(hot_counts)
+            least = hot_counts[at]
     return firsts
 
 

@@ -17,6 +17,7 @@ from parashard.plan.embedding import Keys
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.hottest_keys import KEPT, HottestKeys
 from parashard_server.state.rows.references import References
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
 from parashard_server.state.rows.row_memory import Region, RowMemory
@@ -48,6 +49,8 @@ class Records:
     ----------
     memory : RowMemory
     rules : RowRules
+    hottest : HottestKeys
+        The keys that were used the most, where records have values.
     parts : ndarray of int64
         Elements of the values, then of each slot.
     swept : int
@@ -63,6 +66,7 @@ class Records:
         self.memory = RowMemory(int(self.parts.sum()), rows_max)
         self.swept = 0
         self.rules = rules
+        self.hottest = HottestKeys(KEPT if values.words else 0)
         self._values, self._slots = values, slots
         self._index = RowIndex(self.memory)
         self._limits = np.array([rules.evict_norm_below**2])
@@ -142,13 +146,21 @@ class Records:
         """Count a use of these records, each once, and note that they moved."""
         first = np.empty(len(rows), np.uint32)
         sizes = np.array([self.memory.stride, clock, self._cut], np.int64)
+        hottest = self.hottest
         if self.notes is not None:
             self.notes.moved(self.noted_as, rows)
-        moved = fused.use_rows(rows, self.memory.headers, first, sizes)
+        moved = fused.use_rows(rows, self.memory.headers, first, self.memory.keys, hottest.keys, hottest.counts, sizes)
         if moved and not self.whole_due:
             self._moved.note(first[:moved])
             if len(self._moved) > max(MOVED_LEAST, self.memory.end):
                 self._moved, self.whole_due = References(), True
+
+    def most_used(self, now: int) -> list[tuple[int, int]]:
+        """Return mixed keys whose records were used the most often, and how often since each began; most first."""
+        keys = self.hottest.noted()
+        found, _, _ = self.find(keys, now)
+        there = found != ABSENT
+        return self.hottest.update(keys[there], self.memory.t_of(found[there]))
 
     def remove(self, rows: NDArray[np.uint32]) -> None:
         """End records: their keys have none any more."""
@@ -247,6 +259,7 @@ class Records:
         rows = self.memory.add(stored.keys)
         self._index.enter(stored.keys, rows)
         self.memory.set_use(rows, stored.t, stored.last_use)
+        self.hottest.of_checkpoint(stored.keys, stored.t)
         parts = np.concatenate([values, *(stored.slots[slot].reshape(-1) for slot in self._slots)])
         fused.scatter_rows(rows, self.memory.words, parts, self.parts, self._sizes)
 

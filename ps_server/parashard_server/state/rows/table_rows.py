@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from parashard.checkpoints.tables import StoredRows
 from parashard.errors import DamagedCheckpoint, JobFailed
-from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, candidates_of, first_rows
+from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, candidates_of, dtype_name, first_rows, unmixed
 from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PresentRows
@@ -26,6 +26,7 @@ from parashard_server.state.rows.row_index import ABSENT
 from parashard_server.state.rows.row_values import RowValues
 
 SCRATCH_ROWS = 1 << 15  # rows that are gathered, moved and scattered at once: their vectors stay in the cache
+HOTTEST_MAX = 10  # keys that are told of as the most often pushed
 NO_VALUES = RowValues(0, "float32")
 
 
@@ -192,6 +193,12 @@ class TableRows:
         for records in self.saved.values():
             records.sweep(now)
 
+    def hottest_keys(self, now: int) -> list[tuple[int, int]]:
+        """Return the user's keys that were pushed the most often, and how often since their rows began."""
+        found = self.records.most_used(now)[:HOTTEST_MAX]
+        keys = unmixed(np.array([key for key, _ in found], np.uint64))
+        return list(zip(keys.tolist(), (pushes for _, pushes in found), strict=True))
+
     def restore(self, name: str, stored: StoredRows, now: int) -> None:
         """Take rows of a checkpoint, whose keys have none here, or keys that are counted, as the name says.
 
@@ -205,10 +212,10 @@ class TableRows:
         records = self.saved[name]
         values = self._values if records is self.records else NO_VALUES
         slots = dict.fromkeys(self._optimizer.slots, self.table.slot_elements) if records is self.records else {}
-        due = (values.elements, str(values.dtype), slots)
+        due = (values.elements, values.name, slots)
         found = (
             stored.values.shape[1],
-            str(stored.values.dtype),
+            dtype_name(stored.values.dtype),
             {slot: part.shape[1] for slot, part in stored.slots.items()},
         )
         if found != due:

@@ -14,6 +14,7 @@ import numpy as np
 
 from parashard.checkpoints.manifest import TableFile, TableRule
 from parashard.checkpoints.tables import StoredRows
+from parashard.encodings import row_codec
 from parashard.errors import (
     DamagedCheckpoint,
     LimitExceeded,
@@ -32,10 +33,10 @@ from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
 
-LAYERS_MAX = 16
-"""Checkpoints whose files a table's rows may be in; then all of them are written again."""
+CHAIN_MAX = 16
+"""Checkpoints that may share a file of rows; then all rows of all tables are written again: another chain begins."""
 STORED_SHARE_MAX = 1.5
-"""Rows in those files for each row of the table, likewise."""
+"""Rows in a table's files for each of its rows; then these are written again."""
 
 
 class RowGradients(NamedTuple):
@@ -175,6 +176,23 @@ class Tables:
             table.check_room([keys, *(one[name].keys for one in before if name in one)], now)
         return pushed
 
+    def check_encodings(self, slices: Sequence[RowSlice]) -> None:
+        """Refuse gradients of rows that do not travel as their table's do.
+
+        Raises
+        ------
+        UnknownVariable
+            If there is no such table.
+        ShapeMismatch
+            If their encoding is not the table's.
+        """
+        for piece in slices:
+            due = row_codec.dtype_of(self._of(piece.table).table)
+            if piece.dtype is not due:
+                raise ShapeMismatch(
+                    f"table {piece.table!r}: gradients of rows travel as {due.name}, found {piece.dtype.name}"
+                )
+
     def check_keys(self, wanted: Mapping[str, Keys]) -> None:
         """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers.
 
@@ -201,6 +219,8 @@ class Tables:
         kept: list[TableFile] = []
         savings: dict[str, RowSaving] = {}
         saved = self._saved
+        if _is_chain_over(self._files):
+            self.begin_chain()
         for name, records in sorted(saved.items()):
             files = [file for file in self._files if file.table == name]
             whole = not files or records.whole_due or _is_whole_due(files, records)
@@ -209,6 +229,10 @@ class Tables:
         counts = {name: records.rows for name, records in saved.items() if records.rows}
         rules = tuple(_rule(name, records.rules) for name, records in sorted(saved.items()) if records.rules.ends_rows)
         return TablesCut(clock, savings, counts, tuple(kept), self, rules)
+
+    def begin_chain(self) -> None:
+        """Let the next checkpoint name no file of an earlier one: it writes all rows, so that it needs none of them."""
+        self._files = ()
 
     def ended(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
         """Take note of a save that is over: `files` make the checkpoint, None: there is none."""
@@ -300,19 +324,25 @@ def _rule(name: str, rules: RowRules) -> TableRule:
 
 
 def _is_whole_due(files: Sequence[TableFile], table: Records) -> bool:
-    """Tell whether an increment would leave more rows to be read twice, or more layers, than a restore should have."""
-    layers = {(file.incarnation, file.number) for file in files}
-    stored = sum(file.rows for file in files) + table.moved_rows
-    return len(layers) >= LAYERS_MAX or stored > STORED_SHARE_MAX * table.rows
+    """Tell whether an increment would leave more rows to be read twice than a restore should have."""
+    return sum(file.rows for file in files) + table.moved_rows > STORED_SHARE_MAX * table.rows
+
+
+def _is_chain_over(files: Sequence[TableFile]) -> bool:
+    """Tell whether the oldest file is as old as one may be, in checkpoints, those that failed among them."""
+    numbers = [file.number for file in files]
+    return bool(numbers) and max(numbers) - min(numbers) >= CHAIN_MAX - 1
 
 
 def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
-    """Return the gradients of rows in a payload, as views of it.
+    """Return the gradients of rows in a payload, as views of it where they are not encoded.
 
     Raises
     ------
     MalformedFrame
-        If a table is named twice, or the slices are not as long as the payload.
+        If a table is named twice, or the slices are not as long as the payload, or an encoded one is invalid.
+    NonFiniteGradient
+        If an encoded value is not finite.
     """
     needed = sum(piece.size_bytes for piece in slices)
     if needed != payload.nbytes:
@@ -322,9 +352,9 @@ def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
     for piece in slices:
         if piece.table in found:
             raise MalformedFrame(f"table {piece.table!r} is named twice in a push")
-        middle, end = begin + 8 * piece.rows, begin + piece.size_bytes
-        values = np.frombuffer(payload[middle:end], "<f4").reshape(piece.rows, piece.row_elements)
-        found[piece.table] = RowGradients(np.frombuffer(payload[begin:middle], "<u8"), values)
+        middle, end = begin + piece.keys_bytes, begin + piece.size_bytes
+        keys = np.frombuffer(payload[begin:middle], "<u8")
+        found[piece.table] = RowGradients(keys, row_codec.decode(piece, payload[middle:end]))
         begin = end
     return found
 
