@@ -122,7 +122,7 @@ class LiveReads:
             return _digested(asked, order, at_once, piece)
         begin, end = order.places(asked.first, asked.stop)
         begin = min(max(begin, order.place(asked.from_key)), end)
-        stop = min(end, begin + at_once)
+        stop = order.key_end(min(end, begin + at_once)) if begin < end else end
         version, rows = piece(order, begin, stop)
         reply = pb.ReadReply(version=version, rows=[_message(asked.table, rows)], more=stop < end)
         if reply.more:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,6 +104,60 @@ def test_what_is_published_is_what_the_shard_had_at_that_version(made: list) -> 
     feed(one, parts_for(one, follower.published))
     assert [job.published(held.state) for held in one.shards] == job.of(follower.published)
     assert [shard.version.id.number for shard in follower.published.shards] == [len(made) for made in job.pushed]
+
+
+@pytest.mark.parametrize("looks_every", [1, 3])
+def test_rows_that_come_and_go_between_looks(looks_every: int) -> None:
+    """Rows that become small at the time that their norm counts, and keys that lost their row and have one again."""
+    job, drawn = LiveShards(), np.random.default_rng(1)
+    follower = job.follower()
+    follower.look()
+    for push in range(60):
+        job.push(0, drawn.choice(IDS, 6).tolist())
+        if push % looks_every == 0:
+            follower.look()
+            assert_had(job, follower.published)
+
+
+def test_rows_that_change_between_the_answers_of_a_look() -> None:
+    """Of a key that comes twice the later row counts; a record that is used anew is no row of its earlier key."""
+    job, drawn = LiveShards(), np.random.default_rng(2)
+    follower = job.follower()
+    follower.look()
+
+    def push(shard: int) -> None:
+        if drawn.random() < 0.3:
+            job.push(0, drawn.choice(IDS, 4).tolist())
+
+    for number in range(20):
+        job.push(0, range(IDS))
+        job.before_ask = push
+        follower.look()
+        newcomer = job.follower()
+        if number % 5 == 0:
+            newcomer.look()
+        job.before_ask = lambda shard: None
+        follower.look()
+        assert follower.sight.problem == ""
+        assert_had(job, follower.published)
+        if number % 5 == 0:
+            newcomer.look()
+            assert newcomer.sight.problem == ""
+            assert_had(job, newcomer.published)
+
+
+def test_a_position_is_of_an_incarnation_although_another_reader_has_notes_made() -> None:
+    job = LiveShards()
+    one, other = job.follower(), job.follower()
+    one.look()
+    job.push(0, [1, 2, 3])
+    one.look()
+    job.restore(0, 0)
+    other.look()
+    for _ in range(3):
+        job.push(0, [4])
+    one.look()
+    assert_had(job, one.published)
 
 
 class TestAfterAReturn:

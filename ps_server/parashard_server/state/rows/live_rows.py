@@ -82,6 +82,10 @@ class Order(NamedTuple):
         shift = 64 - BUCKET_BITS
         return self.place(first << shift), len(self.keys) if stop == BUCKETS else self.place(stop << shift)
 
+    def key_end(self, place: int) -> int:
+        """Return the place behind all records of the key before a place: one that was freed may still have it, too."""
+        return int(np.searchsorted(self.keys, self.keys[place - 1], side="right"))
+
     def bucket_within(self, first: int, stop: int, rows: int) -> int:
         """Return the end of as many of buckets [first, stop) as have so many rows at most, but of one at least."""
         begin, end = self.places(first, stop)
