@@ -43,7 +43,10 @@ nitpick_ignore_regex = [
     # Names of Python, NumPy and pydantic in annotations: their inventories lie on the network, which a build needs not.
     (r"py:.*", r"(?!parashard\.).*"),
     # Annotations name types of modules that are no part of the reference for Python.
-    (r"py:.*", r"parashard\.(checkpoints\.encoding|data\.columns|models\.due_rows|plan\.row_rules|settings|store)\..*"),
+    (
+        r"py:.*",
+        r"parashard\.(checkpoints\.encoding|data\.columns|models\.due_rows|plan\.embedding|plan\.row_rules|security\.credentials|settings|store)\..*",
+    ),
     (r"py:.*", r"parashard\..*\._\w+"),
 ]
 

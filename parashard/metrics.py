@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ Values = npt.NDArray[np.float64]
 
 THRESHOLDS = 200  # as many as Keras has
 THRESHOLDS_MAX = 100_000
+LOGIT_MAX = 16.0  # of thresholds that are spaced by it
 
 
 class Metric:
@@ -245,10 +246,10 @@ class MeanSquaredError(Metric):
 class AUC(Metric):
     """The area under the ROC curve of two classes: how often a 1 has a greater output than a 0.
 
-    With n thresholds 0, 1/(n - 1), ..., 1 the state is two histograms of n - 1 bins: how many of the 1 and of the 0 lie
-    between one threshold and the next. Pairs within a bin count as half, which is the trapezoidal rule and Keras'
-    arithmetic; the error is at most half of the share of pairs that are within one bin. NaN where either class has no
-    example.
+    With n thresholds, by default 0, 1/(n - 1), ..., 1, the state is two histograms of n - 1 bins: how many of the 1 and
+    of the 0 lie between one threshold and the next. Pairs within a bin count as half, which is the trapezoidal rule and
+    Keras' arithmetic; the error is at most half of the share of pairs that are within one bin. NaN where either class
+    has no example.
 
     Parameters
     ----------
@@ -257,12 +258,28 @@ class AUC(Metric):
     from_logits : bool
         Outputs are logits, of which the sigmoid is taken; else they are probabilities.
     name : str
+    spacing : {"probability", "both"}
+        What thresholds are equally far apart in. "probability" is Keras'; with "both" every second one is so in the
+        logit, from -16 to 16: then the error does not grow where 1s, or 0s, are rare.
     """
 
-    def __init__(self, num_thresholds: int = THRESHOLDS, *, from_logits: bool = False, name: str = "auc") -> None:
+    def __init__(
+        self,
+        num_thresholds: int = THRESHOLDS,
+        *,
+        from_logits: bool = False,
+        name: str = "auc",
+        spacing: Literal["probability", "both"] = "probability",
+    ) -> None:
         self.bins = _whole("AUC", "num_thresholds", num_thresholds, 2, THRESHOLDS_MAX) - 1
+        if spacing not in ("probability", "both"):
+            raise ConfigurationError(f'AUC(spacing={spacing!r}): allowed are "probability" and "both"')
         self.length = 2 * self.bins
         self.from_logits, self.name = from_logits, name
+        self._inner = np.arange(1, self.bins) / self.bins
+        if spacing == "both":
+            self._inner[::2] = _sigmoid(LOGIT_MAX * (2 * self._inner[::2] - 1))
+            self._inner.sort()
 
     def sums(self, outputs: Any, targets: Any) -> Any:
         """Return the histogram of the 1, then that of the 0."""
@@ -276,15 +293,14 @@ class AUC(Metric):
         if not ((wanted == 0) | (wanted == 1)).all():
             raise WrongModel(f"metric {self.name!r}: targets are 0 or 1")
         if self.from_logits:
-            scores = 0.5 + 0.5 * np.tanh(0.5 * scores)
+            scores = _sigmoid(scores)
         if not ((scores >= 0) & (scores <= 1)).all():
             outside = scores[~((scores >= 0) & (scores <= 1))][0]
             raise WrongModel(
                 f"metric {self.name!r}: an output is {outside:.4g}; due are probabilities from 0 to 1, or logits with "
                 f"ps.metrics.AUC(from_logits=True)"
             )
-        inner = np.arange(1, self.bins) / self.bins
-        bins = np.searchsorted(inner, scores, side="left")
+        bins = np.searchsorted(self._inner, scores, side="left")
         return np.concatenate([np.bincount(bins[wanted == one], minlength=self.bins) for one in (1, 0)])
 
     def figure(self, values: Values) -> float:
@@ -295,6 +311,10 @@ class AUC(Metric):
             return math.nan
         below = np.cumsum(zeros) - zeros
         return float((ones * (below + zeros / 2)).sum() / pairs)
+
+
+def _sigmoid(logits: Values) -> Values:
+    return 0.5 + 0.5 * np.tanh(0.5 * logits)
 
 
 class NormalizedEntropy(Metric):

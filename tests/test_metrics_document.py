@@ -94,7 +94,7 @@ def _worker() -> CollectorRegistry:
 
 def _serve() -> CollectorRegistry:
     registry = new_registry("serve", CREDENTIALS)
-    run: Any = SimpleNamespace(behind=lambda: Behind(0, 0.0))
+    run: Any = SimpleNamespace(behind=lambda: Behind(0, 0.0), resyncs=0)
     registry.register(ServingCollector(run))
     return registry
 

@@ -70,7 +70,6 @@ RELATIONS = """\
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
 | a negative `learning_rate` | only with the optimizer `sgd` and the model `ledger` or `row_ledger` |
 | `cluster.shard_device` with `optimizer.delay_compensation` | `"cpu"`: pulled weights are kept in the host's memory |
-| `checkpoint.durability` with `[tables]` | `"checkpoint"`: rows have no log |
 | `optimizer.delay_compensation` with `[tables]` | 0: what the rows of a step were is not remembered |
 | `cluster.shard_device` with `[tables]` | `"cpu"`: rows lie in the host's memory |
 | `optimizer` of a table | without `clip_norm`, \
@@ -112,6 +111,8 @@ These rules are the same for `csv` and `parquet`. `criteo` has a format of its o
   key of "", and a text that only held-out rows have is a key like any other. Parquet's numbers are written in their
   shortest form, whole ones without a decimal point. The inputs are then two arrays, `numbers` of all other columns and
   `keys`, for [models that look rows up](#tablesname).
+- **Lists and vocabularies.** A column of `list_columns` has a key for each value of a cell, in an array of its own
+  below `lists`; one of `vocabularies` has keys by place. [How](embedding-tables.md#several-values-in-a-cell).
 - **Labels.** Text and Booleans are classes, numbers with a fraction are values. At most 20 distinct whole numbers,
   each on two rows or more on average, are classes (two of them always are). Otherwise the job does not start until
   `target` says which: more whole numbers may be amounts, and texts that differ in most rows may be names.
@@ -245,6 +246,8 @@ def _type(annotation: Any) -> str:
         return " or ".join(_type(argument) for argument in arguments if argument is not NoneType)
     if origin is tuple:
         return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return f"table of {_type(arguments[1])}"
     return _TYPES[annotation]
 
 

@@ -147,6 +147,10 @@ SHARDS = Dashboard(
               "percentunit",
               ("sum by (table) (rate(parashard_shard_table_pulled_rows_total[$__rate_interval])) / "
                "sum by (table) (rate(parashard_shard_table_pulled_keys_total[$__rate_interval]))", "{{table}}")),
+        panel("Bytes of rows a step", "Keys and rows, keys and gradients as they travel.", "bytes",
+              *(("sum by (table) (rate(parashard_shard_table_" + way + "_bytes_total[$__rate_interval])) / on () "
+                 "group_left () sum(rate(parashard_worker_steps_total[$__rate_interval]))", "{{table}} " + way)
+                for way in ("pulled", "pushed"))),
         panel("Resident memory", "As the system counts it; memory shared with workers is in both.", "bytes",
               ("max by (shard) (process_resident_memory_bytes * on (run, instance) group_left (shard) "
                "(parashard_shard_incarnation > bool 0))", "shard {{shard}}")),

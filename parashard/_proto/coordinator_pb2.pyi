@@ -113,7 +113,7 @@ class PartitionSpec(_message.Message):
     def __init__(self, variable: _Optional[int] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ...) -> None: ...
 
 class RegisterShardRequest(_message.Message):
-    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored", "data_address", "local_path", "first_incarnation", "skipped")
+    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored", "data_address", "local_path", "first_incarnation", "skipped", "chain_rounds")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class RegisterShardRequest(_message.Message):
     LOCAL_PATH_FIELD_NUMBER: _ClassVar[int]
     FIRST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_digest: str
     shard: int
@@ -142,17 +143,20 @@ class RegisterShardRequest(_message.Message):
     local_path: str
     first_incarnation: int
     skipped: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Interval]
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ..., first_incarnation: _Optional[int] = ..., skipped: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ...) -> None: ...
+    chain_rounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ..., first_incarnation: _Optional[int] = ..., skipped: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., chain_rounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterShardReply(_message.Message):
-    __slots__ = ("coordinator_incarnation", "cut_round", "state")
+    __slots__ = ("coordinator_incarnation", "cut_round", "state", "kept_rounds")
     COORDINATOR_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CUT_ROUND_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     coordinator_incarnation: int
     cut_round: int
     state: JobState
-    def __init__(self, coordinator_incarnation: _Optional[int] = ..., cut_round: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ...) -> None: ...
+    kept_rounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, coordinator_incarnation: _Optional[int] = ..., cut_round: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., kept_rounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("run_id", "job_digest", "name", "fingerprint", "http_address", "device", "token")

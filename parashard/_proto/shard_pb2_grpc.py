@@ -49,6 +49,11 @@ class ShardStub:
                 request_serializer=protos_dot_shard__pb2.RollbackRequest.SerializeToString,
                 response_deserializer=protos_dot_shard__pb2.RollbackReply.FromString,
                 _registered_method=True)
+        self.Read = channel.unary_unary(
+                '/parashard.v1.Shard/Read',
+                request_serializer=protos_dot_shard__pb2.ReadRequest.SerializeToString,
+                response_deserializer=protos_dot_shard__pb2.ReadReply.FromString,
+                _registered_method=True)
 
 
 class ShardServicer:
@@ -75,6 +80,13 @@ class ShardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Read(self, request, context):
+        """Reads live weights and rows of tables, for `parashard serve --fresh`; changes nothing of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.Rollback,
                     request_deserializer=protos_dot_shard__pb2.RollbackRequest.FromString,
                     response_serializer=protos_dot_shard__pb2.RollbackReply.SerializeToString,
+            ),
+            'Read': grpc.unary_unary_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=protos_dot_shard__pb2.ReadRequest.FromString,
+                    response_serializer=protos_dot_shard__pb2.ReadReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Shard:
             '/parashard.v1.Shard/Rollback',
             protos_dot_shard__pb2.RollbackRequest.SerializeToString,
             protos_dot_shard__pb2.RollbackReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/parashard.v1.Shard/Read',
+            protos_dot_shard__pb2.ReadRequest.SerializeToString,
+            protos_dot_shard__pb2.ReadReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,14 +64,16 @@ class TensorSlice(_message.Message):
     def __init__(self, variable: _Optional[str] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class RowSlice(_message.Message):
-    __slots__ = ("table", "rows", "row_elements")
+    __slots__ = ("table", "rows", "row_elements", "dtype")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ROW_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     table: str
     rows: int
     row_elements: int
-    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., row_elements: _Optional[int] = ...) -> None: ...
+    dtype: DType
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
     __slots__ = ("target", "worker", "step", "total_bytes", "slices", "skipped", "pulled", "pulled_version", "traceparent", "learning_rate", "void", "rows")

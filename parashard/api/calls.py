@@ -174,7 +174,7 @@ def encoded(value: Any) -> bytes:
         text = json.dumps(tree).encode()
     except ValueError as error:  # Python writes integers up to some thousand digits
         raise ConfigurationError(f"a value cannot be written: {error}") from None
-    return to_bytes({**arrays, _JSON: np.frombuffer(text, np.uint8)})
+    return bytes(to_bytes({**arrays, _JSON: np.frombuffer(text, np.uint8)}))
 
 
 def decoded(content: bytes) -> Any:

@@ -6,6 +6,7 @@ for programs that act by a policy that is still trained.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,8 +31,11 @@ from parashard.errors import (
 )
 from parashard.plan.embedding import mixed
 from parashard.plan.variables import Float32s, Variable
+from parashard.process.arguments import credentials_in, tls_folder
 from parashard.process.logs import log
 from parashard.protocol import rpc
+from parashard.security.credentials import Credentials
+from parashard.security.identity import Role
 from parashard.serving.behind import Behind, behind
 from parashard.serving.following import Sight
 from parashard.serving.lookups import LookedUp, look_up, variable_of
@@ -63,13 +67,20 @@ class Subscription:
     ----------
     problem : str
         Why nothing newer comes, such as a server that is away or has an older version; empty: nothing is wrong.
+    fresh : bool
+        Whether the server has live weights, of which a later incarnation of a shard may lack steps.
     """
 
     def __init__(
-        self, address: str, tables: Sequence[str] | None, variables: Sequence[str] | None, timeout_s: float
+        self,
+        address: str,
+        tables: Sequence[str] | None,
+        variables: Sequence[str] | None,
+        timeout_s: float,
+        credentials: Credentials | None = None,
     ) -> None:
         self._address = address
-        self._channel = rpc.connect(address)
+        self._channel = rpc.connect(address, credentials)
         self._stub = serving_pb2_grpc.ServingStub(self._channel)  # type: ignore[no-untyped-call]
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -84,7 +95,8 @@ class Subscription:
             wanted = _wanted("variables", variables, [variable.name for variable in served.variables])
             self._variables: dict[str, Variable] = variables_of_served(served, wanted)
             self._elements = {name: table.row_elements for name, table in self._tables.by_name.items()}
-            self._replica = Replica(self._elements, self._variables)
+            self.fresh = served.fresh
+            self._replica = Replica(self._elements, self._variables, fresh=self.fresh)
             self._note(served.sight)
             self._thread = threading.Thread(target=self._follow, name="subscription", daemon=True)
             self._thread.start()
@@ -123,6 +135,11 @@ class Subscription:
         return tuple(version.id for version in self._replica.versions)
 
     @property
+    def resyncs(self) -> int:
+        """How often a shard came back as another incarnation: with `fresh`, what is held may have fewer steps since."""
+        return self._replica.resyncs
+
+    @property
     def steps(self) -> int:
         """Steps in the version that has the fewest."""
         return min((len(version.steps) for version in self._replica.versions), default=0)
@@ -131,7 +148,8 @@ class Subscription:
     def behind(self) -> Behind:
         """How far behind the run this is: `versions`, and `seconds` since the oldest was committed; 0.0 at the end."""
         now_s = self._clock_s + time.monotonic()
-        return behind(self._replica.versions, self._sight.newest, self._sight.final_steps, now_s)
+        sight = self._sight
+        return behind(self._replica.versions, sight.newest, sight.final_steps, now_s, sight.looked_at)
 
     @property
     def done(self) -> bool:
@@ -220,6 +238,7 @@ class Subscription:
             variables=sorted(self._variables),
             held=held_messages(self._replica.held()),
             wait_s=WAIT_S,
+            fresh=self.fresh,
         )
         call = self._call = self._stub.Subscribe(request, timeout=CALL_S)
         for message in call:
@@ -262,6 +281,7 @@ def subscribe(
     tables: Sequence[str] | None = None,
     variables: Sequence[str] | None = None,
     timeout_s: float = 60.0,
+    tls_dir: str | os.PathLike[str] | None = None,
 ) -> Subscription:
     """Subscribe to a run at a server's address, and return once a first version of every shard is here.
 
@@ -278,17 +298,24 @@ def subscribe(
         What is wanted; None: all.
     timeout_s : float
         How long to wait for the server, and for a first version.
+    tls_dir : path, optional
+        Folder with `ca.pem`, `cert.pem` and `key.pem`, of the role `reader`; default: `PARASHARD_TLS_DIR`.
 
     Raises
     ------
     ConfigurationError
-        If the run has no such table or variable.
+        If the run has no such table or variable, or the folder of credentials is not right.
+    NotAllowed
+        If the certificate has not the role.
     Unreachable, NotReady
         If nothing came in time: the server is away, or has nothing to serve yet.
     """
     if not isinstance(address, str) or ":" not in address:
         raise ConfigurationError(f"ps.subscribe takes the host:port that `parashard serve` prints, found {address!r}")
-    return Subscription(address, tables, variables, timeout_s)
+    credentials = credentials_in(tls_folder(tls_dir))
+    if credentials is not None:
+        credentials.require(Role.READER)
+    return Subscription(address, tables, variables, timeout_s, credentials)
 
 
 def _wanted(what: str, names: Sequence[str] | None, known: Sequence[str]) -> list[str]:

@@ -12,8 +12,8 @@ from parashard.checkpoints.manifest import ShardManifest
 from parashard.checkpoints.state import ShardState, load
 from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
 
-Skipped = list[tuple[CheckpointId, str]]
-"""The damaged checkpoints that were skipped, and why."""
+Skipped = list[tuple[CheckpointId, StoreFailed]]
+"""The checkpoints that were skipped, and why: most are damaged."""
 
 
 def newest_verified(
@@ -41,8 +41,9 @@ def newest_verified(
     state : ShardState or None
         None: the shard has no checkpoint that verifies.
     manifest : ShardManifest or None
-    skipped : list of (CheckpointId, str)
-        Damaged ones, and why; the round of a damaged manifest is unknown, so some may be older than the result.
+    skipped : list of (CheckpointId, StoreFailed)
+        Damaged ones, and those that cannot be read now, and why; the round of a damaged manifest is unknown, so some
+        may be older than the result.
 
     Raises
     ------
@@ -59,7 +60,7 @@ def newest_verified(
         except NotStored:
             continue  # collected since it was listed
         except StoreFailed as error:
-            skipped.append((id_, str(error)))
+            skipped.append((id_, error))
             unanswered = unanswered or _unless_damaged(error)
         else:
             if usable(manifest):
@@ -68,7 +69,7 @@ def newest_verified(
         try:
             return load(catalogue.store, manifest), manifest, skipped
         except StoreFailed as error:
-            skipped.append((CheckpointId.of(manifest), str(error)))
+            skipped.append((CheckpointId.of(manifest), error))
             unanswered = unanswered or _unless_damaged(error)
     if unanswered is not None:
         raise unanswered

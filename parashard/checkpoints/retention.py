@@ -1,5 +1,8 @@
 """Retention: which of a shard's checkpoints are superseded, and their deletion.
 
+Checkpoints that share a file with all rows of a table are a chain: where that file is damaged, all of them are. So one
+checkpoint of the chain before is kept, too (P33).
+
 The choice is a pure function. The deletion removes exactly the files that a manifest lists. Called by the shards after
 each checkpoint; the caller ensures that only a shard's newest incarnation deletes.
 """
@@ -7,7 +10,7 @@ each checkpoint; the caller ensures that only a shard's newest incarnation delet
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, TableFile
@@ -19,11 +22,36 @@ class Held(NamedTuple):
     """A checkpoint of a shard that can be restored; `round` is None except in `sync:N`.
 
     `log_position` is the first record of the write-ahead log that it lacks; None: it was made without a log.
+    `rows_since` is the incarnation and number of the checkpoint that wrote the oldest file with rows of tables that
+    this one names, the first of its chain; None: it has no rows.
     """
 
     id: CheckpointId
     round: int | None
     log_position: int | None = None
+    rows_since: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, manifest: ShardManifest) -> Self:
+        """Return the checkpoint that a manifest belongs to."""
+        since = min(((file.incarnation, file.number) for file in manifest.table_files), default=None)
+        return cls(CheckpointId.of(manifest), manifest.round, manifest.log_position, since)
+
+
+class CommonRounds(NamedTuple):
+    """What all shards have saved (sync mode).
+
+    Parameters
+    ----------
+    newest : int or None
+        The newest round of which every shard has a checkpoint; None: there is none yet.
+    kept : frozenset of int, optional
+        Earlier rounds that all shards return to where one finds the rows of its newest chain damaged; None: there is
+        one shard, which decides alone.
+    """
+
+    newest: int | None = None
+    kept: frozenset[int] | None = None
 
 
 def given_up(held: Held, returns: Iterable[Return]) -> bool:
@@ -36,19 +64,43 @@ def given_up(held: Held, returns: Iterable[Return]) -> bool:
     return round_ is not None and any(incarnation < later.incarnation and later.round < round_ for later in returns)
 
 
+def in_order(held: Iterable[Held], returns: Collection[Return]) -> list[Held]:
+    """Return the checkpoints that no rollback has discarded, the oldest first."""
+    return [h for h in sorted(held, key=_age) if not given_up(h, returns)]
+
+
+def of_earlier_chain(oldest_first: Sequence[Held]) -> Held | None:
+    """Return the newest checkpoint that names no file with rows that the newest one names, or None."""
+    since = oldest_first[-1].rows_since if oldest_first else None
+    if since is None:
+        return None
+    return next((h for h in reversed(oldest_first) if (h.id.incarnation, h.id.number) < since), None)
+
+
+def chain_rounds(oldest_first: Sequence[Held]) -> list[int]:
+    """Return the first round of each chain, ascending (sync mode)."""
+    first: dict[tuple[int, int], int] = {}
+    for h in oldest_first:
+        if h.round is not None and h.rows_since is not None:
+            first.setdefault(h.rows_since, h.round)
+    return sorted(set(first.values()))
+
+
 def superseded(
     held: Sequence[Held],
     *,
     keep: int,
     keep_every: int,
     pinned: Collection[str],
-    cut_round: int | None,
+    common: CommonRounds,
     returns: Collection[Return] = (),
+    earlier_chain: bool = True,
 ) -> list[CheckpointId]:
     """Return the checkpoints of a shard that may be deleted, the oldest first.
 
-    Kept are: the newest `keep`; each whose number is a multiple of `keep_every`; parts of drained checkpoints; and in
-    `sync:N` all that a rollback may still need. Discarded ones are kept only as parts of a drained checkpoint.
+    Kept are: the newest `keep`; the newest one of the chain before; each whose number is a multiple of `keep_every`;
+    parts of drained checkpoints; and in `sync:N` all that a rollback may still need. Discarded ones are kept only as
+    parts of a drained checkpoint.
 
     Parameters
     ----------
@@ -60,21 +112,26 @@ def superseded(
         0: none.
     pinned : collection of str
         Folders of parts of drained checkpoints.
-    cut_round : int or None
-        The newest round of which every shard has a checkpoint; None: there is none yet.
+    common : CommonRounds
+        What all shards have saved (sync mode).
     returns : collection of Return
         Of the shard.
+    earlier_chain : bool
+        False: the chain before is not kept, as there is no room.
     """
     assert keep >= 1, keep
-    oldest_first = sorted(held, key=lambda h: (-1 if h.round is None else h.round, h.id))
-    void = [h for h in oldest_first if given_up(h, returns)]
-    good = [h for h in oldest_first if h not in void]
+    good = in_order(held, returns)
+    void = [h for h in sorted(held, key=_age) if h not in good]
+    before = of_earlier_chain(good) if earlier_chain and common.kept is None else None
+    rounds = common.kept if earlier_chain and common.kept else ()
     return [h.id for h in void if h.id.folder not in pinned] + [
         h.id
         for h in good[:-keep]
         if not (keep_every and h.id.number % keep_every == 0)
         and h.id.folder not in pinned
-        and (h.round is None or (cut_round is not None and h.round < cut_round))
+        and (h.round is None or (common.newest is not None and h.round < common.newest))
+        and h != before
+        and h.round not in rounds
     ]
 
 
@@ -119,6 +176,10 @@ def _undamaged_files(catalogue: Catalogue, id_: CheckpointId) -> Sequence[TableF
         return catalogue.manifest(id_).table_files
     except (DamagedCheckpoint, NotStored):  # nothing is restored from it
         return ()
+
+
+def _age(held: Held) -> tuple[int, CheckpointId]:
+    return -1 if held.round is None else held.round, held.id
 
 
 def _place(file: TableFile) -> tuple[int, int, str]:

@@ -21,7 +21,7 @@ from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.tensors import read_file
 from parashard.errors import DamagedCheckpoint
-from parashard.plan.embedding import BUCKET_BITS, BUCKETS, Keys, buckets_of, found_among
+from parashard.plan.embedding import BFLOAT16, BUCKET_BITS, BUCKETS, Keys, buckets_of, floats_of, found_among
 from parashard.plan.row_rules import ended
 from parashard.plan.variables import Float32s
 from parashard.store.arrays import from_bytes, to_bytes
@@ -43,7 +43,7 @@ class StoredRows(NamedTuple):
         Mixed, ascending, each once.
     t, last_use : ndarray of uint32, shape (rows,)
         How often each was pushed, and the time of its last push.
-    values : ndarray of float32 or float16, shape (rows, row_elements)
+    values : ndarray of float32, float16 or BFLOAT16, shape (rows, row_elements)
     slots : mapping of str to ndarray of float32, shape (rows, row_elements) or (rows, 1)
         Optimizer state by the slot's name.
     """
@@ -161,7 +161,7 @@ def iterate_rows(
                 if len(rows.keys):
                     found[table] = found.get(table, 0) + len(rows.keys)
                     if table in rules:
-                        rows = rows.taken(~ended(rules[table], manifest.version, rows.last_use, rows.values))
+                        rows = rows.taken(~ended(rules[table], manifest.version, rows.last_use, floats_of(rows.values)))
                     if len(rows.keys):
                         yield table, rows
             newer = np.unique(np.concatenate([newer, *own]))
@@ -205,7 +205,7 @@ def rows_within(keys: Keys, buckets: tuple[int, int]) -> slice:
     return slice(first, stop)
 
 
-def as_bytes(change: TableChange) -> bytes:
+def as_bytes(change: TableChange) -> memoryview:
     """Return the content of a file."""
     return to_bytes(_arrays(change))
 
@@ -230,9 +230,9 @@ def parsed(content: bytes, where: str) -> TableChange:
     except (ValueError, KeyError) as error:
         raise DamagedCheckpoint(f"{where}: not rows of one table: {error}") from None
     one = rows.keys.shape[:1]
-    due: list[tuple[NDArray[Any], type, tuple[int, ...]]] = [(rows.keys, np.uint64, one)]
+    due: list[tuple[NDArray[Any], Any, tuple[int, ...]]] = [(rows.keys, np.uint64, one)]
     due += [(counts, np.uint32, one) for counts in (rows.t, rows.last_use)]
-    of_values = np.float16 if rows.values.dtype == np.float16 else np.float32
+    of_values = rows.values.dtype if rows.values.dtype in (np.float16, BFLOAT16) else np.dtype(np.float32)
     due.append((rows.values, of_values, (*one, *rows.values.shape[1:2])))
     due += [(slot, np.float32, (*one, *slot.shape[1:2])) for slot in rows.slots.values()]
     right = all(array.dtype == dtype and array.shape == shape for array, dtype, shape in due)

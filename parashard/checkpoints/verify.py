@@ -1,26 +1,38 @@
 """Verification: reads every file that the records of a store list, and names each damaged one.
 
-Called by `parashard checkpoint verify`.
+Where checkpoints of a shard are damaged, it says which one a restart takes instead. Called by
+`parashard checkpoint verify`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 
 from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointId
 from parashard.checkpoints.initial_rows import iterate_initial_rows
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
+from parashard.checkpoints.retention import Held, in_order
 from parashard.checkpoints.state import iterate_initial
 from parashard.checkpoints.tables import iterate_rows, read_change
 from parashard.checkpoints.tensors import iterate_tensors, read_file
+from parashard.display.figures import counted
 from parashard.errors import DamagedCheckpoint, NotStored
+from parashard.store.claims import Claims
 
 
-def damage_in_store(catalogue: Catalogue) -> Iterator[str]:
+def damage_in_store(catalogue: Catalogue, damaged: set[CheckpointId] | None = None) -> Iterator[str]:
     """Yield a message for each damaged file of the store: records, manifests and arrays.
 
-    A checkpoint that is deleted meanwhile is not damaged. One file is in memory at a time.
+    A checkpoint that is deleted meanwhile is not damaged. One file is in memory at a time. A file with rows that
+    several checkpoints name is named with each of them.
+
+    Parameters
+    ----------
+    catalogue : Catalogue
+    damaged : set of CheckpointId, optional
+        Gets those of shards' checkpoints that are damaged.
 
     Raises
     ------
@@ -39,7 +51,41 @@ def damage_in_store(catalogue: Catalogue) -> Iterator[str]:
     for id_ in catalogue.checkpoints():
         found = list(damage_in_shard(catalogue, id_))
         if catalogue.has(id_):
+            if found and damaged is not None:
+                damaged.add(id_)
             yield from found
+
+
+def restarts_from(catalogue: Catalogue, damaged: Collection[CheckpointId]) -> Iterator[str]:
+    """Yield, for each shard of the newest plan whose newest checkpoint is damaged, what a restart takes instead.
+
+    Raises
+    ------
+    StoreFailed
+        If the store gives an error.
+    """
+    newest_plan = max(catalogue.plans(), default=0)
+    for shard in sorted({id_.shard for id_ in damaged if id_.plan_version == newest_plan}):
+        manifests: dict[CheckpointId, ShardManifest] = {}
+        for id_ in catalogue.shard_checkpoints(newest_plan, shard):
+            with suppress(DamagedCheckpoint, NotStored):
+                manifests[id_] = catalogue.manifest(id_)
+        held = list(map(Held.of, manifests.values()))
+        returns = Claims(catalogue.store, f"shard-{shard}", "verify").returns(0) if _has_rounds(held) else []
+        oldest_first = [h.id for h in in_order(held, returns)]
+        sound = [id_ for id_ in oldest_first if id_ not in damaged]
+        if sound and sound[-1] == oldest_first[-1]:
+            continue  # what is damaged is older, or discarded
+        found = "what its plan began with: no checkpoint of it is sound"
+        if sound:
+            found, steps = str(sound[-1]), len(manifests[oldest_first[-1]].steps)
+            found += f", with {len(manifests[sound[-1]].steps):,} of {counted(steps, 'step')}"
+            found += ", and all shards from the newest round that each has" if _has_rounds(held) else ""
+        yield f"shard {shard} restarts from {found}; what is newer is computed again"
+
+
+def _has_rounds(held: Iterable[Held]) -> bool:
+    return any(h.round is not None for h in held)
 
 
 def damage_in_job(catalogue: Catalogue, number: int, *, arrays: bool = True) -> Iterator[str]:

@@ -15,7 +15,7 @@ import typer
 from parashard.cli.app import App
 from parashard.security.certs import has_authority, make_authority
 from parashard.security.certs import issue as issue_certificate
-from parashard.security.identity import SERVING, Identity, Role, in_words
+from parashard.security.identity import OF_A_JOB, SERVING, Identity, Role, in_words
 
 AUTHORITY_DAYS = 365
 CLUSTER_AUTHORITY_DAYS = 3650  # it is never renewed, and its key never leaves the volume that it was made in
@@ -57,14 +57,17 @@ def issue(
     name: Annotated[str, typer.Option(help="Whose it is, such as worker-0; default: the role.")] = "",
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Name or address that a shard or the coordinator is connected to by, besides loopback."),
+        typer.Option(
+            help="Name or address that a shard, the coordinator or a server is connected to by, besides loopback."
+        ),
     ] = None,
     valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,
     keep_ca: KeepCa = False,
 ) -> None:
     """Issue a certificate, or renew it in place: processes that run take up the new one by themselves.
 
-    A local cluster is one user's: `parashard run --tls-dir` takes one certificate with all four roles.
+    A local cluster is one user's: `parashard run --tls-dir` takes one certificate with the roles shard, worker,
+    coordinator and operator.
     """
     identities = [Identity(one, name or str(one)) for one in dict.fromkeys(role)]
     cut = issue_certificate(authority, output, identities, hosts=host or (), valid_days=valid_days, keep_ca=keep_ca)
@@ -106,7 +109,7 @@ def script(
 
     TLS_DIR gets two folders: HOST, for the script that calls fit, with all four roles and this name; and worker.
     """
-    train = [Identity(role, host) for role in Role]
+    train = [Identity(role, host) for role in OF_A_JOB]
     _issue_all(authority, output, [train, [Identity(Role.WORKER, "worker")]], valid_days, keep_ca=keep_ca)
 
 

@@ -26,7 +26,7 @@ from rich.text import Text
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
 from parashard.checkpoints.state import plan_of, whole_model
-from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
+from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store, restarts_from
 from parashard.cli.app import App
 from parashard.cli.options import TlsDir, complete_runs
 from parashard.cli.tables import print_table
@@ -36,7 +36,8 @@ from parashard.job.load import load_job
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
 from parashard.launch.run_folders import check_in_progress, place_of
 from parashard.launch.stored_rows import pieces_of_table, whole_table
-from parashard.plan.variables import Float32s, as_exported
+from parashard.plan.embedding import as_numpys
+from parashard.plan.variables import as_exported
 from parashard.process.arguments import credentials_in
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
@@ -122,10 +123,12 @@ def verify(
 ) -> None:
     """Read every byte of every checkpoint; name each damaged file and exit with 1 if there is one."""
     catalogue = Catalogue(store_of(where))
-    damaged = 0
-    for text in _damage(catalogue, id_):
+    damaged, damaged_ids = 0, set[CheckpointId]()
+    for text in _damage(catalogue, id_, damaged_ids):
         damaged += 1
         typer.echo(f"damaged: {text}")
+    for text in restarts_from(catalogue, damaged_ids):
+        typer.echo(text)
     checked = id_ or f"{len(catalogue.checkpoints())} of shards, {len(catalogue.job_checkpoints())} drained"
     typer.echo(f"{catalogue.store.url}: {checked}: {f'{damaged} damaged' if damaged else 'every byte verified'}")
     if damaged:
@@ -236,17 +239,17 @@ def _write_preprocessing(store: Store, path: Path) -> None:
         raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _write_npz(path: Path, arrays: Mapping[str, Float32s]) -> None:
+def _write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """As numpy.savez, which takes names as keywords and so has none for a variable called "file"."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+                np.lib.format.write_array(member, as_numpys(array), allow_pickle=False)
 
 
-def _damage(catalogue: Catalogue, id_: str | None) -> Iterator[str]:
+def _damage(catalogue: Catalogue, id_: str | None, damaged: set[CheckpointId]) -> Iterator[str]:
     if id_ is None:
-        return damage_in_store(catalogue)
+        return damage_in_store(catalogue, damaged)
     number = parse_job_id(id_)
     return damage_in_shard(catalogue, CheckpointId.parse(id_)) if number is None else damage_in_job(catalogue, number)
 

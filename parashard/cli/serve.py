@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from parashard.cli.options import complete_runs
-from parashard.launch.run_folders import resumed_job, run_named
-from parashard.process.arguments import check_host
-from parashard.serving.served import ServedRun
-from parashard.serving.server import Ports, run_of, why_not_yet
+from parashard.cli.options import TlsDir, complete_runs
+from parashard.process.arguments import check_host, credentials_in
+from parashard.process.shell import LogFormat, log_to_standard_error
+from parashard.security.identity import Role
+from parashard.serving.origins import Origin, origin_of
+from parashard.serving.server import Ports, why_not_yet
 
 LOOK_S = 0.5
 
@@ -24,42 +24,59 @@ LOOK_S = 0.5
 def serve(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="A run directory, or a name under runs/.", autocompletion=complete_runs),
+        typer.Argument(
+            metavar="RUN|ADDR",
+            help="A run directory, a name under runs/, or host:port of a running job's coordinator.",
+            autocompletion=complete_runs,
+        ),
     ],
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Live weights of the running shards, not checkpoints; they may be taken back."),
+    ] = False,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of gRPC; 0: any that is free.")] = 0,
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of HTTP; 0: any that is free.")] = 0,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen off loopback, on a network where everyone is trusted.")
     ] = False,
+    tls_dir: TlsDir = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="text for people; logfmt or json: a line of fields for each event.")
+    ] = LogFormat.TEXT,
 ) -> None:
     """Serve rows and variables of a run to read, from its checkpoints, while it runs and after.
 
     A run in progress is followed; what is served is committed, so that no restart takes it back. Ctrl-C ends it.
+    With --tls-dir gRPC is inside mutual TLS, and look-ups over HTTP, which has none, need --insecure besides.
     """
-    check_host(host, insecure)
-    run_dir = run_named(run)
-    ports = Ports(run_of(run_dir, resumed_job(run_dir, []).job), host, port, http_port)
+    log_to_standard_error(log_format)
+    credentials = credentials_in(tls_dir)
+    if credentials is not None:
+        credentials.require(Role.SERVER)
+    check_host(host, insecure, credentials)
+    origin = origin_of(run, fresh=fresh, credentials=credentials, tell=lambda why: typer.echo(f"waiting: {why}"))
+    ports = Ports(origin.run, host, port, http_port, credentials, lookups_over_http=credentials is None or insecure)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     ports.start()
     try:
         typer.echo(f"gRPC {ports.address}")
-        typer.echo(f"HTTP http://{ports.http_address}/v1/status")
-        _tell(ports.run, run_dir, stopping)
+        typer.echo(f"HTTP http://{ports.http_address}{'/v1/status' if ports.lookups_over_http else '/metrics'}")
+        _tell(origin, stopping)
     finally:
         ports.stop()
 
 
-def _tell(run: ServedRun, run_dir: Path, stopping: threading.Event) -> None:
+def _tell(origin: Origin, stopping: threading.Event) -> None:
     """Say what is waited for, and when there is something to serve, until the end is asked for."""
     said, serving = "", False
     while not stopping.is_set():
         if not serving:
-            why = why_not_yet(run, run_dir)
+            why = why_not_yet(origin.run, origin.run_dir)
             serving = not why
-            text = f"waiting: {why}" if why else f"serving {', '.join(map(str, run.published_ids()))}"
+            text = f"waiting: {why}" if why else f"serving {', '.join(map(str, origin.run.published_ids()))}"
             if text != said:
                 typer.echo(text)
                 said = text

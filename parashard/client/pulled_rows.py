@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parashard.encodings import row_codec
 from parashard.errors import UnknownVariable
-from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_shard, first_rows
+from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_shard, first_rows, floats_of
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, NO_KEYS, Push, RowSlice, Weights, answer_bytes_of
-from parashard.transports.base import Pending
 
 
 class RowPart(NamedTuple):
@@ -105,24 +105,12 @@ class PulledRows:
         """Take the answer to a part; rows that the shard does not have are drawn. Returns its version."""
         found, into = answer.rows[part.table], self.values[part.table][part.keys]
         if found.present.all():
-            into[:] = found.values
+            into[:] = floats_of(found.values)
         else:
-            into[found.present] = found.values
+            into[found.present] = floats_of(found.values)
             absent = ~found.present
             into[absent] = self._tables.first_rows(part.table, self.keys[part.table][part.keys][absent])
         return answer.version
-
-
-class FillingRows:
-    """A pull of a part that is under way; its answer fills the arrays, in the thread that waits for it."""
-
-    def __init__(self, pending: Pending[Weights], rows: PulledRows, part: RowPart) -> None:
-        self._pending, self._rows, self._part = pending, rows, part
-        self.start, self.cancel = pending.start, pending.cancel
-
-    def result(self) -> int:
-        """Wait for the answer; return its version."""
-        return self._rows.fill(self._part, self._pending.result())
 
 
 def with_rows(push: Push, rows: tuple[tuple[RowSlice, ...], list[memoryview]]) -> Push:
@@ -132,28 +120,37 @@ def with_rows(push: Push, rows: tuple[tuple[RowSlice, ...], list[memoryview]]) -
 
 
 def rows_by_shard(
-    keys: Mapping[str, Keys], gradients: Mapping[str, Float32s], shards: int
+    tables: TableSet, keys: Mapping[str, Keys], gradients: Mapping[str, Float32s], shards: int
 ) -> Iterator[tuple[tuple[RowSlice, ...], list[memoryview]]]:
     """Yield for each shard what a push to it has of rows: their slices, and the pieces of the payload.
 
     Parameters
     ----------
+    tables : TableSet
+        The job's.
     keys : mapping of str to ndarray of uint64
         As pulled.
     gradients : mapping of str to ndarray of float32, shape (keys, row_elements)
         By table, contiguous; a table may be left out.
     shards : int
         How many there are.
+
+    Raises
+    ------
+    NonFiniteGradient
+        If a gradient that is to be rounded has a value that is not finite.
     """
     runs = {name: cut_by_shard(keys[name], shards) for name in gradients}
+    dtypes = {name: row_codec.dtype_of(tables.by_name[name]) for name in gradients}
+    encoded = {name: row_codec.encode(name, values, dtypes[name]) for name, values in gradients.items()}
     for shard in range(shards):
         slices: list[RowSlice] = []
         pieces: list[memoryview] = []
         for name in sorted(gradients):
-            run, values = runs[name][shard], gradients[name]
+            run = runs[name][shard]
             if run.stop > run.start:
-                slices.append(RowSlice(name, run.stop - run.start, values.shape[1]))
-                pieces += [keys[name][run].data, values[run].data]
+                slices.append(RowSlice(name, run.stop - run.start, gradients[name].shape[1], dtypes[name]))
+                pieces += [keys[name][run].data, *(part[run].data for part in encoded[name])]
         yield tuple(slices), pieces
 
 

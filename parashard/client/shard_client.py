@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from parashard.client.fan_out import FanOut
 from parashard.client.pull_buffers import PullBuffers
 from parashard.client.pulled import Pulled
-from parashard.client.pulled_rows import NO_TABLES, FillingRows, PulledRows, RowPart, TableSet, rows_by_shard, with_rows
+from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet, rows_by_shard, with_rows
 from parashard.encodings.feedback import Encoded, GradientEncoder
 from parashard.errors import RetryLater, ShapeMismatch, StaleIncarnation, UnknownVariable
 from parashard.plan.embedding import Keys
@@ -204,7 +205,7 @@ class ShardClient:
         answer_bytes = sum(
             answer_bytes_of(len(of_table), rows.values[name].shape[1]) for name, of_table in keys.items()
         )
-        return FillingRows(transport.pull_rows(run, rpc.data_deadline_s(answer_bytes)), rows, part)
+        return transport.pull_rows(run, partial(rows.fill, part), rpc.data_deadline_s(answer_bytes))
 
     def push(
         self,
@@ -281,7 +282,7 @@ class ShardClient:
                     for shard in unsettled
                 ]
                 if of_rows:
-                    prepared = list(map(with_rows, prepared, rows_by_shard(keys, of_rows, len(prepared))))
+                    prepared = list(map(with_rows, prepared, rows_by_shard(self._tables, keys, of_rows, len(prepared))))
                 receipts = self._fan_out.request_all(push, len(prepared), settle, unacknowledged)
             finally:
                 for encoded in unsettled.values():

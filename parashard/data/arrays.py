@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parashard.data.base import MAX_CLASSES, DataSpec, Field, Indices
-from parashard.data.preprocessing import ClassTarget, InputColumn, Preprocessing, ValueTarget, fitted_value
+from parashard.data.base import MAX_CLASSES, DataSpec, Field, HashedTexts, Indices
+from parashard.data.input_columns import InputColumn
+from parashard.data.preprocessing import ClassTarget, Preprocessing, ValueTarget, fitted_value
+from parashard.data.ragged import Ragged
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
 
@@ -26,7 +28,8 @@ class Split(NamedTuple):
 
     Parameters
     ----------
-    inputs : ndarray, shape (examples, *input_shape), float32, or uint8 to save memory; or a dict of arrays, as they are
+    inputs : ndarray, shape (examples, *input_shape), float32, or uint8 to save memory; or a dict of arrays as they
+        are, of which some may be ragged
     targets : ndarray, shape (examples,), int64 class labels or float32 values
     """
 
@@ -55,6 +58,8 @@ class ArraySource:
         What a target means; by default the classes are numbered, and values have the training split's scale.
     warnings : sequence of str
         Likely mistakes in the data, for the user.
+    hashed : HashedTexts, optional
+        Of a table with hashed keys, how many texts and keys it has.
     """
 
     def __init__(
@@ -68,12 +73,18 @@ class ArraySource:
         missing: str = "",
         target: ClassTarget | ValueTarget | None = None,
         warnings: Sequence[str] = (),
+        hashed: HashedTexts | None = None,
     ) -> None:
         self._training, self._held_out = training, held_out
         self._scale = np.float32(input_scale)
         several = isinstance(training.inputs, dict)
         shape = () if several else training.inputs.shape[1:]
-        arrays = [values for split in (training, held_out) for _, values in leaves(tuple(split))]
+        arrays = [
+            array
+            for split in (training, held_out)
+            for _, values in leaves(tuple(split))
+            for array in ((values.values, values.offsets) if isinstance(values, Ragged) else (values,))
+        ]
         self._spec = DataSpec(
             examples=len(training.targets),
             held_out=len(held_out.targets),
@@ -89,6 +100,7 @@ class ArraySource:
             ),
             warnings=tuple(warnings),
             fields=_fields(training) if several else (),
+            hashed=hashed,
         )
 
     @property

@@ -60,6 +60,24 @@ def kind_of_failure(error: Exception) -> type[BadData | Unavailable]:
     return Unavailable if may_pass(error) else BadData
 
 
+class HashedTexts(NamedTuple):
+    """How many distinct texts of columns were hashed to keys, and how many distinct keys they have.
+
+    Parameters
+    ----------
+    texts, keys : int
+        Fewer keys than texts: some share one.
+    """
+
+    texts: int
+    keys: int
+
+    @property
+    def chance(self) -> float:
+        """Bound of the probability that any two of so many texts share a key by chance: texts^2 / 2^65 (birthdays)."""
+        return min(1.0, self.texts**2 / 2.0**65)
+
+
 @dataclass(frozen=True)
 class DataSpec:
     """Properties of a data source that a job needs before it reads an example.
@@ -82,6 +100,8 @@ class DataSpec:
         The arrays of an example, of what a script gives; empty: one of inputs and one of targets.
     batched : bool
         Each index names a whole batch, as in a `PyDataset` of Keras; then `examples` and `held_out` count batches.
+    hashed : HashedTexts, optional
+        Of tables whose texts became keys by hashing, training and held-out rows together; None: none did.
     """
 
     examples: int
@@ -93,6 +113,7 @@ class DataSpec:
     warnings: tuple[str, ...] = ()
     fields: tuple[Field, ...] = ()
     batched: bool = False
+    hashed: HashedTexts | None = None
 
     def figures(self) -> dict[str, Any]:
         """Return the data's sizes by name, for the report."""
@@ -107,6 +128,9 @@ class DataSpec:
         if columns is not None:
             figures["numeric_columns"] = sum(column.kind in ("number", "log_number") for column in columns)
             figures["text_columns"] = len(columns) - figures["numeric_columns"]
+        if self.hashed is not None:
+            figures["hashed_texts"], figures["hashed_keys"] = self.hashed
+            figures["collision_chance"] = self.hashed.chance
         return figures
 
     def summary(self) -> str:
@@ -121,6 +145,9 @@ class DataSpec:
             what = "rows"
             numeric, text = figures["numeric_columns"], figures["text_columns"]
             inputs = f"{numeric:,} numeric and {text:,} text columns as {inputs}"
+        if self.hashed is not None:
+            texts, keys = self.hashed
+            inputs += f"; {texts:,} texts hashed to {keys:,} keys (chance of a collision {self.hashed.chance:.0e})"
         held_out = f"{self.held_out:,} held out"
         return f"{self.examples:,} training {what}, {held_out}; {inputs}; {self._targets()}"
 

@@ -1,6 +1,6 @@
 """Columns of a table, and which text cells are numbers, names or missing: one set of rules for every format.
 
-Owns the two kinds of columns and the rules to distinguish them. Knows nothing of files, inputs or labels: `csv` and
+Owns the three kinds of columns and the rules to distinguish them. Knows nothing of files, inputs or labels: `csv` and
 `parquet` read a table into columns, `tables` makes a data source of it.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import Indices
+from parashard.data.ragged import places_of_rows
 from parashard.errors import SHOWN_CHARACTERS, BadData, shortened
 
 Float64s = npt.NDArray[np.float64]
@@ -63,7 +64,26 @@ class Words(NamedTuple):
         return np.array([place.get(word, -1) for word in self.vocabulary] + [-1])[self.codes]  # code -1: the last
 
 
-Column = Numbers | Words
+class Lists(NamedTuple):
+    """A column of several texts a row: row r holds those of codes[offsets[r]:offsets[r + 1]], of which none is -1."""
+
+    codes: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    vocabulary: tuple[str, ...]
+
+    def take(self, rows: Indices) -> Lists:
+        """Return these rows (with the whole vocabulary)."""
+        places, offsets = places_of_rows(self.offsets, rows)
+        return Lists(self.codes[places], offsets, self.vocabulary)
+
+    def texts(self) -> Words:
+        """Return all texts of all rows, end to end, as a column of its own."""
+        return Words(self.codes, self.vocabulary)
+
+
+Cells = Numbers | Words
+"""A column of one value a row."""
+Column = Cells | Lists
 
 
 class Table(NamedTuple):
@@ -98,6 +118,7 @@ def words(texts: Iterable[str | None]) -> Words:
 
 def as_words(column: Column) -> Words:
     """Return a column as text: numbers in their shortest form, whole ones without a decimal point."""
+    assert not isinstance(column, Lists), "a column of lists becomes keys"
     if isinstance(column, Words):
         return column
     return words(None if math.isnan(value) else number_text(value, column.boolean) for value in column.values.tolist())
@@ -140,8 +161,8 @@ def typed(
     mixed: bool = False,
     is_label: bool = False,
     may_be_class: bool = False,
-) -> Column:
-    """Return a column of a training table as numbers or as text.
+) -> Cells:
+    """Return a column of a training table, which has no lists, as numbers or as text.
 
     A text column whose cells all hold numbers, but for missing ones, is numeric, unless it is asked for `as_text`. One
     of which half of the cells, or of the distinct cells, hold numbers is numeric, too, and must not hold anything else,
@@ -153,6 +174,7 @@ def typed(
         A numeric column has a cell that is no finite number; the message names the cell and what can be done.
     """
     column = table.columns[name]
+    assert not isinstance(column, Lists)
     if isinstance(column, Numbers):
         return column
     column = without_missing(column, also_missing)
@@ -195,15 +217,17 @@ def _advice_on_label(column: Words, may_be_class: bool) -> str:
     )
 
 
-def typed_like(training: Column, table: Table, name: str, *, also_missing: str = "") -> Column:
-    """Return a column of a held-out table as the kind that it is in the training table.
+def typed_like(training: Cells, table: Table, name: str, *, also_missing: str = "") -> Cells:
+    """Return a column of a held-out table as the kind, numbers or text, that it is in the training table.
 
     Raises
     ------
     BadData
-        The training table has numbers there, and a cell is none.
+        The training table has numbers there, and a cell is none; or the column has lists.
     """
     column = table.columns[name]
+    if isinstance(column, Lists):
+        raise BadData(f"{table.path}: column {shown_cell(name)}: has lists, and the training table has none there")
     if isinstance(column, Words):
         column = without_missing(column, also_missing)
     if isinstance(training, Words):

@@ -24,9 +24,11 @@ from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Indices, kind_of_failure
 from parashard.data.columns import Float64s, Numbers, shown_cell
 from parashard.data.hashing import keys_of_bytes, seed_of
+from parashard.data.input_columns import LogNumberColumn
+from parashard.data.key_columns import KeyColumn
 from parashard.data.options import CriteoOptions
 from parashard.data.portable_math import signed_log
-from parashard.data.preprocessing import ClassTarget, KeyColumn, LogNumberColumn
+from parashard.data.preprocessing import ClassTarget
 from parashard.data.standardising import mean_and_deviation
 from parashard.errors import BadData, ConfigurationError
 

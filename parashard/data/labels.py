@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import MAX_CLASSES
-from parashard.data.columns import Column, Numbers, as_words, number_text
+from parashard.data.columns import Cells, Numbers, as_words, number_text
 from parashard.data.options import TargetKind
 from parashard.errors import BadData, shortened
 from parashard.plan.variables import Float32s
@@ -26,7 +26,7 @@ Cell = Callable[[int], str]
 """Returns the place of a row's label, for messages."""
 
 
-def kind_of_labels(labels: Column, origin: str) -> TargetKind:
+def kind_of_labels(labels: Cells, origin: str) -> TargetKind:
     """Return the default meaning of a label column.
 
     Numbers of which one has a fraction are values. Texts and booleans are classes, and so are at most
@@ -101,7 +101,7 @@ def whole_numbers(labels: npt.NDArray[Any], origin: str) -> npt.NDArray[Any]:
     return np.asarray(np.clip(labels, -1, MAX_CLASSES).astype(np.int64))
 
 
-def class_names(labels: Column, origin: str) -> tuple[str, ...]:
+def class_names(labels: Cells, origin: str) -> tuple[str, ...]:
     """Return the labels' texts: numeric labels sorted by value, others as text; BadData for too few or too many."""
     if isinstance(labels, Numbers):
         names = tuple(number_text(value, labels.boolean) for value in np.unique(labels.present()).tolist())
@@ -112,7 +112,7 @@ def class_names(labels: Column, origin: str) -> tuple[str, ...]:
     return names
 
 
-def class_targets(labels: Column, classes: Sequence[str], cell: Cell) -> npt.NDArray[np.int64]:
+def class_targets(labels: Cells, classes: Sequence[str], cell: Cell) -> npt.NDArray[np.int64]:
     """Return every row's place in `classes`.
 
     Raises
@@ -130,7 +130,7 @@ def class_targets(labels: Column, classes: Sequence[str], cell: Cell) -> npt.NDA
     return targets
 
 
-def value_targets(labels: Column, cell: Cell) -> Float32s:
+def value_targets(labels: Cells, cell: Cell) -> Float32s:
     """Return every row's label as a float32.
 
     Raises

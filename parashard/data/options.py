@@ -20,6 +20,7 @@ _MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64
 _MAX_KEY = 1 << 62
 
 TargetKind = Literal["class", "value"]
+UnknownTexts = Literal["key", "refused"]
 
 TARGET_MEANING = (
     '"class": the distinct labels are classes; "value": a number to predict (regression). Unset: inferred from the '
@@ -71,13 +72,38 @@ class TableOptions(SplitOptions):
     key_columns: tuple[str, ...] = key(
         default=(),
         description="Columns that become keys of embedding tables, one each, instead of numbers: a cell's key is the "
-        'XXH64 of its text. ["*"]: all text columns and those of `categorical`.',
+        'XXH64 of its text. ["*"]: all columns of text or lists, and those of `categorical`.',
+    )
+    list_columns: tuple[str, ...] = key(
+        default=(),
+        description="Key columns with several values in a cell, a key each: text with `value_delimiter` between them, "
+        "or a list of Parquet. An empty cell has no key.",
+    )
+    value_delimiter: str = key(
+        default="|",
+        min_length=1,
+        description="What is between the values of a cell of `list_columns`; spaces around a value do not count.",
+    )
+    vocabularies: dict[str, Path] = key(
+        default_factory=dict,
+        description="Key columns whose texts are known, each with a file that has one in each line: a text's key is "
+        "its place in the file, and behind the keys of the vocabularies of earlier columns.",
+    )
+    unknown_texts: UnknownTexts = key(
+        default="key",
+        description='What a text is that the vocabulary of its column lacks. "key": all have one key; "refused": an '
+        "error that names the cell.",
     )
     ignore: tuple[str, ...] = key(default=(), description="Columns that are no inputs, such as ids.")
     missing: str = key(
         default="",
         description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?".',
     )
+
+    def check(self) -> None:
+        """Refuse what is said of vocabularies where there are none."""
+        if self.unknown_texts != "key" and not self.vocabularies:
+            raise ValueError("unknown_texts is of columns in vocabularies, and no column is")
 
 
 def _one_character(separator: str) -> str:
@@ -166,6 +192,7 @@ class CsvOptions(TableOptions):
 
     def check(self) -> None:
         """Refuse a held-out table that is named twice, or in no folder."""
+        super().check()
         if self.held_out_file and (self.held_out_path is not None or not self.file):
             raise ValueError("held_out_file is in the folder of file, in place of held_out_path")
 

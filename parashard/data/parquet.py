@@ -5,7 +5,7 @@ Owns the mapping of Arrow's types to columns. Called by `parashard.data.open_sou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from parashard.data.arrays import ArraySource
 from parashard.data.base import kind_of_failure
-from parashard.data.columns import Column, Numbers, Table, Words, shown_cell
+from parashard.data.columns import Column, Lists, Numbers, Table, Words, as_words, shown_cell
+from parashard.data.keyed import keyed_names
 from parashard.data.options import ParquetOptions
 from parashard.data.tables import table_source
 from parashard.errors import BadData, ConfigurationError, shown_names
@@ -21,16 +22,20 @@ from parashard.errors import BadData, ConfigurationError, shown_names
 
 def open_parquet(options: ParquetOptions) -> ArraySource:
     """Read one or two files; BadData names the file and the error; ConfigurationError: pyarrow is not installed."""
-    training = _read(options.path, lambda name: name not in options.ignore)
+    keys = keyed_names(options)
+    training = _read(options.path, lambda name: name not in options.ignore, keys)
     held_out = None
     if options.held_out_path is not None:
         used = set(training.columns) - set(options.ignore)
-        held_out = _read(options.held_out_path, lambda name: name in used)
+        held_out = _read(options.held_out_path, lambda name: name in used, keys)
     return table_source(options, training, held_out)
 
 
-def _read(path: Path, is_used: Callable[[str], bool]) -> Table:
-    """Return a file's columns; those that are not used may be of any type, and have no values."""
+def _read(path: Path, is_used: Callable[[str], bool], keys: Collection[str]) -> Table:
+    """Return a file's columns; those that are not used may be of any type, and have no values.
+
+    Whole numbers in columns of `keys` are texts, which have all their digits.
+    """
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -42,18 +47,20 @@ def _read(path: Path, is_used: Callable[[str], bool]) -> Table:
     try:
         with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too
             table = file.read()
-        return Table(path, _columns(pa, table, path, is_used))
+        return Table(path, _columns(pa, table, path, is_used, keys))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow decodes text only as it is taken out
         raise kind_of_failure(error)(f"{path}: cannot be read as Parquet: {error}") from error
 
 
-def _columns(pa: Any, table: Any, path: Path, is_used: Callable[[str], bool]) -> dict[str, Column]:
+def _columns(
+    pa: Any, table: Any, path: Path, is_used: Callable[[str], bool], keys: Collection[str]
+) -> dict[str, Column]:
     if not table.num_rows:
         raise BadData(f"{path}: has no rows")
     if len(set(table.column_names)) < table.num_columns:
         raise BadData(f"{path}: column names must differ, found {shown_names(table.column_names)}")
     return {
-        name: _column(pa, column.combine_chunks(), f"{path}: column {shown_cell(name)}")
+        name: _column(pa, _digits(pa, column.combine_chunks(), name in keys), f"{path}: column {shown_cell(name)}")
         if is_used(name)
         else _empty(len(column))
         for name, column in zip(table.column_names, table.columns, strict=True)
@@ -63,6 +70,8 @@ def _columns(pa: Any, table: Any, path: Path, is_used: Callable[[str], bool]) ->
 def _column(pa: Any, array: Any, origin: str) -> Column:
     """Return an Arrow array as a column, without values where its type is null; BadData for types that are neither."""
     types, kind = pa.types, array.type
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _lists(pa, array, origin)
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_null(kind):
@@ -78,7 +87,27 @@ def _column(pa: Any, array: Any, origin: str) -> Column:
         if np.isinf(numbers).any():
             raise BadData(f"{origin}: row {int(np.flatnonzero(np.isinf(numbers))[0]) + 1} is infinite")
         return Numbers(numbers, boolean=types.is_boolean(kind))
-    raise BadData(f"{origin}: must hold numbers, booleans or text, found the type {array.type}")
+    raise BadData(f"{origin}: must hold numbers, booleans, text or lists of these, found the type {array.type}")
+
+
+def _lists(pa: Any, array: Any, origin: str) -> Lists:
+    """Return lists as a column of texts, without values where an item is null."""
+    items = array.flatten()  # without what is beneath a null
+    column = _column(pa, _digits(pa, items, True), f"{origin}: items of its lists")
+    if isinstance(column, Lists):
+        raise BadData(f"{origin}: must hold lists of numbers, booleans or text, found the type {array.type}")
+    texts = as_words(column)
+    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    there = texts.codes >= 0
+    before = np.concatenate(([0], np.cumsum(there)))
+    return Lists(texts.codes[there], before[np.concatenate(([0], np.cumsum(lengths)))], texts.vocabulary)
+
+
+def _digits(pa: Any, array: Any, is_key: bool) -> Any:
+    """Return whole numbers that are keys as texts: as float64 long ones would lose their last digits."""
+    if is_key and pa.types.is_dictionary(array.type) and pa.types.is_integer(array.type.value_type):
+        array = array.dictionary_decode()
+    return array.cast(pa.string()) if is_key and pa.types.is_integer(array.type) else array
 
 
 def _empty(rows: int) -> Words:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from parashard.errors import ConfigurationError
-from parashard.plan.embedding import Keys
-from parashard.plan.variables import Float32s
+from parashard.plan.embedding import Keys, as_numpys
 
 
-def write_rows(path: Path, pieces: Iterable[tuple[Keys, Float32s]]) -> int:
-    """Write keys (uint64) and rows (fixed-size lists of float32), and return how many.
+def write_rows(path: Path, pieces: Iterable[tuple[Keys, NDArray[Any]]]) -> int:
+    """Write keys (uint64) and rows (fixed-size lists of float32, or float16 where that is kept); return how many.
 
     Raises
     ------
@@ -32,7 +34,8 @@ def write_rows(path: Path, pieces: Iterable[tuple[Keys, Float32s]]) -> int:
         ) from None
     writer, count = None, 0
     try:
-        for keys, rows in pieces:
+        for keys, kept in pieces:
+            rows = as_numpys(kept)
             lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
             piece = pa.table({"key": pa.array(keys), "row": lists})
             writer = writer or parquet.ParquetWriter(path, piece.schema)

@@ -6,6 +6,7 @@ Owns the options that the tabular formats share, the order of the checks, and th
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -16,8 +17,10 @@ import numpy.typing as npt
 from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Indices
 from parashard.data.columns import (
+    Cells,
     Column,
     Float64s,
+    Lists,
     Numbers,
     Table,
     Words,
@@ -26,23 +29,19 @@ from parashard.data.columns import (
     shown_cell,
     typed,
     typed_like,
+    without_missing,
 )
+from parashard.data.input_columns import InputColumn, check_known, encoded, fitted_number, fitted_text
+from parashard.data.key_columns import AnyKeyColumn, unknown_values
+from parashard.data.keyed import EVERY_TEXT, fitted_keys, hashed_texts, keyed_names
 from parashard.data.labels import class_names, class_targets, kind_of_labels, value_targets
+from parashard.data.lists import as_lists, check_lengths
 from parashard.data.options import TableOptions
-from parashard.data.preprocessing import (
-    ClassTarget,
-    InputColumn,
-    KeyColumn,
-    ValueTarget,
-    encoded,
-    fitted_number,
-    fitted_text,
-    fitted_value,
-)
+from parashard.data.preprocessing import ClassTarget, ValueTarget, fitted_value
 from parashard.errors import BadData, shown_names
 from parashard.plan.variables import Float32s
 
-EVERY_TEXT = "*"
+LIST_NAME_MAX = 180  # of a field's name, which has 200 with what it begins with
 WARNED_ROWS_MIN = 20  # in fewer rows all values may differ by chance
 WARNED_DISTINCT_SHARE = 0.9
 WARNED_NUMERALS_MIN = 10  # fewer distinct texts may be names, such as 1st and 2nd
@@ -62,6 +61,7 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
     """
     whole = _typed(options, table)
     labels = whole.pop(options.label)
+    assert not isinstance(labels, Lists), "refused before"
     origin = f"{table.path}: label column {shown_cell(options.label)}"
     kind = options.target or kind_of_labels(labels, origin)
     classes = class_names(labels, origin) if kind == "class" else ()
@@ -75,14 +75,17 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
         absent = sorted({options.label, *whole} - set(held_out.columns))
         if absent:
             raise BadData(f"{held_out.path}: lacks the columns {shown_names(absent)}")
-        evaluation = {
-            name: typed_like(column, held_out, name, also_missing=options.missing) for name, column in whole.items()
-        }
+        evaluation = {name: _like(options, column, held_out, name) for name, column in whole.items()}
         judged = typed_like(labels, held_out, options.label, also_missing=options.missing)
         evaluation_targets = _targets(judged, classes, options.label, held_out)
-    keyed = _keyed(options, train)
+    keyed = fitted_keys(options, whole, evaluation)
+    for name, fitted in keyed.items():
+        check_known(fitted, whole[name], functools.partial(table.cell, name))
+        if held_out is not None:
+            check_known(fitted, evaluation[name], functools.partial(held_out.cell, name))
+    hashed, collisions = hashed_texts(keyed, [whole] if held_out is None else [whole, evaluation])
     columns = tuple(
-        KeyColumn(name=name)
+        keyed[name]
         if name in keyed
         else _fitted(name, column, name in options.categorical, f"{table.path}: column {shown_cell(name)}")
         for name, column in train.items()
@@ -94,54 +97,87 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
         columns=columns,
         target=_described(options.label, classes, train_targets, origin),
         missing=options.missing,
-        warnings=tuple(_warnings({name: c for name, c in whole.items() if name not in keyed}, options.categorical)),
+        warnings=(
+            *_warnings(whole, keyed, options.categorical),
+            *collisions,
+            *_strange(whole, keyed),
+        ),
+        hashed=hashed,
     )
 
 
 def _typed(options: TableOptions, table: Table) -> dict[str, Column]:
-    """Return the label and the inputs as numbers or text, in the table's order."""
-    named = () if options.key_columns == (EVERY_TEXT,) else options.key_columns
-    for key, names in (
-        ("label", [options.label]),
-        ("categorical", options.categorical),
-        ("key_columns", named),
-        ("ignore", options.ignore),
-    ):
+    """Return the label and the inputs as numbers, text or lists, in the table's order."""
+    named = keyed_names(options)
+    of_keys = {
+        "list_columns": options.list_columns,
+        "vocabularies": tuple(options.vocabularies),
+        "key_columns": () if options.key_columns == (EVERY_TEXT,) else options.key_columns,
+    }
+    told = {"label": (options.label,), "categorical": options.categorical, **of_keys, "ignore": options.ignore}
+    for key, names in told.items():
         for name in names:
             if name not in table.columns:
                 raise BadData(
                     f"{table.path}: has no column {shown_cell(name)}, which data.{key} names; its columns: "
                     f"{shown_names(table.columns)}"
                 )
-    for key, names in (("ignore", options.ignore), ("key_columns", named)):
+    for key, names in {"ignore": options.ignore, **of_keys}.items():
         if options.label in names:
             raise BadData(f"{table.path}: data.{key} names the label {shown_cell(options.label)}")
+        both = [name for name in names if name in options.ignore and key in ("list_columns", "vocabularies")]
+        if both:
+            raise BadData(f"{table.path}: data.{key} names {shown_cell(both[0])}, which data.ignore leaves out")
     used = [name for name in table.columns if name not in options.ignore]
     if len(used) < 2:
         raise BadData(f"{table.path}: has no column but the label {shown_cell(options.label)} to learn from")
-    columns = {}
-    for name in used:
-        mixed = name == options.label and options.target == "class"  # the name of a class may be a number or a text
-        columns[name] = typed(
-            table,
-            name,
-            also_missing=options.missing,
-            as_text=name in options.categorical or name in named,
-            mixed=mixed,
-            is_label=name == options.label,
-            may_be_class=options.target is None,
+    return {name: _column(options, table, name, as_text=name in options.categorical or name in named) for name in used}
+
+
+def _column(options: TableOptions, table: Table, name: str, *, as_text: bool) -> Column:
+    column = table.columns[name]
+    if isinstance(column, Lists):
+        return _listed(options, column, table, name)
+    cells = typed(
+        table,
+        name,
+        also_missing=options.missing,
+        as_text=as_text,
+        mixed=name == options.label and options.target == "class",  # the name of a class may be a number or a text
+        is_label=name == options.label,
+        may_be_class=options.target is None,
+    )
+    return _listed(options, cells, table, name) if name in options.list_columns else cells
+
+
+def _listed(options: TableOptions, column: Column, table: Table, name: str) -> Lists:
+    """Return a column as lists of texts, which become keys."""
+    if name == options.label or not (options.key_columns == (EVERY_TEXT,) or name in keyed_names(options)):
+        said = json.dumps(name)
+        advice = (
+            "a label is one value in each row"
+            if name == options.label
+            else f"data.list_columns = [{said}] makes keys of them, data.ignore = [{said}] leaves them out"
         )
-    return columns
+        raise BadData(f"{table.path}: column {shown_cell(name)}: has lists; {advice}")
+    if len(name) > LIST_NAME_MAX:
+        raise BadData(f"{table.path}: column {shown_cell(name)}: a name of at most {LIST_NAME_MAX} characters is due")
+    lists = as_lists(column, options.value_delimiter, options.missing)
+    check_lengths(lists, functools.partial(table.cell, name))
+    return lists
 
 
-def _keyed(options: TableOptions, columns: Mapping[str, Column]) -> Collection[str]:
-    """Return the names of the input columns that become keys."""
-    if options.key_columns != (EVERY_TEXT,):
-        return options.key_columns
-    return [name for name, column in columns.items() if isinstance(column, Words) or name in options.categorical]
+def _like(options: TableOptions, training: Column, table: Table, name: str) -> Column:
+    """Return a column of a held-out table as the kind that it is in the training table."""
+    if not isinstance(training, Lists):
+        return typed_like(training, table, name, also_missing=options.missing)
+    column = table.columns[name]
+    if isinstance(column, Words):
+        column = without_missing(column, options.missing)
+    return _listed(options, column, table, name)
 
 
-def _targets(labels: Column, classes: tuple[str, ...], label: str, table: Table) -> npt.NDArray[np.int64] | Float32s:
+def _targets(labels: Cells, classes: tuple[str, ...], label: str, table: Table) -> npt.NDArray[np.int64] | Float32s:
     def cell(row: int) -> str:
         return table.cell(label, row)
 
@@ -168,9 +204,11 @@ def _described(
     return fitted_value(label, targets.astype(np.float64), origin)
 
 
-def _warnings(columns: Mapping[str, Column], categorical: Collection[str]) -> Iterator[str]:
-    """Yield likely mistakes in the input columns; `categorical` are those that the job file declares so."""
+def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical: Collection[str]) -> Iterator[str]:
+    """Yield likely mistakes in the columns that become no keys; `categorical` are those that the job file declares."""
     for name, column in columns.items():
+        if name in keyed or isinstance(column, Lists):
+            continue
         what, left_out = f"column {shown_cell(name)}", f"data.ignore = [{json.dumps(name)}] leaves it out"
         found = _notation_of(column) if isinstance(column, Words) and name not in categorical else ""
         if found:
@@ -184,7 +222,18 @@ def _warnings(columns: Mapping[str, Column], categorical: Collection[str]) -> It
             yield f"{what} {found}, from which nothing can be learned for other rows; {left_out}"
 
 
-def useless(column: Column) -> str:
+def _strange(columns: Mapping[str, Column], keyed: Mapping[str, AnyKeyColumn]) -> Iterator[str]:
+    """Yield a warning for each column most of whose values its vocabulary lacks, as if it were another column's."""
+    for name, fitted in keyed.items():
+        unknown, values = unknown_values(fitted, columns[name])
+        if 2 * unknown > values:
+            yield (
+                f"column {shown_cell(name)}: {unknown:,} of its {values:,} values are not in its vocabulary, and have "
+                "one key; is the file of data.vocabularies that of the column?"
+            )
+
+
+def useless(column: Cells) -> str:
     """Return why nothing can be learned from a column, such as an index; "" where it can."""
     found = _constant_of(column)
     if found:
@@ -201,7 +250,7 @@ def _notation_of(column: Words) -> str:
     return f"has {len(texts):,} distinct texts that look like numbers or dates, such as {shown_cell(numerals[0])}"
 
 
-def _constant_of(column: Column) -> str:
+def _constant_of(column: Cells) -> str:
     """Return what a column is in every row; "" where rows differ, or are few."""
     if isinstance(column, Numbers):
         values = column.values

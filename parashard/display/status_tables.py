@@ -20,6 +20,7 @@ OVERLAPPED = "network time overlapped"
 SAVED = "traffic saved"
 REPEATED = "repeated gradients ignored"
 DOWN = "down"
+HOTTEST_SHOWN = 3  # keys of a table; JSON has five
 
 Figure = tuple[str, str]
 
@@ -103,12 +104,18 @@ def table_columns(tables: Iterable[pb.TableStatus]) -> list[Column]:
         Column("keys waiting", tuple(count(total.candidates) for total in totals), rank=5),
         Column("added since start", tuple(count(total.added_rows) for total in totals), rank=6),
         Column("evicted since start", tuple(count(total.evicted_rows) for total in totals), rank=3),
+        Column("pushed most (times)", tuple(_hottest(total) for total in totals), is_text=True, rank=7),
     ]
 
 
 def _found(total: TableFigures) -> str:
     """Return the share of pulled keys that had a row."""
     return percent(total.pulled_rows / total.pulled_keys) if total.pulled_keys else "-"
+
+
+def _hottest(total: TableFigures) -> str:
+    """Return the keys that were pushed the most often, and how often since their rows began."""
+    return ", ".join(f"{hot.key} ({count(hot.pushes)})" for hot in total.hottest_keys[:HOTTEST_SHOWN]) or "-"
 
 
 def _phase_shares(phases: pb.PhaseSeconds) -> list[str]:

@@ -72,6 +72,16 @@ def from_int8(scales: Float32s, codes: Codes8, values: Float32s) -> None:
     _from_int8(scales, codes, values)
 
 
+def to_int8_rows(values: Float32s, scales: Float32s, codes: Codes8) -> None:
+    """See `reference.to_int8_rows`."""
+    _to_int8_rows(values, values.view(_u32), scales, codes)
+
+
+def from_int8_rows(scales: Float32s, codes: Codes8, values: Float32s) -> None:
+    """See `reference.from_int8_rows`."""
+    _from_int8_rows(scales, codes, values)
+
+
 def to_topk(values: Float32s, residue: Float32s, indices: Indices, kept: Float32s, left: Float32s) -> None:
     """See `reference.to_topk`."""
     _to_topk(values, residue, indices, kept, left, left.view(_u32))
@@ -131,8 +141,19 @@ def _from_float16(codes, values):
 
 
 @_compiled
+def _scale_of(largest_bits):
+    """Return the scale of int8 codes whose largest magnitude has these bits; 0 where all codes are 0."""
+    scale = min(_u32(largest_bits).view(_f32) / _f32(127.0), _INT8_LARGEST)
+    return _f32(0.0) if scale < _INT8_SMALLEST else _f32(scale)
+
+
+@_compiled
+def _code_of(value, scale):
+    return min(max(np.rint(value / scale), _f32(-127.0)), _f32(127.0))
+
+
+@_compiled
 def _to_int8(values, residue, scales, codes, left, left_bits):
-    zero = _f32(0.0)
     for block in range(scales.size):
         begin = block * INT8_BLOCK_ELEMENTS
         run = slice(begin, begin + INT8_BLOCK_ELEMENTS)  # views of a block: indices from 0 let its loops be vectorised
@@ -142,13 +163,12 @@ def _to_int8(values, residue, scales, codes, left, left_bits):
             x[i] = _corrected(g[i], r[i])
         for i in range(x.size):
             largest = max(largest, bits[i] & _MAGNITUDE)
-        scale = min(_u32(largest).view(_f32) / _f32(127.0), _INT8_LARGEST)
-        if scale < _INT8_SMALLEST:
-            scale = zero
+        scale = _scale_of(largest)
+        if scale == 0:
             code[:] = 0
         else:
             for i in range(x.size):
-                rounded = min(max(np.rint(x[i] / scale), _f32(-127.0)), _f32(127.0))
+                rounded = _code_of(x[i], scale)
                 code[i] = np.int8(np.int32(rounded))
                 x[i] -= rounded * scale
         scales[block] = scale
@@ -161,6 +181,34 @@ def _from_int8(scales, codes, values):
         run = slice(begin, begin + INT8_BLOCK_ELEMENTS)
         scale, code, x = scales[block], codes[run], values[run]
         for i in range(code.size):
+            x[i] = _f32(code[i]) * scale
+
+
+@_compiled
+def _to_int8_rows(values, bits, scales, codes):
+    length = values.size // max(1, scales.size)
+    for row in range(scales.size):
+        run = slice(row * length, row * length + length)
+        x, magnitudes, code = values[run], bits[run], codes[run]
+        largest = _u32(0)
+        for i in range(length):
+            largest = max(largest, magnitudes[i] & _MAGNITUDE)
+        scale = _scale_of(largest)
+        scales[row] = scale
+        if scale == 0:
+            code[:] = 0
+        else:
+            for i in range(length):
+                code[i] = np.int8(np.int32(_code_of(x[i], scale)))
+
+
+@_compiled
+def _from_int8_rows(scales, codes, values):
+    length = values.size // max(1, scales.size)
+    for row in range(scales.size):
+        run = slice(row * length, row * length + length)
+        scale, code, x = scales[row], codes[run], values[run]
+        for i in range(length):
             x[i] = _f32(code[i]) * scale
 
 

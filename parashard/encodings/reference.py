@@ -85,6 +85,25 @@ def from_int8(scales: Float32s, codes: Codes8, values: Float32s) -> None:
     values[:] = codes.astype(np.float32) * np.repeat(scales, INT8_BLOCK_ELEMENTS)[: codes.size]
 
 
+def to_int8_rows(values: Float32s, scales: Float32s, codes: Codes8) -> None:
+    """Write codes of -127 to 127, each to be multiplied by its row's scale, max|x| / 127; nothing is kept of the rest.
+
+    As `to_int8`, with a row of values.size / scales.size elements in the place of a block: a row is a function of its
+    own values alone, whatever rows are encoded beside it. One with a scale below float32's normal numbers becomes 0.
+    """
+    rows = values.reshape(scales.size, values.size // max(1, scales.size))
+    scales[:] = np.minimum(np.abs(rows).max(1, initial=0) / np.float32(127), INT8_SCALE_LARGEST)
+    scales[scales < INT8_SCALE_SMALLEST] = 0
+    divisors = np.where(scales == 0, np.float32(np.inf), scales)[:, None]
+    codes[:] = np.clip(np.rint(rows / divisors), -127, 127).reshape(-1)
+
+
+def from_int8_rows(scales: Float32s, codes: Codes8, values: Float32s) -> None:
+    """Write codes times their rows' scales; finite where every scale is in [0, INT8_SCALE_LARGEST]."""
+    rows = values.reshape(scales.size, values.size // max(1, scales.size))
+    rows[:] = codes.reshape(rows.shape).astype(np.float32) * scales[:, None]
+
+
 def to_topk(values: Float32s, residue: Float32s, indices: Indices, kept: Float32s, left: Float32s) -> None:
     """Write the `kept.size` largest elements by magnitude, of equal ones the first, in the order of their indices."""
     corrected = _corrected(values, residue)

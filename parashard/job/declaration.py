@@ -9,7 +9,7 @@ and by programs that have a model of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ import numpy as np
 from parashard.checkpoints.encoding import Record, decode, encode
 from parashard.checkpoints.manifest import Count, Name, Sha256, StoredVariable
 from parashard.data import open_source
-from parashard.data.base import DataSpec, Field
+from parashard.data.base import Batch, DataSpec, Field, HashedTexts, examples_of
 from parashard.data.preprocessing import Preprocessing
 from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint, StoreFailed
 from parashard.job.embeddings import tables_of
@@ -26,6 +26,7 @@ from parashard.job.schema import Job
 from parashard.models import build_model, code_sha256
 from parashard.models.base import Audited
 from parashard.models.blame import named_with_line
+from parashard.models.looking_up import check_looks_up, unused_tables
 from parashard.plan.embedding import KeyedRows, rows_sha256
 from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
 from parashard.settings.table import Table, key
@@ -35,6 +36,7 @@ from parashard.store.durable import replace_durably, write_durably
 RECORD_FILE = "declaration.json"
 VALUES_FILE = "declaration.safetensors"
 ROWS_FILE = "declaration_rows.safetensors"
+_TRIED = 8  # examples that are looked at for tables without a use
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,17 @@ def declare_named(job: Job, model_folder: Path | None) -> DeclaredJob:
     BadData, Unavailable
         If the data cannot be read.
     ConfigurationError
-        If the model cannot be built, or as `declare`.
+        If the model cannot be built, looks rows up where the job has no tables or the reverse, or as `declare`.
     """
-    spec = open_source(job.data).spec
-    model = build_model(job.model, spec, job.job.seed, model_folder, tables_of(job))
+    source = open_source(job.data)
+    tables = {table.name: table for table in tables_of(job)}
+    model = build_model(job.model, source.spec, job.job.seed, model_folder, tuple(tables.values()))
+    check_looks_up(model, tables)
+    spec = source.spec
+    if tables:
+        indices = np.arange(min(_TRIED, spec.examples))
+        unused = unused_tables(model, Batch(0, 0, indices, *examples_of(source, 0, indices)), tables)
+        spec = replace(spec, warnings=(*spec.warnings, *unused))
     return declare(spec, model, code_sha256(job.model, model_folder))
 
 
@@ -197,6 +206,7 @@ class _Declaration(Record):
     warnings: tuple[str, ...]
     fields: tuple[_Field, ...] = ()
     batched: bool = False
+    hashed: tuple[Count, Count] | None = None
     variables: Annotated[tuple[_Variable, ...], key(min_length=1)]
     values_sha256: Sha256 | None
     rows_sha256: Sha256 | None = None
@@ -222,6 +232,7 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
         warnings=spec.warnings,
         fields=tuple(_Field(name=name, shape=shape, dtype=dtype) for name, shape, dtype in spec.fields),
         batched=spec.batched,
+        hashed=None if spec.hashed is None else (spec.hashed.texts, spec.hashed.keys),
         variables=tuple(
             _Variable.of(variable, encoding=variable.encoding) for variable in in_name_order(declared.variables)
         ),
@@ -285,6 +296,7 @@ def read_declaration(folder: Path, *, rows: bool = True) -> DeclaredJob:
         warnings=record.warnings,
         fields=tuple(Field(field.name, field.shape, field.dtype) for field in record.fields),
         batched=record.batched,
+        hashed=None if record.hashed is None else HashedTexts(*record.hashed),
     )
     sha256 = record.rows_sha256 if rows else None
     first_rows = {} if sha256 is None else _read_rows(folder / ROWS_FILE, sha256)

@@ -13,7 +13,7 @@ from typing import Any
 
 from parashard.errors import ConfigurationError, shortened
 from parashard.job.embeddings import TableSettings, embedding_of
-from parashard.plan.embedding import EmbeddingTable
+from parashard.plan.embedding import Combiner, EmbeddingTable
 from parashard.plan.row_rules import RowRules
 from parashard.settings.table import Table as Settings
 
@@ -56,6 +56,11 @@ class Table:
     def dimension(self) -> int:
         """Numbers of a row."""
         return self._settings.dimension
+
+    @property
+    def combiner(self) -> Combiner | None:
+        """How rows of several keys become one vector; None: it is not said."""
+        return self._settings.combiner
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as `[tables.NAME]` has them, without those that are unset."""
@@ -112,6 +117,8 @@ def declared_again(table: EmbeddingTable) -> Table:
         keys_per_step_max=table.keys_per_step_max,
         rows_max=table.rows_max,
         dtype=table.dtype,
+        combiner=table.combiner,
+        encoding=table.encoding,
         **{name: value for name, value in rules.items() if value is not None},
     )
 

@@ -15,8 +15,10 @@ from parashard.plan.embedding import (
     ROW_ELEMENTS_MAX,
     ROWS_MAX,
     ROWS_MAX_DEFAULT,
+    Combiner,
     EmbeddingTable,
     RowDtype,
+    RowEncoding,
     candidates_of,
 )
 from parashard.plan.optimizers import Adagrad, RowOptimizerOptions
@@ -34,7 +36,12 @@ class TableSettings(Table):
     dimension: int = key(ge=1, le=ROW_ELEMENTS_MAX, description="Numbers of a row.")
     dtype: RowDtype = key(
         default="float32",
-        description="What rows are kept, pulled and saved as; gradients, slots and arithmetic are float32.",
+        description="What rows are kept, pulled and saved as; slots and arithmetic are float32.",
+    )
+    encoding: RowEncoding = key(
+        default="float32",
+        description="How gradients of its rows travel: bfloat16 and float16 take half the bytes, int8 a byte for each "
+        "number and a scale for each row. Nothing is made up for later, so all are allowed in sync.",
     )
     initializer: Literal["zeros", "constant", "uniform", "normal"] | None = key(
         default=None,
@@ -42,6 +49,11 @@ class TableSettings(Table):
         "unset: uniform, but zeros with ftrl.",
     )
     scale: float = key(default=0.05, ge=-1e15, le=1e15, description="Of the initializer.")
+    combiner: Combiner | None = key(
+        default=None,
+        description="How a model makes one vector of the rows of a cell with several keys (`data.list_columns`), zeros "
+        "where there is none; unset: mean. In a script it is the mode of `ps.torch.EmbeddingBag`.",
+    )
     optimizer: RowOptimizerOptions = key(
         default_factory=lambda: Adagrad(learning_rate=0.05),
         description="What moves its rows, with slots and a t of each row's own: sgd, momentum, nesterov, adagrad, "
@@ -112,6 +124,8 @@ def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
             "optimizer": settings.optimizer.plain(),
         }
         | ({} if table.dtype == "float32" else {"dtype": table.dtype})
+        | ({} if table.combiner in (None, "mean") else {"combiner": table.combiner})
+        | ({} if table.gradient_encoding == "float32" else {"encoding": table.gradient_encoding})
         | _changed_rules(table.rules)
         for name, settings in sorted(tables.items())
         for table in (embedding_of(name, settings),)
@@ -136,6 +150,8 @@ def embedding_of(name: str, settings: TableSettings) -> EmbeddingTable:
         settings.rows_max,
         RowRules(**{field.name: getattr(settings, field.name) for field in fields(RowRules)}),
         settings.dtype,
+        settings.combiner,
+        settings.encoding,
     )
 
 

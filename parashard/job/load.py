@@ -202,8 +202,12 @@ def _with_absolute_paths(options: _Options, above: tuple[str, ...], layers: Laye
     for name, declared in options.keys.items():
         value, parts = getattr(options, name), (*above, declared.in_file or name)
         if isinstance(value, Path):
-            from_file = layers.origin(parts) == layers.file
-            changed[name] = _absolute(value, folder if from_file else Path.cwd(), parts, layers)
+            changed[name] = _absolute(value, _folder_of(parts, layers, folder), parts, layers)
+        elif isinstance(value, dict) and all(isinstance(below, Path) for below in value.values()):
+            changed[name] = {
+                one: _absolute(path, _folder_of((*parts, one), layers, folder), (*parts, one), layers)
+                for one, path in value.items()
+            }
         elif isinstance(value, Table):
             changed[name] = _with_absolute_paths(value, parts, layers, folder)
     return options.replaced(**changed)
@@ -214,9 +218,13 @@ def _with_absolute_store(job: Job, layers: Layers, folder: Path) -> Job:
     url, parts = job.checkpoint.url, ("checkpoint", "url")
     if not url or "://" in url:
         return job
-    from_file = layers.origin(parts) == layers.file
-    path = _absolute(Path(url), folder if from_file else Path.cwd(), parts, layers)
+    path = _absolute(Path(url), _folder_of(parts, layers, folder), parts, layers)
     return job.replaced(checkpoint=job.checkpoint.replaced(url=str(path)))
+
+
+def _folder_of(parts: tuple[str, ...], layers: Layers, folder: Path) -> Path:
+    """Return what a path is relative to: the job file's folder if it stands there."""
+    return folder if layers.origin(parts) == layers.file else Path.cwd()
 
 
 def _absolute(path: Path, folder: Path, parts: tuple[str, ...], layers: Layers) -> Path:

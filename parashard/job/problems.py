@@ -57,7 +57,11 @@ def _problems(details: ErrorDetails, schema: type[Table], layers: Layers) -> Ite
     cause = context.get("error")
     if isinstance(cause, Contradictions):
         for c in cause.found:
-            here, other = (key_parts(key) for key in c.keys)
+            here = key_parts(c.keys[0])
+            if not c.keys[1]:
+                yield f"{layers.named(here)}: found {shown(c.found[0])}", f"allowed: {c.allowed}"
+                continue
+            other = key_parts(c.keys[1])
             words = layers.words.get(c.keys[1])
             second = (
                 f"{words} = {shown(c.found[1])}"

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parashard.encodings.encoding import Encoding
+from parashard.job.embeddings import embedding_of
 from parashard.job.keys import dotted, key_parts
+from parashard.plan.embedding import WrongTable
 
 if TYPE_CHECKING:
     from parashard.job.embeddings import TableSettings
@@ -27,7 +29,7 @@ class Contradiction(NamedTuple):
     Parameters
     ----------
     keys : pair of str
-        Dotted keys: the one to change, and the one that it contradicts.
+        Dotted keys: the one to change, and the one that it contradicts; "" where it is not possible by itself.
     found : pair
         Their values.
     allowed : str
@@ -58,7 +60,7 @@ def contradictions(job: Job) -> Iterator[Contradiction]:
         *_checkpoint(job),
         *_ports(job),
     ):
-        yield Contradiction((key, other), (_value(job, key), _value(job, other)), allowed)
+        yield Contradiction((key, other), (_value(job, key), _value(job, other) if other else None), allowed)
 
 
 _Relation = tuple[str, str, str]
@@ -129,14 +131,18 @@ def _shard_device(job: Job) -> Iterator[_Relation]:
 def _tables(job: Job) -> Iterator[_Relation]:
     if not job.tables:
         return
-    if job.checkpoint.durability == "log":
-        yield "checkpoint.durability", "tables", '"checkpoint" with tables: rows have no log'
     if job.optimizer.delay_compensation:
         yield "optimizer.delay_compensation", "tables", "0 with tables: what a step's rows were is not remembered"
     if job.cluster.shard_device != "cpu":
         yield "cluster.shard_device", "tables", '"cpu" with tables: rows lie in the host\'s memory'
     policy = job.consistency.policy
     for name, table in sorted(job.tables.items()):
+        try:
+            embedding_of(name, table)
+        except WrongTable as wrong:
+            key, other = (dotted("tables", name, *one.split(".")) if one else "" for one in (wrong.key, wrong.other))
+            yield key, other, wrong.allowed
+            continue
         together = policy.bound if policy.kind == "sync" else 1
         most = table.evict_above_rows
         if together > 1 and most is not None and most + together * table.keys_per_step_max > table.rows_max:
@@ -154,6 +160,10 @@ def _ledger_of(name: str, table: TableSettings, *, in_rounds: bool) -> Iterator[
     """Refuse a table that the ledger of rows could not count in."""
     if table.dtype != "float32":
         yield dotted("tables", name, "dtype"), "model.kind", '"float32": the ledger counts exactly'
+    if table.combiner is not None:
+        yield dotted("tables", name, "combiner"), "model.kind", "unset: the ledger has no columns of lists"
+    if table.encoding != "float32":
+        yield dotted("tables", name, "encoding"), "model.kind", '"float32": the ledger counts exactly'
     if table.initializer not in (None, "zeros"):
         yield dotted("tables", name, "initializer"), "model.kind", '"zeros": the ledger counts from 0'
     if in_rounds and table.evict_above_rows is not None:

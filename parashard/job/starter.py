@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from parashard.data.columns import Column, Numbers, Table, as_words, typed
+from parashard.data.columns import Cells, Numbers, Table, as_words, typed
 from parashard.data.csv import open_csv, read_csv
+from parashard.data.input_columns import MAX_CATEGORIES
 from parashard.data.labels import kind_of_labels
 from parashard.data.options import CsvOptions, TargetKind
-from parashard.data.preprocessing import MAX_CATEGORIES
 from parashard.data.tables import useless
 from parashard.errors import BadData
 
@@ -102,7 +102,7 @@ def _inputs(options: CsvOptions, table: Table) -> tuple[dict[str, str], list[str
     for name in table.columns:
         if name == options.label:
             continue
-        column: Column
+        column: Cells
         try:
             column = typed(table, name)
         except BadData:

@@ -35,7 +35,7 @@ from parashard.process.full_disk import disk_failed
 from parashard.process.shell import ExitCode
 from parashard.process.side_effects import why_failed
 from parashard.security.credentials import Credentials
-from parashard.security.identity import Role, in_words
+from parashard.security.identity import OF_A_JOB, in_words
 from parashard.store.durable import sync_upwards, write_durably
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -100,7 +100,7 @@ def run_job(
     cluster : LocalCluster, optional
         Starts the processes; default: `LocalCluster`.
     tls_dir : Path, optional
-        Credentials of all processes, with all four roles.
+        Credentials of all processes, with the four roles of a job.
     trace : bool
         True: all processes send spans.
     script : ScriptCommand, optional
@@ -257,7 +257,7 @@ def _thread_variables(job: Job) -> dict[str, dict[str, str]]:
 def _all_roles(tls_dir: Path) -> Credentials:
     """Return the credentials of a local cluster, whose processes belong to one user and share a certificate."""
     credentials = Credentials(tls_dir)
-    missing = set(Role) - {identity.role for identity in credentials.identities}
+    missing = set(OF_A_JOB) - {identity.role for identity in credentials.identities}
     if missing:
         raise ConfigurationError(
             f"TLS folder {tls_dir}: the certificate's roles are {in_words(credentials.identities)}; a local cluster "

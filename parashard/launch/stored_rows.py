@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import JobManifest
@@ -21,7 +23,7 @@ from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.models.base import Model
 from parashard.models.looking_up import check_looks_up, keys_of_all, placed
-from parashard.plan.embedding import Keys, candidates_of, found_among, unmixed
+from parashard.plan.embedding import Keys, candidates_of, floats_of, found_among, unmixed
 from parashard.plan.variables import Float32s
 from parashard.store import open_store
 
@@ -68,7 +70,7 @@ class StoredTables:
             return np.empty(0, np.uint64), np.empty((0, dimension), np.float32)
         keys = np.concatenate([rows.keys for rows in found])
         order = np.argsort(keys)
-        return keys[order], np.concatenate([rows.values for rows in found])[order]
+        return keys[order], floats_of(np.concatenate([rows.values for rows in found])[order])
 
 
 def with_rows(
@@ -89,8 +91,8 @@ def with_rows(
     return {**variables, **rows}, [placed(model, batch, by_name, keys) for batch in seen]
 
 
-def pieces_of_table(catalogue: Catalogue, job: JobManifest, table: str) -> Iterator[tuple[Keys, Float32s]]:
-    """Yield a table's keys and rows, some at a time, each key once, in no order of its own; raises as `whole_table`."""
+def pieces_of_table(catalogue: Catalogue, job: JobManifest, table: str) -> Iterator[tuple[Keys, NDArray[Any]]]:
+    """Yield a table's keys and rows as `whole_table`, some at a time, each key once, in no order of its own."""
     found = False
     for name, rows in iterate_job_rows(catalogue, job):
         if name == table and rows.values.shape[1]:  # else keys that are counted and have no row
@@ -105,8 +107,8 @@ def pieces_of_table(catalogue: Catalogue, job: JobManifest, table: str) -> Itera
         )
 
 
-def whole_table(catalogue: Catalogue, job: JobManifest, table: str) -> tuple[Keys, Float32s]:
-    """Return a table's keys, as the model named them, ascending, and their rows.
+def whole_table(catalogue: Catalogue, job: JobManifest, table: str) -> tuple[Keys, NDArray[Any]]:
+    """Return a table's keys, as the model named them, ascending, and their rows as they are kept.
 
     Raises
     ------
@@ -126,4 +128,4 @@ def _fill(rows: Mapping[str, Float32s], keys: Mapping[str, Keys], stored: Iterab
         if wanted is None:
             continue
         places, there = found_among(found.keys, wanted)
-        rows[name][places[there]] = found.values[there]
+        rows[name][places[there]] = floats_of(found.values[there])

@@ -65,6 +65,12 @@ class TableEmbedding(LooksUpLayer):
             raise ConfigurationError("TableEmbedding: tables names no input")
         if self.combiner is not None and self.combiner not in COMBINERS:
             raise ConfigurationError(f"TableEmbedding: combiner is {' or '.join(COMBINERS)}, found {self.combiner!r}")
+        for table in by_input.values():
+            if table.combiner is not None and self.combiner is None:
+                raise ConfigurationError(
+                    f"TableEmbedding: table {table.name!r} has combiner={table.combiner!r}, and the layer gives every "
+                    "row: give it the combiner, or leave the table's out"
+                )
         object.__setattr__(self, "_by_input", dict(by_input))
 
     def own_tables(self) -> tuple[Table | EmbeddingTable, ...]:

@@ -12,18 +12,21 @@ from typing import Any, ClassVar
 import numpy as np
 
 from parashard.data.base import Array, Batch, DataSpec
+from parashard.data.ragged import LISTS
 from parashard.errors import ConfigurationError
+from parashard.job.keys import dotted
 from parashard.layers.losses import sigmoid_cross_entropy
 from parashard.layers.row_sums import sum_by_place
 from parashard.layers.sequential import Sequential
 from parashard.metrics import AUC, BinaryAccuracy, Metric, NormalizedEntropy, Sums
+from parashard.models.combining import PullBack, bags_of, combined, keys_of_lists
 from parashard.models.judging import judged
 from parashard.models.perceptron import dense_layers
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Variable
 
 WIDE, DEEP = "wide", "deep"
-THRESHOLDS = 4001
+THRESHOLDS = 16_001
 
 Gradients = dict[str, Array]
 Logits = tuple[Array, Callable[[Array], Gradients]]
@@ -33,21 +36,23 @@ Logits = tuple[Array, Callable[[Array], Gradients]]
 class ClickModel(ABC):
     """Two classes from an example's numbers and keys.
 
-    Every key has a row of each table that the model uses: "wide", of one number, and "deep".
+    Every key has a row of each table that the model uses: "wide", of one number, and "deep". The rows of a list of keys
+    become one vector by the table's combiner, so that each column has one.
 
     Parameters
     ----------
     kind : str
         What the job calls it.
     spec : DataSpec
-        Of data whose inputs are "numbers" and "keys".
+        Of data whose inputs are "numbers" and "keys", and where columns have several "lists".
     tables : sequence of EmbeddingTable
         The job's.
 
     Raises
     ------
     ConfigurationError
-        If the data has no keys or other than two classes, or the job lacks a table.
+        If the data has no keys or other than two classes, or the job lacks a table, has one that no model of clicks
+        uses, or a combiner where the data has no lists.
     """
 
     uses: ClassVar[Sequence[str]] = (WIDE, DEEP)
@@ -61,16 +66,21 @@ class ClickModel(ABC):
         if spec.classes != 2:
             found = f"{spec.classes:,} classes" if spec.classes else "targets that are values"
             raise ConfigurationError(f"model kind {kind!r} tells two classes apart, and the data has {found}")
-        (self.numbers,), (self.columns,) = shapes["inputs/numbers"], shapes["inputs/keys"]
+        (self.numbers,), (self._single,) = shapes["inputs/numbers"], shapes["inputs/keys"]
+        self._lists = [name.removeprefix(LISTS) for name in shapes if name.startswith(LISTS)]
+        self.columns = self._single + len(self._lists)
         dimensions = {table.name: table.row_elements for table in tables}
         for name in self.uses:
             if name not in dimensions:
                 raise ConfigurationError(f"model kind {kind!r} uses the table {name!r}: say [tables.{name}] dimension")
+        for table in tables:
+            self._check(kind, table)
+        self._combiners = {table.name: table.combiner or "mean" for table in tables}
         if WIDE in self.uses and dimensions[WIDE] != 1:
             raise ConfigurationError(f"tables.wide.dimension: found {dimensions[WIDE]}; allowed with {kind!r}: 1")
         self.dimension = dimensions.get(DEEP, 0)
         metrics: list[Metric] = [
-            AUC(THRESHOLDS, from_logits=True),
+            AUC(THRESHOLDS, from_logits=True, spacing="both"),
             BinaryAccuracy(name="accuracy"),
             NormalizedEntropy(from_logits=True),
         ]
@@ -85,8 +95,9 @@ class ClickModel(ABC):
         """Return the logits of a batch and their pullback; a step of None: nothing is random."""
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
-        """Return the keys of each example, for each table."""
-        return dict.fromkeys(self.uses, batch.inputs["keys"])
+        """Return the keys of each example, for each table: as they are, or end to end where there are lists."""
+        keys = batch.inputs["keys"]
+        return dict.fromkeys(self.uses, keys_of_lists(keys, self._lists_of(batch)) if self._lists else keys)
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
@@ -107,23 +118,55 @@ class ClickModel(ABC):
         logits = self.logits(variables, batch, None, np)[0]
         return np.concatenate([np.zeros_like(logits), logits], axis=1)
 
-    def rows(self, variables: Mapping[str, Array], batch: Batch, table: str) -> Array:
-        """Return each key's row, shape (examples, columns, dimension)."""
-        return variables[table][batch.places[table]]
+    def look_up(self, variables: Mapping[str, Array], batch: Batch, table: str, xp: Any) -> tuple[Array, PullBack]:
+        """Return the vector of each column of each example, and from the gradient by these that by the table's rows.
 
-    def by_rows(self, variables: Mapping[str, Array], batch: Batch, table: str, gradient: Array, xp: Any) -> Array:
-        """Return the gradient of a table's rows from that by each key's row, of the shape of `rows`."""
-        rows = variables[table]
-        return sum_by_place(gradient.reshape(-1, rows.shape[1]), batch.places[table].reshape(-1), len(rows), xp)
+        Their shape is (examples, columns, dimension); columns of lists are behind those of one key.
+        """
+        rows, places = variables[table], batch.places[table]
+        if not self._lists:
+
+            def by_rows(gradient: Array) -> Array:
+                return sum_by_place(gradient.reshape(-1, rows.shape[1]), places.reshape(-1), len(rows), xp)
+
+            return rows[places], by_rows
+        examples, dimension = len(batch.inputs["keys"]), rows.shape[1]
+        single = examples * self._single  # look-ups
+        bags = bags_of(self._lists_of(batch), xp)
+        of_lists, lists_back = combined(rows[places[single:]], bags, self._combiners[table], xp)
+        of_single = rows[places[:single]].reshape(examples, self._single, dimension)
+
+        def pull_back(gradient: Array) -> Array:
+            by_single = gradient[:, : self._single].reshape(single, dimension)
+            by_lists = lists_back(gradient[:, self._single :].reshape(-1, dimension))
+            return sum_by_place(xp.concatenate([by_single, by_lists]), places, len(rows), xp)
+
+        return xp.concatenate([of_single, of_lists.reshape(examples, -1, dimension)], axis=1), pull_back
 
     def wide(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Logits:
         """Return the sum of each example's weights in the table "wide"."""
+        weights, by_rows = self.look_up(variables, batch, WIDE, xp)
 
         def pull_back(gradient: Array) -> Gradients:
-            each = xp.broadcast_to(gradient[:, None], (len(gradient), self.columns, 1))
-            return {WIDE: self.by_rows(variables, batch, WIDE, each, xp)}
+            return {WIDE: by_rows(xp.broadcast_to(gradient[:, None], weights.shape))}
 
-        return self.rows(variables, batch, WIDE).sum(axis=1), pull_back
+        return weights.sum(axis=1), pull_back
+
+    def _lists_of(self, batch: Batch) -> list[Array]:
+        return [batch.inputs["lists"][name] for name in self._lists]
+
+    def _check(self, kind: str, table: EmbeddingTable) -> None:
+        """Refuse a table, or a setting of one, that has no effect."""
+        if table.name not in (WIDE, DEEP):  # one of both that only another kind uses is warned of
+            raise ConfigurationError(
+                f"{dotted('tables', table.name)}: model kind {kind!r} does not use it; allowed: "
+                f"{' and '.join(f'tables.{name}' for name in self.uses)}"
+            )
+        if table.combiner is not None and not self._lists:
+            raise ConfigurationError(
+                f"tables.{table.name}.combiner: found {table.combiner!r}, and no column has several keys in a cell; "
+                "allowed: unset, or data.list_columns"
+            )
 
 
 def tower(inputs: int, hidden: Sequence[int], outputs: int, dropout: float, seed: int) -> Sequential:

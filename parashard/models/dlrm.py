@@ -47,7 +47,7 @@ class Dlrm(ClickModel):
 
     def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
         """Return the logits and their pullback."""
-        embedded = self.rows(variables, batch, DEEP)
+        embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
         numbers = batch.inputs["numbers"].astype(embedded.dtype, copy=False)
         vector, bottom_back = self._bottom.as_layer(_of(variables, "bottom"), numbers, step, xp)
         all_vectors = xp.concatenate([vector[:, None], embedded], axis=1)
@@ -66,7 +66,7 @@ class Dlrm(ClickModel):
             _, of_bottom = bottom_back(by_inputs[:, : self.dimension] + by_vectors[:, 0], False)
             own = {f"bottom.{name}": found for name, found in of_bottom.items()}
             own |= {f"top.{name}": found for name, found in of_top.items()}
-            return {**own, DEEP: self.by_rows(variables, batch, DEEP, by_vectors[:, 1:], xp)}
+            return {**own, DEEP: by_rows(by_vectors[:, 1:])}
 
         return logits, pull_back
 

@@ -40,7 +40,7 @@ class FactorizationMachine(ClickModel):
 
     def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
         """Return the logits and their pullback."""
-        embedded = self.rows(variables, batch, DEEP)
+        embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
         total = embedded.sum(axis=1)
         pairs = 0.5 * (total**2 - (embedded**2).sum(axis=1)).sum(axis=1, keepdims=True)
         wide, wide_back = self.wide(variables, batch, xp)
@@ -52,7 +52,7 @@ class FactorizationMachine(ClickModel):
             by_inputs, of_dense = dense_back(gradient, self._is_deep)
             if by_inputs is not None and self._is_deep:
                 by_embedded += by_inputs[:, self.numbers :].reshape(embedded.shape)
-            return {**of_dense, **of_wide, DEEP: self.by_rows(variables, batch, DEEP, by_embedded, xp)}
+            return {**of_dense, **of_wide, DEEP: by_rows(by_embedded)}
 
         return wide + pairs + dense, pull_back
 

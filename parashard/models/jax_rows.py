@@ -32,6 +32,12 @@ def tables_and_keys(tables: object, keys: object) -> dict[str, Table]:
             f"the model looks up rows of {', '.join(map(repr, found))}, and nothing says which a batch needs: "
             f"ps.jax.Model(..., keys=lambda inputs: {{{named}}})"
         )
+    combining = [name for name, table in found.items() if table.combiner is not None]
+    if combining:
+        raise ConfigurationError(
+            f"table {combining[0]!r} has combiner={found[combining[0]].combiner!r}, which has no effect: a function of "
+            "JAX is given the row of each id, and says itself what becomes of several"
+        )
     if keys is not None and not found:
         raise ConfigurationError("keys= names rows of tables, and there are none: ps.jax.Model(..., tables=[...])")
     return found

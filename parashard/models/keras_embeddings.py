@@ -18,7 +18,7 @@ from parashard.models.base import HeldTable
 from parashard.models.framework import WrongModel
 from parashard.models.keras_rows import lent_rows
 from parashard.models.keras_variables import keras
-from parashard.models.row_places import INT32, check_layer, have_wide, rows_held
+from parashard.models.row_places import INT32, check_combiner, check_layer, have_wide, rows_held
 from parashard.plan.embedding import EmbeddingTable, first_rows, mixed, unmixed
 
 COMBINERS = ("sum", "mean")
@@ -57,6 +57,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
         check_layer("ps.keras.Embedding", table, padding_key)
         if combiner is not None and combiner not in COMBINERS:
             raise ConfigurationError(f"ps.keras.Embedding: combiner is {' or '.join(COMBINERS)}, found {combiner!r}")
+        check_combiner("ps.keras.Embedding", table, combiner)
         if padding_key is not None and not INT32.min <= padding_key <= INT32.max:
             raise ConfigurationError(f"ps.keras.Embedding: padding_key has at most 32 bits, found {padding_key}")
         self.table = table

@@ -13,6 +13,7 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
+from parashard.job.keys import dotted
 from parashard.models.base import LooksUp, Model
 from parashard.models.blame import place_of
 from parashard.models.framework import WrongModel
@@ -80,6 +81,19 @@ def check_looks_up(model: Model, tables: Tables) -> None:
         raise ConfigurationError(
             "the model looks up rows of tables, and the job declares none: say [tables.NAME] with its dimension"
         )
+
+
+def unused_tables(model: Model, batch: Batch, tables: Tables) -> list[str]:
+    """Return a warning for each table of which a model names no key for a batch, if it tells; errors are a worker's."""
+    try:
+        named = _named(model, batch, tables) if tables else {}
+    except Exception:  # noqa: BLE001  # the model's code: a worker says where it failed
+        return []
+    return [
+        f"{dotted('tables', name)}: the model uses no row of it for the first examples; if it never does, leave it out"
+        for name in sorted(tables)
+        if name not in named
+    ]
 
 
 def _named(model: Model, batch: Batch, tables: Collection[str]) -> dict[str, Keys]:

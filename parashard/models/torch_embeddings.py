@@ -112,8 +112,8 @@ class EmbeddingBag(_LookUps):
     ----------
     table : Table
         Whose rows; several modules may share it.
-    mode : {"mean", "sum"}
-        Of the rows of a bag; an empty one has zeros.
+    mode : {"mean", "sum"}, optional
+        Of the rows of a bag; an empty one has zeros. By default the table's `combiner`, or "mean" where it has none.
     padding_key : int, optional
         An id that has no row and does not count.
 
@@ -122,8 +122,10 @@ class EmbeddingBag(_LookUps):
     As for `Embedding`. The mode "max" is refused.
     """
 
-    def __init__(self, table: Table | EmbeddingTable, mode: str = "mean", padding_key: int | None = None) -> None:
+    def __init__(self, table: Table | EmbeddingTable, mode: str | None = None, padding_key: int | None = None) -> None:
         super().__init__(table, padding_key)
+        self.takes_combiner = mode is None
+        mode = mode if mode is not None else table.combiner or "mean"
         if mode not in MODES:
             raise ConfigurationError(f"ps.torch.EmbeddingBag: mode is {' or '.join(MODES)}, found {mode!r}")
         self.mode = mode
@@ -175,7 +177,7 @@ def look_ups_in(module: torch.nn.Module) -> list[_LookUps]:
 
 
 def check_keys(module: torch.nn.Module, keys: object) -> None:
-    """Refuse a module that looks rows up where nothing says which, and the reverse."""
+    """Refuse a module that looks rows up where nothing says which, and the reverse; and a combiner that is not used."""
     tables = sorted({within.table.name for within in look_ups_in(module)})
     if tables and keys is None:
         named = ", ".join(f"{name!r}: ..." for name in tables)
@@ -183,6 +185,13 @@ def check_keys(module: torch.nn.Module, keys: object) -> None:
             f"the module looks up rows of {', '.join(map(repr, tables))}, and nothing says which a batch needs: "
             f"ps.torch.Model(..., keys=lambda inputs: {{{named}}})"
         )
+    for table in {within.table for within in look_ups_in(module) if within.table.combiner is not None}:
+        of_table = [within for within in look_ups_in(module) if within.table == table]
+        if not any(isinstance(within, EmbeddingBag) and within.takes_combiner for within in of_table):
+            raise ConfigurationError(
+                f"table {table.name!r} has combiner={table.combiner!r}, and nothing takes it: it is the mode of a "
+                "ps.torch.EmbeddingBag that is given none"
+            )
     if keys is not None and not tables:
         raise ConfigurationError(
             "keys= names rows of tables, and the module has neither ps.torch.Embedding nor ps.torch.EmbeddingBag"

@@ -34,7 +34,7 @@ class WideDeep(ClickModel):
 
     def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
         """Return the logits and their pullback."""
-        embedded = self.rows(variables, batch, DEEP)
+        embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
         numbers = batch.inputs["numbers"].astype(embedded.dtype, copy=False)
         inputs = xp.concatenate([numbers, embedded.reshape(len(embedded), -1)], axis=1)
         wide, wide_back = self.wide(variables, batch, xp)
@@ -45,6 +45,6 @@ class WideDeep(ClickModel):
             by_inputs, of_tower = deep_back(gradient, True)
             assert by_inputs is not None
             by_embedded = by_inputs[:, self.numbers :].reshape(embedded.shape)
-            return {**of_tower, **of_wide, DEEP: self.by_rows(variables, batch, DEEP, by_embedded, xp)}
+            return {**of_tower, **of_wide, DEEP: by_rows(by_embedded)}
 
         return wide + deep, pull_back

@@ -26,7 +26,9 @@ from parashard.plan.splitmix import splitmix64
 from parashard.plan.variables import Float32s, Initializer, drawn, key_of
 
 Keys = npt.NDArray[np.uint64]
-RowDtype = Literal["float32", "float16"]
+RowDtype = Literal["float32", "float16", "bfloat16"]
+RowEncoding = Literal["float32", "bfloat16", "float16", "int8"]
+Combiner = Literal["sum", "mean"]
 
 
 class KeyedRows(NamedTuple):
@@ -48,6 +50,9 @@ BUCKETS = 1 << BUCKET_BITS
 """Parts of the key space that are placed, moved and compared as one; a job's tables have them in common."""
 KEY_BYTES = 8
 FLOAT16_MAX = np.float32(65504)
+BFLOAT16 = np.dtype("V2")
+"""Stands for bfloat16, which NumPy lacks: two bytes, which no arithmetic and no cast takes by mistake."""
+BFLOAT16_MAX_BITS = np.uint32(0x7F7F)
 ROW_ELEMENTS_MAX = 1 << 14
 KEYS_PER_STEP_MAX = 1 << 24
 ROWS_MAX = (1 << 32) - 2
@@ -55,6 +60,26 @@ ROWS_MAX = (1 << 32) - 2
 ROWS_MAX_DEFAULT = 1 << 26
 RULES = ("sgd", "momentum", "nesterov", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw", "ftrl")
 """A row's arithmetic needs nothing but the row, its slots and its own t: not so that of LAMB."""
+
+
+class WrongTable(ConfigurationError):
+    """A setting of a table is not possible, by itself or with another.
+
+    Parameters
+    ----------
+    message : str
+    key : str
+        Of the setting, dotted, as `[tables.NAME]` has it.
+    allowed : str
+        Values that it may have.
+    other : str
+        The key of the setting that it contradicts; "": it stands by itself.
+    """
+
+    def __init__(self, message: str, key: str, allowed: str, other: str = "") -> None:
+        super().__init__(message)
+        self.key, self.allowed, self.other = key, allowed, other
+
 
 _U64 = np.uint64
 _LANE = _U64(0xD1342543DE82EF95)  # between the counters of a row's elements: odd, so that no two are alike
@@ -80,8 +105,12 @@ class EmbeddingTable:
         Most rows on a shard.
     rules : RowRules
         When a key gets a row, and loses it.
-    dtype : {"float32", "float16"}
+    dtype : {"float32", "float16", "bfloat16"}
         What rows are kept, pulled and saved as; their slots and arithmetic are float32.
+    combiner : {"sum", "mean"}, optional
+        How a model makes one vector of the rows of several keys; None: its own default. No shard knows it.
+    encoding : {"float32", "bfloat16", "float16", "int8"}
+        How gradients of its rows are asked to travel; see `gradient_encoding`.
     """
 
     name: str
@@ -92,6 +121,8 @@ class EmbeddingTable:
     rows_max: int = ROWS_MAX_DEFAULT
     rules: RowRules = NO_RULES
     dtype: RowDtype = "float32"
+    combiner: Combiner | None = None
+    encoding: RowEncoding = "float32"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
@@ -102,12 +133,14 @@ class EmbeddingTable:
         self._check_whole("keys_per_step_max", KEYS_PER_STEP_MAX)
         self._check_whole("rows_max", ROWS_MAX)
         if self.optimizer.kind not in RULES:
-            raise self._wrong("optimizer", f"one of {', '.join(RULES)}", self.optimizer.kind)
+            raise self._wrong("optimizer.kind", f"one of {', '.join(RULES)}", self.optimizer.kind)
         for key in ("clip_norm", "staleness_damping", "delay_compensation"):
             if getattr(self.optimizer, key) != type(self.optimizer).keys[key].value():
-                raise self._wrong(f"optimizer.{key}", "left out: [optimizer] says it for the whole step", "a value")
+                found = str(getattr(self.optimizer, key))
+                raise self._wrong(f"optimizer.{key}", "left out: [optimizer] says it for the whole step", found)
         if self.optimizer.kind == "ftrl" and self.initializer != Initializer():
-            raise self._wrong("initializer", "zeros where the optimizer is ftrl, which starts there", "another")
+            allowed = "zeros where the optimizer is ftrl, which starts there"
+            raise self._wrong("initializer", allowed, self.initializer.kind, "optimizer.kind")
         self._check_rules()
 
     def _check_rules(self) -> None:
@@ -121,31 +154,39 @@ class EmbeddingTable:
         if not 0 <= rules.evict_norm_below < float("inf"):
             raise self._wrong("evict_norm_below", "0 or more", str(rules.evict_norm_below))
         if rules.evict_norm_below and self.dtype != "float32":
-            raise self._wrong("evict_norm_below", "0 where dtype is float16", str(rules.evict_norm_below))
+            allowed = f"0 where dtype is {self.dtype}"
+            raise self._wrong("evict_norm_below", allowed, str(rules.evict_norm_below), "dtype")
         room = self.rows_max - self.keys_per_step_max
         if rules.evict_above_rows is not None and room < 1:
             raise self._wrong(
                 "rows_max",
                 f"more than keys_per_step_max ({self.keys_per_step_max:,}) where evict_above_rows is set",
                 f"{self.rows_max:,}",
+                "evict_above_rows",
             )
         if rules.evict_above_rows is not None and not 1 <= rules.evict_above_rows <= room:
             allowed = f"a whole number from 1 to {room} (rows_max - keys_per_step_max)"
-            raise self._wrong("evict_above_rows", allowed, str(rules.evict_above_rows))
+            raise self._wrong("evict_above_rows", allowed, str(rules.evict_above_rows), "rows_max")
         if rules.admit_after > 1 and len(candidates_of(self.name)) > 200:
-            raise self._wrong("name", "at most 189 characters where admit_after is more than 1", str(len(self.name)))
+            allowed = f"1 where the table's name has more than 189 characters, as this one with {len(self.name)}"
+            raise self._wrong("admit_after", allowed, str(rules.admit_after))
 
     def _check_whole(self, what: str, most: int) -> None:
         number = getattr(self, what)
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
             raise self._wrong(what, f"a whole number from 1 to {most}", shortened(repr(number)))
 
-    def _wrong(self, what: str, allowed: str, found: str) -> ConfigurationError:
-        return ConfigurationError(f"table {self.name!r}: {what} must be {allowed}, found {found}")
+    def _wrong(self, what: str, allowed: str, found: str, other: str = "") -> WrongTable:
+        return WrongTable(f"table {self.name!r}: {what} must be {allowed}, found {found}", what, allowed, other)
+
+    @property
+    def gradient_encoding(self) -> RowEncoding:
+        """How gradients of its rows travel: as float32 where a scale for each row would make them no shorter."""
+        return "float32" if self.encoding == "int8" and self.row_elements == 1 else self.encoding
 
     @property
     def push_bytes_max(self) -> int:
-        """Most bytes of a push for this table."""
+        """Most bytes of a push for this table, and of what a round holds of one: no encoding is longer than float32."""
         return self.keys_per_step_max * (KEY_BYTES + ELEMENT_BYTES * self.row_elements)
 
     @property
@@ -230,10 +271,40 @@ def cut_by_shard(words: Keys, shards: int) -> list[slice]:
 
 
 def kept_as(values: Float32s, dtype: RowDtype) -> npt.NDArray[Any]:
-    """Return rows as they are kept: rounded to nearest, ties to even; beyond float16's range the greatest it has."""
+    """Return rows as they are kept: rounded to nearest, ties to even; beyond the dtype's range the greatest it has."""
     if dtype == "float32":
         return values
-    return np.clip(values, -FLOAT16_MAX, FLOAT16_MAX).astype(np.float16)
+    if dtype == "float16":
+        return np.clip(values, -FLOAT16_MAX, FLOAT16_MAX).astype(np.float16)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    codes = (magnitude + np.uint32(0x7FFF) + ((magnitude >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    np.minimum(codes, BFLOAT16_MAX_BITS, out=codes)
+    codes[magnitude > np.uint32(0x7F800000)] = 0x7FC0  # NaN stays NaN, as in the other dtypes
+    codes |= (bits >> np.uint32(16)) & np.uint32(0x8000)
+    return codes.astype(np.uint16).view(BFLOAT16)
+
+
+def kept_dtype(dtype: RowDtype) -> np.dtype[Any]:
+    """Return the dtype of arrays of rows as they are kept."""
+    return BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return what a job file calls the dtype of an array of rows."""
+    return "bfloat16" if dtype == BFLOAT16 else str(dtype)
+
+
+def floats_of(kept: npt.NDArray[Any]) -> Float32s:
+    """Return rows as float32, exactly; rows of float32 themselves."""
+    if kept.dtype != BFLOAT16:
+        return kept.astype(np.float32, copy=False)
+    return (np.ascontiguousarray(kept).view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def as_numpys(kept: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return rows in a dtype that NumPy has: bfloat16 as float32, others as they are."""
+    return floats_of(kept) if kept.dtype == BFLOAT16 else kept
 
 
 def rows_sha256(rows: Mapping[str, KeyedRows]) -> str:
@@ -258,6 +329,6 @@ def first_rows(table: EmbeddingTable, seed: int) -> Callable[[Keys], Float32s]:
     def rows(words: Keys) -> Float32s:
         counters = words[:, None] + lanes
         values = drawn(table.initializer, own, counters).astype(np.float32)
-        return kept_as(values, table.dtype).astype(np.float32, copy=False)
+        return floats_of(kept_as(values, table.dtype))
 
     return rows

@@ -1,7 +1,8 @@
 """Log events as readable lines: the time, a sentence, the remaining fields.
 
-Has sentences for the commonest events of a worker, and prints any other event by its name and fields. Called by
-`parashard.process.shell`, for `parashard worker`; services log fields only, for programs.
+Has sentences for the commonest events of a worker and a server, and prints any other event by its name and fields.
+Called by `parashard.process.shell`, for `parashard worker` and `parashard serve`; services log fields only, for
+programs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _WORDS = {
     "waiting": "waiting for at most {at_most_s:.0f} s: {why}",
     "giving-up": "giving up: no answer from {coordinator} for {away_s:.0f} s",
     "transport": "shard {shard} by {kind}",
+    "published": "serving {versions}",
+    "not-published": "nothing newer is served: {problem}",
 }
 _CONTEXT = ("worker", "incarnation", "timestamp", "level", "event", "exception")
 """Fields that every line has, or that have their own format."""

@@ -154,7 +154,12 @@ _RENDERERS = {LogFormat.TEXT: as_text, LogFormat.LOGFMT: as_logfmt, LogFormat.JS
 def _open_log(log_format: LogFormat) -> None:
     """Write the log to standard error; from now on writes to it and to standard output never raise."""
     sys.stdout, sys.stderr = lossy(sys.stdout, "output lines"), lossy(sys.stderr, "log lines")
-    configure_logging(sys.stderr, _RENDERERS[log_format])
+    log_to_standard_error(log_format)
+
+
+def log_to_standard_error(log_format: LogFormat) -> None:
+    """Write the log of a process that is no service of a job to standard error; writes to it never raise."""
+    configure_logging(lossy(sys.stderr, "log lines"), _RENDERERS[log_format])
 
 
 def end_process(code: int) -> NoReturn:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.plan.embedding import Keys
-from parashard.plan.partition import Partition
+from parashard.plan.embedding import KEY_BYTES, Keys
+from parashard.plan.partition import ELEMENT_BYTES, Partition
 from parashard.protocol.buffers import Buffers
 
 MESSAGE_BYTES_MAX = 4 << 20
@@ -87,16 +87,34 @@ class Slice(NamedTuple):
 
 
 class RowSlice(NamedTuple):
-    """Gradients of rows of an embedding table in a payload: the rows' mixed keys, ascending, then float32 values."""
+    """Gradients of rows of an embedding table in a payload: the rows' mixed keys, ascending, then their values."""
 
     table: str
     rows: int
     row_elements: int
+    dtype: DType = DType.FLOAT32  # not TOPK
+
+    @property
+    def keys_bytes(self) -> int:
+        """Length of the keys."""
+        return KEY_BYTES * self.rows
+
+    @property
+    def float32_bytes(self) -> int:
+        """Length that it would have in float32."""
+        return self.rows * (KEY_BYTES + ELEMENT_BYTES * self.row_elements)
 
     @property
     def size_bytes(self) -> int:
         """Length in the payload."""
-        return self.rows * (8 + 4 * self.row_elements)
+        match self.dtype:
+            case DType.BFLOAT16 | DType.FLOAT16:
+                of_row = 2 * self.row_elements
+            case DType.INT8:
+                of_row = 4 + self.row_elements
+            case _:
+                of_row = ELEMENT_BYTES * self.row_elements
+        return self.keys_bytes + self.rows * of_row
 
 
 class Push(NamedTuple):
@@ -152,7 +170,7 @@ class PresentRows(NamedTuple):
     """The rows of those of some keys that have one; of the others the initial values count (P27)."""
 
     present: NDArray[np.bool_]  # shape (keys,)
-    values: NDArray[Any]  # float32 or float16, shape (present keys, row_elements)
+    values: NDArray[Any]  # float32, float16 or BFLOAT16, shape (present keys, row_elements)
 
 
 class Weights(NamedTuple):

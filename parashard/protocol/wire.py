@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame
-from parashard.plan.embedding import Keys
+from parashard.plan.embedding import BFLOAT16, Keys, dtype_name
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
@@ -45,7 +45,9 @@ _PREFIX = struct.Struct("<4sI")
 _ROW_DTYPES: dict[int, np.dtype[Any]] = {
     tensor_pb2.DTYPE_FLOAT32: np.dtype("<f4"),
     tensor_pb2.DTYPE_FLOAT16: np.dtype("<f2"),
+    tensor_pb2.DTYPE_BFLOAT16: BFLOAT16,
 }
+_OF_ROW_DTYPES = {dtype_name(dtype.newbyteorder("=")): value for value, dtype in _ROW_DTYPES.items()}
 _Header = TypeVar("_Header", bound=Message)
 
 
@@ -125,7 +127,7 @@ def push_header(push: Push) -> tensor_pb2.PushHeader:
             kept=piece.kept,
         )
     for rows in push.rows:
-        header.rows.add(table=rows.table, rows=rows.rows, row_elements=rows.row_elements)
+        header.rows.add(table=rows.table, rows=rows.rows, row_elements=rows.row_elements, dtype=rows.dtype.value)
     return header
 
 
@@ -142,7 +144,7 @@ def push_from(header: tensor_pb2.PushHeader, payload: memoryview) -> Push:
         traceparent=header.traceparent,
         learning_rate=header.learning_rate or None,
         void=header.void,
-        rows=tuple(RowSlice(rows.table, rows.rows, rows.row_elements) for rows in header.rows),
+        rows=tuple(_row_slice(rows) for rows in header.rows),
     )
 
 
@@ -255,7 +257,7 @@ def weights_message(weights: Weights) -> tensor_pb2.PullReply:
             table=table,
             present=values.shape[0],
             row_elements=values.shape[1],
-            dtype=tensor_pb2.DTYPE_FLOAT16 if values.dtype == np.float16 else tensor_pb2.DTYPE_FLOAT32,
+            dtype=_OF_ROW_DTYPES[dtype_name(values.dtype)],
         )
     return reply
 
@@ -353,12 +355,7 @@ def target(message: tensor_pb2.Target) -> Target:
 
 
 def _slice(message: tensor_pb2.TensorSlice) -> Slice:
-    try:
-        dtype = DType(message.dtype)
-    except ValueError:
-        raise MalformedFrame(
-            f"a slice of {message.variable!r} has the unknown dtype {message.dtype}; allowed: 1 to {len(DType)}"
-        ) from None
+    dtype = _dtype(message.dtype, f"a slice of {message.variable!r}")
     if message.kept and dtype is not DType.TOPK:
         raise MalformedFrame(f"a slice of {message.variable!r} keeps {message.kept} elements, and is not DTYPE_TOPK")
     if message.row_stop <= message.row_start:
@@ -366,6 +363,20 @@ def _slice(message: tensor_pb2.TensorSlice) -> Slice:
     return Slice(
         Partition(message.variable, message.row_start, message.row_stop), message.row_elements, dtype, message.kept
     )
+
+
+def _row_slice(message: tensor_pb2.RowSlice) -> RowSlice:
+    dtype = _dtype(message.dtype, f"the rows of table {message.table!r}")
+    if dtype is DType.TOPK:
+        raise MalformedFrame(f"the rows of table {message.table!r} are DTYPE_TOPK; allowed: every other dtype")
+    return RowSlice(message.table, message.rows, message.row_elements, dtype)
+
+
+def _dtype(value: int, what: str) -> DType:
+    try:
+        return DType(value)
+    except ValueError:
+        raise MalformedFrame(f"{what} has the unknown dtype {value}; allowed: 1 to {len(DType)}") from None
 
 
 # --- frames, for gRPC ---

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 from parashard.errors import ConfigurationError
+from parashard.job.keys import dotted
 from parashard.job.load import LoadedJob
 from parashard.job.schema import Job
 
@@ -27,6 +30,16 @@ REFERENCE = re.compile(
     rf"(?P<name>({_WORD}(:\d+)?/)?{_WORD}(/{_WORD})*)(:(?P<tag>[\w][\w.-]{{0,127}}))?(@(?P<digest>sha256:[0-9a-f]{{64}}))?"
 )
 """Colons are before a registry's port and before the tag, and nowhere else."""
+
+
+def data_paths(job: Job) -> Iterator[tuple[str, Path]]:
+    """Yield the dotted key and the path of all files and folders that a job's data are in."""
+    for name in job.data.keys:
+        value = getattr(job.data, name)
+        found = value if isinstance(value, dict) else {}
+        yield from ((dotted("data", name, column), path) for column, path in found.items() if isinstance(path, Path))
+        if isinstance(value, Path):
+            yield f"data.{name}", value
 
 
 def check_runnable(loaded: LoadedJob, where: str, volume: str) -> None:

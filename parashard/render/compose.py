@@ -15,7 +15,7 @@ from pathlib import Path
 
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob
-from parashard.render.common import check_runnable, checked_image, leave_s
+from parashard.render.common import check_runnable, checked_image, data_paths, leave_s
 from parashard.render.templates import filled, template
 
 SHARDS_MAX = 32
@@ -149,9 +149,8 @@ def _check(loaded: LoadedJob) -> None:
         raise ConfigurationError(
             f"job file {str(loaded.path)!r}: a compose file cannot name it; allowed: letters, digits, spaces, ./+@=,~_-"
         )
-    for key in ("data.path", "data.held_out_path"):
-        path = getattr(job.data, key.partition(".")[2], None)
-        if isinstance(path, Path) and not path.is_relative_to(here):
+    for key, path in data_paths(job):
+        if not path.is_relative_to(here):
             raise ConfigurationError(
                 f"{origins[key]}: {key}: found {path}, which the containers do not have; allowed in a compose file: a "
                 f"path in the job file's folder, {here}, relative to it"

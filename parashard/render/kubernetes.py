@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, as_toml
 from parashard.render.certificates import Certificates, certificates_of, security_values
-from parashard.render.common import FAREWELL_S, check_runnable, leave_s, parsed_image
+from parashard.render.common import FAREWELL_S, check_runnable, data_paths, leave_s, parsed_image
 from parashard.render.templates import filled, template, templates
 
 STORE_FOLDER = "/var/lib/parashard"
@@ -273,9 +273,8 @@ def _has_claim(loaded: LoadedJob) -> bool:
 
 def _check_data(loaded: LoadedJob, options: KubernetesOptions) -> None:
     """Refuse data in a folder that is not mounted in the pods."""
-    for key in ("data.path", "data.held_out_path"):
-        path = getattr(loaded.job.data, key.partition(".")[2], None)
-        if isinstance(path, Path) and not (options.data_claim and PurePosixPath(path).is_relative_to(DATA_FOLDER)):
+    for key, path in data_paths(loaded.job):
+        if not (options.data_claim and PurePosixPath(path).is_relative_to(DATA_FOLDER)):
             raise ConfigurationError(
                 f"{loaded.origins[key]}: {key}: found {path}, which the pods do not have; allowed on Kubernetes: a "
                 f"path in {DATA_FOLDER}, where --data-claim CLAIM mounts a volume claim"

@@ -111,7 +111,7 @@ def issue(
     output : Path
         The folder to fill; made if it is not there.
     identities : sequence of Identity
-        At least one. Only a shard's or the coordinator's makes it a server's certificate too.
+        At least one. Only that of a shard, the coordinator or a server makes it a server's certificate too.
     hosts : sequence of str
         Names and addresses of the server, besides loopback's.
     valid_days, now

@@ -165,9 +165,9 @@ class RotatingChannel:
         """Return the same of a method that takes a stream."""
         return _RotatingCall(self, lambda channel: channel.stream_unary(method))
 
-    def unary_stream(self, method: str) -> Callable[..., Any]:
+    def unary_stream(self, method: str, *serializers: Any, **more: Any) -> Callable[..., Any]:
         """Return what calls a method that answers with a stream."""
-        return _RotatingCall(self, lambda channel: channel.unary_stream(method)).stream
+        return _RotatingCall(self, lambda channel: channel.unary_stream(method, *serializers, **more)).stream
 
     def close(self) -> None:
         """Close every channel; calls in progress are cancelled."""

@@ -23,9 +23,13 @@ class Role(enum.StrEnum):
     WORKER = "worker"
     COORDINATOR = "coordinator"
     OPERATOR = "operator"  # a person's command line, and the launcher
+    SERVER = "server"  # `parashard serve`
+    READER = "reader"  # who looks rows up in it, or subscribes
 
 
-SERVING = frozenset({Role.SHARD, Role.COORDINATOR})
+OF_A_JOB = (Role.SHARD, Role.WORKER, Role.COORDINATOR, Role.OPERATOR)
+"""Roles of the processes that train, and of the people who watch them."""
+SERVING = frozenset({Role.SHARD, Role.COORDINATOR, Role.SERVER})
 """Roles of servers; no other role gets a server certificate."""
 
 

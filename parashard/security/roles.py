@@ -23,10 +23,10 @@ _HEALTH = "/grpc.health.v1.Health"
 
 ALLOWED: Mapping[str, frozenset[Role]] = MappingProxyType(
     {
-        f"{_COORDINATOR}/GetJob": frozenset({Role.SHARD, Role.WORKER, Role.OPERATOR}),
+        f"{_COORDINATOR}/GetJob": frozenset({Role.SHARD, Role.WORKER, Role.OPERATOR, Role.SERVER}),
         f"{_COORDINATOR}/RegisterShard": frozenset({Role.SHARD}),
         f"{_COORDINATOR}/RegisterWorker": frozenset({Role.WORKER}),
-        f"{_COORDINATOR}/GetView": frozenset({Role.WORKER}),
+        f"{_COORDINATOR}/GetView": frozenset({Role.WORKER, Role.SERVER}),
         f"{_COORDINATOR}/Lease": frozenset({Role.WORKER}),
         f"{_COORDINATOR}/GetStatus": frozenset({Role.OPERATOR}),
         f"{_COORDINATOR}/Scale": frozenset({Role.OPERATOR}),
@@ -36,12 +36,13 @@ ALLOWED: Mapping[str, frozenset[Role]] = MappingProxyType(
         f"{_SHARD}/Inspect": frozenset({Role.COORDINATOR, Role.OPERATOR}),
         f"{_SHARD}/TakeCheckpoint": frozenset({Role.COORDINATOR}),
         f"{_SHARD}/Rollback": frozenset({Role.COORDINATOR}),
+        f"{_SHARD}/Read": frozenset({Role.SERVER}),
         PUSH: frozenset({Role.WORKER}),
         PULL: frozenset({Role.WORKER}),
-        f"{_SERVING}/GetServed": frozenset(),  # served without certificates, on loopback or where all are trusted
-        f"{_SERVING}/GetRows": frozenset(),
-        f"{_SERVING}/GetVariable": frozenset(),
-        SUBSCRIBE: frozenset(),
+        f"{_SERVING}/GetServed": frozenset({Role.READER}),
+        f"{_SERVING}/GetRows": frozenset({Role.READER}),
+        f"{_SERVING}/GetVariable": frozenset({Role.READER}),
+        SUBSCRIBE: frozenset({Role.READER}),
         f"{_HEALTH}/Check": frozenset(Role),
         f"{_HEALTH}/List": frozenset(),  # the library does not implement it
         f"{_HEALTH}/Watch": frozenset(),  # each would hold a thread without bound

@@ -21,7 +21,8 @@ class Behind(NamedTuple):
     versions : int
         Committed checkpoints that are later than what is held, of the shard that has the most of them.
     seconds : float
-        Since the oldest version that is held was committed; 0.0 if the job is done and all of it is held.
+        Since the oldest version that is held was committed; 0.0 if the job is done and all of it is held. Of live
+        weights: since it was read, or known to be the newest.
     """
 
     versions: int
@@ -29,7 +30,11 @@ class Behind(NamedTuple):
 
 
 def behind(
-    held: Sequence[ShardVersion], newest: Sequence[CheckpointId], final_steps: int | None, now_s: float
+    held: Sequence[ShardVersion],
+    newest: Sequence[CheckpointId],
+    final_steps: int | None,
+    now_s: float,
+    looked_at: float | None = None,
 ) -> Behind:
     """Return how far behind the newest checkpoints some versions are.
 
@@ -43,6 +48,8 @@ def behind(
         The job's, if it is done.
     now_s : float
         Seconds since 1970.
+    looked_at : float, optional
+        Of live weights: when the newest were the shards' own.
     """
     own = {version.id.shard: version.id for version in held}
     versions = 0
@@ -56,4 +63,6 @@ def behind(
         if all(version.steps == whole for version in held):
             return Behind(0, 0.0)
     oldest = min((version.written_at for version in held), default=now_s)
+    if looked_at is not None and not versions:
+        oldest = max(oldest, looked_at)
     return Behind(versions, max(0.0, now_s - oldest))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, by_round
 from parashard.checkpoints.manifest import JobManifest, ShardManifest
@@ -62,11 +63,36 @@ class Sight:
         Steps of the job, if it is done.
     problem : str
         Why the newest is not published; empty: it is.
+    looked_at : float or None
+        Of live weights: seconds since 1970 when the newest were the shards' own; None: versions are committed.
     """
 
     newest: tuple[CheckpointId, ...] = ()
     final_steps: int | None = None
     problem: str = "no look at the store yet"
+    looked_at: float | None = None
+
+
+class Following(Protocol):
+    """What finds what is served: `Follower`, or `parashard.serving.live_following`, which is `fresh`."""
+
+    published: Published | None
+    sight: Sight
+
+    @property
+    def fresh(self) -> bool:
+        """Whether weights are read out of running shards, so that a later life may lack steps of them."""
+
+    @property
+    def run_id(self) -> str:
+        """The run; empty until it is known."""
+
+    @property
+    def resyncs(self) -> int:
+        """How often a running shard was found to be another incarnation."""
+
+    def look(self) -> bool:
+        """Look once; return whether there is something newer to serve. Raises what is told as a problem."""
 
 
 @dataclass
@@ -85,12 +111,18 @@ class Follower:
     published : Published or None
         None until every shard has a checkpoint.
     sight : Sight
+    run_id : str
+        The run whose store it is; empty until it is known.
     """
+
+    fresh: ClassVar[bool] = False
+    resyncs: ClassVar[int] = 0
 
     store: Store
     row_elements: Mapping[str, int]
     published: Published | None = None
     sight: Sight = field(default_factory=Sight)
+    run_id: str = ""
     _jobs: tuple[Sequence[int], JobManifest | None] = ((), None)
 
     def look(self) -> bool:
@@ -102,6 +134,9 @@ class Follower:
             If the store cannot be listed. What is published stays.
         """
         catalogue = Catalogue(self.store)
+        if not self.run_id:
+            run = catalogue.run()
+            self.run_id = run.run_id if run is not None else ""
         problem = ""
         held_plan = self.published.plan.version if self.published is not None else 0
         changed = False
@@ -175,7 +210,7 @@ class _Look:
         if any(manifest.round is not None for manifest in found):
             claims = Claims(self._catalogue.store, f"shard-{shard}", "serve")
             returns = claims.returns(min(id_.incarnation for id_ in ids) - 1)
-            found = [m for m in found if not given_up(Held(CheckpointId.of(m), m.round), returns)]
+            found = [m for m in found if not given_up(Held.of(m), returns)]
         key: Callable[[ShardManifest], tuple[int, ...]] = (
             by_round if any(m.round is not None for m in found) else by_age
         )

@@ -16,10 +16,10 @@ from parashard.checkpoints.manifest import ShardManifest, TableFile
 from parashard.checkpoints.tables import read_change
 from parashard.checkpoints.tensors import read_tensors, variable_tensor
 from parashard.errors import DamagedCheckpoint
-from parashard.plan.embedding import found_among
+from parashard.plan.embedding import floats_of, found_among
 from parashard.plan.row_rules import NO_RULES, RowRules
 from parashard.serving.rows import PublishedRows, RowChange
-from parashard.serving.versions import PublishedShard, PublishedTable, ShardVersion
+from parashard.serving.versions import PublishedShard, PublishedTable, ShardVersion, digest_of, token_of
 from parashard.store.base import Store
 
 
@@ -51,9 +51,14 @@ def load_version(
     tables = {}
     for name, elements in row_elements.items():
         files = tuple(file for file in manifest.table_files if file.table == name)
-        earlier = before.tables[name] if before is not None else PublishedTable(PublishedRows.empty(elements))
+        earlier = (
+            before.tables[name]
+            if before is not None
+            else PublishedTable(PublishedRows.empty(elements), token=token_of(()))
+        )
         tables[name] = _continued(store, manifest, earlier, files, name)
-    return PublishedShard(ShardVersion.of(manifest), variables, tables)
+    digests = {partition: digest_of(values) for partition, values in variables.items()}
+    return PublishedShard(ShardVersion.of(manifest), variables, tables, digests)
 
 
 def _continued(
@@ -108,8 +113,8 @@ def _change_of(store: Store, manifest: ShardManifest, layer: Sequence[TableFile]
                 f"{where}: rows of table {file.table!r} have {found.rows.values.shape[1]} elements, the job's have "
                 f"{row_elements}"
             )
-        values = found.rows.values.reshape(len(found.rows.keys), row_elements).astype(np.float32, copy=False)
-        changes.append(RowChange(found.rows.keys, values, found.rows.last_use, found.gone))
+        values = found.rows.values.reshape(len(found.rows.keys), row_elements)
+        changes.append(RowChange(found.rows.keys, floats_of(values), found.rows.last_use, found.gone))
     joined = RowChange(*(np.concatenate(parts) for parts in zip(*changes, strict=True)))
     order = np.argsort(joined.keys, kind="stable")
     keys = joined.keys[order]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +16,22 @@ from parashard._proto import serving_pb2 as pb
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.client.pulled_rows import TableSet
 from parashard.errors import ConfigurationError, MalformedFrame
-from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys
+from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, RowDtype
 from parashard.plan.optimizers import SGD
 from parashard.plan.partition import ELEMENT_BYTES, Partition
 from parashard.plan.variables import Float32s, Initializer, Variable
 from parashard.serving.differences import Part, Shown
 from parashard.serving.following import Published, Sight
-from parashard.serving.replica import Begin, HeldShard, Replica, RowsPart, TableAhead, VariablePart
-from parashard.serving.versions import ShardVersion
+from parashard.serving.replica import (
+    Begin,
+    HeldShard,
+    PartitionAhead,
+    Replica,
+    RowsPart,
+    TableAhead,
+    VariablePart,
+)
+from parashard.serving.versions import ShardVersion, age_of
 
 _KEYS = np.dtype("<u8")
 _FLOATS = np.dtype("<f4")
@@ -31,7 +40,7 @@ _FLOATS = np.dtype("<f4")
 def version_message(version: ShardVersion, *, steps: bool = False) -> pb.ShardVersion:
     """Return a version as a message, with its steps or without."""
     message = id_message(version.id)
-    message.pushes, message.written_at = version.pushes, version.written_at
+    message.pushes, message.written_at, message.parts_from = version.pushes, version.written_at, version.parts_from
     if steps:
         message.applied.extend(pb.StepRange(start=start, stop=stop) for start, stop in version.applied)
     return message
@@ -58,13 +67,15 @@ def sight_message(published: Published | None, sight: Sight, now_s: float) -> pb
         final_steps=sight.final_steps or 0,
         now=now_s,
         problem=sight.problem,
+        looked_at=sight.looked_at or 0.0,
     )
 
 
 def sight_of(message: pb.Sight) -> Sight:
     """Return how new what is served is."""
     newest = tuple(map(id_of, message.newest))
-    return Sight(newest, message.final_steps if message.final else None, message.problem)
+    final_steps = message.final_steps if message.final else None
+    return Sight(newest, final_steps, message.problem, message.looked_at or None)
 
 
 def table_messages(tables: TableSet, published: Published) -> list[pb.ServedTable]:
@@ -97,7 +108,7 @@ def tables_of_served(served: pb.GetServedReply, wanted: Iterable[str]) -> TableS
                 table.row_elements,
                 SGD(learning_rate=1.0),
                 Initializer(table.initializer, table.scale),
-                dtype="float16" if table.dtype == "float16" else "float32",
+                dtype=next((dtype for dtype in get_args(RowDtype) if dtype == table.dtype), "float32"),
             )
             for table in served.tables
             if table.name in wanted
@@ -151,14 +162,8 @@ def part_message(part: Part) -> pb.SubscribeReply:
     match part:
         case None:
             return pb.SubscribeReply(end=pb.ShardEnd())
-        case Begin(version, shards, tables, elements):
-            ahead = [
-                pb.TableBegin(table=t.table, whole=t.whole, rows=t.rows, gone=t.gone, token=t.token) for t in tables
-            ]
-            message = version_message(version, steps=True)
-            return pb.SubscribeReply(
-                begin=pb.ShardBegin(version=message, shards=shards, tables=ahead, elements=elements)
-            )
+        case Begin():
+            return pb.SubscribeReply(begin=_begin_message(part))
         case RowsPart(table, keys, values, gone):
             content = pb.RowsPart(table=table, keys=bytes_of(keys), rows=bytes_of(values), gone=bytes_of(gone))
             return pb.SubscribeReply(rows=content)
@@ -190,8 +195,7 @@ def feed(replica: Replica, row_elements: dict[str, int], message: pb.SubscribeRe
             replica.rows(RowsPart(part.table, keys, values, keys_of(part.gone)))
         case "variable":
             piece = message.variable
-            partition = Partition(piece.variable, piece.row_start, piece.row_stop)
-            replica.variable(VariablePart(partition, piece.first, floats_of(piece.values)))
+            replica.variable(VariablePart(_partition_of(piece), piece.first, floats_of(piece.values)))
         case "end":
             return replica.end()
         case other:
@@ -199,22 +203,46 @@ def feed(replica: Replica, row_elements: dict[str, int], message: pb.SubscribeRe
     return False
 
 
+def _begin_message(begin: Begin) -> pb.ShardBegin:
+    return pb.ShardBegin(
+        version=version_message(begin.version, steps=True),
+        shards=begin.shards,
+        tables=[
+            pb.TableBegin(table=t.table, whole=t.whole, rows=t.rows, gone=t.gone, token=t.token) for t in begin.tables
+        ],
+        elements=begin.elements,
+        partitions=[
+            pb.PartitionBegin(variable=name, row_start=start, row_stop=stop, token=token, follows=follows)
+            for (name, start, stop), token, follows in begin.partitions
+        ],
+    )
+
+
 def _begin_of(message: pb.ShardBegin) -> Begin:
     told = message.version
     applied = tuple((step.start, step.stop) for step in told.applied)
     if any(start >= stop for start, stop in applied) or any(a[1] >= b[0] for a, b in itertools.pairwise(applied)):
         raise MalformedFrame(f"{id_of(told)}: its steps are no ascending intervals")
-    version = ShardVersion(id_of(told), told.pushes, applied, told.written_at)
+    version = ShardVersion(id_of(told), told.pushes, applied, told.written_at, told.parts_from)
     tables = tuple(TableAhead(t.table, t.whole, t.rows, t.gone, t.token) for t in message.tables)
-    return Begin(version, message.shards, tables, message.elements)
+    partitions = tuple(PartitionAhead(_partition_of(p), p.token, p.follows) for p in message.partitions)
+    return Begin(version, message.shards, tables, message.elements, partitions)
+
+
+def _partition_of(message: pb.PartitionBegin | pb.HeldPartition | pb.VariablePart) -> Partition:
+    return Partition(message.variable, message.row_start, message.row_stop)
 
 
 def held_messages(held: Sequence[HeldShard]) -> list[pb.HeldShard]:
     """Return what a subscriber shows of what it has."""
     return [
         pb.HeldShard(
-            version=id_message(shard.state.version.id),
+            version=version_message(shard.state.version),
             tables=[pb.HeldTable(table=table, token=token) for table, token in shard.tokens.items()],
+            partitions=[
+                pb.HeldPartition(variable=name, row_start=start, row_stop=stop, token=token)
+                for (name, start, stop), token in shard.state.digests.items()
+            ],
         )
         for shard in held
     ]
@@ -222,4 +250,11 @@ def held_messages(held: Sequence[HeldShard]) -> list[pb.HeldShard]:
 
 def shown_of(messages: Iterable[pb.HeldShard]) -> list[Shown]:
     """Return what a subscriber shows that it has."""
-    return [Shown(id_of(held.version), {table.table: table.token for table in held.tables}) for held in messages]
+    return [
+        Shown(
+            age_of(id_of(held.version), held.version.parts_from),
+            {table.table: table.token for table in held.tables},
+            {_partition_of(partition): partition.token for partition in held.partitions},
+        )
+        for held in messages
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from parashard.errors import NotReady
@@ -34,3 +34,6 @@ class ServingCollector(Collector):
             seconds.add_metric([], found.seconds)
         yield versions
         yield seconds
+        resyncs = CounterMetricFamily("parashard_serve_resyncs", "Running shards found to be another incarnation.")
+        resyncs.add_metric([], self._run.resyncs)
+        yield resyncs

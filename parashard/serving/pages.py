@@ -70,6 +70,8 @@ class Pages:
             "behind": {"versions": versions, "seconds": round(seconds, 3)},
             "done": sight.final_steps is not None,
             "problem": sight.problem,
+            "fresh": self._run.fresh,
+            "resyncs": self._run.resyncs,
             "tables": {
                 name: {
                     "dimension": table.row_elements,

@@ -34,6 +34,14 @@ class TableAhead(NamedTuple):
     token: str
 
 
+class PartitionAhead(NamedTuple):
+    """A partition of a variable; `follows`: its values do, else they are those that are held."""
+
+    partition: Partition
+    token: str
+    follows: bool
+
+
 class Begin(NamedTuple):
     """A version, and what of it follows."""
 
@@ -41,6 +49,7 @@ class Begin(NamedTuple):
     shards: int
     tables: tuple[TableAhead, ...]
     elements: int
+    partitions: tuple[PartitionAhead, ...]
 
 
 class RowsPart(NamedTuple):
@@ -62,7 +71,10 @@ class VariablePart(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldShard:
-    """A version of a shard, and by table the token that tells a server which rows these are."""
+    """A version of a shard, and by table the token that tells a server which rows these are.
+
+    That of a partition is in the state's digests.
+    """
 
     state: PublishedShard
     tokens: Mapping[str, str]
@@ -87,6 +99,8 @@ class Replica:
         By table the elements of a row: the tables that are subscribed to.
     variables : mapping of str to Variable
         The variables that are.
+    fresh : bool
+        Whether versions are live: a later incarnation's counts although it may lack steps.
 
     Attributes
     ----------
@@ -94,9 +108,15 @@ class Replica:
         In their order, all of one plan; empty until all of a plan are there. Replaced as one.
     problem : str
         Why the last version that was offered was not taken; empty: it was.
+    resyncs : int
+        How often a shard's version gave way to one of another incarnation, or of another plan.
     """
 
-    def __init__(self, row_elements: Mapping[str, int], variables: Mapping[str, Variable]) -> None:
+    def __init__(
+        self, row_elements: Mapping[str, int], variables: Mapping[str, Variable], *, fresh: bool = False
+    ) -> None:
+        self._fresh = fresh
+        self.resyncs = 0
         self._row_elements = row_elements
         self._variables = variables
         self.shards: tuple[HeldShard, ...] = ()
@@ -132,6 +152,12 @@ class Replica:
             raise MalformedFrame(f"tables {sorted(ahead.table for ahead in begin.tables)}; due: {sorted(known)}")
         if any(not ahead.whole for ahead in begin.tables) and self._before(begin) is None:
             raise MalformedFrame(f"{begin.version.id}: a difference from a version that is not held")
+        if len({ahead.partition for ahead in begin.partitions}) != len(begin.partitions):
+            raise MalformedFrame(f"{begin.version.id}: a partition is named twice")
+        for partition in (ahead.partition for ahead in begin.partitions if not ahead.follows):
+            before = self._before(begin)
+            if before is None or partition not in before.state.variables:
+                raise MalformedFrame(f"{partition} is to stay as it is held, and is not held")
         self._staged = _Staged(begin, {table: [] for table in known}, dict.fromkeys(known, (0, 0)))
 
     def rows(self, part: RowsPart) -> None:
@@ -153,6 +179,8 @@ class Replica:
         variable = self._variables.get(partition.variable)
         if variable is None or not 0 <= partition.row_start < partition.row_stop <= variable.rows:
             raise MalformedFrame(f"{partition} is of no variable that was subscribed to")
+        if not any(ahead.partition == partition and ahead.follows for ahead in staged.begin.partitions):
+            raise MalformedFrame(f"{partition} was not told to follow")
         if partition not in staged.partitions:
             elements = partition.rows * variable.row_elements
             staged.elements += elements
@@ -177,15 +205,21 @@ class Replica:
         """
         staged, self._staged = self._under_way(), None
         begin = staged.begin
-        if staged.elements != begin.elements or any(
-            staged.filled[partition] != len(values) for partition, values in staged.partitions.items()
+        due = {ahead.partition for ahead in begin.partitions if ahead.follows}
+        if (
+            staged.elements != begin.elements
+            or set(staged.partitions) != due
+            or any(staged.filled[partition] != len(values) for partition, values in staged.partitions.items())
         ):
             raise MalformedFrame(f"{begin.version.id}: elements of variables are missing")
         before = self._before(begin)
         tables = {
             ahead.table: PublishedTable(self._table(ahead, staged.rows[ahead.table], before)) for ahead in begin.tables
         }
-        shard = PublishedShard(begin.version, staged.partitions, tables)
+        kept = {} if before is None else before.state.variables
+        variables = {p: staged.partitions[p] if follows else kept[p] for p, _, follows in begin.partitions}
+        digests = {ahead.partition: ahead.token for ahead in begin.partitions}
+        shard = PublishedShard(begin.version, variables, tables, digests)
         held = HeldShard(shard, {ahead.table: ahead.token for ahead in begin.tables})
         return self._take(held, begin.shards)
 
@@ -193,15 +227,16 @@ class Replica:
         version, before = held.state.version, self.versions
         if before and version.id.plan_version == before[0].id.plan_version and len(before) == shards:
             place = version.id.shard
-            if not follows(version, before[place]):
+            if not follows(version, before[place], fresh=self._fresh):
                 self.problem = f"the server has {version.id}, which lacks steps of {before[place].id}: that one is kept"
                 return False
             self.shards = self._covered((*self.shards[:place], held, *self.shards[place + 1 :]))
+            self.resyncs += version.id.incarnation != before[place].id.incarnation
         else:
             if before and version.id.plan_version <= before[0].id.plan_version:
                 self.problem = f"the server has {version.id}, of an older plan than {before[0].id}: that one is kept"
                 return False
-            if not has_all(version.steps, before):
+            if not self._fresh and not has_all(version.steps, before):
                 self.problem = f"the server has {version.id}, which lacks steps of what is held: that is kept"
                 return False
             if any(other.state.version.id.plan_version != version.id.plan_version for other in self._next.values()):
@@ -211,6 +246,7 @@ class Replica:
                 return False
             complete, self._next = tuple(self._next[place] for place in range(shards)), {}
             self.shards = self._covered(complete)
+            self.resyncs += bool(before)
         self.problem = ""
         return True
 

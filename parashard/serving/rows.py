@@ -148,9 +148,12 @@ class PublishedRows:
 
     def ended(self, rules: RowRules, now: int) -> RowChange:
         """Return the change by which the rows go that a table's rules end at a time."""
-        rows = self.all_rows()
-        keys = rows.keys[ended(rules, now, rows.last_use, rows.values)] if rules.ends_rows else NO_KEYS
-        return RowChange(NO_KEYS, rows.values[:0], rows.last_use[:0], keys)
+        keys = [NO_KEYS]
+        if rules.ends_rows:
+            for block, hidden in ((self.base, self.overlay.keys), (self.overlay, NO_KEYS)):
+                some = block.keys[block.there & ended(rules, now, block.last_use, block.values)]
+                keys.append(some[~found_among(some, hidden)[1]])
+        return RowChange(NO_KEYS, self.base.values[:0], self.base.last_use[:0], np.sort(np.concatenate(keys)))
 
     def since(self, number: int) -> tuple[Keys, Float32s, Keys] | None:
         """Return keys and rows that changed after a change, and the keys that lost their row; None: not known."""

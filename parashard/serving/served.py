@@ -1,4 +1,4 @@
-"""ServedRun: a run whose checkpoints are followed by a thread, and read by the requests of many.
+"""ServedRun: a run that is followed by a thread, and read by the requests of many.
 
 Owns the thread, the lock and the clock; decides nothing. Called by the service, the pages and
 `parashard.serving.server`.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.checkpoints.catalogue import CheckpointId
 from parashard.client.pulled_rows import TableSet
 from parashard.errors import NotReady, ParashardError
 from parashard.process.logs import log
 from parashard.serving.behind import Behind, behind
-from parashard.serving.following import Follower, Published, Sight
-from parashard.store.base import Store
+from parashard.serving.following import Following, Published, Sight
 
 POLL_S = 0.2
 """Between two looks at a folder."""
@@ -31,27 +31,34 @@ class ServedRun:
 
     Parameters
     ----------
-    store : Store
-        The run's.
+    follower : Following
+        Finds what is served.
     tables : TableSet
         The job's.
     job : str
         Its name.
+    poll_s : float
+        Between two looks.
     clock : callable
         Seconds since 1970.
     """
 
-    def __init__(self, store: Store, tables: TableSet, job: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        follower: Following,
+        tables: TableSet,
+        job: str,
+        poll_s: float = POLL_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.tables = tables
         self.job = job
-        self.run_id = ""
         self.looks = 0
-        """How often the store was looked at."""
+        """How often was looked."""
         self._clock = clock
-        self._store = store
-        elements = {name: table.row_elements for name, table in tables.by_name.items()}
-        self._follower = Follower(store, elements)
-        self._poll_s = POLL_S if store.local_path("run.json") is not None else SLOW_POLL_S
+        self._follower = follower
+        self._poll_s = poll_s
+        self._said = False
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow", daemon=True)
@@ -69,8 +76,23 @@ class ServedRun:
             self._thread.join()
 
     @property
+    def fresh(self) -> bool:
+        """Whether weights of running shards are served, of which a later life may lack steps."""
+        return self._follower.fresh
+
+    @property
+    def resyncs(self) -> int:
+        """How often a running shard was found to be another incarnation, with live weights."""
+        return self._follower.resyncs
+
+    @property
+    def run_id(self) -> str:
+        """The run; empty until it is known."""
+        return self._follower.run_id
+
+    @property
     def sight(self) -> Sight:
-        """What the last look at the store found."""
+        """What the last look found."""
         return self._follower.sight
 
     @property
@@ -84,11 +106,12 @@ class ServedRun:
         Raises
         ------
         NotReady
-            If no checkpoint of every shard is there yet.
+            If not every shard has something to be served yet.
         """
         published = self._follower.published
         if published is None:
-            raise NotReady(f"no checkpoint of job {self.job!r} can be served yet: {self.sight.problem}")
+            what = "nothing" if self.fresh else "no checkpoint"
+            raise NotReady(f"{what} of job {self.job!r} can be served yet: {self.sight.problem}")
         return published
 
     def published_ids(self) -> list[CheckpointId]:
@@ -110,31 +133,37 @@ class ServedRun:
     def behind(self) -> Behind:
         """Return how far behind the run what is served is."""
         sight = self.sight
-        return behind(self.published().versions, sight.newest, sight.final_steps, self.now_s)
+        return behind(self.published().versions, sight.newest, sight.final_steps, self.now_s, sight.looked_at)
 
     def look(self) -> None:
-        """Look at the store once, and wake who waits for something newer; errors are told by `sight`, not raised."""
+        """Look once, and wake who waits for something newer; errors are told by `sight`, not raised."""
+        before = self.sight.problem
         try:
             changed = self._follower.look()
-            if not self.run_id:
-                run = Catalogue(self._store).run()
-                self.run_id = run.run_id if run is not None else ""
         except Exception as error:  # what is served grows old, and has to say why, after a bug too
             ours = isinstance(error, ParashardError)
             if not ours:
                 log.exception("look-broke")
             problem = str(error) if ours else f"{type(error).__name__}: {error}"
-            self._follower.sight = Sight(self.sight.newest, self.sight.final_steps, problem)
+            self._follower.sight = replace(self.sight, problem=problem)
             changed = False
+        if self.sight.problem and self.sight.problem != before:
+            log.warning("not-published", problem=self.sight.problem)
         self.looks += 1
         if changed:
-            log.info("published", versions=[str(id_) for id_ in self.published_ids()])
+            if not self.fresh or not self._said:  # live versions come with each push
+                log.info("published", versions=" ".join(map(str, self.published_ids())))
+            self._said = True
             with self._changed:
                 self._changed.notify_all()
 
     def _follow(self) -> None:
         while not self._stopping.is_set():
+            began_s = time.monotonic()
             self.look()
-            self._stopping.wait(
-                max(self._poll_s, SLOW_POLL_S if self.sight.problem and self._follower.published else 0)
-            )
+            pause_s = self._poll_s
+            if self.fresh:
+                pause_s = max(pause_s, time.monotonic() - began_s)  # shards are asked half of the time at most
+            elif self.sight.problem and self._follower.published:
+                pause_s = max(pause_s, SLOW_POLL_S)
+            self._stopping.wait(pause_s)

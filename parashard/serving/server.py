@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parashard._proto import serving_pb2_grpc
-from parashard.client.pulled_rows import TableSet
 from parashard.errors import NotReady
-from parashard.job.embeddings import tables_of
-from parashard.job.schema import Job
-from parashard.launch.run_files import CHECKPOINTS
 from parashard.launch.run_folders import how_it_ended
 from parashard.protocol.rpc import Server, join_address
+from parashard.security.credentials import Credentials
 from parashard.serving.pages import BODY_BYTES_MAX, Pages
 from parashard.serving.served import ServedRun
 from parashard.serving.service import ServingService
-from parashard.store import open_store
-from parashard.telemetry.http import HttpPort, Questions
+from parashard.telemetry.http import NO_QUESTIONS, HttpPort, Questions
 from parashard.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -39,6 +35,10 @@ class Ports:
         Where to listen.
     port, http_port : int
         0: any that is free.
+    credentials : Credentials, optional
+        Then gRPC is inside mutual TLS. HTTP has no TLS.
+    lookups_over_http : bool
+        Whether HTTP answers look-ups, too.
 
     Attributes
     ----------
@@ -51,23 +51,34 @@ class Ports:
         If a port is taken.
     """
 
-    def __init__(self, run: ServedRun, host: str, port: int, http_port: int) -> None:
+    def __init__(
+        self,
+        run: ServedRun,
+        host: str,
+        port: int,
+        http_port: int,
+        credentials: Credentials | None = None,
+        *,
+        lookups_over_http: bool = True,
+    ) -> None:
         self.run = run
+        self.lookups_over_http = lookups_over_http
         pages = Pages(run)
-        self._grpc = Server(join_address(host, port), request_bytes_max=REQUEST_BYTES_MAX)
+        self._grpc = Server(join_address(host, port), credentials, REQUEST_BYTES_MAX)
         serving_pb2_grpc.add_ServingServicer_to_server(ServingService(run), self._grpc.grpc)  # type: ignore[no-untyped-call]
         metrics = Metrics("serve")
         metrics.add(self._collector)
-        questions = Questions(pages.posts(), BODY_BYTES_MAX)
+        questions = Questions(pages.posts(), BODY_BYTES_MAX) if lookups_over_http else NO_QUESTIONS
+        gets = pages.gets() if lookups_over_http else {}
         try:
-            self._http = HttpPort(host, http_port, metrics, pages.ready, pages.gets(), questions)
+            self._http = HttpPort(host, http_port, metrics, pages.ready, gets, questions)
         except BaseException:
             self._grpc.grpc.stop(None)
             raise
         self.address, self.http_address = self._grpc.address, self._http.address
 
     def start(self) -> None:
-        """Look at the checkpoints once, then serve and follow them."""
+        """Look once, then serve and follow."""
         self.run.look()
         self._grpc.start()
         self._http.start()
@@ -85,17 +96,11 @@ class Ports:
         return ServingCollector(self.run)
 
 
-def run_of(run_dir: Path, job: Job) -> ServedRun:
-    """Return the run of a directory, to be served; nothing is read yet."""
-    tables = TableSet(tables_of(job), job.job.seed)
-    return ServedRun(open_store(job.checkpoint.url or str(run_dir / CHECKPOINTS)), tables, job.job.name)
-
-
-def why_not_yet(run: ServedRun, run_dir: Path) -> str:
+def why_not_yet(run: ServedRun, run_dir: Path | None) -> str:
     """Return why nothing is served yet, and of a run that is over, that it is; empty: something is."""
     try:
         run.published()
     except NotReady as error:
-        ended = how_it_ended(run_dir)
+        ended = None if run_dir is None else how_it_ended(run_dir)
         return str(error) if ended is None else f"{error}; the run is over ({ended[0]}: {ended[1]})"
     return ""

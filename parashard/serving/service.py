@@ -51,6 +51,7 @@ class ServingService(serving_pb2_grpc.ServingServicer):
             tables=messages.table_messages(self._run.tables, published),
             variables=variables,
             sight=self._sight(published),
+            fresh=self._run.fresh,
         )
 
     def GetRows(self, request: pb.GetRowsRequest, context: grpc.ServicerContext) -> pb.GetRowsReply:
@@ -88,6 +89,9 @@ class ServingService(serving_pb2_grpc.ServingServicer):
         """Wait for something newer than the caller has, and yield what it lacks."""
         if request.run_id and request.run_id != self._run.run_id:
             raise WrongRun(f"run {self._run.run_id!r} is served here, not {shortened(request.run_id)!r}")
+        if request.fresh != self._run.fresh:
+            kinds = "committed versions", "live ones (--fresh)"
+            raise WrongRun(f"{kinds[self._run.fresh]} are served here; the subscriber has {kinds[request.fresh]}")
         unknown = sorted(set(request.tables) - set(self._run.tables.by_name))
         if unknown:
             known = ", ".join(sorted(self._run.tables.by_name)) or "none"

@@ -1,7 +1,9 @@
 """Versions of shards: which state is served or held, and whether another one may take its place.
 
-A version is a committed checkpoint, so that it outlives its process. It may take the place of another only if it is
-later and has every step of it (`follows`). Pure. Called by the rest of `parashard.serving` and by `ps.subscribe`.
+A version is a committed checkpoint, which outlives its process. It may take the place of another only if it is later
+and has every step of it (`follows`). A live version (`fresh`) is what a shard had after some pushes: its number is
+theirs, and a later incarnation takes its place although it may lack steps. Pure. Called by the rest of
+`parashard.serving` and by `ps.subscribe`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, TableFile
 from parashard.plan.intervals import IntervalSet
@@ -17,30 +21,34 @@ from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s
 from parashard.serving.rows import PublishedRows
 
-MARKS_MAX = 256
-"""So many earlier states of a table are known by the files that made them."""
+MARKS_MAX = 1024
+"""So many earlier states of a table are known by their tokens."""
+PUSHES_MAX = 1 << 64
 
 
 @dataclass(frozen=True)
 class ShardVersion:
-    """A committed checkpoint of a shard.
+    """A committed checkpoint of a shard, or its live state after a number of pushes.
 
     Parameters
     ----------
     id : CheckpointId
-        Later versions have greater ids.
+        Later versions have greater ids. A live one's number is that of the pushes.
     pushes : int
         Pushes (in `sync:N`: rounds) applied.
     applied : tuple of (int, int)
         The steps in it, half-open intervals, ascending.
     written_at : float
-        Seconds since 1970, by the clock of the shard.
+        Seconds since 1970, by the clock of the shard; of a live one by the server's, when it was read.
+    parts_from : int
+        0: all is of one moment. Else the weights, which were read in parts, have this many pushes at least.
     """
 
     id: CheckpointId
     pushes: int
     applied: tuple[tuple[int, int], ...]
     written_at: float
+    parts_from: int = 0
 
     @classmethod
     def of(cls, manifest: ShardManifest) -> ShardVersion:
@@ -52,6 +60,11 @@ class ShardVersion:
         """A new set of the steps in it."""
         return IntervalSet(self.applied)
 
+    @property
+    def age(self) -> tuple[CheckpointId, int]:
+        """Greater for later versions; of one id for the one whose weights are newer."""
+        return age_of(self.id, self.parts_from)
+
 
 @dataclass(frozen=True)
 class PublishedTable:
@@ -61,30 +74,29 @@ class PublishedTable:
     ----------
     rows : PublishedRows
     files : tuple of TableFile
-        Those that made them.
+        Those that made them; of live rows none.
     marks : mapping of str to int
-        By `token_of` the files of an earlier state: the number of the first change with them.
+        By token of an earlier state: the number of the first change with it.
     change : int
         Number of the newest change.
+    token : str
+        What a subscriber shows that has these rows: of committed ones `token_of` the files.
     """
 
     rows: PublishedRows
     files: tuple[TableFile, ...] = ()
     marks: Mapping[str, int] = field(default_factory=dict)
     change: int = 0
+    token: str = ""
 
-    @property
-    def token(self) -> str:
-        """What a subscriber shows that has these rows."""
-        return token_of(self.files)
-
-    def marked(self, rows: PublishedRows, files: tuple[TableFile, ...], change: int) -> PublishedTable:
-        """Return the table after a change. Marks are of the first change with some files, so that none is left out."""
+    def marked(self, rows: PublishedRows, files: tuple[TableFile, ...], change: int, token: str = "") -> PublishedTable:
+        """Return the table after a change. Marks are of the first change with a token, so that none is left out."""
+        token = token or token_of(files)
         marks = dict(self.marks)
-        marks.setdefault(token_of(files), change)
-        for token in list(marks)[:-MARKS_MAX]:
-            del marks[token]
-        return PublishedTable(rows, files, marks, change)
+        marks.setdefault(token, change)
+        for older in list(marks)[:-MARKS_MAX]:
+            del marks[older]
+        return PublishedTable(rows, files, marks, change, token)
 
 
 @dataclass(frozen=True)
@@ -97,16 +109,24 @@ class PublishedShard:
     variables : mapping of Partition to ndarray of float32
         Flat or shaped, row-major, read-only.
     tables : mapping of str to PublishedTable
+    digests : mapping of Partition to str
+        `digest_of` each partition's values.
     """
 
     version: ShardVersion
     variables: Mapping[Partition, Float32s]
     tables: Mapping[str, PublishedTable] = field(default_factory=dict)
+    digests: Mapping[Partition, str] = field(default_factory=dict)
 
 
-def follows(later: ShardVersion, earlier: ShardVersion) -> bool:
-    """Return whether a version of the same shard may take the place of another."""
-    return later.id > earlier.id and has_all(later.steps, [earlier])
+def age_of(id_: CheckpointId, parts_from: int) -> tuple[CheckpointId, int]:
+    """Return what is greater for later versions; see `ShardVersion.age`."""
+    return id_, parts_from or PUSHES_MAX
+
+
+def follows(later: ShardVersion, earlier: ShardVersion, *, fresh: bool = False) -> bool:
+    """Return whether a version of the same shard may take the place of another; a live one may lack steps."""
+    return later.age > earlier.age and (fresh or has_all(later.steps, [earlier]))
 
 
 def has_all(steps: IntervalSet, versions: Iterable[ShardVersion]) -> bool:
@@ -117,6 +137,11 @@ def has_all(steps: IntervalSet, versions: Iterable[ShardVersion]) -> bool:
 def lacking(steps: IntervalSet, versions: Iterable[ShardVersion]) -> int:
     """Return how many steps of the version that has the most of them others lack."""
     return max((len(of.steps) - len(steps.intersection(of.steps)) for of in versions), default=0)
+
+
+def digest_of(values: Float32s) -> str:
+    """Return a digest of the bits of numbers."""
+    return hashlib.blake2b(np.ascontiguousarray(values, "<f4").data, digest_size=16).hexdigest()
 
 
 def token_of(files: Iterable[TableFile]) -> str:

@@ -6,6 +6,7 @@ tests (`tests/parashard/transports/test_conformance.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from parashard.protocol.buffers import Buffers
@@ -14,6 +15,7 @@ from parashard.protocol.messages import PullRun, Push, Receipt, Target, Weights
 TransportKind = Literal["auto", "shm", "tcp", "grpc"]
 """What `cluster.transport` may be; with "auto" each worker takes the first of the others that can be."""
 
+_Answer = TypeVar("_Answer")
 _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 
@@ -91,10 +93,11 @@ class Transport(Protocol):
             Seconds from now.
         """
 
-    def pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
-        """Fetch the rows of tables whose keys a pull of an empty run has; the answer's arrays are the caller's.
+    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
+        """Fetch the rows of tables whose keys a pull of an empty run has; return what `read` makes of them.
 
-        At most `MESSAGE_BYTES_MAX` are answered, whichever of the keys have a row: a longer pull is refused.
+        The rows that `read` is called with are valid for as long as it takes. At most `MESSAGE_BYTES_MAX` are answered,
+        whichever of the keys have a row: a longer pull is refused.
         """
 
     def close(self) -> None:

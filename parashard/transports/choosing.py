@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, Redo, Unreachable
 from parashard.process.logs import log
@@ -85,7 +85,7 @@ class ChosenTransport:
         # Requests look for a way until there is one; from then on these are its own.
         self.push: Callable[[Push, float], Pending[Receipt]] = self._first_push
         self.pull: Callable[[PullRun, Buffers, float], Pending[int]] = self._first_pull
-        self.pull_rows: Callable[[PullRun, float], Pending[Weights]] = self._first_pull_rows
+        self.pull_rows: Any = self._first_pull_rows  # of any answer
 
     def close(self) -> None:
         """Close what was chosen, or is being tried."""
@@ -101,8 +101,8 @@ class ChosenTransport:
     def _first_pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
         return self._begin(lambda transport, left_s: transport.pull(run, into, left_s), deadline_s)
 
-    def _first_pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
-        return self._begin(lambda transport, left_s: transport.pull_rows(run, left_s), deadline_s)
+    def _first_pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
+        return self._begin(lambda transport, left_s: transport.pull_rows(run, read, left_s), deadline_s)
 
     def _begin(self, begin: Callable[[Transport, float], Pending[_Answer]], deadline_s: float) -> Pending[_Answer]:
         until_s = time.monotonic() + deadline_s

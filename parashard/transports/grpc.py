@@ -66,10 +66,14 @@ class GrpcTransport:
         with _open(self._address):
             return _PullStream(self._pull_stream(frame, timeout=deadline_s), self._address, filling)
 
-    def pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
+    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
         """Ask for rows."""
         return _OneMessage(
-            self._pull, wire.encode_pull(run), self._address, deadline_s, lambda frame: wire.decode_rows(frame, run)
+            self._pull,
+            wire.encode_pull(run),
+            self._address,
+            deadline_s,
+            lambda frame: read(wire.decode_rows(frame, run)),
         )
 
     def greet(self, deadline_s: float) -> None:

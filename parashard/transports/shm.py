@@ -11,7 +11,9 @@ The memory is the shard's, in both senses: its descriptors come with WELCOME, an
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import MalformedFrame, StaleRound, Unreachable
@@ -28,6 +30,8 @@ from parashard.transports.shared_weights import WeightsReader
 from parashard.transports.socket_io import close_descriptors, connected
 from parashard.transports.stream import Kind, Refused, Stream, answer, greet, parsed
 from parashard.transports.stream_transport import StreamTransport, ask_rows, receipt_from, rows_answered, whole_push
+
+_Answer = TypeVar("_Answer")
 
 
 class ShmTransport(StreamTransport["ShmConnection"]):
@@ -59,10 +63,12 @@ class ShmTransport(StreamTransport["ShmConnection"]):
             self._connections, lambda c: c.ask_pull(run, until_s), lambda c: c.weights(run, into, until_s), until_s
         )
 
-    def pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
-        """Ask for rows, which come over the socket."""
+    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
+        """Ask for rows, which come in the slot, or over the socket where they have no room in it."""
         until_s = time.monotonic() + deadline_s
-        return Exchange(self._connections, lambda c: c.ask_rows(run, until_s), lambda c: c.rows(run, until_s), until_s)
+        return Exchange(
+            self._connections, lambda c: c.ask_rows(run, until_s), lambda c: read(c.rows(run, until_s)), until_s
+        )
 
     def _open(self, until_s: float) -> ShmConnection:
         stream = Stream(connected(self._path, until_s), self._path)
@@ -151,11 +157,11 @@ class ShmConnection:
 
     def ask_rows(self, run: PullRun, until_s: float) -> None:
         """Ask for rows of tables."""
-        ask_rows(self._stream, run, deadline_s=until_s)
+        ask_rows(self._stream, run, deadline_s=until_s, in_slot=True)
 
     def rows(self, run: PullRun, until_s: float) -> Weights:
-        """Wait for them."""
-        return rows_answered(self._stream, run, deadline_s=until_s)
+        """Wait for them; they are views of the slot, for as long as the connection is in use."""
+        return rows_answered(self._stream, run, deadline_s=until_s, slot=self._slot)
 
     def weights(self, run: PullRun, into: Buffers, until_s: float) -> int:
         """Wait for the answer to a pull and copy the weights; return their version."""

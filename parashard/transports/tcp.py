@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from parashard._proto import tensor_pb2
 from parashard.errors import Unreachable
@@ -22,6 +23,8 @@ from parashard.transports.dialling import dial
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, answer, greet, parsed
 from parashard.transports.stream_transport import StreamTransport, ask_rows, receipt_from, rows_answered, whole_push
+
+_Answer = TypeVar("_Answer")
 
 
 class TcpTransport(StreamTransport[Stream]):
@@ -66,13 +69,13 @@ class TcpTransport(StreamTransport[Stream]):
             deadline_s,
         )
 
-    def pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
+    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
         """Ask for rows."""
         deadline_s += time.monotonic()
         return Exchange(
             self._connections,
             lambda stream: ask_rows(stream, run, deadline_s=deadline_s),
-            lambda stream: rows_answered(stream, run, deadline_s=deadline_s),
+            lambda stream: read(rows_answered(stream, run, deadline_s=deadline_s)),
             deadline_s,
         )
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
+from parashard.checkpoints.retention import CommonRounds
 from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.process import failpoints
 from parashard.process.allocator import MESSAGES, keep_freed_memory
@@ -135,6 +136,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         first.returns,
         claims=claims,
         log_=push_log,
+        damaged=first.damaged,
         last=first.restored,
     )
     lifecycle = ShardLifecycle(host, builder, restorer, claims, push_log, checkpointer)
@@ -268,7 +270,8 @@ class _Announcer:
     def announce(self) -> None:
         """Announce once."""
         reply = self._coordinator.register_shard(self._host.run_exclusive(self._request))
-        self._checkpointer.cut_round = reply.cut_round if reply.HasField("cut_round") else None
+        cut_round = reply.cut_round if reply.HasField("cut_round") else None
+        self._checkpointer.saved.common = CommonRounds(cut_round, frozenset(reply.kept_rounds))
         self._service.coordinator_incarnation = max(
             self._service.coordinator_incarnation, reply.coordinator_incarnation
         )
@@ -308,6 +311,7 @@ class _Announcer:
 
     def _request(self, shard: Shard) -> pb.RegisterShardRequest:
         mine = shard.identity
+        returnable, chains = self._lifecycle.saved_rounds()
         return pb.RegisterShardRequest(
             run_id=self._job.run_id,
             job_digest=self._job.job_digest,
@@ -321,7 +325,8 @@ class _Announcer:
             applied=interval_messages(shard.updates.applied),
             held=interval_messages(shard.updates.held),
             skipped=interval_messages(shard.updates.skipped),
-            checkpoint_rounds=self._lifecycle.returnable(),
+            checkpoint_rounds=returnable,
+            chain_rounds=chains,
             restored=self._host.restored,
         )
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.initial_rows import iterate_initial_rows
 from parashard.checkpoints.state import ShardState, first_values
-from parashard.encodings import codec
+from parashard.encodings import codec, row_codec
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.embeddings import tables_of
 from parashard.job.load import job_from_toml
@@ -112,6 +112,7 @@ class ShardBuilder:
             self.optimizer.warm_up()
         if self._tables:
             fused.warm_up_rows()
+            row_codec.warm_up(self._tables)
         for table in self._tables:
             Optimizer(table.optimizer, by_row=True).warm_up()
 

@@ -99,6 +99,8 @@ class ShardCollector(Collector):
             (CounterMetricFamily, "evicted_rows", "Rows gone by the rules.", lambda one: one.records.swept),
             (CounterMetricFamily, "pulled_keys", "Keys asked for in pulls.", lambda one: one.pulled_keys),
             (CounterMetricFamily, "pulled_rows", "Those that had a row.", lambda one: one.pulled_rows),
+            (CounterMetricFamily, "pulled_bytes", "Payload of pulls and answers.", lambda one: one.pulled_bytes),
+            (CounterMetricFamily, "pushed_bytes", "Payload of pushes.", lambda one: one.pushed_bytes),
         )
         for kind, name, text, figure in figures:
             family = kind(f"parashard_shard_table_{name}", text, labels=["shard", "table"])

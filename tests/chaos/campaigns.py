@@ -86,6 +86,15 @@ ASYNC_DIGEST = Oracle(
     values={"cluster.workers": 1, "cluster.pipeline_depth": 0, "checkpoint.durability": "log"},
     kinds=("--kill", "shard,coordinator", "--stray"),
 )
+ASYNC_DIGEST_OF_ROWS = Oracle(
+    "async digest of rows that come and go",
+    "examples/row_ledger.toml",
+    1024,
+    200,
+    digest=True,
+    values={**COMING_AND_GOING.values, **ASYNC_DIGEST.values},
+    kinds=ASYNC_DIGEST.kinds,
+)
 
 FULL_DISK = Oracle(
     "ledger on a small disk",
@@ -118,6 +127,7 @@ MATRIX = (
     (TORN, "sync:4", "grpc"),
     (DIGEST, "sync:4", "tcp"),
     (ASYNC_DIGEST, "async", "shm"),
+    (ASYNC_DIGEST_OF_ROWS, "async", "grpc"),
     (FULL_DISK, "async", "shm"),
     (LOGGED_ON_FULL_DISK, "sync:4", "tcp"),
 )

@@ -158,6 +158,10 @@ def test_a_step_is_traced_before_a_run_with_rows_in_the_shape_of_the_ids() -> No
         ({"tables": [USERS]}, "looks up rows of 'users', and nothing says which a batch needs"),
         ({"keys": keys}, r"keys= names rows of tables, and there are none: ps.jax.Model\(..., tables="),
         ({"tables": [USERS], "keys": 3}, "keys is a function of the inputs, found int"),
+        (
+            {"tables": [ps.Table("users", 4, combiner="sum")], "keys": keys},
+            "table 'users' has combiner='sum', which has no effect: a function of JAX is given the row of each id",
+        ),
         ({"tables": USERS, "keys": keys}, r"tables is a list such as \[ps.Table"),
     ],
 )

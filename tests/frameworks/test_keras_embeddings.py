@@ -326,7 +326,7 @@ SMALL = ps.Table("small", 3, scale=0.5, optimizer=ps.Adam(0.1), evict_unused_ste
 
 
 def test_a_layer_takes_the_table_that_a_job_file_declares_and_copies_it() -> None:
-    layer = ps.keras.Embedding(EmbeddingTable("users", 3, SGD(0.1), dtype="float16"))
+    layer = ps.keras.Embedding(EmbeddingTable("users", 3, SGD(0.1), dtype="bfloat16", encoding="int8"))
     copied = ps.keras.Embedding.from_config(layer.get_config())
     assert copied.table.embedding == layer.table
 
@@ -383,6 +383,7 @@ def inner() -> Any:
     [
         (lambda: ps.keras.Embedding(10), "ps.keras.Embedding: table is one such as ps.Table"),
         (lambda: ps.keras.Embedding(USERS, "max"), "combiner is sum or mean, found 'max'"),
+        (lambda: ps.keras.Embedding(ps.Table("u", 3, combiner="sum")), "table 'u' has combiner='sum', and ps.keras.E"),
         (lambda: ps.keras.Embedding(USERS, padding_key=1.5), "padding_key is a whole number, found 1.5"),
         (lambda: ps.keras.Embedding(USERS, padding_key=2**40), "padding_key has at most 32 bits, found 1099511627776"),
         (

@@ -25,11 +25,12 @@ def digests(start_run: Start, *sets: str) -> tuple[dict[str, str], dict[str, int
     return report["rows_digest"], report["rows"], report["weights_sha256"]
 
 
-@pytest.mark.parametrize(("workers", "shards"), [(2, 3), (3, 2)])
-def test_workers_and_shards_leave_no_trace_in_rows(start_run: Start, workers: int, shards: int) -> None:
-    alone = digests(start_run, "cluster.workers=1", "cluster.shards=1")
+@pytest.mark.parametrize(("workers", "shards", "encoding"), [(2, 3, "float32"), (3, 2, "int8")])
+def test_workers_and_shards_leave_no_trace_in_rows(start_run: Start, workers: int, shards: int, encoding: str) -> None:
+    travel = f"tables.deep.encoding='{encoding}'"
+    alone = digests(start_run, "cluster.workers=1", "cluster.shards=1", travel)
     assert min(alone[1].values()) > 1000
-    assert digests(start_run, f"cluster.workers={workers}", f"cluster.shards={shards}") == alone
+    assert digests(start_run, f"cluster.workers={workers}", f"cluster.shards={shards}", travel) == alone
 
 
 def test_another_seed_leaves_other_rows(start_run: Start) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+from parashard.plan.embedding import BFLOAT16, floats_of
+from parashard.store.arrays import from_bytes
 from support.cluster_run import ClusterRun
 from support.command_run import DIES_WITH_US
 
@@ -43,6 +45,8 @@ dimension = 1
 
 [tables.deep]
 dimension = 4
+dtype = "bfloat16"
+encoding = "int8"
 """
 
 
@@ -89,6 +93,7 @@ def test_predictions_are_those_that_were_evaluated(start_run: Start, folder: Pat
     assert "40 rows of table deep" in exported.stdout
     with np.load(folder / "deep.npz") as arrays:
         assert arrays["rows"].shape == (40, 4)
+        assert arrays["rows"].dtype == np.float32
         assert (np.diff(arrays["keys"].astype(object)) > 0).all()
         due = dict(zip(arrays["keys"].tolist(), arrays["rows"].tolist(), strict=True))
     exported = command(folder, "checkpoint", "export", run_dir, "--table", "deep", "--output", "deep.parquet")
@@ -96,6 +101,11 @@ def test_predictions_are_those_that_were_evaluated(start_run: Start, folder: Pat
     assert "40 rows of table deep" in exported.stdout
     columns = parquet.read_table(folder / "deep.parquet").to_pydict()
     assert dict(zip(columns["key"], columns["row"], strict=True)) == due
+    exported = command(folder, "checkpoint", "export", run_dir, "--table", "deep", "--output", "deep.safetensors")
+    assert exported.returncode == 0, exported.stderr
+    found = from_bytes((folder / "deep.safetensors").read_bytes())
+    assert found["rows"].dtype == BFLOAT16
+    assert dict(zip(found["keys"].tolist(), floats_of(found["rows"]).tolist(), strict=True)) == due
     none = command(folder, "checkpoint", "export", run_dir, "--table", "dep", "--output", "dep.npz")
     assert none.returncode == 2
     assert "--table dep: j1 has no row of it; tables with rows: deep, wide" in none.stderr

@@ -5,72 +5,36 @@ Each version that the subscriber has seen is compared with that checkpoint: no r
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.subscription import Subscription
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.state import whole_model
-from parashard.checkpoints.tables import iterate_rows
+from parashard.errors import ConfigurationError
 from parashard.launch.stored_rows import whole_table
-from parashard.plan.embedding import cut_by_shard, mixed, unmixed
+from parashard.protocol.coordinator_client import find_coordinator
+from parashard.security.identity import OF_A_JOB, Role
 from parashard.store import open_store
+from support.certificates import Certificates
 from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets
-from support.command_run import DIES_WITH_US, ROOT
 from support.long_job import LongJob
+from support.served_process import EXAMPLES, SHARED, Server, Witness, due, store_of
 
 Start = Callable[..., ClusterRun]
-EXAMPLES, SHARED = 1024, 7
 QUICK = 300  # steps of 768
-KEYS = np.sort(mixed(np.concatenate([np.arange(EXAMPLES), (1 << 62) + np.arange(SHARED), [-1]])))
-"""Mixed, all that can have a row, and one that never has."""
-
-
-class Server:
-    """`parashard serve` in a process of its own, one after another at the ports that the first one found."""
-
-    def __init__(self, run_dir: Path, out: Path) -> None:
-        self._run_dir, self._out = run_dir, out
-        self.process: subprocess.Popen[bytes] | None = None
-        self.ports = [0, 0]
-
-    def start(self) -> str:
-        """Start it and return its address once it listens."""
-        words = ["serve", str(self._run_dir), "--port", str(self.ports[0]), "--http-port", str(self.ports[1])]
-        with self._out.open("wb") as out:
-            command = [*DIES_WITH_US, sys.executable, "-m", "parashard", *words]
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=out, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-            )
-        said = eventually(lambda: re.search(r"gRPC \S+:(\d+)\nHTTP \S+:(\d+)/", self._out.read_text()), "it listens")
-        self.ports = [int(port) for port in said.groups()]
-        return f"127.0.0.1:{self.ports[0]}"
-
-    def end(self, number: int = signal.SIGKILL) -> int:
-        """End it and return its exit code."""
-        if self.process is None:
-            return 0
-        process, self.process = self.process, None
-        process.send_signal(number)
-        return process.wait(DEADLINE_S)
+FEW = 128
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[Path], Server]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
-    def make(run_dir: Path) -> Server:
-        servers.append(Server(run_dir, tmp_path / f"serve-{len(servers)}.out"))
+    def make(place: object, *arguments: str) -> Server:
+        servers.append(Server(str(place), tmp_path / f"serve-{len(servers)}.out", *arguments))
         return servers[-1]
 
     yield make
@@ -78,49 +42,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Path], Server]]:
         server.end()
 
 
-class Witness:
-    """A thread that looks every key up, again and again, and keeps what it has seen of each version."""
-
-    def __init__(self, held: Subscription) -> None:
-        self._held = held
-        self.seen: list[tuple[CheckpointId, ...]] = []
-        self.rows: dict[CheckpointId, dict[bytes, int]] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop looking."""
-        self._stopping.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-
-        keys = unmixed(KEYS)
-        while not self._stopping.wait(0.005):
-            found = self._held.look_up("ledger", keys)
-            self.seen.append(found.versions)
-            for id_, mine in zip(found.versions, cut_by_shard(KEYS, len(found.versions)), strict=True):
-                bits = found.rows[mine].tobytes() + found.present[mine].tobytes()
-                self.rows.setdefault(id_, {})[bits] = self.rows.get(id_, {}).get(bits, 0) + 1
-
-
-def due(catalogue: Catalogue, id_: CheckpointId, shards: int) -> bytes:
-    """Return what a look-up of a version finds of its shard's keys: what the manifest alone says."""
-    mine = KEYS[cut_by_shard(KEYS, shards)[id_.shard]]
-    rows, present = np.zeros((len(mine), 2), np.float32), np.zeros(len(mine), np.bool_)
-    for _, stored in iterate_rows(catalogue.store, catalogue.manifest(id_)):
-        places = np.searchsorted(mine, stored.keys)
-        rows[places], present[places] = stored.values, True
-    return rows.tobytes() + present.tobytes()
-
-
-def store_of(run: ClusterRun) -> Catalogue:
-    return Catalogue(open_store(str(run.dir / "checkpoints")))
-
-
 def test_a_subscriber_through_kills_never_sees_a_torn_row_nor_an_older_version(
-    start_run: Start, serve: Callable[[Path], Server], tmp_path: Path
+    start_run: Start, serve: Callable[..., Server], tmp_path: Path
 ) -> None:
     job = LongJob(tmp_path, "row_ledger.toml", QUICK)
     run = start_run(job.file, *sets(data__examples=EXAMPLES, checkpoint__every_s=0.2, checkpoint__keep=10**6))
@@ -167,7 +90,7 @@ def test_a_subscriber_through_kills_never_sees_a_torn_row_nor_an_older_version(
         assert list(found) == [due(catalogue, id_, 2)], id_
 
 
-def test_a_run_that_is_over_is_served(start_run: Start, serve: Callable[[Path], Server]) -> None:
+def test_a_run_that_is_over_is_served(start_run: Start, serve: Callable[..., Server]) -> None:
     run = start_run("examples/digits.toml", *sets(job__epochs=1))
     run.report()
     server = serve(run.dir)
@@ -178,3 +101,68 @@ def test_a_run_that_is_over_is_served(start_run: Start, serve: Callable[[Path], 
             assert held.variable(name).tobytes() == values.tobytes()
 
     assert server.end(signal.SIGTERM) == 0
+
+
+def test_live_weights_through_a_kill_are_the_shards_own_and_a_return_is_told(
+    start_run: Start, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    """The shard comes back without steps that were served. Versions that a checkpoint has are compared with it."""
+    job = LongJob(tmp_path, "row_ledger.toml", QUICK)
+    run = start_run(job.file, *sets(data__examples=EXAMPLES, checkpoint__every_s=0.2, checkpoint__keep=10**6))
+    run.wait_for_steps(10)
+    server = serve(find_coordinator(str(run.dir)), "--fresh")
+    with ps.subscribe(server.start(), timeout_s=DEADLINE_S) as held:
+        assert held.fresh
+        witness = Witness(held)
+        run.wait_for_steps(100)
+        run.kill("shard", "0")
+        held.wait_for(lambda held: held.resyncs > 0 and not held.problem, DEADLINE_S)
+        assert held.versions[0].incarnation > 1
+        run.wait_for_steps(QUICK + 4)  # from here on a step takes a second, so that checkpoints find its version
+        catalogue = store_of(run)
+        compared: dict[int, set[int]] = {0: set(), 1: set()}
+
+        def compare() -> bool:
+            for id_ in catalogue.checkpoints():
+                manifest = catalogue.manifest(id_)
+                live = CheckpointId(id_.plan_version, id_.shard, id_.incarnation, manifest.version)
+                if live in witness.rows:
+                    assert list(witness.rows[live]) == [due(catalogue, id_, 2)], live
+                    compared[id_.shard].add(manifest.version)
+            return min(map(len, compared.values())) >= 3 and max(compared[0]) > QUICK
+
+        eventually(compare, "checkpoints have versions that were served")
+        server.end()
+        held.wait_for(lambda held: bool(held.problem), DEADLINE_S)
+        server.start()
+        held.wait_for(lambda held: not held.problem and held.behind.versions == 0, DEADLINE_S)
+        assert (held.behind.seconds < DEADLINE_S, held.resyncs) == (True, 1)
+        witness.stop()
+    job.let_end()
+    assert (run.report()["rows_wrong"], run.report()["shard_restarts"]) == (0, 1)
+    assert all(len(found) == 1 for found in witness.rows.values()), "a version was seen with two contents"
+
+
+def test_a_run_without_a_folder_is_served_from_a_bucket_inside_tls(
+    start_run: Start, serve: Callable[..., Server], certificates: Certificates, tmp_path: Path, s3_url: str
+) -> None:
+    job = LongJob(tmp_path, "row_ledger.toml", quick_until=40)
+    tls = {role: str(certificates.folder(role)) for role in (Role.SERVER, Role.READER, Role.WORKER)}
+    sizes = sets(data__examples=FEW, checkpoint__every_s=1.0, checkpoint__url=s3_url)
+    run = start_run(job.file, "--tls-dir", str(certificates.folder(OF_A_JOB)), *sizes)
+    run.credentials = certificates.of(Role.OPERATOR)
+    run.wait_for_steps(10)
+    server = serve(find_coordinator(str(run.dir)), "--tls-dir", tls[Role.SERVER], "--log-format", "json")
+    address = server.start()
+    with ps.subscribe(address, timeout_s=DEADLINE_S, tls_dir=tls[Role.READER]) as held:
+        with pytest.raises(ConfigurationError, match="this process is a reader"):
+            ps.subscribe(address, tls_dir=tls[Role.WORKER])
+        job.let_end()
+        report = run.report()
+        held.wait_for(lambda held: held.done, DEADLINE_S)
+        catalogue = Catalogue(open_store(s3_url))
+        keys, rows = whole_table(catalogue, catalogue.newest_job_manifest(), "ledger")
+        assert held.rows("ledger", keys).tobytes() == rows.tobytes()
+        assert len(rows) == FEW + SHARED == report["rows"]["ledger"]
+    assert server.end(signal.SIGTERM) == 0
+    assert '"event": "published"' in server.said()

@@ -1,7 +1,8 @@
-"""What models of clicks are judged by, against scikit-learn: AUC by 4,001 thresholds, and normalized entropy."""
+"""What models of clicks are judged by, against scikit-learn: AUC by 16,001 thresholds, and normalized entropy."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parashard.errors import ConfigurationError
 from parashard.metrics import AUC, NAMED, NormalizedEntropy
 from parashard.models.clicks import THRESHOLDS
 from parashard.models.framework import WrongModel
@@ -26,20 +28,29 @@ def clicks(scale: float, bias: float, seed: int = 0) -> tuple[Any, Any]:
     return logits, (rng.random(EXAMPLES) < 1 / (1 + np.exp(-logits))).astype(np.int64)
 
 
-@pytest.mark.parametrize("scale", [0.05, 0.5, 1.5, 6.0])
-@pytest.mark.parametrize("bias", [-3.0, 0.0])
-def test_4001_thresholds_are_close_to_the_exact_auc(scale: float, bias: float) -> None:
+@pytest.mark.parametrize(
+    ("scale", "bias"), [*itertools.product([0.05, 0.5, 1.5, 6.0], [-3.0, 0.0]), (0.3, -6), (1, -7)]
+)
+def test_16001_thresholds_are_close_to_the_exact_auc(scale: float, bias: float) -> None:
+    """Also where no more than 1 in 600 is a click."""
     logits, clicked = clicks(scale, bias)
-    found = float(AUC(THRESHOLDS, from_logits=True).of(logits.astype(np.float32)[:, None], clicked))
+    metric = AUC(THRESHOLDS, from_logits=True, spacing="both")
+    found = float(metric.of(logits.astype(np.float32)[:, None], clicked))
     assert abs(found - sklearn_metrics.roc_auc_score(clicked, logits)) < 1e-3
 
 
-def test_of_one_click_in_a_hundred_200_thresholds_would_not_be() -> None:
-    logits, clicked = clicks(1.0, -5.0)
+def test_where_clicks_are_rare_thresholds_by_probability_would_not_be() -> None:
+    logits, clicked = clicks(0.3, -7.0)
     exact = sklearn_metrics.roc_auc_score(clicked, logits)
-    errors = [abs(float(AUC(n, from_logits=True).of(logits, clicked)) - exact) for n in (200, THRESHOLDS)]
+    metrics = [AUC(THRESHOLDS, from_logits=True, spacing=spacing) for spacing in ("probability", "both")]
+    errors = [abs(float(metric.of(logits, clicked)) - exact) for metric in metrics]
     assert errors[0] > 3e-3
     assert errors[1] < 1e-3
+
+
+def test_another_spacing_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="spacing='log'"):
+        AUC(spacing="log")  # type: ignore[arg-type]
 
 
 @given(scale=st.floats(0.01, 5), bias=st.floats(-4, 4), cut=st.integers(1, EXAMPLES - 1), seed=st.integers(0, 9))

@@ -41,6 +41,7 @@ from broken_shards import (
     LogsFromStart,
     RatelessReplay,
     ReplayingAll,
+    RowlessReplay,
     UncopiedStorage,
     UncriticalLogs,
     UnnamedRounds,
@@ -299,6 +300,15 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         (10, 0),
         "log found damaged",
         {**LOG, "log_damaged": 0.7},
+    ),
+    "P18-replayed-without-rows": BrokenRule(
+        replace(REAL, shard=RowlessReplay),
+        "rows",
+        "async",
+        "rows",
+        (0, 1, 2),
+        "log replayed",
+        LOG,
     ),
     "P23-claim-unchecked": BrokenRule(
         replace(REAL, run_store=UncheckedRunStore),

@@ -181,8 +181,9 @@ class ReplayingAll(Shard):
         *,
         skipped: bool,
         learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
     ) -> bool:
-        self.updates.take(step, gradient, staleness, learning_rate)
+        self.updates.take(step, gradient, staleness, learning_rate, rows)
         return True
 
 
@@ -198,8 +199,26 @@ class RatelessReplay(Shard):
         *,
         skipped: bool,
         learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
     ) -> bool:
-        return super().replay(position, step, gradient, staleness, skipped=skipped)
+        return super().replay(position, step, gradient, staleness, skipped=skipped, rows=rows)
+
+
+class RowlessReplay(Shard):
+    """P18 off for tables: what the log has is applied without its rows."""
+
+    def replay(
+        self,
+        position: int,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        *,
+        skipped: bool,
+        learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
+    ) -> bool:
+        return super().replay(position, step, gradient, staleness, skipped=skipped, learning_rate=learning_rate)
 
 
 class CountingEmptyPushes(RoundUpdates):

@@ -135,8 +135,6 @@ def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = Tr
             stray_claim=some(0.1),
         )
     setting = replace(setting, faults=faults)
-    if oracle == "rows":
-        setting = replace(setting, durability="checkpoint")  # a job with tables has no log
     return _in_order(setting) if (oracle, policy) == ("digest", "async") else setting
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sim_jobs import STEPS
 from sim_network import Network
 from sim_parts import COORDINATOR, DIGEST, RUN_ID, Builder, Parts, PullFrame, PushMessage
 from sim_store import Logs, MemoryLog, SimulatedStore
@@ -17,7 +18,8 @@ from sim_world import Process, Promise, World
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
-from parashard.checkpoints.catalogue import Catalogue
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.checkpoints.retention import CommonRounds
 from parashard.errors import ParashardError, RetryLater
 from parashard.job.tables import CheckpointOptions
 from parashard.protocol import wire
@@ -84,6 +86,7 @@ class ShardProcess(Process):
         self.address = address
         self.index = builder.index
         self._network = network
+        self._store = store
         self._habits = parts.habits
         self._stopping = False
         catalogue = Catalogue(store)
@@ -122,6 +125,7 @@ class ShardProcess(Process):
             first.returns,
             claims=claims,
             log_=self.log,
+            damaged=first.damaged,
             clock=clock,
         )
         self.lifecycle = ShardLifecycle(
@@ -139,6 +143,9 @@ class ShardProcess(Process):
             self._plane, self.host, self.checkpointer, self.lifecycle, ReceiveBuffers(builder.push_memory)
         )
         world.fired["shard restored a checkpoint"] += "restored p1" in self.host.restored
+        world.fired["shard went back to an earlier chain"] += (
+            "restored p1" in self.host.restored and "the manifest says" in self.host.restored
+        )
         world.fired["log replayed"] += "replayed" in self.host.restored and "replayed 0" not in self.host.restored
         world.fired["log found damaged"] += "computed again" in self.host.restored
         world.note(f"{self.name} starts: {self.host.restored}")
@@ -177,6 +184,20 @@ class ShardProcess(Process):
                 world.fired["log_torn"] += 1
             if world.rng.random() < world.faults.log_damaged and log.damage(world.rng):
                 world.fired["log_damaged"] += 1
+        lacks_steps = len(self.shard.updates.applied) < STEPS  # what is done with is not computed again (P20)
+        if lacks_steps and world.faults.rows_damaged and world.rng.random() < world.faults.rows_damaged:
+            world.fired["rows_damaged"] += self._damage_rows()
+
+    def _damage_rows(self) -> bool:
+        """Change a file that the newest checkpoint's chain began with; return whether there was one."""
+        ids = Catalogue(self._store.sound).shard_checkpoints(1, self.index)
+        files = Catalogue(self._store.sound).manifest(ids[-1]).table_files if ids else ()
+        if not files:
+            return False
+        file = min(files, key=lambda file: (file.incarnation, file.number, file.name))
+        name = f"{CheckpointId(1, self.index, file.incarnation, file.number).folder}/{file.name}"
+        self._store.contents[name] = self._store.contents[name][:-1] + b"?"
+        return True
 
     def _receive_push(self, message: PushMessage) -> bytes | Promise[bytes] | None:
         """Put the messages of a call in order; its memory is taken with the first, and the push served with the last.
@@ -275,13 +296,15 @@ class ShardProcess(Process):
             except RetryLater:
                 next_s = self.world.now_s + ANNOUNCE_AGAIN_S
                 continue
-            self.checkpointer.cut_round = reply.cut_round if reply.HasField("cut_round") else None
+            cut_round = reply.cut_round if reply.HasField("cut_round") else None
+            self.checkpointer.saved.common = CommonRounds(cut_round, frozenset(reply.kept_rounds))
             self.service.coordinator_incarnation = max(
                 self.service.coordinator_incarnation, reply.coordinator_incarnation
             )
 
     def _registration(self) -> pb.RegisterShardRequest:
         mine, updates = self.shard.identity, self.shard.updates
+        returnable, chains = self.lifecycle.saved_rounds()
         return pb.RegisterShardRequest(
             run_id=RUN_ID,
             job_digest=DIGEST,
@@ -292,7 +315,8 @@ class ShardProcess(Process):
             applied=interval_messages(updates.applied),
             held=interval_messages(updates.held),
             skipped=interval_messages(updates.skipped),
-            checkpoint_rounds=self.lifecycle.returnable(),
+            checkpoint_rounds=returnable,
+            chain_rounds=chains,
             restored=self.host.restored,
         )
 

@@ -16,8 +16,10 @@ from sim_world import World
 
 from parashard.errors import AlreadyStored, StoreFailed
 from parashard.plan.variables import Float32s
+from parashard_server.core.update_policies import NO_ROWS
 from parashard_server.durability.write_ahead_log.records import LogIdentity, LogRecord
 from parashard_server.durability.write_ahead_log.replay import LogEnd
+from parashard_server.state.rows.tables import Pushed, copied
 from support.store_fakes import MemoryStore
 
 SLOW_S = (0.05, 1.0)
@@ -92,10 +94,12 @@ class MemoryLog:
         staleness: int | None,
         skipped: bool,
         learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
     ) -> int:
         """Write a record; it is durable once `make_durable` has been called."""
         kept = None if gradient is None else gradient.copy()
-        self._segment.records.append(LogRecord(self.position, step, kept, skipped, staleness, learning_rate))
+        record = LogRecord(self.position, step, kept, skipped, staleness, learning_rate, copied(rows))
+        self._segment.records.append(record)
         self.position += 1
         return self.position - 1
 

@@ -17,6 +17,7 @@ from sim_settings import FOLLOWED, JOBS, OUT_OF_ORDER, Setting, drawn_setting
 from sim_world import Faults
 
 from parashard.job.policy import Policy
+from parashard_server.state.rows import tables
 from support.logs import quiet_log
 from support.tiers import by_tier
 
@@ -139,6 +140,25 @@ def test_a_job_keeps_its_promise_whatever_is_lost_late_or_killed(oracle: str, po
         if seed + 1 >= SEEDS_MIN and all(fired[fault] for fault in due):  # every injected fault struck
             return
     pytest.fail(f"never struck: {[fault for fault in due if not fired[fault]]}")
+
+
+@pytest.mark.parametrize("policy", [ASYNC, SYNC], ids=["async", "sync"])
+def test_after_a_damaged_file_of_rows_shards_go_back_to_the_chain_before(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P12, P33: with the newest checkpoint alone kept, but for the one of the chain before."""
+    monkeypatch.setattr(tables, "CHAIN_MAX", 2)
+    faults = Faults(shard_crash=0.006, crash=0.003, lost=0.02, rows_damaged=0.4, until_s=30.0)
+    setting = Setting("rows", policy, shards=2, workers=2, checkpoint_every_steps=1, checkpoints_kept=1, faults=faults)
+    due = ["rows_damaged", "shard went back to an earlier chain", *(["rollback"] if policy == SYNC else [])]
+    fired: Counter[str] = Counter()
+    for seed in range(SEEDS_OFTEN_MAX):
+        run = simulate(seed, setting)
+        assert run.violations == [], f"seed {seed}"
+        fired.update(run.fired)
+        if seed + 1 >= SEEDS_OFTEN and all(fired[event] for event in due):
+            return
+    pytest.fail(f"never happened: {[event for event in due if not fired[event]]}")
 
 
 @pytest.mark.parametrize(("oracle", "policy", "seed", "environment"), FAILED_ONCE)

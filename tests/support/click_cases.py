@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Batch, DataSpec, Field
+from parashard.data.ragged import NO_KEY
 from parashard.models import Model, ModelOptions, build_model
 from parashard.models.base import LooksUp
-from parashard.plan.embedding import EmbeddingTable
+from parashard.models.looking_up import looked_up
+from parashard.plan.embedding import Combiner, EmbeddingTable
 from parashard.plan.optimizers import Adagrad
 from parashard.settings.validation import validated
 from support.model_cases import SEED, start
 
 COLUMNS, KEYS, DIMENSION = 4, 6, 3
+LISTS = {"tags": 3, "words": 5}
+"""Columns of lists, and how many values each has at most."""
 CLICK_MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "wide_deep": ({"kind": "wide_deep", "hidden": [7, 4]}, 3),
     "wide_deep-dropout": ({"kind": "wide_deep", "hidden": [9, 6], "dropout": 0.4}, 2),
@@ -32,16 +36,18 @@ CLICK_MODELS: dict[str, tuple[dict[str, Any], int]] = {
 """Options, and how many numbers an example has."""
 
 
-def tables(**dimensions: int) -> tuple[EmbeddingTable, ...]:
+def tables(*, combiner: Combiner | None = None, **dimensions: int) -> tuple[EmbeddingTable, ...]:
     """Return tables by their names and dimensions; by default those of the models here."""
     chosen = dimensions or {"deep": DIMENSION, "wide": 1}
-    return tuple(EmbeddingTable(name, size, Adagrad(learning_rate=0.1)) for name, size in chosen.items())
+    adagrad = Adagrad(learning_rate=0.1)
+    return tuple(EmbeddingTable(name, size, adagrad, combiner=combiner) for name, size in chosen.items())
 
 
-def click_spec(numbers: int = 3, classes: int = 2) -> DataSpec:
-    """Return the spec of data with numbers and keys."""
-    fields = (Field("inputs/numbers", (numbers,), "float32"), Field("inputs/keys", (COLUMNS,), "int64"))
-    return DataSpec(20, 0, (), classes, "00", fields=fields)
+def click_spec(numbers: int = 3, classes: int = 2, columns: int = COLUMNS, lists: bool = False) -> DataSpec:
+    """Return the spec of data with numbers and keys, and columns of lists of them."""
+    fields = [Field("inputs/numbers", (numbers,), "float32"), Field("inputs/keys", (columns,), "int64")]
+    fields += [Field(f"inputs/lists/{name}", (most,), "int64") for name, most in LISTS.items() if lists]
+    return DataSpec(20, 0, (), classes, "00", fields=tuple(fields))
 
 
 def built_click(options: Mapping[str, Any], numbers: int, seed: int = SEED) -> Model:
@@ -65,12 +71,28 @@ def click_batch(model: Model, numbers: int, n: int = 4, step: int = 11) -> Batch
     return replace(batch, places=places)
 
 
+def lists_batch(model: Model, numbers: int, n: int = 4, columns: int = COLUMNS) -> Batch:
+    """Return examples with lists of keys too, of which each column has an empty one and equal keys in one."""
+    rng = np.random.default_rng(n)
+    inputs: dict[str, Any] = {
+        "numbers": rng.standard_normal((n, numbers)).astype(np.float32),
+        "keys": rng.integers(0, KEYS, (n, columns)) * 1_000_003 + 5,
+        "lists": {},
+    }
+    for name, most in LISTS.items():
+        keys = rng.integers(0, 2, (n, most)) * 7 + most
+        keys[np.arange(most) >= rng.integers(1, most + 1, n)[:, None]] = NO_KEY
+        keys[0] = NO_KEY
+        inputs["lists"][name] = keys
+    return looked_up(model, Batch(11, 2, np.arange(n), inputs, rng.integers(0, 2, n)), {t.name: t for t in tables()})
+
+
 def click_start(model: Model, batch: Batch, dtype: Any = np.float32) -> dict[str, Any]:
     """Return the first variables, and the rows that a batch uses."""
     rng = np.random.default_rng(SEED)
     dimensions = {table.name: table.row_elements for table in tables()}
     rows = {
-        name: (0.5 * rng.standard_normal((places.max() + 1, dimensions[name]))).astype(dtype)
+        name: (0.5 * rng.standard_normal((places.max(initial=-1) + 1, dimensions[name]))).astype(dtype)
         for name, places in batch.places.items()
     }
     return start(model, dtype) | rows

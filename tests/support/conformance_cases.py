@@ -11,7 +11,7 @@ import numpy as np
 
 from parashard.plan.embedding import Keys, mixed
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Slice
+from parashard.protocol.messages import PresentRows, PullRun, Push, PushResult, Slice, Weights
 from parashard.transports.base import Pending, Transport
 from support.fake_plane import TARGET, FakePlane
 from support.transport_peers import Peer
@@ -41,7 +41,7 @@ class Talk:
         if method == "push":
             pending = self.transport.push(push_of(np.ones(4, np.float32), **more), deadline_s)
         elif method == "pull_rows":
-            pending = self.transport.pull_rows(rows_of({"user": keys_of(1, 2)}, **more), deadline_s)
+            pending = self.transport.pull_rows(rows_of({"user": keys_of(1, 2)}, **more), kept, deadline_s)
         else:
             into = np.empty(4 * ELEMENTS, np.uint8) if into is None else into
             pending = self.transport.pull(pull_of(0, into.nbytes, **more), Buffers([into]), deadline_s)
@@ -73,6 +73,12 @@ def push_of(*pieces: Any, step: int = 1, slices: tuple[Slice, ...] = ()) -> Push
 
 def keys_of(*ids: int) -> Keys:
     return np.sort(mixed(np.array(ids, np.int64)))
+
+
+def kept(weights: Weights) -> Weights:
+    """Return rows that outlast their reading."""
+    copies = {name: PresentRows(rows.present.copy(), rows.values.copy()) for name, rows in weights.rows.items()}
+    return Weights(weights.version, (), copies)
 
 
 def rows_of(keys: Mapping[str, Keys], step: int = 1) -> PullRun:

@@ -26,6 +26,7 @@ ROWS_MAX = 2000
 TABLES = (
     EmbeddingTable("user", 3, SGD(-1.0), rows_max=ROWS_MAX),
     EmbeddingTable("item", 1024, SGD(-1.0), rows_max=ROWS_MAX),
+    EmbeddingTable("word", 3, SGD(-1.0), rows_max=ROWS_MAX, dtype="bfloat16"),
 )
 
 _Result = TypeVar("_Result")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,7 @@ class ScriptedLeasing:
     judged_steps: dict[int, int] = field(default_factory=dict)
     evaluation_kinds: dict[int, pb.FailureKind] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
+    watched: list[Work] = field(default_factory=list)  # what examples are read for, or the model is at
     view: int = 1
 
     @property
@@ -99,8 +100,15 @@ class ScriptedLeasing:
     def take(self, timeout_s: float) -> Work | None:
         return self.work.popleft() if self.work else None
 
-    def computing(self, work: Work) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def computing(self, work: Work) -> Iterator[None]:
+        self.watched.append(work)
+        try:
+            yield
+        finally:
+            self.watched.pop()
+
+    reading = computing
 
     def completed(self, step: pb.CompletedStep) -> None:
         self.completions.append(step)

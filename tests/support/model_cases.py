@@ -95,6 +95,7 @@ class OnBoth:
             "matmul",
             "maximum",
             "multiply",
+            "nonzero",
             "ones",
         ),
         *("sqrt", "stack", "subtract", "tanh", "uint16", "uint64", "where", "zeros", "zeros_like"),

@@ -15,7 +15,7 @@ import numpy as np
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, TableFile
 from parashard.checkpoints.tables import StoredRows, TableChange, TableWriter
-from parashard.plan.embedding import Keys, bucket_ranges, buckets_of, mixed
+from parashard.plan.embedding import Keys, RowDtype, bucket_ranges, buckets_of, kept_as, mixed
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.serving.following import Follower
@@ -39,14 +39,14 @@ def keys_of_shard(shard: int, number: int, shards: int = 2) -> Keys:
 
 
 def stored_rows(
-    rows: Mapping[int, tuple[float, ...]], last_use: Mapping[int, int] | None = None, dtype: type = np.float32
+    rows: Mapping[int, tuple[float, ...]], last_use: Mapping[int, int] | None = None, dtype: RowDtype = "float32"
 ) -> StoredRows:
     """Return rows in a checkpoint's form, with a slot that no reader wants."""
     keys = np.array(sorted(rows), np.uint64)
     values = np.array([rows[int(key)] for key in keys], np.float32).reshape(len(keys), ELEMENTS)
     uses = np.array([(last_use or {}).get(int(key), 0) for key in keys], np.uint32)
     slots = {"accumulator": np.zeros_like(values)}
-    return StoredRows(keys, np.ones(len(keys), np.uint32), uses, values.astype(dtype), slots)
+    return StoredRows(keys, np.ones(len(keys), np.uint32), uses, kept_as(values, dtype), slots)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Committer:
 
     store: Store
     plan: Plan = PLAN
-    dtype: type = np.float32
+    dtype: RowDtype = "float32"
 
     def write_plan(self) -> None:
         """Store the plan."""
@@ -86,9 +86,13 @@ class Committer:
         *,
         anew: bool = False,
         last_use: Mapping[int, int] | None = None,
+        seed: int | None = None,
         **changed: Any,
     ) -> ShardManifest:
-        """Apply steps, set rows, drop others, and commit that; `anew`: with all rows, and no file of before."""
+        """Apply steps, set rows, drop others, and commit that, with the variables that a seed gives, else others.
+
+        `anew`: with all rows, and no file of before.
+        """
         life.number += 1
         for step in steps:
             life.applied.add(step)
@@ -101,7 +105,7 @@ class Committer:
         if written or len(lost):
             writer.write(TableChange(TABLE, stored_rows(written, last_use, self.dtype), lost))
         life.files = (*(() if anew else life.files), *writer.files)
-        state = state_of(self.plan, life.shard, seed=life.number, applied=tuple(life.applied.intervals()))
+        state = state_of(self.plan, life.shard, seed=seed or life.number, applied=tuple(life.applied.intervals()))
         fields: dict[str, Any] = {
             "tables": ((TABLE, len(life.rows)),) if life.rows else (),
             "table_files": life.files,

@@ -123,6 +123,7 @@ class ShardProcess:
             first.returns,
             claims=claims,
             log_=self.log,
+            damaged=first.damaged,
             clock=lambda: self.now_s,
         )
         self.lifecycle = ShardLifecycle(self.host, builder, restorer, claims, self.log, self.checkpointer)

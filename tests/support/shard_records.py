@@ -38,7 +38,11 @@ def largest_record(shard: int) -> ShardRecord:
             **{
                 field.name: f"{number:0200}" if field.name == "table" else most[int]
                 for field in shard_pb2.TableFigures.DESCRIPTOR.fields
-            }
+                if field.name != "hottest_keys"
+            },
+            # a status has those of all shards together, as many as one has
+            hottest_keys=[shard_pb2.HotKey(key=most[int], pushes=most[int])]
+            * (0 if shard else shard_reports.HOTTEST_MAX),
         )
         for number in range(shard_reports.TABLES_MAX)
     )

@@ -218,6 +218,22 @@ def test_a_hung_step_is_reported_as_failed_and_the_worker_leaves() -> None:  # P
     assert (worker.work.over, worker.work.take(worker.now_s), worker.due_in_s) == (True, None, 0.0)
 
 
+def test_a_step_whose_examples_are_read_for_too_long_is_hung_too_and_stays_announced() -> None:  # P26
+    worker = Worker().granted(0)
+    step = worker.take()
+    worker.work.announce(step)
+    worker.answer(worker.call())
+    worker.work.reading(pb.Grant(step=step), worker.now_s)
+    worker.work.reading(None, worker.now_s)
+    assert worker.work.announced
+    assert not worker.work.retracting
+    worker.work.reading(pb.Grant(step=step), worker.now_s)
+    worker.now_s += STEP_TIMEOUT_S + 1
+    call = worker.work.request(worker.now_s, {})
+    assert call is not None
+    assert [(failed.step, failed.reason) for failed in call.failed] == [(0, "step 0 has taken over 100 s")]
+
+
 def test_a_hung_evaluation_is_reported_as_failed() -> None:
     worker = Worker()
     worker.answer(worker.call(), evaluations=[pb.EvaluationGrant(evaluation=3)])

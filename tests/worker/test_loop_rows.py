@@ -18,6 +18,7 @@ from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.protocol.messages import PullRun, Push
 from support.in_process import COUNTING
 from support.loop_cases import HELD_OUT, Counting, Job, Numbered, evaluation
+from support.waiting import eventually
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 SEEN = EmbeddingTable("seen", 1, COUNTING)
@@ -222,6 +223,27 @@ def test_a_step_whose_announcement_is_not_answered_is_given_back_unread(depth: i
     job.leasing.known = False
     job.run()
     assert (job.leasing.drops, job.completed, model.named) == ([0], [1], [1])
+
+
+@DEPTHS
+def test_the_keys_of_a_step_and_of_an_evaluation_are_asked_for_under_watch(depth: int) -> None:  # P26
+    """One that hangs there is reported as hung, as one that hangs in the model is."""
+    job, model = job_of(0, pb.Grant(step=1, announce=True), evaluation(7), depth=depth)
+    watched: list[Any] = []
+    model.naming = lambda batch: watched.append(tuple(job.leasing.watched))
+    job.run()
+    assert [[getattr(work, "step", None) for work in works] for works in watched] == [[0], [1], [None], [None]]
+    assert job.leasing.watched == []
+
+
+@DEPTHS
+def test_the_keys_of_a_step_that_another_thread_reads_are_waited_for_under_watch(depth: int) -> None:
+    job, model = job_of(0, 1, depth=depth, source=ReadAhead())
+    model.naming = lambda batch: eventually(
+        lambda: [work.step for work in job.leasing.watched] == [batch.step], "it is watched"
+    )
+    job.run()
+    assert sorted(job.completed) == [0, 1]
 
 
 # --- evaluations ---

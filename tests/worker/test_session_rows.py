@@ -20,7 +20,7 @@ from support.small_job import SMALL_JOB
 
 STEPS, KEYS = 16, np.random.default_rng(0).integers(-(10**15), 10**15, 9)
 TABLES = """
-[tables.seen]
+[tables.ledger]
 dimension = 2
 initializer = "zeros"
 optimizer = { kind = "sgd", learning_rate = 1.0 }
@@ -30,6 +30,7 @@ keys_per_step_max = 20
 
 def running(folder: Path, more: str = "") -> AbstractContextManager[SmallCluster]:
     text = SMALL_JOB.replace('source = "synthetic"', 'source = "synthetic"\nexamples = 64')
+    text = text.replace('"softmax"', '"row_ledger"\nshared = 10_000')
     job = job_from_toml(f'{text}[cluster]\nshards = 1\ntransport = "grpc"\npipeline_depth = 0\n{TABLES}{more}')
     return small_cluster(resolved_here(job), folder / "store")
 
@@ -45,15 +46,15 @@ def ids_of(step: Step) -> Any:
     return KEYS[np.stack([step.indices % 9, step.indices % 3], axis=1)]
 
 
-def session_of(cluster: SmallCluster, keys: Any = lambda step: {"seen": ids_of(step)}) -> Session:
+def session_of(cluster: SmallCluster, keys: Any = lambda step: {"ledger": ids_of(step)}) -> Session:
     return Session(cluster.client.address, data=False, keys=keys)
 
 
 def rows_of(cluster: SmallCluster) -> Mapping[int, float]:
     """Return the first number of each row, by its place in KEYS."""
-    with session_of(cluster, lambda step: {"seen": KEYS}) as session:
+    with session_of(cluster, lambda step: {"ledger": KEYS}) as session:
         for step in session.steps():
-            found = session.pull()["seen"][:, 0].tolist()
+            found = session.pull()["ledger"][:, 0].tolist()
             session.push(step, None)
             return dict(enumerate(found))
     raise AssertionError("no step is left")
@@ -63,10 +64,10 @@ def test_every_use_of_an_id_is_in_its_row_once(cluster: SmallCluster) -> None:
     uses = np.zeros(9)
     with session_of(cluster) as session:
         for step in session.steps():
-            rows = session.pull()["seen"]
+            rows = session.pull()["ledger"]
             assert rows.shape == (8, 2, 2)
             assert (rows[:, :, 0] == -rows[:, :, 1]).all()
-            assert session.push(step, {"seen": np.broadcast_to([-1.0, 1.0], rows.shape)})
+            assert session.push(step, {"ledger": np.broadcast_to([-1.0, 1.0], rows.shape)})
             uses += np.bincount(np.searchsorted(np.sort(KEYS), ids_of(step)).ravel(), minlength=9)
             if step.number == STEPS - 2:
                 break
@@ -77,9 +78,9 @@ def test_a_table_that_is_left_out_does_not_move_and_a_wrong_gradient_is_refused(
     with session_of(cluster) as session:
         for step in session.steps():
             with pytest.raises(
-                ShapeMismatch, match=r"table 'seen' is float64 \(8, 2\); due is floating point \(8, 2, 2\)"
+                ShapeMismatch, match=r"table 'ledger' is float64 \(8, 2\); due is floating point \(8, 2, 2\)"
             ):
-                session.push(step, {"seen": np.ones((8, 2))})
+                session.push(step, {"ledger": np.ones((8, 2))})
             assert session.push(step, {})
             if step.number == STEPS - 2:
                 break
@@ -94,9 +95,9 @@ def test_in_rounds_every_step_sees_the_same_bits_of_rows_with_one_session_and_wi
             def work(cluster: SmallCluster = cluster, found: dict[int, bytes] = found) -> None:
                 with session_of(cluster) as session:
                     for step in session.steps():
-                        rows = session.pull()["seen"]
+                        rows = session.pull()["ledger"]
                         found[step.number] = rows.tobytes()
-                        session.push(step, {"seen": np.cos(rows + step.indices[:, None, None] / 7)})
+                        session.push(step, {"ledger": np.cos(rows + step.indices[:, None, None] / 7)})
 
             threads = [threading.Thread(target=work) for _ in range(sessions)]
             for thread in threads:
@@ -111,9 +112,9 @@ def test_in_rounds_every_step_sees_the_same_bits_of_rows_with_one_session_and_wi
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        (lambda step: {"other": KEYS}, "keys named the table 'other'; the job has: seen"),
-        (lambda step: {"seen": KEYS / 2}, "keys returned for table 'seen' what is no key: keys are whole numbers"),
-        (lambda step: {"seen": np.arange(21)}, "a step needs 21 rows of table 'seen'; its keys_per_step_max is 20"),
+        (lambda step: {"other": KEYS}, "keys named the table 'other'; the job has: ledger"),
+        (lambda step: {"ledger": KEYS / 2}, "keys returned for table 'ledger' what is no key: keys are whole numbers"),
+        (lambda step: {"ledger": np.arange(21)}, "a step needs 21 rows of table 'ledger'; its keys_per_step_max is 20"),
         (lambda step: [1], "keys returned a list; due is a mapping of tables to their ids"),
     ],
 )
@@ -125,5 +126,5 @@ def test_wrong_keys_end_the_session_and_count_as_an_attempt(cluster: SmallCluste
 
 
 def test_a_job_with_tables_needs_keys(cluster: SmallCluster) -> None:
-    with pytest.raises(ConfigurationError, match="the tables seen, and nothing says which rows a step needs"):
+    with pytest.raises(ConfigurationError, match="the tables ledger, and nothing says which rows a step needs"):
         session_of(cluster, None).__enter__()

@@ -130,7 +130,7 @@ class Task(NamedTuple):
         values : mapping of str to ndarray of float32
             Every variable, and of each table the rows of `keys`, as pulled; only read.
         computing : callable
-            Entered around each of the model's computations.
+            Entered around the reading of examples and what the model computes of them, some at a time.
         keys : mapping of str to ndarray of uint64
             As `held_out_keys` returns them.
 
@@ -146,13 +146,15 @@ class Task(NamedTuple):
         """
         totals = Totals()
         variables = self.device.variables_from_host(values)
-        for batch in self._held_out():
-            rows = rows_of(batch.inputs)
-            there = placed(self.model, batch, self.tables, keys) if self.tables else batch
+        batches = self._held_out()
+        while True:
             with computing():
+                batch = next(batches, None)
+                if batch is None:
+                    return totals.figures()
+                there = placed(self.model, batch, self.tables, keys) if self.tables else batch
                 metrics = self.model.evaluate(variables, self.device.batch_from_host(there), self.device.xp)
-            totals.add(self._judged(metrics), rows)
-        return totals.figures()
+            totals.add(self._judged(metrics), rows_of(batch.inputs))
 
     def _held_out(self) -> Iterator[Batch]:
         spec = self.source.spec

@@ -25,7 +25,8 @@ def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing
     """Judge the weights that the grant names, and report it; keep them before, where the grant says so."""
     round_ = grant.round if grant.for_round else None
     try:
-        keys = task.held_out_keys()
+        with leasing.reading(grant):
+            keys = task.held_out_keys()
     except BaseException as error:  # noqa: BLE001  # the model's code
         _failed(grant, leasing, error)
         return

@@ -136,9 +136,13 @@ class LeasedWork:
 
     def computing(self, work: Work | None, now_s: float) -> None:
         """Note what the model is at from now on; None: it has returned."""
-        self._computing = None if work is None else (work, now_s)
+        self.reading(work, now_s)
         if work is None and self._announcing is not None:
             self._announcing, self.retracting = None, self.announced
+
+    def reading(self, work: Work | None, now_s: float) -> None:
+        """Note what examples are read for; None: they are. As `computing`, but a step that was announced stays so."""
+        self._computing = None if work is None else (work, now_s)
 
     def completed(self, step: pb.CompletedStep, now_s: float) -> None:
         """Report a step that every shard acknowledged."""

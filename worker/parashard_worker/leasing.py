@@ -170,6 +170,17 @@ class Leasing:
                 self._wake()
                 self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._retry_budget_s)
 
+    @contextmanager
+    def reading(self, work: Work) -> Iterator[None]:
+        """Watch over the reading of examples, and of the keys that they need: as `computing`, before it."""
+        with self._changed:
+            self._work.reading(work, self.clock.now_s())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._work.reading(None, self.clock.now_s())
+
     def announce(self, step: int) -> bool:
         """Tell the coordinator that a step is computed now, and wait until it knows; False: there is no work.
 

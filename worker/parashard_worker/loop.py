@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
@@ -184,7 +184,10 @@ class StepLoop:
 
     def _with_rows(self, grant: pb.Grant, batch: Future[Batch] | None = None) -> _Leased:
         """Read a step's examples, unless that is under way, and begin a pull with the rows that they need."""
-        batch = batch or _caught(self._task.batch_of, grant.step)
+        with self._leasing.reading(grant):
+            batch = batch or _caught(self._task.batch_of, grant.step)
+            if isinstance(self._executor, Inline):
+                wait([batch])
         return _Leased(grant, self._executor.submit(self._pull_rows, grant, batch), batch)
 
     def _pull_rows(self, grant: pb.Grant, batch: Future[Batch]) -> Pulled | None:
@@ -204,10 +207,9 @@ class StepLoop:
             if not self._announced(grant):
                 return
             leased = self._with_rows(grant)
-        assert leased.pulled is not None
         started_s = time.perf_counter()
         try:
-            pulled = leased.pulled.result()
+            pulled = self._pulled_of(leased)
         except InvalidRequest as error:
             self._transfers.pull_refused(grant.step, error)
             return
@@ -244,6 +246,14 @@ class StepLoop:
         self.phases_s["push"] += time.perf_counter() - started_s
         if not self._depth:
             self._settle()
+
+    def _pulled_of(self, leased: _Leased) -> Pulled | None:
+        """Wait for a step's pull, and first, under watch, for the keys that it needs."""
+        assert leased.pulled is not None
+        if self._task.tables and leased.batch is not None:
+            with self._leasing.reading(leased.grant):
+                wait([leased.batch])
+        return leased.pulled.result()
 
     def _announced(self, grant: pb.Grant) -> bool:
         """Say that what killed a worker before begins, where that is so; if that fails, give it back: False."""

@@ -330,7 +330,7 @@ class Session:
         self._grant = grant
         if grant.announce and not self._leasing.announce(grant.step):
             return None  # the next turn gives it back
-        with self._leasing.computing(grant):
+        with self._leasing.reading(grant):
             try:
                 step = self._step(grant.step)
             except ParashardError as error:  # the data

@@ -115,6 +115,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             return pb.RegisterShardReply(
                 coordinator_incarnation=core.job.options.incarnation,
                 cut_round=core.job.rounds.common_cut(),
+                kept_rounds=core.job.rounds.kept_rounds(),
                 state=core.job.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
             )
 

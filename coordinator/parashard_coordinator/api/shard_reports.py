@@ -33,6 +33,7 @@ from parashard_coordinator.core.membership import ShardRegistration
 INTERVALS_MAX = 1 << 15  # in a shard's applied steps, and in those it holds; each gap is a lease that is late
 ROUNDS_MAX = 1 << 16  # that a shard can return to
 TABLES_MAX = 1 << 8  # embedding tables of a job
+HOTTEST_MAX = 5  # keys of a table that were pushed the most often
 STALENESS_VALUES_MAX = 1 << 12  # that a shard tells apart
 ERROR_BYTES_MAX = 300  # of its checkpoints' and of its log's error, each: a status has them of every shard
 
@@ -42,7 +43,7 @@ _FIGURES = tuple(
     if isinstance(getattr(shard_pb2.InspectReply(), field.name), int | float | str)
 )
 
-TABLE_FIGURES = tuple(field.name for field in shard_pb2.TableFigures.DESCRIPTOR.fields)
+TABLE_FIGURES = tuple(field.name for field in shard_pb2.TableFigures.DESCRIPTOR.fields if field.name != "hottest_keys")
 
 
 class ShardRecord(NamedTuple):
@@ -96,6 +97,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
     """
     _check_counts(request)
     check_count("skipped", request.skipped, INTERVALS_MAX)
+    check_count("chain_rounds", request.chain_rounds, ROUNDS_MAX)
     registration = ShardRegistration(
         request.incarnation,
         checked_address(request.address, "address"),
@@ -109,6 +111,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
         held=intervals_from(request.held or request.applied),
         skipped=intervals_from(request.skipped),
         returnable=frozenset(request.checkpoint_rounds),
+        chains=frozenset(request.chain_rounds),
         restored=readable(request.restored, REASON_BYTES_MAX),
         first_incarnation=request.first_incarnation,
     )
@@ -129,13 +132,18 @@ def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
     _check_counts(reply)
     check_count("staleness", reply.staleness, STALENESS_VALUES_MAX)
     check_count("tables", reply.tables, TABLES_MAX)
+    for table in reply.tables:
+        check_count("hottest_keys", table.hottest_keys, HOTTEST_MAX)
     # A new message: a decoded one keeps the memory of cleared fields, and unknown fields.
     return ShardRecord(
         figures=shard_pb2.InspectReply(**{name: _figure(name, getattr(reply, name)) for name in _FIGURES}),
         steps_applied=_length(reply.applied),
         staleness=Counter({count.staleness: count.pushes for count in reply.staleness}),
         tables=tuple(
-            shard_pb2.TableFigures(**{name: _figure(name, getattr(table, name)) for name in TABLE_FIGURES})
+            shard_pb2.TableFigures(
+                **{name: _figure(name, getattr(table, name)) for name in TABLE_FIGURES},
+                hottest_keys=[shard_pb2.HotKey(key=hot.key, pushes=hot.pushes) for hot in table.hottest_keys],
+            )
             for table in reply.tables
         ),
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.display.figures import natural
-from parashard_coordinator.api.shard_reports import TABLE_FIGURES, TABLES_MAX, ShardRecord
+from parashard_coordinator.api.shard_reports import HOTTEST_MAX, TABLE_FIGURES, TABLES_MAX, ShardRecord
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.staleness import merged, quantile
@@ -140,4 +142,6 @@ def _tables(records: Iterable[ShardRecord]) -> list[pb.TableStatus]:
 def _total(name: str, tables: list[shard_pb2.TableFigures]) -> shard_pb2.TableFigures:
     fields = [field for field in TABLE_FIGURES if field != "table"]
     sums = {field: min(sum(getattr(one, field) for one in tables), _UINT64_MAX) for field in fields}
-    return shard_pb2.TableFigures(table=name, **sums)
+    told = (one.hottest_keys for one in tables if one.hottest_keys)  # each from the most often pushed on
+    hottest = islice(heapq.merge(*told, key=lambda hot: (-hot.pushes, hot.key)), HOTTEST_MAX)
+    return shard_pb2.TableFigures(table=name, **sums, hottest_keys=hottest)

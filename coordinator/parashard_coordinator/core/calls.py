@@ -168,3 +168,4 @@ class Announcement(NamedTuple):
     returnable: frozenset[int] = frozenset({0})
     restored: str = ""
     first_incarnation: int = 0  # of its process; 0: this incarnation's
+    chains: frozenset[int] = frozenset()  # rounds from which on its checkpoints share files of rows

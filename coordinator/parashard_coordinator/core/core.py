@@ -68,7 +68,14 @@ class Core:
         is_new = job.shards.register(shard, registration)
         self._shard_seen_s[shard] = now_s
         held = job.leases.trusted(announcement.applied, announcement.held, skipped)
-        standing = Standing(announcement.applied, held, skipped, announcement.returnable, registration.incarnation)
+        standing = Standing(
+            announcement.applied,
+            held,
+            skipped,
+            announcement.returnable,
+            registration.incarnation,
+            announcement.chains,
+        )
         job.rounds.stands(shard, standing)
         job.leases.reach(held_stop - 1)
         if is_new:

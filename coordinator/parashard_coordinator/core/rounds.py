@@ -23,6 +23,7 @@ class Standing(NamedTuple):
     skipped: IntervalSet  # of the held ones, those whose push was empty
     returnable: frozenset[int] = frozenset({0})  # rounds with a checkpoint of it, and the one that its plan began at
     incarnation: int = 0
+    chains: frozenset[int] = frozenset()  # rounds from which on checkpoints of it share files of rows
 
     def precedes(self, later: Standing) -> bool:
         """Tell whether this is an announcement that a later one of the same incarnation has overtaken."""
@@ -50,6 +51,9 @@ class RoundBook(Protocol):
 
     def common_cut(self) -> int | None:
         """Return the newest round that every shard has saved."""
+
+    def kept_rounds(self) -> list[int]:
+        """Return earlier rounds that all shards keep, in case one finds the rows of its newest chain damaged."""
 
     def passed(self) -> int:
         """Return how many steps some shard has in its weights."""
@@ -87,6 +91,10 @@ class NoRounds:
     def common_cut(self) -> int | None:
         """There are no rounds."""
         return None
+
+    def kept_rounds(self) -> list[int]:
+        """Each shard keeps what it needs itself."""
+        return []
 
     def passed(self) -> int:
         """Weights can be judged at any time."""
@@ -176,9 +184,19 @@ class Rounds:
 
     def common_cut(self) -> int | None:
         """Return the newest round that every shard has saved, or None: nothing older than it may go."""
-        if len(self._standings) < self._shards:
-            return None
-        return max(frozenset.intersection(*(s.returnable for s in self._standings.values())), default=None)
+        return max(self._saved_by_all(), default=None)
+
+    def kept_rounds(self) -> list[int]:
+        """Return, for each shard, the newest common round before the chain that its newest common one belongs to.
+
+        It is read with `common_cut`: until that passes the first round of a chain, no shard deletes the one before.
+        """
+        saved = sorted(self._saved_by_all())
+        found = set()
+        for standing in self._standings.values() if saved else ():
+            begun = max((chain for chain in standing.chains if chain <= saved[-1]), default=0)
+            found.update([round_ for round_ in saved if round_ < begun][-1:])
+        return sorted(found)
 
     def passed(self) -> int:
         """Return how many steps some shard has in its weights: earlier rounds' weights are gone."""
@@ -211,6 +229,11 @@ class Rounds:
     def cut_named(self) -> None:
         """Lease on: every shard that could be told knows."""
         self._cut_step = None
+
+    def _saved_by_all(self) -> frozenset[int]:
+        if len(self._standings) < self._shards:
+            return frozenset()
+        return frozenset.intersection(*(standing.returnable for standing in self._standings.values()))
 
     def _newest_common(self) -> int:
         """Return the newest round that each shard stands at or has saved, from before what they disagree about."""

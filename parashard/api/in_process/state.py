@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import Part
+from parashard.checkpoints.retention import CommonRounds
 from parashard.client.pulled_rows import PulledRows, TableSet
 from parashard.client.shard_client import ShardClient
 from parashard.job.declaration import DeclaredJob
@@ -24,7 +26,7 @@ from parashard.job.schema import Job
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, PresentRows, PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import NO_KEYS, PullRun, Push, Receipt, Weights
 from parashard.protocol.proto_conversion import plan_message
 from parashard.store.base import Store
 from parashard.store.claims import Claims, claim_incarnation
@@ -139,6 +141,7 @@ class State:
             first.returns,
             claims=claims,
             log_=self._log,
+            damaged=first.damaged,
             last=first.restored,
         )
         self._lifecycle = ShardLifecycle(self._host, builder, restorer, claims, self._log, self._checkpointer)
@@ -166,7 +169,7 @@ class State:
         shard = self._host.shard
         run = PullRun(shard.identity, round_, None, 0, shard.storage.weights.nbytes, None, "")
         self._plane.pull(run, TURN_S, lambda _: None)
-        self._checkpointer.cut_round = round_  # the only shard: every one has it once this one has
+        self._checkpointer.saved.common = CommonRounds(round_)  # the only shard: every one has it once this one has
         return self._variables
 
     def pull_rows(self, round_: int, keys: Mapping[str, Keys]) -> dict[str, Float32s]:
@@ -174,7 +177,7 @@ class State:
         rows, identity = PulledRows(self._tables, keys), self._host.shard.identity
         for part in rows.parts(1):
             run = PullRun(identity, round_, None, 0, 0, None, "", rows.keys_of(part))
-            rows.fill(part, self._plane.pull(run, TURN_S, _copied))
+            self._plane.pull(run, TURN_S, partial(rows.fill, part))
         return rows.values
 
     def push(self, grant: Grant, gradients: Mapping[str, Float32s], keys: Mapping[str, Keys] = NO_KEYS) -> None:
@@ -297,15 +300,9 @@ class _Calls:
 
         return _Done(lambda: self._plane.pull(run, TURN_S, read))
 
-    def pull_rows(self, run: PullRun, deadline_s: float) -> Pending[Weights]:
-        """Copy rows by a call."""
-        return _Done(lambda: self._plane.pull(run, TURN_S, _copied))
+    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
+        """Read rows by a call."""
+        return _Done(lambda: self._plane.pull(run, TURN_S, read))
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _copied(weights: Weights) -> Weights:
-    """Return rows that are the caller's."""
-    copies = {name: PresentRows(rows.present, rows.values.copy()) for name, rows in weights.rows.items()}
-    return Weights(weights.version, (), copies)

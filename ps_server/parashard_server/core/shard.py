@@ -18,7 +18,7 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
 from parashard_server.core.counters import ShardCounters
-from parashard_server.core.update_policies import FoldedStep, UpdatePolicy
+from parashard_server.core.update_policies import NO_ROWS, FoldedStep, UpdatePolicy
 from parashard_server.state.kernels import fused
 from parashard_server.state.pulled_weights import PulledWeights
 from parashard_server.state.rows.tables import NO_TABLES, Pushed, Tables, TablesCut, decoded
@@ -56,6 +56,7 @@ class Journal(Protocol):
         staleness: int | None,
         skipped: bool,
         learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
     ) -> int:
         """Note a push, before it moves the weights, and return its position; never raises.
 
@@ -135,7 +136,7 @@ class Shard:
             self.updates.admit(push.step, push.learning_rate)
             rows = self._checked_rows(push)
             self.record.push_float32_bytes += sum(piece.elements for piece in push.slices) * ELEMENT_BYTES
-            self.record.push_float32_bytes += sum(piece.size_bytes for piece in push.rows)
+            self.record.push_float32_bytes += sum(piece.float32_bytes for piece in push.rows)
             return self._take(push, rows)
         except Exception:
             self.record.refused_pushes += 1
@@ -186,6 +187,7 @@ class Shard:
         *,
         skipped: bool,
         learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
     ) -> bool:
         """Push again what an earlier incarnation has logged; return False if it is in already.
 
@@ -201,8 +203,10 @@ class Shard:
             except FoldedStep:  # what the log lost would have said that the round began again before this
                 self.updates.begin_again()
         self.updates.admit(step, learning_rate)
+        if rows:
+            rows = self._tables_of(step).checked(rows, self.updates.waiting_rows, now=self.updates.version)
         self._note(step, position)
-        self.updates.take(step, gradient, staleness, learning_rate)
+        self.updates.take(step, gradient, staleness, learning_rate, rows)
         self._note_skip(step, skipped=skipped)
         return True
 
@@ -263,9 +267,13 @@ class Shard:
         if self._pulled is not None and gradient is not None and not push.void:
             gradient = self._compensated(push, gradient)
         if self.journal is not None:
-            assert not rows, "a job with tables has no log of pushes"
             position = self.journal.append(
-                push.step, gradient, staleness=staleness, skipped=push.skipped, learning_rate=push.learning_rate
+                push.step,
+                gradient,
+                staleness=staleness,
+                skipped=push.skipped,
+                learning_rate=push.learning_rate,
+                rows=rows,
             )
             self._note(push.step, position)
         # From here on the weights may have changed: an error is a broken invariant and ends the process.
@@ -349,11 +357,19 @@ class Shard:
             )
         if not push.rows:
             return {}
-        if push.skipped or self.tables is None:
-            why = "an empty push has no rows" if push.skipped else "this job has no tables"
-            raise MalformedFrame(f"step {push.step}: gradients of rows, and {why}")
+        if push.skipped:
+            raise MalformedFrame(f"step {push.step}: gradients of rows, and an empty push has no rows")
+        tables = self._tables_of(push.step)
+        tables.check_slices(push.rows)
         pushed = decoded(push.rows, push.payload.whole()[size_bytes:])
-        return self.tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
+        checked = tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
+        tables.count_bytes(push.rows)
+        return checked
+
+    def _tables_of(self, step: int) -> Tables:
+        if self.tables is None:
+            raise MalformedFrame(f"step {step}: gradients of rows, and this job has no tables")
+        return self.tables
 
 
 def _slices_bytes(push: Push) -> int:

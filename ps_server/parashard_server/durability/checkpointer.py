@@ -1,7 +1,7 @@
 """Checkpointer: saves a shard's state concurrently with pushes, and deletes superseded checkpoints.
 
 Owns the sequence: cut (under the shard's lock), copy (a partition at a time), files and manifest
-(`parashard_server.durability.checkpoint_writer`), collection. Knows no schedule
+(`parashard_server.durability.checkpoint_writer`), collection (`saved_checkpoints` beside it). Knows no schedule
 (`parashard_server.durability.schedule`), no format (`parashard.checkpoints`) and no gRPC. A failing store costs
 checkpoints, which is counted and reported, but no pushes.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.manifest import TableFile
-from parashard.checkpoints.retention import Held, collect, given_up, superseded
+from parashard.checkpoints.retention import Held
 from parashard.checkpoints.verify import damage_in_shard
 from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
 from parashard.job.tables import CheckpointOptions
@@ -27,6 +27,7 @@ from parashard.process.trouble import Trouble
 from parashard.store.claims import Claims, Return
 from parashard_server.core.shard import Cut, Shard
 from parashard_server.durability.checkpoint_writer import Stored, stored_as, write_cut
+from parashard_server.durability.saved_checkpoints import SavedCheckpoints
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.shard_host import ShardHost
@@ -61,10 +62,8 @@ class Checkpointer:
     Decides when to save.
     options : CheckpointOptions
     Retention.
-    known : sequence of Held
-        The existing checkpoints that are not known to be damaged.
-    returns : list of Return
-        The rollbacks by which the shard's incarnations began; `ShardLifecycle` adds to it.
+    known, returns, damaged
+        As of `SavedCheckpoints`.
     claims : Claims
         Of this process: once another one has claimed the shard, nothing is saved or deleted any more.
     log_ : ShardLog
@@ -87,21 +86,19 @@ class Checkpointer:
         *,
         claims: Claims,
         log_: ShardLog,
+        damaged: Sequence[CheckpointId] = (),
         last: Stored | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = CheckpointRecord(interval_s=options.every_s)
-        self.cut_round: int | None = None
-        """The newest round that every shard has saved, as last reported by the coordinator."""
-        self.returns = returns
+        self.saved = SavedCheckpoints(catalogue, options, claims, known, returns, damaged)
+        """Those that there are."""
         self._host = host
         self._log = log_
         self._catalogue = catalogue
         self._schedule = schedule
         self._options = options
-        self._known = known
         self._claims = claims
-        self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
         self._clock = clock
         self._saving = threading.Lock()  # one checkpoint at a time, from cut to manifest
         self.pending: Cut | None = None
@@ -111,19 +108,12 @@ class Checkpointer:
         self._found_full = 0  # consecutive checkpoints that found the disk full
         self._last = last
         self._last_incarnation = host.shard.identity.incarnation  # of the state in `_last`
-        self._handed_out = (
-            last.id.folder if last else ""
-        )  # folder of a checkpoint that may become part of a drained one: retained until the next
-        self._number = max((held.id.number for held in known), default=0)
+        self.saved.handed_out = last.id.folder if last else ""
+        self._number = self.saved.last_number
         self._uncopied = host.shard.storage.uncopied  # partitions, after the last request or copy
         self._stopping = False
         host.after_request = self.after_request
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
-
-    @property
-    def rounds(self) -> list[int]:
-        """Rounds that the shard can roll back to, ascending."""
-        return sorted({held.round for held in self._good() if held.round is not None})
 
     def start(self) -> None:
         """Start to save by the schedule."""
@@ -174,10 +164,12 @@ class Checkpointer:
         with self._saving:
             self._save_waiting()  # it is older, and ids must rise with time
             if self._last is not None and self._last.id.folder == damaged:
-                self.forget(self._last.id)
+                self.saved.distrust(self._last.id)
                 self._last = None
 
             def reach(shard: Shard) -> Cut | None:
+                if damaged and shard.tables is not None:
+                    shard.tables.begin_chain()
                 if round_ is not None:
                     shard.updates.reach(round_)
                 last = self._last
@@ -189,17 +181,8 @@ class Checkpointer:
             cut = self._host.run_exclusive(reach)
             stored = self._last if cut is None else self._save(cut)
             assert stored is not None
-            self._handed_out = stored.id.folder
+            self.saved.handed_out = stored.id.folder
             return stored
-
-    def forget(self, id_: CheckpointId) -> None:
-        """Drop a damaged checkpoint from the list."""
-        with self._listing:
-            self._known = [held for held in self._known if held.id != id_]
-
-    def at_round(self, round_: int) -> list[CheckpointId]:
-        """Return the checkpoints of a round, the newest first."""
-        return sorted((held.id for held in self._good() if held.round == round_), reverse=True)
 
     def returned(self, shard: Shard) -> None:
         """Record a rollback: a new incarnation of an earlier round is served; under the shard's lock."""
@@ -211,10 +194,6 @@ class Checkpointer:
         """Save the pending cut, if any; errors are counted and reported."""
         with self._saving:
             self._save_waiting()
-
-    def _good(self) -> list[Held]:
-        """Return the checkpoints that are neither known to be damaged nor discarded by a rollback."""
-        return [held for held in self._known if not given_up(held, self.returns)]
 
     def _save_waiting(self) -> None:
         cut = self.pending
@@ -250,6 +229,7 @@ class Checkpointer:
         try:
             failpoints.hit("shard.checkpoint.cut")
             self._copy(cut)
+            self.saved.delete_damaged()
             if self._found_full:
                 self._free_space(cut)
             stored = self._store(cut)
@@ -281,17 +261,14 @@ class Checkpointer:
         """
         if self._found_full > 1:
             self._log.give_up_below(cut.replay_from)
-        while self._good():
-            newest = self._by_age()[-1].id
+        while good := self.saved.by_age():
+            newest = good[-1].id
             damage = list(damage_in_shard(self._catalogue, newest))
             if not damage:
-                self._collect(cut, keep=1)
+                self._collect(cut, keep=1, earlier_chain=False)
                 return
             log.warning("checkpoint-damaged", id=str(newest), what=damage[0])
-            self.forget(newest)
-
-    def _by_age(self) -> list[Held]:
-        return sorted(self._good(), key=lambda held: (-1 if held.round is None else held.round, held.id))
+            self.saved.distrust(newest, chain=False)
 
     def _copy(self, cut: Cut) -> None:
         more = True
@@ -319,8 +296,7 @@ class Checkpointer:
         failpoints.hit("shard.checkpoint.manifest")
         stored = stored_as(manifest)
         self.record.bytes = manifest.size_bytes + stored.manifest_bytes
-        with self._listing:
-            self._known = [*self._known, Held(id_, cut.round, cut.replay_from)]
+        self.saved.add(Held.of(manifest))
         if cut.round is not None:
             self._host.changed.set()  # report the round to the coordinator at once: all shards may roll back to it
         return stored
@@ -331,23 +307,7 @@ class Checkpointer:
             with suppress(QueueFull):
                 self._host.run_exclusive(lambda _: cut.tables.ended(files))
 
-    def _collect(self, cut: Cut, keep: int) -> None:
-        """Delete superseded checkpoints, if this process has the newest claim."""
-        try:
-            self._claims.check()
-            cut_round = None if cut.round is None else self.cut_round
-            old = superseded(
-                self._known,
-                keep=keep,
-                keep_every=self._options.keep_every,
-                pinned=self._catalogue.pinned() | {self._handed_out},
-                cut_round=cut_round,
-                returns=self.returns,
-            )
-            for id_ in old:
-                failpoints.hit("shard.checkpoint.collecting")
-                self.forget(id_)
-                collect(self._catalogue, id_)
-            self._log.collect(self._by_age()[-keep:])
-        except (StoreFailed, Superseded) as error:
-            log.warning("collection-failed", error=str(error))
+    def _collect(self, cut: Cut, keep: int, *, earlier_chain: bool = True) -> None:
+        """Delete what is not needed any more, and of the log what no checkpoint that is kept needs."""
+        if self.saved.collect(keep=keep, rounds=cut.round is not None, earlier_chain=earlier_chain):
+            self._log.collect(self.saved.by_age()[-keep:])

@@ -8,8 +8,10 @@ the requests.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.retention import Held
 from parashard.errors import DamagedCheckpoint, NotReady, StaleIncarnation, StoreFailed, Superseded
 from parashard.process import failpoints
@@ -39,12 +41,15 @@ class FirstIncarnation(NamedTuple):
         With what returns to earlier rounds the shard's incarnations began, as far back as its checkpoints go.
     restored : Stored, optional
         The checkpoint of its own that it was restored from.
+    damaged : sequence of CheckpointId
+        Newer ones than that, which are damaged.
     """
 
     host: ShardHost
     known: list[Held]
     returns: list[Return]
     restored: Stored | None
+    damaged: Sequence[CheckpointId] = ()
 
 
 def begin_first_incarnation(
@@ -81,7 +86,7 @@ def begin_first_incarnation(
     log.info("restored", what=text, steps=len(shard.updates.applied))
     host = ShardHost(shard, AdmissionLock(builder.job.cluster.queue_pushes), text)
     found = None if restored.manifest is None else stored_as(restored.manifest)
-    return FirstIncarnation(host, restored.known, returns, found)
+    return FirstIncarnation(host, restored.known, returns, found, restored.damaged)
 
 
 class ShardLifecycle:
@@ -124,8 +129,13 @@ class ShardLifecycle:
 
     def returnable(self) -> list[int]:
         """Return the rounds that the shard can return to, ascending (sync mode)."""
+        return self.saved_rounds()[0]
+
+    def saved_rounds(self) -> tuple[list[int], list[int]]:
+        """Return these rounds, and the first one of each chain of checkpoints, ascending."""
         first = self._restorer.first_round
-        return [] if first is None else sorted({first, *self._checkpointer.rounds})
+        saved, chains = self._checkpointer.saved.rounds_and_chains()
+        return ([], []) if first is None else (sorted({first, *saved}), chains)
 
     def roll_back(self, round_: int, incarnation: int) -> int:
         """Begin another incarnation at an earlier round; return its incarnation.
@@ -143,14 +153,14 @@ class ShardLifecycle:
             earlier = self._host.shard
             if earlier.identity.incarnation != incarnation:
                 raise StaleIncarnation(f"this is incarnation {earlier.identity.incarnation} already, not {incarnation}")
-            ids = self._checkpointer.at_round(round_)
+            ids = self._checkpointer.saved.at_round(round_)
             try:
                 state = self._restorer.at(round_, ids)
             except DamagedCheckpoint:
                 for id_ in ids:
-                    self._checkpointer.forget(id_)
+                    self._checkpointer.saved.forget(id_)
                 raise
-            new = _claim_return(self.claims, self._checkpointer.returns, round_)
+            new = _claim_return(self.claims, self._checkpointer.saved.returns, round_)
             failpoints.hit("shard.rollback.claimed")
             shard = self._builder.build(new, state)
             shard.record = earlier.record  # of the process, whose counters only grow

@@ -7,6 +7,7 @@ initial values. Reports skipped checkpoints. Knows no process and no gRPC; calle
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
@@ -31,6 +32,7 @@ class Restored(NamedTuple):
     text: str
     returns: Sequence[Return] = ()
     passed_over: bool = False  # a newer checkpoint was skipped: it is damaged or unreadable at present
+    damaged: Sequence[CheckpointId] = ()  # those that were skipped and are damaged, if an earlier one is sound
 
 
 class Restorer:
@@ -92,7 +94,11 @@ class Restorer:
         ids = self._catalogue.shard_checkpoints(self._plan.version, self._index) if self._rounds else []
         returned = returns(min(id_.incarnation for id_ in ids)) if ids else ()
         state, manifest, skipped = newest_verified(
-            self._catalogue, self._plan.version, self._index, order, lambda found: not given_up(_held(found), returned)
+            self._catalogue,
+            self._plan.version,
+            self._index,
+            order,
+            lambda found: not given_up(Held.of(found), returned),
         )
         bad = {id_ for id_, _ in skipped}
         known = [held for held in self._listed() if held.id not in bad]
@@ -100,11 +106,14 @@ class Restorer:
         if manifest is not None and state is not None:
             _check_run(manifest, self._reply)
             said.insert(0, f"restored {CheckpointId.of(manifest)} with {counted(len(state.applied), 'step')}")
+            if skipped:  # its chain goes no further: the next checkpoint begins another one
+                state = replace(state, table_files=())
         else:
             state = self._first()
             resharded = f"resharded {self._reply.source} with {counted(len(state.applied), 'step')}" if state else ""
             said.insert(0, resharded or "initial values")
-        return Restored(state, manifest, known, "; ".join(said), returned, bool(skipped))
+        damaged = [id_ for id_, error in skipped if manifest and isinstance(error, DamagedCheckpoint)]
+        return Restored(state, manifest, known, "; ".join(said), returned, bool(skipped), damaged)
 
     def at(self, round_: int, ids: list[CheckpointId]) -> ShardState | None:
         """Return the state at a round, from the first of its checkpoints that verifies; None: the initial values.
@@ -137,14 +146,10 @@ class Restorer:
         found = []
         for id_ in self._catalogue.shard_checkpoints(self._plan.version, self._index):
             try:
-                found.append(_held(self._catalogue.manifest(id_)))
+                found.append(Held.of(self._catalogue.manifest(id_)))
             except (DamagedCheckpoint, NotStored):
                 continue  # reported by the search for the newest
         return found
-
-
-def _held(manifest: ShardManifest) -> Held:
-    return Held(CheckpointId.of(manifest), manifest.round, manifest.log_position)
 
 
 def _check_run(manifest: ShardManifest, reply: pb.GetJobReply) -> None:

@@ -23,6 +23,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.durability.write_ahead_log.log import WriteAheadLog, open_log
 from parashard_server.durability.write_ahead_log.records import EXTRA_BYTES, LogIdentity
 from parashard_server.durability.write_ahead_log.replay import Replay, replay
+from parashard_server.durability.write_ahead_log.row_parts import TABLE_BYTES
 
 
 class ShardLog:
@@ -92,7 +93,10 @@ class ShardLog:
         """Push again what the log has from a position on, and go on with it; return what happened, for people."""
         if self._folder is None:
             return ""
-        records = self._replayed(self._folder, _identity(shard), position, shard.storage.weights.nbytes + EXTRA_BYTES)
+        record_bytes_max = shard.storage.weights.nbytes + EXTRA_BYTES
+        if shard.tables is not None:
+            record_bytes_max += shard.tables.push_bytes_max + len(shard.tables.by_name) * TABLE_BYTES
+        records = self._replayed(self._folder, _identity(shard), position, record_bytes_max)
         replayed, stopped = 0, ""
         for record in records:
             try:
@@ -103,6 +107,7 @@ class ShardLog:
                     record.staleness,
                     skipped=record.skipped,
                     learning_rate=record.learning_rate,
+                    rows=record.rows,
                 )
             except StaleRound as error:
                 stopped, position = str(error), record.position

@@ -20,6 +20,7 @@ from parashard.transports.grpc import SERVICE
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle
+from parashard_server.serving.live_reads import LiveReads
 from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
@@ -56,6 +57,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._checkpointer = checkpointer
         self._lifecycle = lifecycle
         self._buffers = buffers
+        self._live = LiveReads(plane, host)
         self.coordinator_incarnation = 0
 
     def add_to(self, server: Server) -> None:
@@ -130,6 +132,10 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._check_command(request)
         return shard_pb2.RollbackReply(incarnation=self._lifecycle.roll_back(request.round, request.incarnation))
 
+    def Read(self, request: shard_pb2.ReadRequest, context: Any) -> shard_pb2.ReadReply:
+        """Answer a reader; changes nothing."""
+        return self._live.read(request, _left_s(self._until_s(context)))
+
     def _until_s(self, context: grpc.ServicerContext) -> float:
         """Return the moment by which a push or a pull must be over, whatever its caller says."""
         bound_s, left_s = data_deadline_s(self._plane.push_bytes_max), context.time_remaining()
@@ -182,11 +188,14 @@ def inspection(shard: Shard) -> shard_pb2.InspectReply:
         held=interval_messages(shard.updates.held),
         push_float32_bytes=record.push_float32_bytes,
         pull_unmoved_bytes=record.pull_unmoved_bytes,
-        tables=[] if shard.tables is None else [_rows_of(table) for table in shard.tables.by_name.values()],
+        tables=[
+            _rows_of(table, shard.updates.version)
+            for table in (() if shard.tables is None else shard.tables.by_name.values())
+        ],
     )
 
 
-def _rows_of(table: TableRows) -> shard_pb2.TableFigures:
+def _rows_of(table: TableRows, now: int) -> shard_pb2.TableFigures:
     return shard_pb2.TableFigures(
         table=table.table.name,
         rows=table.rows,
@@ -197,6 +206,7 @@ def _rows_of(table: TableRows) -> shard_pb2.TableFigures:
         evicted_rows=table.records.swept,
         pulled_keys=table.pulled_keys,
         pulled_rows=table.pulled_rows,
+        hottest_keys=[shard_pb2.HotKey(key=key, pushes=pushes) for key, pushes in table.hottest_keys(now)],
     )
 
 

@@ -173,7 +173,7 @@ class ShmService:
     def _pull(self, stream: Stream, head: Head, slot: Bytes, deadline_s: float) -> None:
         header, run = pull_asked(stream, head, deadline_s)
         if run.keys:
-            answer_rows(stream, self._plane, run, deadline_s)
+            answer_rows(stream, self._plane, run, deadline_s, slot if header.in_slot else None)
             return
         read = (lambda weights: _copied(weights, slot)) if header.in_slot else _version_of
         try:

@@ -121,8 +121,9 @@ def test_more_intervals_or_rounds_than_a_shard_may_tell_of_are_refused() -> None
         for field in ("applied", "held"):
             with pytest.raises(LimitExceeded, match=f"{field} has {INTERVALS_MAX + 1} entries; allowed are"):
                 it.client.register_shard(shard_request(1, **{field: [*intervals, intervals[0]]}))
-        with pytest.raises(LimitExceeded, match=f"allowed are {ROUNDS_MAX}"):
-            it.client.register_shard(shard_request(1, checkpoint_rounds=range(ROUNDS_MAX + 1)))
+        for field in ("checkpoint_rounds", "chain_rounds"):
+            with pytest.raises(LimitExceeded, match=f"{field} has .* allowed are {ROUNDS_MAX}"):
+                it.client.register_shard(shard_request(1, **{field: range(ROUNDS_MAX + 1)}))
         assert it.core.job.shards.registration(1) is None
 
 

@@ -15,6 +15,7 @@ from parashard.protocol import wire
 from parashard.protocol.rpc import Server
 from parashard_coordinator.api.shard_reports import (
     ERROR_BYTES_MAX,
+    HOTTEST_MAX,
     INTERVALS_MAX,
     ROUNDS_MAX,
     STALENESS_VALUES_MAX,
@@ -27,6 +28,7 @@ from parashard_coordinator.shards.channels import ANSWER_BYTES_MAX, ShardChannel
 from parashard_coordinator.shards.commands import ShardCommands
 from parashard_coordinator.shards.monitor import ShardMonitor
 from parashard_server.core.counters import STALENESS_MAX
+from parashard_server.state.rows import table_rows
 from support.coordinator_cases import core_of
 from support.shard_records import largest_record, told
 
@@ -135,6 +137,14 @@ def test_a_shard_cannot_speak_for_others_nor_be_many(it: Watched) -> None:
     for shard in (1, 2, 1 << 31):
         assert isinstance(it.look(told(shard, 9)), MalformedFrame)
     assert {shard: record.figures.version for shard, record in it.status.records().items()} == {0: 3}
+
+
+def test_a_table_tells_of_no_more_hottest_keys_than_there_may_be(it: Watched) -> None:
+    hottest = [shard_pb2.HotKey(key=key, pushes=1) for key in range(HOTTEST_MAX + 1)]
+    error = it.look(shard_pb2.InspectReply(tables=[shard_pb2.TableFigures(table="user", hottest_keys=hottest)]))
+    assert isinstance(error, LimitExceeded)
+    assert f"hottest_keys has {HOTTEST_MAX + 1} entries; allowed are {HOTTEST_MAX}" in str(error)
+    assert HOTTEST_MAX == table_rows.HOTTEST_MAX
 
 
 def test_the_most_intervals_and_values_fit_into_an_answer() -> None:

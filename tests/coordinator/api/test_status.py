@@ -101,9 +101,14 @@ def test_embedding_tables_are_summed_over_shards_and_the_fullest_is_told() -> No
         shard_pb2.TableFigures(table="user", rows=rows, rows_max=10, memory_bytes=100, pulled_keys=5) for rows in (2, 7)
     ]
     item = shard_pb2.TableFigures(table="item", rows=1, rows_max=(1 << 64) - 1, candidates=(1 << 64) - 1)
+    for table, hot in zip(user, ([(5, 9), (6, 3)], [(7, 9), (8, 4)]), strict=True):
+        table.hottest_keys.extend(shard_pb2.HotKey(key=key, pushes=pushes) for key, pushes in hot)
     seen.saw(0, record_of(0)._replace(tables=(user[0], item)))
     seen.saw(1, record_of(1)._replace(tables=(item, user[1])))
     of_item, of_user = seen.message(core_of().job, 0.0).tables
+    hottest = [(hot.key, hot.pushes) for hot in of_user.total.hottest_keys]
+    assert hottest == [(5, 9), (7, 9), (8, 4), (6, 3)], "the most first"
+    of_user.total.ClearField("hottest_keys")
     assert of_user.total == shard_pb2.TableFigures(table="user", rows=9, rows_max=20, memory_bytes=200, pulled_keys=10)
     assert of_user.fullest == 0.7
     assert (of_item.total.rows, of_item.total.candidates) == (2, (1 << 64) - 1)

@@ -20,13 +20,17 @@ def steps_until(round_: int) -> IntervalSet:
 
 
 def standing(
-    round_: int, held: Iterable[int] = (), returnable: Iterable[int] = (), skipped: Iterable[int] = ()
+    round_: int,
+    held: Iterable[int] = (),
+    returnable: Iterable[int] = (),
+    skipped: Iterable[int] = (),
+    chains: Iterable[int] = (),
 ) -> Standing:
     """Return where a shard stands that holds some steps of its round, and can return to some besides the first."""
     both, empty = steps_until(round_), IntervalSet((step, step + 1) for step in skipped)
     for step in held:
         both.add(step)
-    return Standing(steps_until(round_), both, empty, frozenset({0, *returnable}))
+    return Standing(steps_until(round_), both, empty, frozenset({0, *returnable}), chains=frozenset(chains))
 
 
 class Book:
@@ -215,6 +219,34 @@ def test_the_common_cut_is_the_newest_round_that_every_shard_has_saved() -> None
         standing(6, returnable=[2]), Standing(steps_until(6), steps_until(6), IntervalSet(), frozenset({1}))
     )
     assert of_a_plan.rounds.common_cut() is None
+
+
+def test_the_newest_round_before_each_shards_chain_is_kept() -> None:  # P12, P33
+    def kept(*of_shards: tuple[list[int], list[int]]) -> list[int]:
+        return Book(*(standing(7, returnable=saved, chains=chains) for saved, chains in of_shards)).rounds.kept_rounds()
+
+    saved = [2, 3, 4, 5]
+    assert kept((saved, [1, 4]), (saved, [1, 4])) == [3]
+    assert kept((saved, [1, 4]), (saved, [3, 5])) == [3, 4], "one of each shard"
+    assert kept((saved, [2, 4]), ([2, 4, 5], [2, 5])) == [2, 4], "of rounds that all have saved"
+    assert kept((saved, []), (saved, [4])) == [3], "a shard may have no row yet"
+    assert kept((saved, [1]), (saved, [2])) == [0], "where the plan began"
+
+
+def test_the_round_before_a_chain_is_kept_until_that_is_common() -> None:  # P33
+    """A chain begins at round 5 on one shard: until both have that round, what counts is the chain of round 4."""
+    saved = [2, 3, 4]
+    rounds = Book(
+        standing(7, returnable=[*saved, 5], chains=[1, 3, 5]), standing(7, returnable=saved, chains=[3])
+    ).rounds
+    assert (rounds.common_cut(), rounds.kept_rounds()) == (4, [2])
+    rounds.stands(1, standing(7, returnable=[*saved, 5], chains=[3])._replace(incarnation=2))
+    assert (rounds.common_cut(), rounds.kept_rounds()) == (5, [2, 4])
+
+
+def test_a_job_without_rounds_keeps_none() -> None:
+    assert NoRounds().kept_rounds() == []
+    assert Rounds(2, N, STEPS, 0.0).kept_rounds() == []
 
 
 def test_the_next_round_is_saved_once_it_is_time_and_before_any_of_it_is_leased() -> None:  # P12

@@ -84,7 +84,7 @@ def test_a_damaged_one_is_skipped_and_named_with_the_reason(three_checkpoints, n
     state, _, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0, by_age)
     assert_state_of(state, 2)
     assert [id_ for id_, _ in skipped] == [IDS[2]]
-    assert path in skipped[0][1]
+    assert path in str(skipped[0][1])
 
 
 def test_several_damaged_ones_are_skipped(three_checkpoints):

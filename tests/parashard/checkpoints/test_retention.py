@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
-from parashard.checkpoints.retention import Held, collect, given_up, superseded
+from parashard.checkpoints.retention import (
+    CommonRounds,
+    Held,
+    chain_rounds,
+    collect,
+    given_up,
+    superseded,
+)
 from parashard.errors import DamagedCheckpoint, StoreFailed
 from parashard.store.claims import Return
 from support.checkpoint_cases import write_shard
@@ -30,8 +37,10 @@ def deleted(
     pinned: Collection[str] = (),
     cut_round: int | None = None,
     returns: Collection[Return] = (),
+    kept: frozenset[int] | None = None,
 ) -> list[tuple[int, int]]:
-    found = superseded(held_, keep=keep, keep_every=keep_every, pinned=pinned, cut_round=cut_round, returns=returns)
+    common = CommonRounds(cut_round, kept)
+    found = superseded(held_, keep=keep, keep_every=keep_every, pinned=pinned, common=common, returns=returns)
     return [(id_.incarnation, id_.number) for id_ in found]
 
 
@@ -87,7 +96,7 @@ def test_what_a_return_has_given_up_is_no_newest_one():  # P12
 )
 def test_whatever_there_is(drawn, returns, keep, keep_every, cut_round, random):
     all_held = [Held(CheckpointId(1, 0, i, n), r) for i, n, r in drawn]
-    rule = {"keep": keep, "keep_every": keep_every, "pinned": (), "cut_round": cut_round, "returns": returns}
+    rule = {"keep": keep, "keep_every": keep_every, "pinned": (), "common": CommonRounds(cut_round), "returns": returns}
     gone = superseded(all_held, **rule)
     left = [h for h in all_held if h.id not in gone]
     good = [h for h in all_held if not given_up(h, returns)]
@@ -97,6 +106,47 @@ def test_whatever_there_is(drawn, returns, keep, keep_every, cut_round, random):
     assert gone == superseded(random.sample(all_held, len(all_held)), **rule)  # any order is the same
     if cut_round in [h.round for h in good]:
         assert cut_round in [h.round for h in left]  # what all shards can return to
+
+
+# --- chains ---
+
+
+def chained(*rows_since: int) -> list[Held]:
+    """Return checkpoints 1, 2 ..., each with the number of the one that its chain began with."""
+    return [Held(CheckpointId(1, 0, 1, n), None, None, (1, since)) for n, since in enumerate(rows_since, 1)]
+
+
+def test_the_newest_of_the_chain_before_is_kept():  # P33
+    assert deleted(chained(1, 1, 1, 4, 4, 4), keep=2) == [(1, 1), (1, 2), (1, 4)]
+    assert deleted(chained(1, 1, 3, 3, 5, 5)) == [(1, 1), (1, 2), (1, 3), (1, 5)], "and not one of a third"
+    assert deleted(chained(1, 1, 1)) == [(1, 1), (1, 2)], "there is none"
+
+
+def test_what_has_no_rows_yet_is_of_no_chain_and_before_all():  # P33
+    without = Held(CheckpointId(1, 0, 1, 1), None)
+    assert deleted([without, *chained(1, 2, 2)[1:]]) == [(1, 2)]
+
+
+def test_in_rounds_the_coordinator_says_which_are_kept_for_that():  # P33
+    of_rounds = [h._replace(round=h.id.number) for h in chained(1, 1, 3, 4, 4)]
+    assert deleted(of_rounds, cut_round=5, kept=frozenset({2})) == [(1, 1), (1, 3), (1, 4)]
+    assert deleted(of_rounds, cut_round=5, kept=frozenset()) == [(1, 1), (1, 2), (1, 3), (1, 4)]
+    assert deleted(of_rounds, cut_round=5) == [(1, 1), (1, 2), (1, 4)], "a shard that is alone decides"
+
+
+def test_where_there_is_no_room_the_chain_before_goes():  # P21, P33
+    all_held = chained(1, 1, 3, 3)
+    rule = {"keep": 1, "keep_every": 0, "pinned": (), "earlier_chain": False}
+    assert len(superseded(all_held, common=CommonRounds(), **rule)) == 3
+    of_rounds = [h._replace(round=h.id.number) for h in all_held]
+    assert len(superseded(of_rounds, common=CommonRounds(4, frozenset({2})), **rule)) == 3
+
+
+def test_the_first_rounds_of_chains():
+    of_rounds = [h._replace(round=10 + h.id.number) for h in chained(1, 1, 3, 3, 5)]
+    assert chain_rounds(of_rounds) == [11, 13, 15]
+    assert chain_rounds(of_rounds[1:]) == [12, 13, 15], "of those that are there"
+    assert chain_rounds(rounds([2, 3])) == chain_rounds(chained(1, 2)) == []
 
 
 # --- deletion ---

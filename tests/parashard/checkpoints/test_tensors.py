@@ -202,11 +202,18 @@ def tensors_of_dtype(dtype: str) -> bytes:
     return len(header).to_bytes(8, "little") + header + b"\0\0"
 
 
-@pytest.mark.parametrize("content", [b"", b"not safetensors", tensors_of_dtype("BF16"), tensors_of_dtype("F99")])
+@pytest.mark.parametrize("content", [b"", b"not safetensors", tensors_of_dtype("F8_E4M3"), tensors_of_dtype("F99")])
 def test_what_is_no_safetensors_is_refused(content):
     store = MemoryStore()
     manifest = with_file(write_shard(store, ID), store, content)
     with pytest.raises(DamagedCheckpoint, match="not safetensors"):
+        read_tensors(store, ID.folder, manifest, "variables")
+
+
+def test_a_variable_of_bfloat16_is_not_one_that_the_manifest_says():
+    store = MemoryStore()
+    manifest = with_file(write_shard(store, ID), store, tensors_of_dtype("BF16"))
+    with pytest.raises(DamagedCheckpoint, match=r"tensor 'x'.*is not one that the manifest says"):
         read_tensors(store, ID.folder, manifest, "variables")
 
 

@@ -5,9 +5,10 @@ import pytest
 
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, job_name, plan_name
 from parashard.checkpoints.encoding import encode
-from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
+from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store, restarts_from
 from parashard.errors import NotStored, StoreFailed
 from parashard.plan.embedding import KeyedRows
+from parashard.store.claims import Claims
 from parashard_coordinator.run.store import RunStore
 from support.checkpoint_cases import DIGEST, model_of, write_drained, write_shard
 from support.store_fakes import MemoryStore
@@ -125,3 +126,42 @@ def test_so_are_a_run_s_first_values_and_rows(sound_store, name):
     damage(sound_store, f"initial/{DIGEST}/{name}")
     [text] = damage_in_store(Catalogue(sound_store))
     assert f"{sound_store.url}/initial/{DIGEST}/{name}: " in text
+
+
+# --- what a shard restarts from ---
+
+
+def restarts(store: MemoryStore) -> list[str]:
+    damaged: set[CheckpointId] = set()
+    assert list(damage_in_store(Catalogue(store), damaged))
+    return list(restarts_from(Catalogue(store), damaged))
+
+
+def test_a_damaged_newest_one_sends_its_shard_to_the_newest_that_is_sound(sound_store):
+    damage(sound_store, f"{LATER.folder}/slots-0.safetensors")
+    assert restarts(sound_store) == [
+        "shard 1 restarts from p1/s1/i1/c1, with 9 of 9 steps; what is newer is computed again"
+    ]
+    damage(sound_store, f"{CheckpointId(1, 1, 1, 1).folder}/slots-0.safetensors")
+    assert restarts(sound_store) == [
+        "shard 1 restarts from what its plan began with: no checkpoint of it is sound; what is newer is computed again"
+    ]
+
+
+def test_damage_of_an_older_one_changes_nothing(sound_store):
+    damage(sound_store, f"{CheckpointId(1, 1, 1, 1).folder}/slots-0.safetensors")
+    assert restarts(sound_store) == []
+
+
+def test_in_rounds_what_a_return_discarded_is_no_newest_one(store):  # P12
+    write_drained(store)
+    for number in (2, 3, 4):
+        write_shard(store, CheckpointId(1, 0, 1, number), round=number)
+    damage(store, f"{CheckpointId(1, 0, 1, 3).folder}/slots-0.safetensors")
+    assert restarts(store) == []
+    claims = Claims(store, "shard-0", "test")
+    assert [claims.next(), claims.next(returning_to=3)] == [1, 2]
+    assert restarts(store) == [
+        "shard 0 restarts from p1/s0/i1/c2, with 9 of 9 steps, and all shards from the newest round that each has; "
+        "what is newer is computed again"
+    ]

@@ -12,7 +12,8 @@ import pytest
 from parashard.cli import serve as module
 from parashard.job.load import load_job
 from parashard.launch.run_folders import LOCK_FILE, REPORT_FILE
-from parashard.serving.server import run_of, why_not_yet
+from parashard.serving.origins import run_of
+from parashard.serving.server import why_not_yet
 from support.command_line import Command, assert_refused, begun
 
 

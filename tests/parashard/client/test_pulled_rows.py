@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,8 +18,8 @@ from parashard.client import pulled_rows
 from parashard.client.pulled import Pulled
 from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet, rows_by_shard
 from parashard.client.shard_client import ShardClient
-from parashard.errors import MalformedFrame, QueueFull, ShapeMismatch, StaleRound, UnknownVariable
-from parashard.plan.embedding import EmbeddingTable, Keys, cut_by_shard, first_rows, mixed
+from parashard.errors import MalformedFrame, NonFiniteGradient, QueueFull, ShapeMismatch, StaleRound, UnknownVariable
+from parashard.plan.embedding import EmbeddingTable, Keys, RowEncoding, cut_by_shard, first_rows, mixed
 from parashard.plan.partition import fixed_shards, whole
 from parashard.plan.variables import Float32s, Initializer, Variable
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PullRun, Push, PushResult, RowSlice, answer_bytes_of
@@ -405,7 +406,7 @@ def test_keys_that_are_not_ascending_are_refused_by_their_shard() -> None:
 def test_what_is_cut_by_shard_is_joined_again(ids: set[int], shards: int) -> None:
     keys = np.sort(mixed(np.array([*ids], np.uint64)))
     values = gradients_of(keys)
-    cut = list(rows_by_shard({"user": keys}, {"user": values}, shards))
+    cut = list(rows_by_shard(TableSet((USER,), SEED), {"user": keys}, {"user": values}, shards))
     assert len(cut) == shards
     pieces = [pieces for slices, pieces in cut if slices]
     assert b"".join(bytes(piece[0]) for piece in pieces) == keys.tobytes()
@@ -413,6 +414,50 @@ def test_what_is_cut_by_shard_is_joined_again(ids: set[int], shards: int) -> Non
     for (slices, parts), run in zip(cut, cut_by_shard(keys, shards), strict=True):
         assert slices == ((RowSlice("user", run.stop - run.start, 3),) if run.stop > run.start else ())
         assert sum(piece.size_bytes for piece in slices) == sum(part.nbytes for part in parts)
+
+
+def encoded(encoding: RowEncoding) -> EmbeddingTable:
+    return replace(USER, row_elements=5, encoding=encoding)
+
+
+@given(st.sets(st.integers(0, 2**64 - 1), min_size=1), st.integers(1, 7), st.sampled_from(["bfloat16", "int8"]))
+def test_an_encoded_row_has_the_same_bytes_whatever_shard_it_goes_to(
+    ids: set[int], shards: int, encoding: RowEncoding
+) -> None:  # P35
+    keys, tables = np.sort(mixed(np.array([*ids], np.uint64))), TableSet((encoded(encoding),), SEED)
+    values = np.random.default_rng(len(ids)).standard_normal((len(keys), 5)).astype(np.float32)
+    cuts = [rows_by_shard(tables, {"user": keys}, {"user": values}, count) for count in (1, shards)]
+    whole_, parts = ([pieces for slices, pieces in cut if slices] for cut in cuts)
+    assert [b"".join(map(bytes, piece)) for piece in zip(*parts, strict=True)] == [bytes(one) for one in whole_[0]]
+
+
+@pytest.mark.parametrize("encoding", ["bfloat16", "float16", "int8"])
+def test_rounds_of_encoded_rows_have_the_same_bits_for_any_shards_and_order(encoding: RowEncoding) -> None:
+    """The order in which steps arrive is that in which workers compute them."""
+    found = set()
+    for shards, order in ((1, (0, 1, 2)), (2, (2, 0, 1)), (5, (1, 2, 0))):
+        plan = plan_of(WEIGHT_AND_BIAS, shards, fixed_shards(2))
+        cluster = Cluster(plan, tables=(encoded(encoding),), round_steps=3, steps=6)
+        client = cluster.client()
+        for step in order:
+            keys = KEYS[step :: step + 1].copy()
+            values = np.random.default_rng(step).standard_normal((len(keys), 5)).astype(np.float32)
+            pulled = client.pull(round_=0, keys={"user": keys})
+            client.push(step, {"user": values * np.float32(10.0) ** step}, pulled)
+        found.add(client.pull(round_=1, keys={"user": KEYS}).rows["user"].tobytes())
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("encoding", ["bfloat16", "float16", "int8"])
+def test_a_row_that_is_not_finite_leaves_no_shard_changed(encoding: RowEncoding) -> None:  # P6
+    cluster = Cluster(plan_of(WEIGHT_AND_BIAS, 2, fixed_shards(2)), tables=(encoded(encoding),))
+    client = cluster.client()
+    pulled, asked = client.pull(keys={"user": KEYS}), requests_of(cluster)
+    values = np.ones((len(KEYS), 5), np.float32)
+    values[-1, 0] = np.inf
+    with pytest.raises(NonFiniteGradient, match="table 'user'"):
+        client.push(0, {"user": values}, pulled)
+    assert asked == []
 
 
 def test_more_keys_than_one_message_asks_for_are_asked_in_several():

@@ -52,3 +52,26 @@ def test_columns_have_seeds_of_their_own() -> None:
     assert [seed_of(name) for name in names] == [xxhash.xxh64_intdigest(name.encode()) for name in names]
     keys = [keys_of_texts(["red"], seed_of(name))[0] for name in names]
     assert len(set(keys)) == len(names)
+
+
+def _text_of(key: int, seed: int) -> bytes:
+    """Return the text of 8 bytes that has a key: each operation of XXH64 on such a text has an inverse."""
+    mask, inverse = 2**64 - 1, [pow(prime, -1, 2**64) for prime in PRIMES]
+    key ^= key >> 32
+    key = key * inverse[2] & mask
+    key ^= (key >> 29) ^ (key >> 58)
+    key = key * inverse[1] & mask
+    key ^= key >> 33
+    key = (key - PRIMES[3]) * inverse[0] & mask
+    rounded = ((key >> 27 | key << 37) & mask) ^ ((seed + PRIMES[4] + 8) & mask)
+    word = rounded * inverse[0] & mask
+    return ((word >> 31 | word << 33) * inverse[1] & mask).to_bytes(8, "little")
+
+
+PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+
+
+@given(st.binary(min_size=8, max_size=8), SEEDS)
+def test_two_texts_of_8_bytes_never_share_a_key(text: bytes, seed: int) -> None:
+    (key,) = keys_of_bytes(np.frombuffer(text, np.uint8), np.array([0, 8]), seed).tolist()
+    assert _text_of(key, seed) == text

@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from parashard.data.arrays import ArraySource
 from parashard.data.csv import open_csv
 from parashard.data.hashing import keys_of_texts, seed_of
+from parashard.data.input_columns import NumberColumn
+from parashard.data.key_columns import KeyColumn
 from parashard.data.options import CsvOptions, ParquetOptions
 from parashard.data.parquet import open_parquet
-from parashard.data.preprocessing import KeyColumn, NumberColumn, as_json, read_preprocessing
+from parashard.data.preprocessing import as_json, read_preprocessing
 from parashard.errors import BadData
 from parashard.settings.validation import validated
 
@@ -192,6 +194,20 @@ def test_parquet_has_the_keys_of_the_same_table_in_text(tmp_path: Path) -> None:
     assert inputs_of(found)["keys"][0].tolist() == [key("code", "7"), key("city", "Bonn")]
     starred = open_parquet(options.replaced(key_columns=("*",), categorical=("code",)))
     assert starred.spec == found.spec
+
+
+def test_parquet_s_whole_numbers_are_keys_to_the_last_digit(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    ids = [2**60 + 1, 2**60, None]
+    due = [key("id", text) for text in (str(ids[0]), str(ids[1]), "")]
+    for array in (pa.array(ids, pa.uint64()), pa.array(ids).dictionary_encode()):
+        parquet.write_table(pa.table({"id": array, "label": ["p", "q", "p"]}), tmp_path / "a.parquet")
+        options = ParquetOptions(path=tmp_path / "a.parquet", label="label", held_out=0.0, key_columns=("id",))
+        found = open_parquet(options)
+        assert inputs_of(found)["keys"][:, 0].tolist() == due
+        assert found.spec.preprocessing is not None
+        rows = [{"id": one} for one in (*ids[:2], None, np.uint64(ids[0]))]
+        assert found.spec.preprocessing.inputs(rows)["keys"][:, 0].tolist() == [*due, due[0]]
 
 
 # --- the folder of a table ---

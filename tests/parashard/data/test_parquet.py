@@ -84,7 +84,12 @@ def test_codes_can_be_declared_categorical_and_a_held_out_table_follows(tmp_path
     [
         ({"a": [], "label": []}, "has no rows"),
         ({"a": [datetime.date(2020, 1, 1)], "label": ["x"]}, "column 'a': must hold numbers.*date32"),
-        ({"a": [[1]], "label": ["x"]}, "column 'a': must hold numbers.*list"),
+        (
+            {"a": [[1]], "label": ["x"]},
+            "column 'a': has lists; data.list_columns = ..a.. makes keys of them, data.ignore",
+        ),
+        ({"a": [[[1]]], "label": ["x"]}, "column 'a': must hold lists of numbers, .*list<"),
+        ({"a": [1], "label": [["x"]]}, "column 'label': has lists; a label is one value in each row"),
         ({"a": [1.0, float("inf")], "label": ["x", "y"]}, "column 'a': row 2 is infinite"),
         ({"a": [1, 2], "label": ["x", None]}, "label column 'label': must have 2"),
         ({"a": [1, 2, 3], "label": ["x", None, "y"]}, "column 'label', row 2: the label is missing"),

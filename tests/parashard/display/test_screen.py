@@ -211,7 +211,8 @@ def test_one_worker_is_one_worker(live, wanted, told):
 
 def with_tables(**changed: int) -> pb.GetStatusReply:
     total = {"table": "user", "rows": 1500, "rows_max": 4000, "memory_bytes": 3 << 20, "candidates": 7} | changed
-    user = pb.TableStatus(total=shard_pb2.TableFigures(**total), fullest=0.75)
+    hottest = [shard_pb2.HotKey(key=key, pushes=2000 - key) for key in range(5)]
+    user = pb.TableStatus(total=shard_pb2.TableFigures(**total, hottest_keys=hottest), fullest=0.75)
     item = pb.TableStatus(total=shard_pb2.TableFigures(table="item", pulled_keys=8, pulled_rows=2))
     status = status_of()
     status.tables.extend([user, item])
@@ -231,6 +232,7 @@ def test_embedding_tables_have_a_table_of_their_own_and_jobs_without_any_none() 
         "keys waiting": "7",
         "added since start": "0",
         "evicted since start": "0",
+        "pushed most (times)": "0 (2,000), 1 (1,999), 2 (1,998)",
     }
     assert dict(zip(titles, item, strict=True))["keys found"] == "25 %"
     assert not any(line.startswith("table ") for line in lines_of(status_of(), 160))

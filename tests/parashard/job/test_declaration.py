@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from parashard.data import open_source
-from parashard.data.base import DataSpec, Field
+from parashard.data.base import DataSpec, Field, HashedTexts
 from parashard.errors import BadData, ConfigurationError, StoreFailed
 from parashard.job.declaration import (
     RECORD_FILE,
@@ -29,7 +29,7 @@ from parashard.plan.variables import Float32s, Initializer, Variable
 from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
 
-SPEC = DataSpec(20, 4, (3, 2), 5, "ab" * 32, warnings=("column a has one value",))
+SPEC = DataSpec(20, 4, (3, 2), 5, "ab" * 32, warnings=("column a has one value",), hashed=HashedTexts(7, 6))
 DRAWN = Variable("drawn", (4, 3), Initializer("normal", 0.5), decay=False, learning_rate_factor=2.0, encoding="int8")
 MEAN = Variable("mean", (2,), state="average:0.1")
 STARTS = {
@@ -152,6 +152,31 @@ def test_how_inputs_are_made_arrives_too(kind: str, tmp_path: Path) -> None:
     declared = declare_named(job, None)
     write_declaration(tmp_path, declared)
     assert_equal(read_declaration(tmp_path), declared)
+
+
+CLICKS = """
+data = { source = "clicks", examples = 20, numbers = 2, columns = 3, vocabulary = 9 }
+job = { name = "small", epochs = 1, batch_size = 4 }
+model = { kind = "dlrm" }
+optimizer = { kind = "sgd", learning_rate = 0.1 }
+"""
+
+
+def test_a_table_that_is_not_used_is_named_before_a_job_begins() -> None:
+    both = job_from_toml(CLICKS + "tables = { deep = { dimension = 2 }, wide = { dimension = 1 } }")
+    assert declare_named(both, None).spec.warnings == (
+        "tables.wide: the model uses no row of it for the first examples; if it never does, leave it out",
+    )
+    deep = job_from_toml(CLICKS + "tables = { deep = { dimension = 2 } }")
+    assert declare_named(deep, None).spec.warnings == ()
+    other = job_from_toml(CLICKS + "tables = { deep = { dimension = 2 }, x = { dimension = 1 } }")
+    with pytest.raises(
+        ConfigurationError, match=r"^tables\.x: model kind 'dlrm' does not use it; allowed: tables\.deep$"
+    ):
+        declare_named(other, None)
+    dense = job_from_toml(SMALL_JOB + "[tables.x]\ndimension = 1\n")
+    with pytest.raises(ConfigurationError, match="the job declares the tables x, and the model uses none"):
+        declare_named(dense, None)
 
 
 def test_a_model_that_can_judge_final_weights_does_so_where_it_is(tmp_path: Path) -> None:

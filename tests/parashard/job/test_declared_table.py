@@ -14,6 +14,8 @@ from parashard.settings.validation import validated
 
 OTHER: dict[str, Any] = {
     "dtype": "float16",
+    "combiner": "sum",
+    "encoding": "int8",
     "initializer": "normal",
     "scale": 0.5,
     "optimizer": ps.FTRL(0.1, l1=0.25),

@@ -77,13 +77,47 @@ def test_a_job_has_no_tables_unless_it_says_so() -> None:
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ("optimizer={kind='sgd', learning_rate=0.1, clip_norm=1.0}", r"table 'user': optimizer\.clip_norm must be"),
-        ("optimizer={kind='ftrl', learning_rate=0.1}, initializer='normal'", "initializer must be zeros where"),
+        (
+            "optimizer={kind='sgd', learning_rate=0.1, clip_norm=1.0}",
+            "user.optimizer.clip_norm: found 1.0; allowed: left out: [optimizer] says it for the whole step",
+        ),
+        (
+            "optimizer={kind='ftrl', learning_rate=0.1}, initializer='normal'",
+            'user.initializer: found "normal" with tables.user.optimizer.kind = "ftrl" (flag --set); allowed: zeros '
+            "where the optimizer is ftrl, which starts there",
+        ),
+        (
+            "evict_above_rows=200, rows_max=65600",
+            "user.evict_above_rows: found 200 with tables.user.rows_max = 65600 (flag --set); allowed: a whole number "
+            "from 1 to 64 (rows_max - keys_per_step_max)",
+        ),
+        (
+            "evict_above_rows=200, rows_max=100",
+            "user.rows_max: found 100 with tables.user.evict_above_rows = 200 (flag --set); allowed: more than "
+            "keys_per_step_max (65,536) where evict_above_rows is set",
+        ),
+        (
+            "evict_norm_below=0.5, dtype='float16'",
+            'user.evict_norm_below: found 0.5 with tables.user.dtype = "float16" (flag --set); allowed: 0 where dtype '
+            "is float16",
+        ),
     ],
 )
-def test_a_table_that_is_not_possible_is_refused(table: str, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
-        tables_of(job_of(f"tables.user={{dimension=4, {table}}}"))
+def test_a_table_that_is_not_possible_is_refused_by_its_keys(
+    write_job: Callable[..., Path], table: str, says: str
+) -> None:
+    assert refusal(write_job, f"tables.user={{dimension=4, {table}}}") == f"flag --set: tables.{says}"
+
+
+def test_each_table_that_is_not_possible_is_named_with_its_file(write_job: Callable[..., Path]) -> None:
+    wrong = "dimension = 4\ninitializer = 'normal'\noptimizer = { kind = 'ftrl', learning_rate = 0.1 }\n"
+    file = write_job(SMALL_JOB + f"[tables.user]\n{wrong}[tables.'a.b']\n{wrong}")
+    with pytest.raises(ConfigurationError) as error:
+        load_job(file, (), {})
+    assert [line.split(": found")[0].strip() for line in str(error.value).splitlines()[1:]] == [
+        'file job.toml: tables."a.b".initializer',
+        "file job.toml: tables.user.initializer",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,13 +193,6 @@ TABLE = "tables.user.dimension=4"
     ("sets", "says"),
     [
         (
-            ["checkpoint.durability=log", "checkpoint.every_s=1"],
-            [
-                'checkpoint.durability: found "log" with tables = ',
-                'allowed: "checkpoint" with tables: rows have no log',
-            ],
-        ),
-        (
             ["optimizer.delay_compensation=0.5"],
             [
                 "optimizer.delay_compensation: found 0.5 with tables = ",
@@ -186,9 +213,9 @@ def test_keys_that_exclude_tables(write_job: Callable[..., Path], sets: list[str
 
 
 def test_several_keys_that_exclude_tables_are_named_at_once(write_job: Callable[..., Path]) -> None:
-    lines = refusal(write_job, TABLE, "optimizer.delay_compensation=0.5", "checkpoint.durability=log").splitlines()
+    lines = refusal(write_job, TABLE, "optimizer.delay_compensation=0.5", "cluster.shard_device=cuda").splitlines()
     named = [line.split(": ")[1] for line in lines[1:]]
-    assert {"optimizer.delay_compensation", "checkpoint.durability"} <= set(named)
+    assert {"optimizer.delay_compensation", "cluster.shard_device"} <= set(named)
 
 
 RATE = "tables.user={dimension=4, optimizer={kind='sgd', learning_rate=-1.0}}"
@@ -244,6 +271,8 @@ def test_a_job_without_tables_keeps_its_digest() -> None:
         ("dimension=5", ["tables.user.dimension"]),
         ("dimension=4, initializer='normal'", ["tables.user.initializer"]),
         ("dimension=4, scale=0.5", ["tables.user.scale"]),
+        ("dimension=4, combiner='sum'", ["tables.user.combiner"]),
+        ("dimension=4, encoding='int8'", ["tables.user.encoding"]),
         ("dimension=4, optimizer={kind='adagrad', learning_rate=0.5}", ["tables.user.optimizer.learning_rate"]),
     ],
 )
@@ -253,10 +282,19 @@ def test_what_decides_the_arithmetic_of_rows_is_in_the_digest(more: str, changed
     assert identity_digest(before) != identity_digest(after)
 
 
+def test_an_encoding_that_a_row_is_too_short_for_does_not_define_the_job() -> None:
+    assert identity("tables.user.dimension=1") == identity("tables.user={dimension=1, encoding='int8'}")
+    assert identity(TABLE) == identity("tables.user={dimension=4, encoding='float32'}")
+
+
 def test_so_are_the_names_of_tables() -> None:
     renamed = identity("tables.item.dimension=4")
     assert identity_digest(identity(TABLE)) not in {identity_digest(renamed), identity_digest(identity())}
     assert "tables.item.dimension" in changed_keys(identity(TABLE), renamed)
+
+
+def test_the_combiner_that_is_the_default_is_not() -> None:
+    assert identity(TABLE) == identity("tables.user={dimension=4, combiner='mean'}")
 
 
 @pytest.mark.parametrize("bound", ["keys_per_step_max=5", "rows_max=5", "keys_per_step_max=5, rows_max=5"])
@@ -284,6 +322,8 @@ def test_a_round_s_keys_have_room_beside_the_rows_that_stay(write_job: Callable[
     ("change", "says"),
     [
         ("dtype='float16'", 'tables.ledger.dtype: found "float16"'),
+        ("combiner='sum'", 'tables.ledger.combiner: found "sum"'),
+        ("encoding='int8'", 'tables.ledger.encoding: found "int8"'),
         ("initializer='normal'", 'tables.ledger.initializer: found "normal"'),
         ("evict_above_rows=10", "tables.ledger.evict_above_rows: found 10"),
     ],

@@ -23,7 +23,7 @@ IDX_STAND_IN = "data={source='synthetic', examples=100, features=784, classes=10
 @pytest.mark.parametrize(
     ("name", "sets"),
     [
-        *((name, []) for name in ("clicks", "digits", "ledger", "row_ledger", "torn")),
+        *((name, []) for name in ("clicks", "digits", "films", "ledger", "row_ledger", "torn")),
         ("mnist", [IDX_STAND_IN]),
     ],
 )
@@ -86,7 +86,7 @@ def test_adult_is_read_as_its_file_says(tmp_path: Path) -> None:
     source = open_source(job.data)
     assert source.spec.summary() == (
         "2 training rows, 1 held out; 5 numeric and 8 text columns as inputs numbers (5) float32, keys (8) int64; "
-        "2 classes of income (<=50K, >50K)"
+        "8 texts hashed to 8 keys (chance of a collision 2e-18); 2 classes of income (<=50K, >50K)"
     )
     inputs, targets = source.held_out(0, 1)
     assert targets.tolist() == [1]

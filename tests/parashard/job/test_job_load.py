@@ -80,6 +80,21 @@ def test_what_a_path_is_relative_to(
     assert str(found) == expected.format(cwd=Path.cwd(), jobs=Path.cwd() / "jobs", home=Path.cwd() / "home")
 
 
+def test_each_path_of_a_table_of_paths_is_relative_to_where_it_is_said(write_job: WriteJob, minimal: str) -> None:
+    table = 'source = "csv"\npath = "a.csv"\nlabel = "y"\nvocabularies = { "a.b" = "b.txt", c = "/c.txt" }'
+    file = write_job(minimal.replace('source = "synthetic"', table))
+    Path("jobs").mkdir()
+    file = file.rename("jobs/job.toml")
+    loaded = load_job(file, [parse_set("data.vocabularies.d=d.txt")], {})
+    here = Path.cwd()
+    due = {"a.b": here / "jobs" / "b.txt", "c": Path("/c.txt"), "d": here / "d.txt"}
+    assert loaded.job.data.vocabularies == due  # type: ignore[union-attr]
+    assert loaded.origins["data.vocabularies.d"] == "flag --set"
+    assert job_from_toml(as_toml(loaded.job)) == loaded.job
+    environ = {"PARASHARD_DATA__VOCABULARIES__C": "e.txt"}
+    assert load_job(file, (), environ).job.data.vocabularies["c"] == here / "e.txt"  # type: ignore[union-attr]
+
+
 def test_the_home_of_an_unknown_user(write_job: WriteJob) -> None:
     with pytest.raises(ConfigurationError) as error:
         load_job(write_job(), [parse_set("data={source='idx', path='~no-such-user-here/x'}")], {})

@@ -15,7 +15,7 @@ from parashard.data.base import Batch
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError
 from parashard.models.framework import WrongModel
-from parashard.models.looking_up import check_looks_up, keys_of_all, looked_up, placed, uses_tables
+from parashard.models.looking_up import check_looks_up, keys_of_all, looked_up, placed, unused_tables, uses_tables
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD
 from support.loop_cases import Counting
@@ -127,6 +127,18 @@ def test_a_job_s_tables_and_its_model_s_go_together() -> None:
         check_looks_up(Counting(), TABLES)
     with pytest.raises(ConfigurationError, match=r"the job declares none: say \[tables\.NAME\] with its dimension"):
         check_looks_up(Naming({}), {})
+
+
+def test_a_table_of_which_no_key_is_named_is_told_of() -> None:
+    said = "tables.item: the model uses no row of it for the first examples; if it never does, leave it out"
+    assert unused_tables(Naming({"user": [1]}), BATCH, TABLES) == [said]
+    assert unused_tables(Naming({"user": [1], "item": []}), BATCH, TABLES) == []
+    assert unused_tables(Naming({}), BATCH, {}) == []
+
+
+@pytest.mark.parametrize("named", [lambda batch: 1 // 0, [1], {"users": [1]}])
+def test_what_a_model_cannot_name_is_left_to_a_worker(named: Any) -> None:
+    assert unused_tables(Naming(named), BATCH, TABLES) == []
 
 
 def test_the_keys_of_all_batches_are_each_there_once_and_may_be_more_than_a_step_has() -> None:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.peers import click_ids
+from parashard.encodings import reference
 from parashard.errors import ConfigurationError
 from parashard.plan.embedding import (
     BUCKET_BITS,
@@ -21,11 +23,14 @@ from parashard.plan.embedding import (
     buckets_of,
     cut_by_shard,
     first_rows,
+    floats_of,
+    kept_as,
     mixed,
     unmixed,
 )
 from parashard.plan.optimizers import FTRL, LAMB, SGD
 from parashard.plan.variables import Initializer
+from support.encoding_cases import gradients
 
 U64S = st.integers(0, 2**64 - 1)
 NORMAL = EmbeddingTable("user", 8, SGD(0.1), Initializer("normal", 0.1))
@@ -63,6 +68,14 @@ def test_ranges_cover_the_buckets_evenly(shards: int) -> None:
     assert [ranges[0][0], ranges[-1][1], len(ranges)] == [0, BUCKETS, shards]
     assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
     assert {end - begin for begin, end in ranges} <= {BUCKETS // shards, -(-BUCKETS // shards)}
+
+
+@pytest.mark.parametrize(("shards", "most"), [(2, 1.02), (4, 1.03), (8, 1.05)])
+def test_a_step_asks_shards_for_equal_numbers_of_keys(shards: int, most: float) -> None:
+    """Of ids by Zipf(1.2), as a recommender has them: each of a step's keys is asked for once, however hot it is."""
+    keys = np.sort(mixed(np.unique(click_ids.batches()[0])))
+    counts = [run.stop - run.start for run in cut_by_shard(keys, shards)]
+    assert max(counts) <= most * np.mean(counts)
 
 
 @pytest.mark.parametrize("shards", [0, BUCKETS + 1])
@@ -109,12 +122,12 @@ def test_first_rows_are_of_their_table_and_seed() -> None:
     assert abs(ours.std() - 0.1) < 0.005
 
 
-OF_THE_STEP = r"must be left out: \[optimizer\] says it for the whole step, found a value"
+OF_THE_STEP = r"must be left out: \[optimizer\] says it for the whole step, found "
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"name": ""}, "a table's name must be text of 1 to 200 characters, found ''"),
     "no elements": ({"row_elements": 0}, "table 'user': row_elements must be a whole number from 1 to 16384, found 0"),
     "a truth": ({"row_elements": True}, "row_elements must be a whole number .* found True"),
-    "a rule of whole variables": ({"optimizer": LAMB(0.1)}, "optimizer must be one of sgd, .*, found lamb"),
+    "a rule of whole variables": ({"optimizer": LAMB(0.1)}, "optimizer.kind must be one of sgd, .*, found lamb"),
     "FTRL elsewhere": ({"optimizer": FTRL(0.1), "initializer": NORMAL.initializer}, "must be zeros where"),
     "no keys": ({"keys_per_step_max": 0}, "keys_per_step_max must be a whole number from 1 to 16777216, found 0"),
     "no rows": ({"rows_max": 0}, "rows_max must be a whole number from 1 to 4294967294, found 0"),
@@ -142,3 +155,33 @@ def test_rows_may_be_as_many_as_have_a_reference(rows_max: int) -> None:
 def test_what_is_a_rows_own_may_be_said_of_its_optimizer() -> None:
     own = SGD(0.1, weight_decay=0.5, clip_value=1.0)
     assert EmbeddingTable("user", 4, own).optimizer == own
+
+
+# --- what rows are kept as ---
+
+
+@given(gradients(st.integers(1, 40)))
+def test_bfloat16_rows_have_the_bits_of_the_encoding(values):
+    codes = np.empty(values.size, np.uint16)
+    reference.to_bfloat16(values, codes)
+    assert kept_as(values, "bfloat16").tobytes() == codes.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@given(gradients(st.integers(1, 40)))
+def test_what_is_kept_is_kept_again_as_it_is(dtype, values):
+    once = kept_as(values, dtype)
+    assert kept_as(floats_of(once), dtype).tobytes() == once.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_is_kept_is_never_infinite_and_nan_is_seen(dtype):
+    values = floats_of(kept_as(np.array([np.inf, -np.inf, np.nan, 3.4e38], np.float32), dtype))
+    assert np.isfinite(values).tolist() == [True, True, False, True]
+    assert np.isnan(values[2])
+
+
+def test_bfloat16_is_taken_for_no_number():
+    kept = kept_as(np.ones((2, 3), np.float32), "bfloat16")
+    with pytest.raises(ValueError, match=r"."):
+        kept.astype(np.float32)

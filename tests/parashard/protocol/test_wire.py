@@ -1,6 +1,7 @@
 """Frames: what goes in comes out, the payload lies where it can be read in place, and bounds are checked first."""
 
 import struct
+from typing import get_args
 from unittest import mock
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame
+from parashard.plan.embedding import RowDtype, kept_as, kept_dtype
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
@@ -48,7 +50,9 @@ pushes = st.builds(
     traceparent=st.just(""),
     learning_rate=st.none() | st.floats(min_value=0.0, exclude_min=True),
     void=st.booleans(),
-    rows=st.lists(st.builds(RowSlice, texts, u64s, u64s), max_size=3).map(tuple),
+    rows=st.lists(
+        st.builds(RowSlice, texts, u64s, u64s, st.sampled_from([d for d in DType if d is not DType.TOPK])), max_size=3
+    ).map(tuple),
 )
 receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
 pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s, keys=st.just({}))
@@ -106,20 +110,21 @@ def test_the_keys_of_a_pull_come_out_as_they_went_in(run, keys):
     assert found._replace(keys=run.keys) == run
 
 
-@given(KEYS, st.integers(1, 4), st.randoms(use_true_random=False))
-def test_rows_come_out_as_they_went_in(keys, elements, random):
+@given(KEYS, st.integers(1, 4), st.randoms(use_true_random=False), st.sampled_from(get_args(RowDtype)))
+def test_rows_come_out_as_they_went_in(keys, elements, random, dtype):
     asked = PullRun(TARGET, None, None, 0, 0, keys=keys)
     rows = {}
     for name, of_table in keys.items():
         present = np.array([random.random() < 0.5 for _ in of_table], np.bool_)
         values = np.array([random.random() for _ in range(int(present.sum()) * elements)], np.float32)
-        rows[name] = PresentRows(present, values.reshape(-1, elements))
+        rows[name] = PresentRows(present, kept_as(values.reshape(-1, elements), dtype))
     found = wire.decode_rows(wire.encode_weights(Weights(7, (), rows)), asked)
     assert found.version == 7
     assert list(found.rows) == list(rows)
     for name, (present, values) in rows.items():
         assert found.rows[name].present.tolist() == present.tolist()
-        assert found.rows[name].values.tolist() == values.tolist()
+        assert found.rows[name].values.dtype == kept_dtype(dtype)
+        assert found.rows[name].values.tobytes() == values.tobytes()
 
 
 TWO = PullRun(TARGET, None, None, 0, 0, keys={"user": np.array([1, 2], np.uint64)})
@@ -136,6 +141,7 @@ TWO = PullRun(TARGET, None, None, 0, 0, keys={"user": np.array([1, 2], np.uint64
         ([("user", 1, 1)], b"\1" + bytes(5), "rows of 5 bytes in a payload of 6"),
         ([("user", 1, 1)], b"", "end at byte 5 of 0"),
         ([("user", 1, 1, tensor_pb2.DTYPE_FLOAT16)], b"", "end at byte 3 of 0"),
+        ([("user", 1, 1, tensor_pb2.DTYPE_BFLOAT16)], b"", "end at byte 3 of 0"),
         ([("user", 1, 1, tensor_pb2.DTYPE_INT8)], b"\1" + bytes(4), "rows of table 'user' in the encoding 4"),
         ([("user", 1, 1, 0)], b"\1" + bytes(4), "rows of table 'user' in the encoding 0"),
     ],
@@ -260,6 +266,15 @@ def test_a_pull_with_a_payload_is_malformed():
 def test_a_slice_that_cannot_be_is_malformed(fields, says):
     header = tensor_pb2.PushHeader(slices=[tensor_pb2.TensorSlice(**{"variable": "w", "row_stop": 1} | fields)])
     with pytest.raises(MalformedFrame, match=f"slice of 'w'.*{says}"):
+        wire.push_from(*wire.decode_push(wire.encode_frame(header)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "says"), [(0, "unknown dtype 0"), (6, "unknown dtype 6; allowed: 1 to 5"), (5, "are DTYPE_TOPK")]
+)
+def test_rows_in_an_encoding_that_they_cannot_have_are_malformed(dtype, says):
+    header = tensor_pb2.PushHeader(rows=[tensor_pb2.RowSlice(table="user", rows=1, row_elements=2, dtype=dtype)])
+    with pytest.raises(MalformedFrame, match=f"the rows of table 'user'.*{says}"):
         wire.push_from(*wire.decode_push(wire.encode_frame(header)))
 
 

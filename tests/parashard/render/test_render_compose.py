@@ -148,6 +148,13 @@ def test_what_containers_cannot_run_is_refused_with_the_key(render, sets, compla
         render(*sets)
 
 
+def test_vocabularies_are_data(render, tmp_path):
+    table = f'data={{source="csv", label="y", path="{tmp_path}/jobs/a.csv", vocabularies={{"a.b"="PATH"}}}}'
+    assert render(table.replace("PATH", f"{tmp_path}/jobs/b.txt"))
+    with pytest.raises(ConfigurationError, match=r'data\.vocabularies\."a\.b": found /b\.txt, which the containers do'):
+        render(table.replace("PATH", "/b.txt"))
+
+
 @pytest.mark.parametrize("name", ["my job #1.toml", "a:b.toml", "${HOME}.toml", 'a".toml'])
 def test_a_job_file_that_a_compose_file_cannot_name_is_refused(tmp_path, name):
     (tmp_path / name).write_text(JOB)

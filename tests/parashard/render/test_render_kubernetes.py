@@ -227,3 +227,10 @@ def test_data_that_the_pods_do_not_have_are_refused(loaded, path, claim):
     job = loaded("data.source=npz", f"data.path={path}")
     with pytest.raises(ConfigurationError, match=f"flag --set: data.path: found {path}, .*--data-claim CLAIM mounts"):
         rendered(job, data_claim=claim)
+
+
+def test_vocabularies_are_data(loaded):
+    table = ('data={source="csv", path="/data/a.csv", label="y"}', "data.vocabularies.a=/data/a.txt")
+    assert rendered(loaded(*table), data_claim="examples")
+    with pytest.raises(ConfigurationError, match=r"data\.vocabularies\.a: found /a\.txt, .*--data-claim CLAIM mounts"):
+        rendered(loaded(*table, "data.vocabularies.a=/a.txt"), data_claim="examples")

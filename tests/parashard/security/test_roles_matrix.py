@@ -21,13 +21,14 @@ from support.unary_handlers import raw_handlers
 from support.waiting import DEADLINE_S
 
 S, W, C, O = Role.SHARD, Role.WORKER, Role.COORDINATOR, Role.OPERATOR  # noqa: E741
+V, R = Role.SERVER, Role.READER
 
 # Written down a second time on purpose: to change who may call what is to change it here too.
 MATRIX = {
-    "parashard.v1.Coordinator/GetJob": {S, W, O},
+    "parashard.v1.Coordinator/GetJob": {S, W, O, V},
     "parashard.v1.Coordinator/RegisterShard": {S},
     "parashard.v1.Coordinator/RegisterWorker": {W},
-    "parashard.v1.Coordinator/GetView": {W},
+    "parashard.v1.Coordinator/GetView": {W, V},
     "parashard.v1.Coordinator/Lease": {W},
     "parashard.v1.Coordinator/GetStatus": {O},
     "parashard.v1.Coordinator/Scale": {O},
@@ -37,13 +38,14 @@ MATRIX = {
     "parashard.v1.Shard/Inspect": {C, O},
     "parashard.v1.Shard/TakeCheckpoint": {C},
     "parashard.v1.Shard/Rollback": {C},
+    "parashard.v1.Shard/Read": {V},
     "parashard.v1.ShardData/Push": {W},
     "parashard.v1.ShardData/Pull": {W},
-    "parashard.v1.Serving/GetServed": set(),  # served without certificates only
-    "parashard.v1.Serving/GetRows": set(),
-    "parashard.v1.Serving/GetVariable": set(),
-    "parashard.v1.Serving/Subscribe": set(),
-    "grpc.health.v1.Health/Check": {S, W, C, O},
+    "parashard.v1.Serving/GetServed": {R},
+    "parashard.v1.Serving/GetRows": {R},
+    "parashard.v1.Serving/GetVariable": {R},
+    "parashard.v1.Serving/Subscribe": {R},
+    "grpc.health.v1.Health/Check": {S, W, C, O, V, R},
     "grpc.health.v1.Health/List": set(),
     "grpc.health.v1.Health/Watch": set(),
 }

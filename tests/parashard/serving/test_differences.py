@@ -168,6 +168,54 @@ def test_of_a_shard_that_did_not_change_nothing_is_sent() -> None:
     assert [(ahead.whole, ahead.rows, ahead.gone) for ahead in begins[0].tables] == [(False, 1, 0)]
 
 
+def test_a_partition_whose_values_did_not_change_is_not_sent_by_another_server_either() -> None:
+    job, one = Job(), replica()
+    feed(one, parts_for(one, job.follower.published))
+    job.step += 1
+    job.committer.commit(job.lives[0], [job.step], {KEYS[0][1]: (2.0, 2.0)}, seed=1)
+    job.restart()
+    parts = parts_for(one, job.follower.published)
+    assert [(part.elements, {ahead.follows for ahead in part.partitions}) for part in parts[:1]] == [(0, {False})]
+    assert not any(isinstance(part, VariablePart) for part in parts)
+    feed(one, parts)
+    assert_same(one, job.follower)
+    job.commit(0, {})
+    job.follower.look()
+    parts = parts_for(one, job.follower.published)
+    assert parts[0].elements == sum(len(part.values) for part in parts if isinstance(part, VariablePart)) > 0
+    feed(one, parts)
+    assert_same(one, job.follower)
+
+
+def begin_of(parts: list[Part]) -> Begin:
+    assert isinstance(parts[0], Begin)
+    return parts[0]
+
+
+@pytest.mark.parametrize(
+    ("follows", "twice", "told"),
+    [
+        (False, False, "is to stay as it is held, and is not held"),
+        (True, True, "a partition is named twice"),
+    ],
+)
+def test_partitions_that_cannot_be_right_are_refused(follows: bool, twice: bool, told: str) -> None:
+    job, one = Job(), replica()
+    begin = begin_of(parts_for(one, job.follower.published))
+    partitions = tuple(ahead._replace(follows=follows) for ahead in begin.partitions) * (2 if twice else 1)
+    with pytest.raises(MalformedFrame, match=told):
+        feed(one, [begin._replace(partitions=partitions)])
+
+
+def test_values_that_were_not_told_of_are_refused() -> None:
+    job, one = Job(), replica()
+    parts = parts_for(one, job.follower.published)
+    begin = begin_of(parts)
+    some = next(part for part in parts if isinstance(part, VariablePart))
+    with pytest.raises(MalformedFrame, match="was not told to follow"):
+        feed(one, [begin._replace(partitions=()), some])
+
+
 def test_a_server_that_was_started_again_sends_only_what_changed() -> None:
     job, one = Job(), replica()
     feed(one, parts_for(one, job.follower.published))
@@ -274,7 +322,12 @@ def test_variables_that_the_shards_have_not_all_of_are_refused() -> None:
     left = [part for part in parts if not (isinstance(part, VariablePart) and part.partition == partition)]
     many = sum(len(part.values) for part in parts if isinstance(part, VariablePart) and part.partition == partition)
     cut = [
-        part._replace(elements=part.elements - many) if isinstance(part, Begin) and n == 0 else part
+        part._replace(
+            elements=part.elements - many,
+            partitions=tuple(ahead for ahead in part.partitions if ahead.partition != partition),
+        )
+        if isinstance(part, Begin) and n == 0
+        else part
         for n, part in enumerate(left)
     ]
     with pytest.raises(MalformedFrame, match=partition.variable):

@@ -20,6 +20,7 @@ from parashard.client.pulled_rows import TableSet
 from parashard.errors import (
     ConfigurationError,
     LimitExceeded,
+    NotAllowed,
     NotReady,
     QueueFull,
     StoreFailed,
@@ -27,21 +28,30 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
-from parashard.plan.embedding import EmbeddingTable, mixed, unmixed
+from parashard.plan.embedding import EmbeddingTable, RowDtype, mixed, unmixed
 from parashard.plan.optimizers import SGD
 from parashard.plan.variables import Initializer
 from parashard.protocol import rpc
+from parashard.security.identity import Role
 from parashard.serving import messages, pages, service
 from parashard.serving.served import WAIT_S_MAX, ServedRun
 from parashard.serving.server import Ports
+from support.certificates import WRONG_CA, Certificates
 from support.checkpoint_cases import model_of
-from support.serving_cases import TABLE, Committer, ShardLife, keys_of_shard
+from support.in_process import SEED
+from support.live_cases import TABLES as LIVE_TABLES
+from support.live_cases import LiveShards
+from support.serving_cases import TABLE, Committer, ShardLife, follower_of, keys_of_shard
 from support.store_fakes import MemoryStore
 from support.waiting import DEADLINE_S
 
 KEYS = [int(key) for shard in range(2) for key in unmixed(keys_of_shard(shard, 3))]
 MIXED = [int(key) for shard in range(2) for key in keys_of_shard(shard, 3)]
 TABLES = TableSet((EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0), Initializer("normal", 0.5)),), seed=5)
+
+
+def run_of(store: MemoryStore) -> ServedRun:
+    return ServedRun(follower_of(store), TABLES, "small")
 
 
 class Job:
@@ -64,9 +74,9 @@ class Job:
         self.commit(0, {MIXED[0]: (1.0, 2.0)})
         self.commit(1, {MIXED[3]: (3.0, 4.0)})
 
-    def serve(self, port: int = 0) -> Ports:
-        self.run = ServedRun(self.store, self.tables, "small", clock=lambda: 60.0)
-        self.ports = Ports(self.run, "127.0.0.1", port, 0)
+    def serve(self, port: int = 0, **options: Any) -> Ports:
+        self.run = ServedRun(follower_of(self.store), self.tables, "small", clock=lambda: 60.0)
+        self.ports = Ports(self.run, "127.0.0.1", port, 0, **options)
         self.ports.start()
         return self.ports
 
@@ -229,7 +239,7 @@ def test_before_the_first_checkpoint_it_says_what_it_waits_for(job: Job) -> None
 
 def test_a_request_waits_until_something_newer_is_committed_and_no_longer(job: Job) -> None:
     job.begin()
-    run = ServedRun(job.store, TABLES, "small")
+    run = run_of(job.store)
     run.look()
     waits = []
 
@@ -256,7 +266,7 @@ def test_a_request_waits_until_something_newer_is_committed_and_no_longer(job: J
 )
 def test_a_look_that_fails_is_told_and_what_is_served_stays(job: Job, error: Exception, told: str) -> None:
     job.begin()
-    run = ServedRun(job.store, TABLES, "small")
+    run = run_of(job.store)
     run.look()
     fault = job.store.fail("folders", error=error)
     run.look()
@@ -266,17 +276,94 @@ def test_a_look_that_fails_is_told_and_what_is_served_stays(job: Job, error: Exc
     assert run.sight.problem == ""
 
 
+class TestInsideTls:
+    @pytest.fixture
+    def secured(self, job: Job, certificates: Certificates) -> Job:
+        job.begin()
+        job.serve(credentials=certificates.of(Role.SERVER), lookups_over_http=False)
+        return job
+
+    def test_a_reader_subscribes(self, secured: Job, certificates: Certificates) -> None:
+        with ps.subscribe(secured.ports.address, tls_dir=certificates.folder(Role.READER)) as held:
+            assert held.rows(TABLE, [KEYS[0]]).tolist() == [[1.0, 2.0]]
+
+    @pytest.mark.parametrize("role", sorted(set(Role) - {Role.READER}))
+    def test_no_other_role_does(self, secured: Job, certificates: Certificates, role: Role) -> None:
+        channel = rpc.connect(secured.ports.address, certificates.of(role))
+        stub = serving_pb2_grpc.ServingStub(channel)
+        with pytest.raises(NotAllowed, match="allowed: reader"), rpc.our_errors("it"):
+            stub.GetServed(pb.GetServedRequest(), timeout=DEADLINE_S)
+        with pytest.raises(NotAllowed, match="allowed: reader"), rpc.our_errors("it"):
+            list(stub.Subscribe(pb.SubscribeRequest(), timeout=DEADLINE_S))
+        channel.close()
+
+    def test_a_certificate_of_another_role_is_refused_before_it_is_shown(
+        self, secured: Job, certificates: Certificates
+    ) -> None:
+        with pytest.raises(ConfigurationError, match="this process is a reader"):
+            ps.subscribe(secured.ports.address, tls_dir=certificates.folder(Role.WORKER))
+
+    @pytest.mark.parametrize("kind", [None, WRONG_CA])
+    def test_without_a_right_certificate_nothing_comes(
+        self, secured: Job, certificates: Certificates, kind: str | None
+    ) -> None:
+        folder = None if kind is None else certificates.folder(Role.READER, kind)
+        with pytest.raises(Unreachable):
+            ps.subscribe(secured.ports.address, tls_dir=folder, timeout_s=0.0)
+
+    def test_http_which_has_no_tls_answers_no_lookup(self, secured: Job) -> None:
+        for path in ("/v1/status", f"/v1/rows?table={TABLE}&keys=1", "/v1/variable?name=dense/bias"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"http://{secured.ports.http_address}{path}", timeout=DEADLINE_S)
+            with refused.value as answer:
+                assert answer.code == 404
+        with urllib.request.urlopen(f"http://{secured.ports.http_address}/readyz", timeout=DEADLINE_S) as answer:
+            assert answer.status == 200
+
+
+class TestLive:
+    def test_a_subscriber_follows_and_is_told_of_a_return(self) -> None:
+        job = LiveShards()
+        job.push(0, [1, 2])
+        run = ServedRun(job.follower(), TableSet(LIVE_TABLES, SEED), "live", clock=lambda: 60.0)
+        ports = Ports(run, "127.0.0.1", 0, 0)
+        ports.start()
+        try:
+            with ps.subscribe(ports.address) as held:
+                assert (held.fresh, held.resyncs) == (True, 0)
+                job.push(0, [3])
+                held.wait_for(lambda held: held.versions[0].number == 2, DEADLINE_S)
+                assert (held.behind.versions, held.behind.seconds < DEADLINE_S, held.steps) == (0, True, 0)
+                job.restore(0, 1)
+                held.wait_for(lambda held: held.resyncs == 1, DEADLINE_S)
+                assert str(held.versions[0]) == "p1/s0/i2/c1"
+                assert held.look_up("user", unmixed(job.keys[0])).present.tolist().count(True) == 2
+                url = f"http://{ports.http_address}/v1/status"
+                with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
+                    status = json.loads(answer.read())
+                assert (status["fresh"], status["resyncs"], status["behind"]["versions"]) == (True, 1, 0)
+                with rpc.connect(ports.address) as channel, pytest.raises(WrongRun) as refused, rpc.our_errors("it"):
+                    list(serving_pb2_grpc.ServingStub(channel).Subscribe(pb.SubscribeRequest(), timeout=DEADLINE_S))
+                told = "live ones (--fresh) are served here; the subscriber has committed versions"
+                assert told in str(refused.value)
+        finally:
+            ports.stop()
+
+
 class TestSubscriber:
-    def test_rows_that_are_kept_in_float16_are_the_same_numbers(self, job: Job) -> None:
-        table = EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0), Initializer("normal", 0.5), dtype="float16")
+    @pytest.mark.parametrize(("dtype", "tenth"), [("float16", 0.0999755859375), ("bfloat16", 0.10009765625)])
+    def test_rows_that_are_kept_in_two_bytes_are_the_same_numbers(
+        self, job: Job, dtype: RowDtype, tenth: float
+    ) -> None:
+        table = EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0), Initializer("normal", 0.5), dtype=dtype)
         job.tables = TableSet((table,), seed=5)
-        job.committer.dtype = np.float16
+        job.committer.dtype = dtype
         job.commit(0, {MIXED[0]: (0.1, 2.0)})
         job.commit(1, {})
         with ps.subscribe(job.serve().address) as held:
             found = held.rows(TABLE, [KEYS[0], 4711])
             assert found.dtype == np.float32
-            assert found[0].tolist() == [float(np.float16(0.1)), 2.0]
+            assert found[0].tolist() == [tenth, 2.0]
             assert found[1].tobytes() == job.tables.first_rows(TABLE, mixed([4711])).tobytes()
             assert found[1].tobytes() != TABLES.first_rows(TABLE, mixed([4711])).tobytes()
 

@@ -68,7 +68,7 @@ class FakeWay:
         self.requests.append("pull")
         return Answered(1)
 
-    def pull_rows(self, run: Any, deadline_s: float) -> Any:
+    def pull_rows(self, run: Any, read: Any, deadline_s: float) -> Any:
         self.requests.append("pull_rows")
         return Answered(1)
 

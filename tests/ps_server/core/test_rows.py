@@ -18,6 +18,7 @@ from parashard.checkpoints.state import ShardState, load
 from parashard.errors import (
     DamagedCheckpoint,
     JobFailed,
+    LimitExceeded,
     MalformedFrame,
     NonFiniteGradient,
     ShapeMismatch,
@@ -28,7 +29,7 @@ from parashard.plan.embedding import EmbeddingTable, Keys, cut_by_shard, first_r
 from parashard.plan.optimizers import SGD, Adagrad
 from parashard.plan.variables import Float32s, Initializer, Variable
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, RowSlice
+from parashard.protocol.messages import DType, PullRun, Push, PushResult, RowSlice
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates
 from parashard_server.durability.checkpoint_writer import write_cut
@@ -228,6 +229,15 @@ def not_finite(shard: Shard) -> Push:
     return rows_push(shard, 9, {"user": (keys_of(1), values)})
 
 
+def in_int8(shard: Shard, table: str = "thrifty", *, scale: float = 1.0, more: bytes = b"") -> Push:
+    """Return a push of a row of three numbers with a scale."""
+    content = keys_of(1).tobytes() + np.float32(scale).tobytes() + bytes(3) + more
+    whole = push_for(shard, 9, [1.0, 1.0])
+    payload = Buffers([*whole.payload.pieces, content])
+    return whole._replace(payload=payload, rows=(RowSlice(table, 1, 3, DType.INT8),))
+
+
+THRIFTY = replace(USER, name="thrifty", encoding="int8", keys_per_step_max=1)
 ONE = keys_of(1)
 VALUES = np.ones((1, 3), np.float32)
 TWO = (np.sort(keys_of(1, 2))[::-1].copy(), np.ones((2, 3), np.float32))
@@ -240,7 +250,7 @@ REFUSED: dict[str, tuple[Callable[[Shard], Push], type[Exception], str]] = {
     "another dimension": (
         lambda s: rows_push(s, 9, {"user": (ONE, np.ones((1, 2), np.float32))}),
         ShapeMismatch,
-        r"have shape \(1, 3\), found \(1, 2\)",
+        "rows have 3 elements, found 2",
     ),
     "NaN": (not_finite, NonFiniteGradient, "a row has a value that is not finite"),
     "keys not in order": (lambda s: rows_push(s, 9, {"user": TWO}), MalformedFrame, "not ascending"),
@@ -269,6 +279,20 @@ REFUSED: dict[str, tuple[Callable[[Shard], Push], type[Exception], str]] = {
         JobFailed,
         "no room for 2[24] more",
     ),
+    "another encoding": (lambda s: in_int8(s, "user"), ShapeMismatch, "rows travel as FLOAT32, found INT8"),
+    "not encoded": (
+        lambda s: rows_push(s, 9, {"thrifty": (ONE, VALUES)}),
+        ShapeMismatch,
+        "rows travel as INT8, found FLOAT32",
+    ),
+    "a scale that is NaN": (lambda s: in_int8(s, scale=np.nan), MalformedFrame, "has a scale that is not in"),
+    "an infinite scale": (lambda s: in_int8(s, scale=np.inf), MalformedFrame, "has a scale that is not in"),
+    "more keys than a step may use": (
+        lambda s: in_int8(s, more=bytes(8 + 4 + 3))._replace(rows=(RowSlice("thrifty", 2, 3, DType.INT8),)),
+        LimitExceeded,
+        "'thrifty': a push of 2 keys; its keys_per_step_max is 1",
+    ),
+    "longer than its rows": (lambda s: in_int8(s, more=b"1"), ShapeMismatch, "need 23 bytes, the push has 24"),
     "rows in an empty push": (
         lambda s: rows_push(s, 9, {"user": (ONE, VALUES)}, skipped=True),
         MalformedFrame,
@@ -281,13 +305,40 @@ REFUSED: dict[str, tuple[Callable[[Shard], Push], type[Exception], str]] = {
 @pytest.mark.parametrize("wrong", REFUSED)
 def test_what_cannot_be_right_is_refused_before_any_write(wrong: str, round_steps: int | None) -> None:  # P14
     make, kind, says = REFUSED[wrong]
-    shard = shard_with(USER, rows_max=22, round_steps=round_steps, steps=10)
+    shard = shard_with(USER, THRIFTY, rows_max=22, round_steps=round_steps, steps=10)
     keys = keys_of(1, 2)
     shard.push(rows_push(shard, 0, {"user": (keys, gradients_of(0, keys))}))
     before = everything(shard)
     with pytest.raises(kind, match=says):
         shard.push(make(shard))
     assert everything(shard) == before
+
+
+def test_rows_behind_codes_of_an_odd_number_of_bytes_are_taken_as_they_are() -> None:
+    shard, keys = shard_with(replace(THRIFTY, name="a"), LEDGER), keys_of(5, 6)
+    whole, ones = in_int8(shard, "a"), np.ones((2, 1), np.float32)
+    pieces = Buffers([*whole.payload.pieces, keys, ones])
+    shard.push(whole._replace(payload=pieces, rows=(*whole.rows, RowSlice("seen", 2, 1))))
+    assert pulled(shard, "seen", keys)[1].tolist() == [[1.0], [1.0]]
+
+
+def test_what_an_encoding_saves_is_counted() -> None:
+    shard = shard_with(THRIFTY)
+    shard.push(in_int8(shard))
+    assert shard.record.push_bytes == 8 + 8 + 4 + 3
+    assert shard.record.push_float32_bytes == 8 + 8 + 4 * 3
+
+
+def test_bytes_of_rows_are_counted_by_table_as_they_travel() -> None:
+    shard = shard_with(THRIFTY, USER)
+    for _ in range(2):
+        shard.push(in_int8(shard))  # the second one is a duplicate
+    with pytest.raises(MalformedFrame):
+        shard.push(in_int8(shard, scale=-1.0)._replace(step=10))
+    pulled(shard, "thrifty", keys_of(*range(9)))
+    assert shard.tables is not None
+    counted = {name: (table.pulled_bytes, table.pushed_bytes) for name, table in shard.tables.by_name.items()}
+    assert counted == {"thrifty": (9 * 8 + 2 + 1 * 12, 8 + 4 + 3), "user": (0, 0)}
 
 
 def test_a_key_of_another_shard_is_refused() -> None:

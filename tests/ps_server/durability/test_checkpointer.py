@@ -137,7 +137,7 @@ def test_one_that_was_found_damaged_is_forgotten_and_another_one_taken_once(stor
     first = shard.checkpointer.take(1)
     second = shard.checkpointer.take(1, damaged=first.id.folder)
     assert (second.id.number, second.applied) == (2, first.applied)
-    assert shard.checkpointer.at_round(1) == [second.id], "nor is it returned to"
+    assert shard.checkpointer.saved.at_round(1) == [second.id], "nor is it returned to"
     assert shard.checkpointer.take(1, damaged=first.id.folder) == second, "the same request, sent again"
     assert shard.checkpointer.take(1) == second
 
@@ -165,7 +165,7 @@ def test_in_rounds_the_start_of_a_round_is_saved_before_its_steps_are_folded(sto
     shard.checkpointer.save_pending()
     stored = shard.state_in(shard.id_of(1))
     assert (stored.round, list(stored.applied.intervals())) == (1, [(0, 2)])
-    assert shard.checkpointer.rounds == [1]
+    assert shard.checkpointer.saved.rounds == [1]
 
 
 def test_in_rounds_a_full_round_is_committed_by_a_drained_checkpoint(store: MemoryStore) -> None:  # P8, P10
@@ -190,7 +190,7 @@ def test_a_round_that_was_named_is_saved_when_it_is_reached(store: MemoryStore) 
     assert shard.checkpointer.pending is None
     shard.reach(2)
     shard.checkpointer.save_pending()
-    assert shard.checkpointer.rounds == [2]
+    assert shard.checkpointer.saved.rounds == [2]
 
 
 def test_a_round_that_was_named_where_the_shard_stands_already_is_saved_at_once(store: MemoryStore) -> None:

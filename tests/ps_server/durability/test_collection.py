@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from parashard.checkpoints.retention import CommonRounds
 from parashard.store.claims import claim_incarnation
 from support.checkpoint_cases import write_job
 from support.shard_process import ADAM, ShardProcess
@@ -62,11 +63,11 @@ def test_in_rounds_nothing_is_deleted_that_all_may_have_to_return_to(store: Memo
     for round_ in range(1, 4):
         shard.push(round_ - 1)
         shard.checkpointer.take(round_)
-    assert shard.checkpointer.rounds == [1, 2, 3], "no round is known to be complete on every shard"
-    shard.checkpointer.cut_round = 2
+    assert shard.checkpointer.saved.rounds == [1, 2, 3], "no round is known to be complete on every shard"
+    shard.checkpointer.saved.common = CommonRounds(2, frozenset())
     shard.push(3)
     shard.checkpointer.take(4)
-    assert shard.checkpointer.rounds == [2, 3, 4]
+    assert shard.checkpointer.saved.rounds == [2, 3, 4]
 
 
 def test_nothing_is_deleted_by_an_older_incarnation(store: MemoryStore) -> None:  # P3
@@ -95,6 +96,6 @@ def test_a_collection_that_fails_costs_no_checkpoint(store: MemoryStore) -> None
 def test_one_that_was_found_damaged_does_not_stand_for_a_good_one(store: MemoryStore) -> None:
     shard = process(store, keep=2)
     saved_after_each(shard, 0, 1)
-    shard.checkpointer.forget(shard.id_of(2))
+    shard.checkpointer.saved.forget(shard.id_of(2))
     saved_after_each(shard, 2)
     assert shard.numbers() == [1, 2, 3], "the damaged one is not deleted, and c1 is one of the newest two"

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -20,8 +21,10 @@ from parashard_server.durability.write_ahead_log.records import (
     decode_header,
     encode_head,
     encode_header,
-    encode_rate,
+    encode_payload,
 )
+from parashard_server.durability.write_ahead_log.row_parts import decode_rows, encode_rows
+from parashard_server.state.rows.tables import RowGradients
 from support.log_cases import IDENTITY, RECORD_BYTES_MAX, head_with
 
 HEADER = encode_header(IDENTITY, incarnation=3, number=2, first_position=70)
@@ -29,8 +32,8 @@ SEED = decode_header(HEADER).seed
 
 
 def head_of(payload: bytes | None, seed: int = SEED) -> bytes:
-    view = None if payload is None else memoryview(payload)
-    return encode_head(seed, position=7, step=5, payload=view, skipped=False, staleness=2)
+    pieces = [] if payload is None else [payload]
+    return encode_head(seed, position=7, step=5, payload=pieces, zero=payload is None, skipped=False, staleness=2)
 
 
 def decoded(content: bytes, seed: int = SEED) -> LogRecord:
@@ -38,25 +41,82 @@ def decoded(content: bytes, seed: int = SEED) -> LogRecord:
     return head.record(bytearray(content[HEAD_BYTES:]), seed)
 
 
+floats = st.floats(width=32)
+tables = st.dictionaries(
+    st.text(st.characters(codec="utf-8"), min_size=1, max_size=200),
+    st.integers(1, 3).flatmap(
+        lambda elements: st.lists(
+            st.tuples(st.integers(0, 2**64 - 1), st.lists(floats, min_size=elements, max_size=elements)), max_size=4
+        ).map(lambda rows: (elements, rows))
+    ),
+    max_size=3,
+)
+
+
+def rows_of(drawn: dict) -> dict[str, RowGradients]:
+    return {
+        name: RowGradients(
+            np.array([key for key, _ in rows], np.uint64),
+            np.array([row for _, row in rows], np.float32).reshape(len(rows), elements),
+        )
+        for name, (elements, rows) in drawn.items()
+    }
+
+
 @given(
-    gradient=st.none() | st.lists(st.floats(width=32), max_size=8),
+    gradient=st.none() | st.lists(floats, max_size=8),
     position=st.integers(0, 2**64 - 1),
     step=st.integers(0, 2**64 - 1),
     staleness=st.none() | st.integers(0, 2**63 - 1),
     skipped=st.booleans(),
     learning_rate=st.none() | st.floats(allow_nan=False),
+    drawn=tables,
 )
-def test_a_record_comes_back_bit_for_bit(gradient, position, step, staleness, skipped, learning_rate):
-    payload = None if gradient is None else np.array(gradient, "<f4").tobytes()
-    view = None if payload is None else memoryview(payload)
-    rate = encode_rate(learning_rate)
+def test_a_record_comes_back_bit_for_bit(gradient, position, step, staleness, skipped, learning_rate, drawn):
+    rows = rows_of(drawn)
+    values = None if gradient is None else np.array(gradient, np.float32)
+    payload = encode_payload(values, rows, learning_rate)
     head = encode_head(
-        SEED, position=position, step=step, payload=view, skipped=skipped, staleness=staleness, rate=rate
+        SEED,
+        position=position,
+        step=step,
+        payload=payload,
+        zero=gradient is None,
+        skipped=skipped,
+        staleness=staleness,
+        rows=bool(rows),
+        rated=learning_rate is not None,
     )
-    record = decoded(head + (payload or b"") + rate)
+    record = decoded(head + b"".join(payload))
     assert (record.position, record.step, record.skipped) == (position, step, skipped)
     assert (record.staleness, record.learning_rate) == (staleness, learning_rate)
-    assert (None if record.gradient is None else record.gradient.tobytes()) == payload
+    assert (None if record.gradient is None else record.gradient.tobytes()) == (
+        None if values is None else values.tobytes()
+    )
+    assert list(record.rows) == list(rows)
+    for name, (keys, values) in record.rows.items():
+        assert keys.tobytes() == rows[name].keys.tobytes()
+        assert (values.shape, values.tobytes()) == (rows[name].values.shape, rows[name].values.tobytes())
+
+
+@given(tables, st.integers(0, 400), st.integers(0, 255))
+def test_rows_that_are_not_what_was_written_are_damage_or_other_rows(drawn, at, byte):  # no crash, no read beyond
+    content = bytearray(b"".join(encode_rows(rows_of(drawn))))
+    if content:
+        content[at % len(content)] = byte
+    with suppress(DamagedCheckpoint):
+        decode_rows(memoryview(content))
+    with suppress(DamagedCheckpoint):
+        decode_rows(memoryview(content)[: at % (len(content) + 1)])
+
+
+@pytest.mark.parametrize("length", [9, 2**40, 2**64 - 1])
+@pytest.mark.parametrize("zero", [False, True])
+def test_rows_that_begin_nowhere_are_damage(length, zero):
+    pieces = [b"12345678", struct.pack("<Q", length)]
+    head = encode_head(SEED, position=7, step=5, payload=pieces, zero=zero, skipped=False, staleness=2, rows=True)
+    with pytest.raises(DamagedCheckpoint, match="the rows of step 5 begin"):
+        decoded(head + b"".join(pieces))
 
 
 def test_the_readers_gradient_may_be_overwritten():

@@ -201,7 +201,8 @@ def test_a_renamed_segment_is_damage(tmp_path):
 def test_a_record_out_of_its_turn_is_damage(tmp_path):
     seed = decode_header(header := encode_header(IDENTITY, 1, 1, 0)).seed
     heads = [
-        encode_head(seed, position=position, step=1, payload=None, skipped=False, staleness=None) for position in (0, 2)
+        encode_head(seed, position=position, step=1, payload=[], zero=True, skipped=False, staleness=None)
+        for position in (0, 2)
     ]
     (tmp_path / FIRST).write_bytes(header + b"".join(heads))
     replaying = replay(tmp_path, IDENTITY, 0, RECORD_BYTES_MAX)
@@ -270,7 +271,7 @@ def test_any_bytes_end_the_replay_and_never_break_it(tmp_path_factory, data):
     sound = (folder / FIRST).read_bytes()
     start = data.draw(st.sampled_from([b"", header, sound, sound[: len(sound) // 2]]))
     sizes_bytes = st.integers(0, 40) | st.integers(0, 2**64 - 1)
-    heads = st.builds(head_with, st.integers(0, 7), sizes_bytes, st.just(decode_header(header).seed))
+    heads = st.builds(head_with, st.integers(0, 15), sizes_bytes, st.just(decode_header(header).seed))
     strange = data.draw(st.binary(max_size=2 * HEAD_BYTES) | st.binary(min_size=HEAD_BYTES, max_size=300) | heads)
     (folder / FIRST).write_bytes(start + strange + data.draw(st.binary(max_size=60)))
     steps, end = read(folder)

@@ -27,8 +27,10 @@ from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.stream import Head, Kind, Stream, answer, greet, parsed, refused
+from parashard.transports.stream_transport import ask_rows, rows_answered
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shm_service import Slots
+from support.conformance_cases import keys_of, rows_of
 from support.fake_plane import GREETING, TARGET
 from support.shared_shard import DEADLINE_S, ELEMENTS, OFFSETS, SharedShard, mapped_bytes, pull_of, push_of
 
@@ -158,6 +160,28 @@ class TestRequests:
         stream.send(Kind.PULL, wire.pull_header(pull_of(known=1), in_slot=True), deadline_s=soon())
         reply = parsed(answer(stream, Kind.WEIGHTS, deadline_s=soon()).header, tensor_pb2.PullReply)
         assert (list(reply.run_offsets), list(reply.run_lengths)) == ([4 * 6], [4 * 994])
+
+    def test_rows_come_in_the_slot_where_they_have_room(self, shard, dial) -> None:
+        keys = keys_of(1, 2, 3)
+        shard.plane.tables.by_name["user"].push(keys, np.ones((3, 3), np.float32), clock=1)
+        stream = dial()
+        _, (weights, descriptor) = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
+        slot = memory.mapped(descriptor, writable=True)
+        for one in (weights, descriptor):
+            os.close(one)
+        for in_slot in (True, False):
+            slot[:] = 0
+            ask_rows(stream, rows_of({"user": keys}), deadline_s=soon(), in_slot=in_slot)
+            found = rows_answered(stream, rows_of({"user": keys}), deadline_s=soon(), slot=slot).rows["user"]
+            assert found.values.tolist() == [[1.0] * 3] * 3
+            assert bool(slot.any()) is in_slot
+        many = keys_of(*range(10))  # 40 KiB of rows, in a slot of 12,000 bytes
+        shard.plane.tables.by_name["item"].push(many, np.ones((10, 1024), np.float32), clock=1)
+        slot[:] = 0
+        ask_rows(stream, rows_of({"item": many}), deadline_s=soon(), in_slot=True)
+        found = rows_answered(stream, rows_of({"item": many}), deadline_s=soon(), slot=slot).rows["item"]
+        assert (found.values == 1.0).all()
+        assert not slot.any()
 
     def test_a_push_that_is_longer_than_the_slot_is_refused(self, shard, stream) -> None:
         header = tensor_pb2.PushHeader(total_bytes=12_004)

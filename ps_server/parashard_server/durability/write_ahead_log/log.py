@@ -14,20 +14,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from parashard.errors import NewerFormat, NotReady, QueueFull, StoreFailed, WrongRun
 from parashard.plan.variables import Float32s
 from parashard.process.logs import log
 from parashard.store.durable import sync_folder, sync_upwards
+from parashard_server.core.update_policies import NO_ROWS
 from parashard_server.durability.write_ahead_log.records import (
     LogIdentity,
     decode_header,
     encode_head,
     encode_header,
-    encode_rate,
+    encode_payload,
 )
 from parashard_server.durability.write_ahead_log.segments import Segment, SegmentFile, find_segments, segment_name
+from parashard_server.state.rows.tables import Pushed
 
 
 class WriteAheadLog:
@@ -99,6 +99,7 @@ class WriteAheadLog:
         staleness: int | None,
         skipped: bool,
         learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
     ) -> int:
         """Write one applied push and return its position for `wait_durable`; an error of the disk is not raised.
 
@@ -110,28 +111,31 @@ class WriteAheadLog:
             None where it is unknown.
         learning_rate : float, optional
             The step's own.
+        rows : mapping of str to RowGradients
+            What the push has for tables; only read.
         """
         position, self.position = self.position, self.position + 1
         if self._file is None or self.failed:
             return position
-        payload = None if gradient is None else gradient.astype("<f4", copy=False).view(np.uint8).data
-        rate = encode_rate(learning_rate)
+        payload = encode_payload(gradient, rows, learning_rate)
         head = encode_head(
             self._seed,
             position=position,
             step=step,
             payload=payload,
+            zero=gradient is None,
             skipped=skipped,
             staleness=staleness,
-            rate=rate,
+            rows=bool(rows),
+            rated=learning_rate is not None,
         )
         try:
-            self._file.write(head, b"" if payload is None else payload, rate)
+            self._file.write(head, *payload)
         except OSError as error:
             with self._changed:
                 self._fail("write", error)
         else:
-            self.bytes += len(head) + (0 if payload is None else payload.nbytes) + len(rate)
+            self.bytes += len(head) + sum(map(len, payload))
             self._written = self.position  # only now: another thread may be syncing concurrently
         return position
 

@@ -5,8 +5,8 @@ Pure: from values to bytes and back. Knows no file; called by `segments` and `re
     segment   magic "PSL1", format u32, run 16 bytes, plan u32, shard u32, incarnation u64, number u64,
               first position u64, CRC-32 of all that u32
     record    position u64, step u64, flags u32, staleness i64 (-1: unknown), payload bytes u64,
-              CRC-32 of the payload u32, CRC-32 of the head u32, payload: the gradient, and with flag 4 the
-              learning rate f64 after it
+              CRC-32 of the payload u32, CRC-32 of the head u32, payload: the gradient; with flag 8 what the push
+              has for tables (`row_parts`), and its length u64; with flag 4 the learning rate f64
 
 Each record's checksums are seeded by its segment's, so that a record in a block of another file fails them. The head
 has its own checksum to verify the length before it is used: a file that ends inside a record is a torn write, but a
@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +27,14 @@ from parashard.checkpoints.encoding import newer_format
 from parashard.errors import DamagedCheckpoint, LimitExceeded, NewerFormat
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
+from parashard_server.core.update_policies import NO_ROWS
+from parashard_server.durability.write_ahead_log.row_parts import decode_rows, encode_rows
+from parashard_server.state.rows.tables import Pushed
 
 MAGIC = b"PSL1"
 FORMAT = 1
-SKIPPED, ZERO, RATED = 1, 2, 4
-"""Flags: the step was skipped; the gradient is zero and has no bytes; the step has a learning rate of its own."""
+SKIPPED, ZERO, RATED, ROWS = 1, 2, 4, 8
+"""Flags: the step was skipped; the gradient is zero and has no bytes; the step has a learning rate of its own; rows."""
 
 _HEADER = struct.Struct("<4sI16sIIQQQ")
 _HEAD = struct.Struct("<QQIqQI")
@@ -38,8 +42,9 @@ _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 _RATE = struct.Struct("<d")
-EXTRA_BYTES = HEAD_BYTES + _RATE.size
-"""What a record has at most besides its gradient."""
+_LENGTH = struct.Struct("<Q")
+EXTRA_BYTES = HEAD_BYTES + _LENGTH.size + _RATE.size
+"""What a record has at most besides its gradient and what it has for tables."""
 
 
 class LogIdentity(NamedTuple):
@@ -82,6 +87,8 @@ class LogRecord(NamedTuple):
         Pushes that were applied between its pull and this push; None: unknown.
     learning_rate : float or None
         The step's own; None: the job's.
+    rows : mapping of str to RowGradients
+        What the push has for tables.
     """
 
     position: int
@@ -90,6 +97,7 @@ class LogRecord(NamedTuple):
     skipped: bool
     staleness: int | None
     learning_rate: float | None = None
+    rows: Pushed = NO_ROWS
 
 
 class RecordHead(NamedTuple):
@@ -112,14 +120,22 @@ class RecordHead(NamedTuple):
         """
         if zlib.crc32(payload, seed) != self.payload_checksum:
             raise DamagedCheckpoint(f"the gradient of step {self.step} does not match its checksum")
-        rate_at = len(payload) - (_RATE.size if self.flags & RATED else 0)
+        end = rate_at = len(payload) - (_RATE.size if self.flags & RATED else 0)
+        rows = NO_ROWS
+        if self.flags & ROWS:
+            length_at = rate_at - _LENGTH.size
+            end = length_at - _LENGTH.unpack_from(payload, length_at)[0] if length_at >= 0 else -1
+            if end < 0 or (end and self.flags & ZERO) or end % ELEMENT_BYTES:
+                raise DamagedCheckpoint(f"the rows of step {self.step} begin at byte {end} of {len(payload)}")
+            rows = decode_rows(memoryview(payload)[end:length_at])
         return LogRecord(
             position=self.position,
             step=self.step,
-            gradient=None if self.flags & ZERO else np.frombuffer(payload, "<f4", rate_at // ELEMENT_BYTES),
+            gradient=None if self.flags & ZERO else np.frombuffer(payload, "<f4", end // ELEMENT_BYTES),
             skipped=bool(self.flags & SKIPPED),
             staleness=None if self.staleness < 0 else self.staleness,
             learning_rate=_RATE.unpack_from(payload, rate_at)[0] if self.flags & RATED else None,
+            rows=rows,
         )
 
 
@@ -155,9 +171,19 @@ def decode_header(content: bytes) -> SegmentHeader:
     return SegmentHeader(run_mark, plan_version, shard, incarnation, number, first_position, checksum)
 
 
-def encode_rate(learning_rate: float | None) -> bytes:
-    """Return what follows a record's gradient."""
-    return b"" if learning_rate is None else _RATE.pack(learning_rate)
+def encode_payload(
+    gradient: Float32s | None, rows: Pushed = NO_ROWS, learning_rate: float | None = None
+) -> list[bytes | memoryview]:
+    """Return a record's payload in pieces, of which the large ones are views; a gradient of zeros (None) has none."""
+    pieces: list[bytes | memoryview] = []
+    if gradient is not None:
+        pieces.append(gradient.astype("<f4", copy=False).view(np.uint8).data)
+    if rows:
+        of_rows = list(encode_rows(rows))
+        pieces += [*of_rows, _LENGTH.pack(sum(map(len, of_rows)))]
+    if learning_rate is not None:
+        pieces.append(_RATE.pack(learning_rate))
+    return pieces
 
 
 def encode_head(
@@ -165,20 +191,20 @@ def encode_head(
     *,
     position: int,
     step: int,
-    payload: memoryview | None,
+    payload: Sequence[bytes | memoryview],
+    zero: bool = False,
     skipped: bool,
     staleness: int | None,
-    rate: bytes = b"",
+    rows: bool = False,
+    rated: bool = False,
 ) -> bytes:
-    """Return the head of a record.
-
-    `payload` is its gradient's bytes, None a gradient of zeros; `rate` is what follows them (`encode_rate`).
-    """
-    flags = (SKIPPED if skipped else 0) | (ZERO if payload is None else 0) | (RATED if rate else 0)
+    """Return the head of a record with this payload; `zero`, `rows` and `rated` say what is in it."""
+    flags = SKIPPED * skipped | ZERO * zero | RATED * rated | ROWS * rows
     stale = -1 if staleness is None else staleness
-    payload = memoryview(b"") if payload is None else payload
-    checksum = zlib.crc32(rate, zlib.crc32(payload, seed))
-    head = _HEAD.pack(position, step, flags, stale, payload.nbytes + len(rate), checksum)
+    checksum = seed
+    for piece in payload:
+        checksum = zlib.crc32(piece, checksum)
+    head = _HEAD.pack(position, step, flags, stale, sum(map(len, payload)), checksum)
     return head + _CHECKSUM.pack(zlib.crc32(head, seed))
 
 
@@ -200,8 +226,14 @@ def decode_head(content: bytes, seed: int, record_bytes_max: int) -> RecordHead:
         raise LimitExceeded(
             f"the record declares {HEAD_BYTES + head.payload_bytes} bytes; allowed are {record_bytes_max}"
         )
-    gradient_bytes = head.payload_bytes - (_RATE.size if head.flags & RATED else 0)
-    fits = gradient_bytes == 0 if head.flags & ZERO else gradient_bytes >= 0 == gradient_bytes % ELEMENT_BYTES
-    if head.flags & ~(SKIPPED | ZERO | RATED) or not fits:
+    if head.flags & ~(SKIPPED | ZERO | RATED | ROWS) or not _fits(head):
         raise DamagedCheckpoint(f"a record with flags {head.flags:#x} and {head.payload_bytes} bytes of gradient")
     return head
+
+
+def _fits(head: RecordHead) -> bool:
+    """Tell whether a payload can have so many bytes; where it has rows, they say themselves where they begin."""
+    left = head.payload_bytes - (_RATE.size if head.flags & RATED else 0)
+    if head.flags & ROWS:
+        return left >= _LENGTH.size
+    return left == 0 if head.flags & ZERO else left >= 0 == left % ELEMENT_BYTES

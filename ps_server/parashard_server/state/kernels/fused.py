@@ -313,7 +313,7 @@ _RECORD_LOOPS = {
     "remove_rows": 7,
     "hide_rows": 5,
     "move_segment": 6,
-    "use_rows": 4,
+    "use_rows": 7,
     "keep_rows": 8,
     "gather_records": 6,
     "gather_rows": 5,

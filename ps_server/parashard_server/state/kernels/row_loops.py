@@ -30,7 +30,7 @@ _HOME_SHIFT, _HOME_MASK, _HOME_BITS = np.uint64(10), np.uint64(0xFFFFFFFF), np.u
 _TAG_SHIFT, _TAG_MASK = np.uint64(42), np.uint64(0xFF)
 _HEADER_WORDS = 4  # of a record, in float32s: key, t, last use
 _LINE_WORDS = 16  # of a cache line
-_AHEAD = 8  # records that are brought while one is copied: memory takes as long as so many copies
+_AHEAD = 12  # records that are brought while one is copied: memory takes as long as so many copies
 
 
 @inlined
@@ -96,6 +96,12 @@ def find_rows(keys, found, tags, references, begins, capacities, records, sizes)
 def index_rows(keys, rows, tags, references, begins, capacities):
     """Enter keys that are not in the index, with the references of their rows."""
     for i in range(keys.size):
+        if i + _AHEAD < keys.size:
+            later = keys[i + _AHEAD]
+            of_later = _i64(later & _SEGMENT_MASK)
+            place = begins[of_later] + _home(later, capacities[of_later])
+            ahead(tags, place)
+            ahead(references, place)
         key = keys[i]
         segment = _i64(key & _SEGMENT_MASK)
         begin, capacity = begins[segment], capacities[segment]
@@ -151,6 +157,8 @@ def hide_rows(found, headers, records, sizes, limits):
     stride, elements, now, unused, checked = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     hidden = 0
     for i in range(found.size):
+        if i + 2 * _AHEAD < found.size and found[i + 2 * _AHEAD] != _ABSENT:
+            ahead(headers, _i64(found[i + 2 * _AHEAD]) * stride)
         if found[i] == _ABSENT:
             continue
         begin = _i64(found[i]) * stride
@@ -174,6 +182,9 @@ def move_segment(tags, references, new_tags, new_references, records, sizes):
     stride = sizes[0] // 2
     capacity = new_tags.size
     for place in range(tags.size):
+        later = place + 2 * _AHEAD
+        if later < tags.size and tags[later] != _u8(0):
+            ahead(records, _i64(references[later]) * stride)
         if tags[place] == _u8(0):
             continue
         at = _home(records[_i64(references[place]) * stride], capacity)
@@ -185,18 +196,46 @@ def move_segment(tags, references, new_tags, new_references, records, sizes):
         new_references[at] = references[place]
 
 
-@loop(0, REFERENCES, REFERENCES, REFERENCES, NUMBERS)
-def use_rows(rows, headers, first, sizes):
-    """Count a use of each row at a time; put those that were last used before a cut into `first`, return how many."""
+@inlined
+def _least(counts):
+    """Return the place of the smallest of some counts."""
+    at = 0
+    for j in range(1, counts.size):
+        if counts[j] < counts[at]:
+            at = j
+    return at
+
+
+@loop(0, REFERENCES, REFERENCES, REFERENCES, KEYS, KEYS, NUMBERS, NUMBERS)
+def use_rows(rows, headers, first, records_keys, hot_keys, hot_counts, sizes):
+    """Count a use of each row at a time; put those that were last used before a cut into `first`, return how many.
+
+    Rows used more often than the least of `hot_counts` are noted there, in place of that one, with their keys.
+    """
     stride, clock, cut = sizes[0], _u32(sizes[1]), _u32(sizes[2])
     firsts = 0
+    at, least = 0, _i64(0xFFFFFFFF)
+    if hot_counts.size > 0:
+        at = _least(hot_counts)
+        least = hot_counts[at]
     for i in range(rows.size):
+        if i + 2 * _AHEAD < rows.size:
+            ahead(headers, _i64(rows[i + 2 * _AHEAD]) * stride)
         header = _i64(rows[i]) * stride
         if headers[header + 3] <= cut:
             first[firsts] = rows[i]
             firsts += 1
         headers[header + 2] += _u32(1)
         headers[header + 3] = clock
+        uses = _i64(headers[header + 2])
+        if uses > least:
+            key, place = records_keys[header // 2], at
+            for j in range(hot_keys.size):
+                if hot_keys[j] == key and hot_counts[j] > 0:
+                    place = j
+            hot_keys[place], hot_counts[place] = key, uses
+            at = _least(hot_counts)
+            least = hot_counts[at]
     return firsts
 
 
@@ -261,6 +300,8 @@ def scatter_rows(rows, records, values, parts, sizes):
     """Copy parts of records back from such a vector."""
     stride = sizes[0]
     for i in range(rows.size):
+        if i + _AHEAD < rows.size:
+            _bring(records, _i64(rows[i + _AHEAD]) * stride, stride)
         target = _i64(rows[i]) * stride + _HEADER_WORDS
         begin = 0
         for p in range(parts.size):

@@ -17,14 +17,17 @@ from parashard.plan.embedding import Keys
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.hottest_keys import KEPT, HottestKeys
+from parashard_server.state.rows.references import References
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
 from parashard_server.state.rows.row_memory import Region, RowMemory
+from parashard_server.state.rows.row_notes import RowNotes
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.row_values import RowValues
 
-MOVED_LISTS = 4096  # so many short lists become one
+MOVED_LEAST = 1 << 20  # records that moved are noted for the next increment; more than there are: it is whole
 SWEPT_LEAST = 1024  # records that a sweep looks at
-SWEPT_SHARE = 3  # and for each key that was pushed: a push that only adds keys must not outrun the sweep
+SWEPT_SHARE = 3  # and for each record that came to be: those that are gone must not outnumber the others
 GONE_LEAST = 1 << 20  # keys of ended records that are remembered for the next increment; beyond that it is whole
 LEFT_OF_TEN = 9
 _NEVER = np.iinfo(np.int64).max
@@ -46,12 +49,16 @@ class Records:
     ----------
     memory : RowMemory
     rules : RowRules
+    hottest : HottestKeys
+        The keys that were used the most, where records have values.
     parts : ndarray of int64
         Elements of the values, then of each slot.
     swept : int
         How many records the rules have ended.
     whole_due : bool
         Whether the next save has to be of all records: more were ended than are remembered.
+    notes : RowNotes, optional
+        Told of every change, under the name `noted_as`, for readers.
     """
 
     def __init__(self, values: RowValues, slots: Mapping[str, int], rows_max: int, rules: RowRules) -> None:
@@ -59,13 +66,15 @@ class Records:
         self.memory = RowMemory(int(self.parts.sum()), rows_max)
         self.swept = 0
         self.rules = rules
+        self.hottest = HottestKeys(KEPT if values.words else 0)
         self._values, self._slots = values, slots
         self._index = RowIndex(self.memory)
         self._limits = np.array([rules.evict_norm_below**2])
         self._at = 0  # where the next sweep begins
         self._cut = 0  # time of the last cut
         self._saved_until = 0  # time of the last one that is stored
-        self._moved: list[NDArray[np.uint32]] = []  # records that moved since the last cut, each once
+        self._moved = References()  # records that moved since the last cut, each once but for those that were freed
+        self._added_rows = 0  # since the last sweep
         self._gone: list[Keys] = []  # keys whose records were ended since
         self._waiting: list[NDArray[np.uint32]] = []  # those of a save that is not stored yet
         self._gone_keys = 0
@@ -76,6 +85,8 @@ class Records:
         self._ended_rows = 0
         self._is_ended: NDArray[np.uint8] = Region(rows_max, dense=False).view(np.uint8)  # 1 for these
         self.whole_due = False
+        self.notes: RowNotes | None = None
+        self.noted_as = ""
 
     @property
     def rows(self) -> int:
@@ -85,7 +96,7 @@ class Records:
     @property
     def moved_rows(self) -> int:
         """Number of records that moved since the last save that is stored; those of one under way may count twice."""
-        return sum(map(len, (*self._waiting, *self._moved)))
+        return sum(map(len, self._waiting)) + len(self._moved)
 
     @property
     def memory_bytes(self) -> int:
@@ -104,6 +115,15 @@ class Records:
         hidden = self._hide(visible, now)
         return visible, absent + hidden, found if hidden else None
 
+    def standing(self, rows: NDArray[np.uint32], now: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Return which of some records are there at a time, and which are gone by the rules and not swept yet."""
+        rows = rows[~self.memory.is_free(rows) & (self._is_ended[rows] == 0)]
+        if not self.rules.ends_rows:
+            return rows, rows[:0]
+        seen = rows.copy()
+        self._hide(seen, now)
+        return rows[seen != ABSENT], rows[seen == ABSENT]
+
     def add(self, keys: Keys) -> NDArray[np.uint32]:
         """Make records of keys that have none, and return their references; t and last use are 0, floats are any."""
         if self._is_saving and self.memory.end + len(keys) > self.memory.rows_max:
@@ -112,6 +132,7 @@ class Records:
             self._release()
         rows = self.memory.add(keys, reuse=not self._is_saving)
         self._index.enter(keys, rows)
+        self._added_rows += len(rows)
         return rows
 
     def keep(self, rows: NDArray[np.uint32]) -> None:
@@ -125,11 +146,21 @@ class Records:
         """Count a use of these records, each once, and note that they moved."""
         first = np.empty(len(rows), np.uint32)
         sizes = np.array([self.memory.stride, clock, self._cut], np.int64)
-        moved = fused.use_rows(rows, self.memory.headers, first, sizes)
-        if moved:
-            self._moved.append(first[:moved].copy())
-            if len(self._moved) > MOVED_LISTS:
-                self._moved = [np.unique(np.concatenate(self._moved))]
+        hottest = self.hottest
+        if self.notes is not None:
+            self.notes.moved(self.noted_as, rows)
+        moved = fused.use_rows(rows, self.memory.headers, first, self.memory.keys, hottest.keys, hottest.counts, sizes)
+        if moved and not self.whole_due:
+            self._moved.note(first[:moved])
+            if len(self._moved) > max(MOVED_LEAST, self.memory.end):
+                self._moved, self.whole_due = References(), True
+
+    def most_used(self, now: int) -> list[tuple[int, int]]:
+        """Return mixed keys whose records were used the most often, and how often since each began; most first."""
+        keys = self.hottest.noted()
+        found, _, _ = self.find(keys, now)
+        there = found != ABSENT
+        return self.hottest.update(keys[there], self.memory.t_of(found[there]))
 
     def remove(self, rows: NDArray[np.uint32]) -> None:
         """End records: their keys have none any more."""
@@ -137,6 +168,8 @@ class Records:
             return
         keys = self.memory.keys_of(rows)
         self._index.remove(keys)
+        if self.notes is not None:
+            self.notes.gone(self.noted_as, keys)
         self._gone.append(keys)
         self._gone_keys += len(keys)
         if self._gone_keys > max(GONE_LEAST, self.rows):
@@ -147,10 +180,11 @@ class Records:
         if not self._is_saving:
             self._release()
 
-    def sweep(self, now: int, pushed: int) -> None:
-        """Free some records that are gone by the rules."""
+    def sweep(self, now: int) -> None:
+        """Free some records that are gone by the rules, the more the more came to be since the last time."""
         if self.rules.ends_rows:
-            stop = min(self.memory.end, self._at + SWEPT_LEAST + SWEPT_SHARE * pushed)
+            stop = min(self.memory.end, self._at + SWEPT_LEAST + SWEPT_SHARE * self._added_rows)
+            self._added_rows = 0
             self._sweep(self._at, stop, now)
             self._at = 0 if stop == self.memory.end else stop
 
@@ -185,7 +219,7 @@ class Records:
         An earlier save that has not ended is over.
         """
         self._release()
-        self._waiting, self._moved = [*self._waiting, *self._moved], []
+        self._waiting, self._moved = [*self._waiting, *self._moved.arrays()], References()
         self._waiting_gone, self._gone, self._gone_keys = [*self._waiting_gone, *self._gone], [], 0
         self._waiting_whole, self.whole_due = whole, False
         self._cut = clock
@@ -209,7 +243,8 @@ class Records:
         if stored:
             self._saved_until = clock
         else:
-            self._moved, self._gone = [*self._waiting, *self._moved], [*self._waiting_gone, *self._gone]
+            self._moved.take_back(self._waiting)
+            self._gone = [*self._waiting_gone, *self._gone]
             self._gone_keys = sum(map(len, self._gone))
             self.whole_due |= self._waiting_whole
         self._waiting, self._waiting_gone = [], []
@@ -224,6 +259,7 @@ class Records:
         rows = self.memory.add(stored.keys)
         self._index.enter(stored.keys, rows)
         self.memory.set_use(rows, stored.t, stored.last_use)
+        self.hottest.of_checkpoint(stored.keys, stored.t)
         parts = np.concatenate([values, *(stored.slots[slot].reshape(-1) for slot in self._slots)])
         fused.scatter_rows(rows, self.memory.words, parts, self.parts, self._sizes)
 

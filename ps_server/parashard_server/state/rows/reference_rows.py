@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parashard.plan.embedding import EmbeddingTable, Keys, first_rows, kept_as
+from parashard.plan.embedding import EmbeddingTable, Keys, first_rows, floats_of, kept_as
 from parashard.plan.row_rules import Chance, ended
 from parashard.plan.variables import Float32s, Variable
 from parashard_server.state.kernels import reference
@@ -73,7 +73,7 @@ class ReferenceRows:
                 learning_rate=learning_rate,
                 t_of_rows=np.array([row.t], np.uint32),
             )
-            row.values = kept_as(row.values, self._table.dtype).astype(np.float32)
+            row.values = floats_of(kept_as(row.values, self._table.dtype))
         self._evict(clock)
 
     def _admits(self, key: int, clock: int) -> bool:

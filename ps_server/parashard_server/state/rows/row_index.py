@@ -20,6 +20,7 @@ ABSENT = np.uint32(0xFFFFFFFF)
 """In place of a reference: the key has no row."""
 SEGMENTS = 1024
 PLACE_BYTES = 5
+SMALL_BYTES = 16 << 20  # of references: a small index goes without large pages, which would cost it more than half
 _LEAST_PLACES = 16  # of a segment; the others have up to twice as many
 _FULL = (17, 20)  # load at which a segment grows: 85 %
 
@@ -41,7 +42,8 @@ class RowIndex:
         self._counts = np.zeros(SEGMENTS, np.int64)
         self._end = int(self._capacities.sum())
         most = 8 * (self._end + memory.rows_max)  # a segment's sizes up to its last add up to twice that
-        self._tags_region, self._references_region = Region(most), Region(4 * most)
+        self._tags_region = Region(most, small_bytes=SMALL_BYTES // 4)
+        self._references_region = Region(4 * most, small_bytes=SMALL_BYTES)
         self._tags = self._tags_region.view(np.uint8)
         self._references = self._references_region.view(np.uint32)
         self._sizes = np.array([memory.stride], np.int64)
@@ -49,8 +51,9 @@ class RowIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the places."""
-        return int(self._capacities.sum()) * PLACE_BYTES
+        """Memory of the places, and of some that are not used any more."""
+        unused_bytes = self._tags_region.unused_bytes + self._references_region.unused_bytes
+        return int(self._capacities.sum()) * PLACE_BYTES + unused_bytes
 
     def find(self, keys: Keys) -> tuple[NDArray[np.uint32], int]:
         """Return the reference of each key's row, ABSENT where there is none, and how many have none."""

@@ -18,6 +18,8 @@ from parashard.plan.variables import Float32s
 
 HEADER_BYTES = 16
 """Of a record: the key (uint64), t (uint32), last use (uint32)."""
+HUGE_BYTES = 2 << 20
+"""A large page."""
 _MAP_NORESERVE = 0x4000  # Linux: what is not used is not promised; Python names it from 3.13 on
 
 
@@ -31,6 +33,8 @@ class Region:
     dense : bool
         Whether it is filled from its beginning on: then it takes large pages where the kernel has some, which makes
         random reads of many rows about twice as fast.
+    small_bytes : int
+        At its beginning, on small pages: whole large pages.
 
     Raises
     ------
@@ -38,15 +42,19 @@ class Region:
         If there are not so many addresses.
     """
 
-    def __init__(self, size_bytes: int, *, dense: bool = True) -> None:
+    def __init__(self, size_bytes: int, *, dense: bool = True, small_bytes: int = 0) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         try:
             self._map = mmap.mmap(-1, size_bytes, flags=flags)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"{size_bytes:,} bytes of addresses for rows of a table: {error}") from error
-        if dense:
+        before = np.frombuffer(self._map, np.uint8).ctypes.data % HUGE_BYTES  # the region begins within a large page
+        self._first = min(small_bytes + -before % HUGE_BYTES, size_bytes)  # large pages begin here
+        self._unused = np.zeros(-(-(size_bytes - self._first) // HUGE_BYTES), np.uint32)  # bytes of each of them
+        begin = self._first if small_bytes else 0
+        if dense and begin < size_bytes:
             with suppress(OSError):  # a kernel without them
-                self._map.madvise(mmap.MADV_HUGEPAGE)
+                self._map.madvise(mmap.MADV_HUGEPAGE, begin // mmap.PAGESIZE * mmap.PAGESIZE)
 
     def view(self, dtype: Any) -> NDArray[Any]:
         """Return all of it as an array, shape (items,)."""
@@ -54,10 +62,29 @@ class Region:
         return np.frombuffer(memoryview(self._map)[:size_bytes], dtype)
 
     def give_back(self, begin: int, end: int) -> None:
-        """Return the pages that lie within bytes [begin, end) to the kernel; they are zero when next used."""
-        first, stop = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        """Take note that bytes [begin, end), which were in use, are not any more, and never will be again.
+
+        A large page goes back to the kernel when none of it is in use: with a part of it gone, the rest would lie on
+        small ones, where reads are slower.
+        """
+        within = min(end, self._first)
+        first, stop = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, within // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+        begin = max(begin, within)
+        while begin < end:
+            page = (begin - self._first) // HUGE_BYTES
+            first = self._first + page * HUGE_BYTES
+            stop = min(end, first + HUGE_BYTES)
+            self._unused[page] += stop - begin
+            if self._unused[page] == HUGE_BYTES:
+                self._map.madvise(mmap.MADV_DONTNEED, first, HUGE_BYTES)
+            begin = stop
+
+    @property
+    def unused_bytes(self) -> int:
+        """Bytes of large pages that are given back in part, and so still take memory."""
+        return int(self._unused[self._unused < HUGE_BYTES].sum())
 
 
 FREE = np.uint32(0xFFFFFFFF)

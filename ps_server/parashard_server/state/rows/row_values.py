@@ -1,4 +1,4 @@
-"""RowValues: the values of rows as they are kept: float32, or float16, two in a word.
+"""RowValues: the values of rows as they are kept: float32, or float16 or bfloat16, two in a word.
 
 Owns the way between a record's words and float32. Pure. Called by `parashard_server.state.rows`.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.plan.embedding import RowDtype, kept_as
+from parashard.plan.embedding import RowDtype, floats_of, kept_as, kept_dtype
 from parashard.plan.variables import Float32s
 
 
@@ -21,15 +21,15 @@ class RowValues:
     ----------
     elements : int
         Of a row.
-    dtype : {"float32", "float16"}
-        With an odd number of elements in float16 the last half of a row's words is 0.
+    dtype : {"float32", "float16", "bfloat16"}
+        With an odd number of elements of two bytes the last half of a row's words is 0.
     """
 
     def __init__(self, elements: int, dtype: RowDtype) -> None:
-        self.dtype = np.dtype(dtype)
+        self.name = dtype
+        self.dtype = kept_dtype(dtype)
         self.words = elements if dtype == "float32" else -(-elements // 2)
         self.elements = elements
-        self._kept_as: RowDtype = dtype
 
     def kept(self, words: Float32s, rows: int) -> NDArray[Any]:
         """Return so many rows as they are kept, shape (rows, elements), from their words; a view."""
@@ -40,18 +40,18 @@ class RowValues:
         """Return rows as one vector of float32: the words themselves, where that is what they are."""
         if self.dtype == np.float32:
             return words
-        return self.kept(words, len(words) // self.words).astype(np.float32).reshape(-1)
+        return floats_of(self.kept(words, len(words) // self.words)).reshape(-1)
 
     def put(self, floats: Float32s, words: Float32s) -> None:
         """Round rows, and put them into words; nothing is to be done where they are these words."""
         if self.dtype != np.float32:
             rows = len(words) // self.words
-            self.kept(words, rows)[:] = kept_as(floats, self._kept_as).reshape(rows, self.elements)
+            self.kept(words, rows)[:] = kept_as(floats, self.name).reshape(rows, self.elements)
 
     def words_of(self, rows: NDArray[Any]) -> Float32s:
         """Return the words of rows of any of the dtypes, end to end."""
         if self.dtype == np.float32:
             return np.ascontiguousarray(rows, np.float32).reshape(-1)
         words = np.zeros(len(rows) * self.words, np.float32)
-        self.kept(words, len(rows))[:] = rows if rows.dtype == np.float16 else kept_as(rows, self._kept_as)
+        self.kept(words, len(rows))[:] = rows if rows.dtype == self.dtype else kept_as(floats_of(rows), self.name)
         return words

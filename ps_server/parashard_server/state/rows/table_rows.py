@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from parashard.checkpoints.tables import StoredRows
 from parashard.errors import DamagedCheckpoint, JobFailed
-from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, candidates_of, first_rows
+from parashard.plan.embedding import (
+    EmbeddingTable,
+    KeyedRows,
+    Keys,
+    candidates_of,
+    dtype_name,
+    first_rows,
+    floats_of,
+    unmixed,
+)
 from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PresentRows
@@ -26,6 +35,7 @@ from parashard_server.state.rows.row_index import ABSENT
 from parashard_server.state.rows.row_values import RowValues
 
 SCRATCH_ROWS = 1 << 15  # rows that are gathered, moved and scattered at once: their vectors stay in the cache
+HOTTEST_MAX = 5  # keys that are told of as the most often pushed
 NO_VALUES = RowValues(0, "float32")
 
 
@@ -47,11 +57,13 @@ class TableRows:
         Of keys that have none yet and are counted; None: the rules count none.
     added_rows, pulled_keys, pulled_rows : int
         How many rows came to be, how many keys were asked for, and how many of them had a row.
+    pulled_bytes, pushed_bytes : int
+        Payload of pulls, keys and answers, and of pushes, keys and gradients; the shard counts those.
     """
 
     def __init__(self, table: EmbeddingTable, seed: int) -> None:
         self.table = table
-        self.added_rows = self.pulled_keys = self.pulled_rows = 0
+        self.added_rows = self.pulled_keys = self.pulled_rows = self.pulled_bytes = self.pushed_bytes = 0
         rules = table.rules
         self._first_rows = first_rows(table, seed)
         self._optimizer = Optimizer(table.optimizer, by_row=True)
@@ -120,7 +132,14 @@ class TableRows:
         self.pulled_keys += len(keys)
         self.pulled_rows += len(keys) - absent
         rows = found[present] if absent else found
-        return PresentRows(present, self._values.kept(self._words(rows, 1), len(rows)))
+        found_rows = PresentRows(present, self._values.kept(self._words(rows, 1), len(rows)))
+        self.pulled_bytes += keys.nbytes + -(-len(keys) // 8) + found_rows.values.nbytes
+        return found_rows
+
+    def values_of(self, rows: NDArray[np.uint32]) -> Float32s:
+        """Return the values of records in float32, shape (rows, row_elements), a new array."""
+        kept = self._values.kept(self._words(rows, 1), len(rows))
+        return kept.copy() if kept.dtype == np.float32 else floats_of(kept)
 
     def push(
         self,
@@ -145,7 +164,6 @@ class TableRows:
         scale, damping, learning_rate
             As in `Storage.apply`.
         """
-        pushed = len(keys)
         found, absent, gone = self.records.find(keys, clock - 1)
         if absent:
             new = found == ABSENT
@@ -182,12 +200,18 @@ class TableRows:
             fused.scatter_rows(rows, self.records.memory.words, words, parts, self._sizes)
         for records in self.saved.values():
             records.evict(clock)
-        self.sweep(clock, pushed)
+        self.sweep(clock)
 
-    def sweep(self, now: int, pushed: int) -> None:
-        """Free some records of what is gone by the rules, the more the more keys were pushed."""
+    def sweep(self, now: int) -> None:
+        """Free some records of what is gone by the rules."""
         for records in self.saved.values():
-            records.sweep(now, pushed)
+            records.sweep(now)
+
+    def hottest_keys(self, now: int) -> list[tuple[int, int]]:
+        """Return the user's keys that were pushed the most often, and how often since their rows began."""
+        found = self.records.most_used(now)[:HOTTEST_MAX]
+        keys = unmixed(np.array([key for key, _ in found], np.uint64))
+        return list(zip(keys.tolist(), (pushes for _, pushes in found), strict=True))
 
     def restore(self, name: str, stored: StoredRows, now: int) -> None:
         """Take rows of a checkpoint, whose keys have none here, or keys that are counted, as the name says.
@@ -202,10 +226,10 @@ class TableRows:
         records = self.saved[name]
         values = self._values if records is self.records else NO_VALUES
         slots = dict.fromkeys(self._optimizer.slots, self.table.slot_elements) if records is self.records else {}
-        due = (values.elements, str(values.dtype), slots)
+        due = (values.elements, values.name, slots)
         found = (
             stored.values.shape[1],
-            str(stored.values.dtype),
+            dtype_name(stored.values.dtype),
             {slot: part.shape[1] for slot, part in stored.slots.items()},
         )
         if found != due:

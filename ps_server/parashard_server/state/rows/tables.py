@@ -14,6 +14,7 @@ import numpy as np
 
 from parashard.checkpoints.manifest import TableFile, TableRule
 from parashard.checkpoints.tables import StoredRows
+from parashard.encodings import row_codec
 from parashard.errors import (
     DamagedCheckpoint,
     LimitExceeded,
@@ -27,14 +28,15 @@ from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.live_rows import LiveRows
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
 
-LAYERS_MAX = 16
-"""Checkpoints whose files a table's rows may be in; then all of them are written again."""
+CHAIN_MAX = 16
+"""Checkpoints that may share a file of rows; then all rows of all tables are written again: another chain begins."""
 STORED_SHARE_MAX = 1.5
-"""Rows in those files for each row of the table, likewise."""
+"""Rows in a table's files for each of its rows; then these are written again."""
 
 
 class RowGradients(NamedTuple):
@@ -112,6 +114,7 @@ class Tables:
         self._learning_rate = learning_rate
         self.buckets = bucket_ranges(shards)[shard]
         self.by_name = {table.name: TableRows(table, seed) for table in tables}
+        self.live = LiveRows(self.by_name)
         self._files: tuple[TableFile, ...] = ()  # of the last checkpoint that is stored
 
     @property
@@ -135,7 +138,7 @@ class Tables:
         Parameters
         ----------
         pushed : mapping of str to RowGradients
-            As it came.
+            As it came, or as a log has it.
         waiting : iterable of such mappings
             What was taken before and has not moved rows yet: of the room that there is, theirs is reserved.
         now : int
@@ -159,19 +162,35 @@ class Tables:
         before = tuple(waiting)
         for name, (keys, values) in pushed.items():
             table = self._of(name)
-            due = (len(keys), table.table.row_elements)
-            if values.shape != due:
-                raise ShapeMismatch(
-                    f"table {name!r}: gradients of {len(keys)} rows have shape {due}, found {values.shape}"
-                )
-            most = table.table.keys_per_step_max
-            if len(keys) > most:
-                raise LimitExceeded(f"table {name!r}: a push of {len(keys)} keys; its keys_per_step_max is {most}")
+            self._check_shape(name, len(keys), values.shape[1])
             self._check_keys(name, keys)
             if not fused.is_finite(values.reshape(-1)):
                 raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
             table.check_room([keys, *(one[name].keys for one in before if name in one)], now)
         return pushed
+
+    def check_slices(self, slices: Sequence[RowSlice]) -> None:
+        """Refuse gradients of rows that are not declared as their table's, before they are decoded.
+
+        Raises
+        ------
+        UnknownVariable
+            If there is no such table.
+        ShapeMismatch
+            If rows have another length than the table's, or their encoding is not the table's.
+        LimitExceeded
+            If there are more keys than a step of the table may use.
+        """
+        for name, rows, row_elements, dtype in slices:
+            self._check_shape(name, rows, row_elements)
+            due = row_codec.dtype_of(self._of(name).table)
+            if dtype is not due:
+                raise ShapeMismatch(f"table {name!r}: gradients of rows travel as {due.name}, found {dtype.name}")
+
+    def count_bytes(self, slices: Sequence[RowSlice]) -> None:
+        """Count the bytes of checked gradients of rows, as they came."""
+        for piece in slices:
+            self.by_name[piece.table].pushed_bytes += piece.size_bytes
 
     def check_keys(self, wanted: Mapping[str, Keys]) -> None:
         """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers.
@@ -199,6 +218,8 @@ class Tables:
         kept: list[TableFile] = []
         savings: dict[str, RowSaving] = {}
         saved = self._saved
+        if _is_chain_over(self._files):
+            self.begin_chain()
         for name, records in sorted(saved.items()):
             files = [file for file in self._files if file.table == name]
             whole = not files or records.whole_due or _is_whole_due(files, records)
@@ -207,6 +228,10 @@ class Tables:
         counts = {name: records.rows for name, records in saved.items() if records.rows}
         rules = tuple(_rule(name, records.rules) for name, records in sorted(saved.items()) if records.rules.ends_rows)
         return TablesCut(clock, savings, counts, tuple(kept), self, rules)
+
+    def begin_chain(self) -> None:
+        """Let the next checkpoint name no file of an earlier one: it writes all rows, so that it needs none of them."""
+        self._files = ()
 
     def ended(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
         """Take note of a save that is over: `files` make the checkpoint, None: there is none."""
@@ -263,7 +288,7 @@ class Tables:
                 rate = rows.table.optimizer.learning_rate * (learning_rate / self._learning_rate)
             rows.push(keys, values, clock=t, scale=scale, damping=damping, learning_rate=rate)
         for name in self.by_name.keys() - pushed.keys():
-            self.by_name[name].sweep(t, 0)
+            self.by_name[name].sweep(t)
 
     @property
     def _saved(self) -> dict[str, Records]:
@@ -273,6 +298,14 @@ class Tables:
         if name not in self.by_name:
             raise UnknownVariable(f"table {name!r} is none of the job's: {', '.join(sorted(self.by_name)) or 'none'}")
         return self.by_name[name]
+
+    def _check_shape(self, name: str, rows: int, row_elements: int) -> None:
+        table = self._of(name).table
+        if row_elements != table.row_elements:
+            raise ShapeMismatch(f"table {name!r}: rows have {table.row_elements} elements, found {row_elements}")
+        most = table.keys_per_step_max
+        if rows > most:
+            raise LimitExceeded(f"table {name!r}: a push of {rows} keys; its keys_per_step_max is {most}")
 
     def _check_keys(self, name: str, keys: Keys) -> None:
         """Check order and place by one pass: ascending mixed keys are in the order of buckets."""
@@ -298,19 +331,25 @@ def _rule(name: str, rules: RowRules) -> TableRule:
 
 
 def _is_whole_due(files: Sequence[TableFile], table: Records) -> bool:
-    """Tell whether an increment would leave more rows to be read twice, or more layers, than a restore should have."""
-    layers = {(file.incarnation, file.number) for file in files}
-    stored = sum(file.rows for file in files) + table.moved_rows
-    return len(layers) >= LAYERS_MAX or stored > STORED_SHARE_MAX * table.rows
+    """Tell whether an increment would leave more rows to be read twice than a restore should have."""
+    return sum(file.rows for file in files) + table.moved_rows > STORED_SHARE_MAX * table.rows
+
+
+def _is_chain_over(files: Sequence[TableFile]) -> bool:
+    """Tell whether the oldest file is as old as one may be, in checkpoints, those that failed among them."""
+    numbers = [file.number for file in files]
+    return bool(numbers) and max(numbers) - min(numbers) >= CHAIN_MAX - 1
 
 
 def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
-    """Return the gradients of rows in a payload, as views of it.
+    """Return the gradients of rows in a payload, as views of it where they are not encoded.
 
     Raises
     ------
     MalformedFrame
-        If a table is named twice, or the slices are not as long as the payload.
+        If a table is named twice, or the slices are not as long as the payload, or an encoded one is invalid.
+    NonFiniteGradient
+        If an encoded value is not finite.
     """
     needed = sum(piece.size_bytes for piece in slices)
     if needed != payload.nbytes:
@@ -320,9 +359,10 @@ def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
     for piece in slices:
         if piece.table in found:
             raise MalformedFrame(f"table {piece.table!r} is named twice in a push")
-        middle, end = begin + 8 * piece.rows, begin + piece.size_bytes
-        values = np.frombuffer(payload[middle:end], "<f4").reshape(piece.rows, piece.row_elements)
-        found[piece.table] = RowGradients(np.frombuffer(payload[begin:middle], "<u8"), values)
+        middle, end = begin + piece.keys_bytes, begin + piece.size_bytes
+        keys = np.frombuffer(payload[begin:middle], "<u8")
+        keys = keys if keys.flags.aligned else keys.copy()
+        found[piece.table] = RowGradients(keys, row_codec.decode(piece, payload[middle:end]))
         begin = end
     return found
 

@@ -13,7 +13,7 @@ from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.manifest import ShardManifest
 from parashard.checkpoints.tables import TableChange, TableWriter, iterate_rows
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.plan.embedding import EmbeddingTable, mixed
+from parashard.plan.embedding import EmbeddingTable, mixed, unmixed
 from parashard.plan.optimizers import Adagrad, Adam
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Initializer
@@ -332,3 +332,27 @@ def test_candidates_are_bounded_with_the_rows() -> None:
         rows.push(keys, np.zeros((100, 3), np.float32), clock=clock)
     assert rows.candidates is not None
     assert rows.candidates.rows <= 100
+
+
+def test_more_records_moved_than_there_are_make_the_next_save_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that were freed and used again are noted again; what is noted is bounded without any checkpoint."""
+    monkeypatch.setattr(records, "MOVED_LEAST", 30)
+    rows = TableRows(replace(TABLE, rules=RowRules(evict_unused_steps=2)), 0)
+    clock = 0
+    while not rows.records.whole_due:
+        clock += 1
+        pushed(rows, {clock * 10 + one for one in range(10)}, clock)
+        assert rows.records.moved_rows <= 40
+        assert clock < 9
+    for _ in range(5):
+        clock += 1
+        pushed(rows, {clock * 10 + one for one in range(10)}, clock)
+        assert rows.records.moved_rows == 0
+    saving = rows.records.cut(clock, whole=True)
+    saving.prepare()
+    piece = saving.next_piece()
+    assert piece is not None
+    assert {clock * 10, clock * 10 - 10} <= set(unmixed(saving.stored(piece).keys).tolist())
+    rows.records.ended(saving, clock, stored=True)
+    pushed(rows, {1}, clock + 1)
+    assert rows.records.moved_rows == 1

@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parashard.checkpoints.tables import TableChange, as_bytes, parsed
 from parashard.errors import DamagedCheckpoint, JobFailed
-from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, RowDtype, first_rows, mixed
+from parashard.plan.embedding import (
+    BFLOAT16,
+    EmbeddingTable,
+    KeyedRows,
+    Keys,
+    RowDtype,
+    dtype_name,
+    first_rows,
+    floats_of,
+    mixed,
+)
 from parashard.plan.optimizers import (
     FTRL,
     SGD,
@@ -63,8 +74,8 @@ def same(rows: TableRows, reference: ReferenceRows, keys: Keys, now: int) -> Non
     present, expected = reference.pull(keys, now)
     found = rows.pull(keys, now)
     assert found.present.tolist() == present
-    assert found.values.dtype == rows.table.dtype
-    assert found.values.astype(np.float32).tobytes() == b"".join(row.tobytes() for row in expected)
+    assert dtype_name(found.values.dtype) == rows.table.dtype
+    assert floats_of(found.values).tobytes() == b"".join(row.tobytes() for row in expected)
     assert rows.rows == len(reference.rows)
     references, _, _ = rows.records.find(keys[found.present], now)
     of_reference = [reference.rows[key] for key in keys[found.present].tolist()]
@@ -72,7 +83,7 @@ def same(rows: TableRows, reference: ReferenceRows, keys: Keys, now: int) -> Non
     assert rows.records.memory.last_use_of(references).tolist() == [row.last_use for row in of_reference]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_push_has_the_bits_of_the_reference(rule: str, dtype: RowDtype) -> None:
     table = replace(table_of(RULES[rule]), dtype=dtype)
@@ -217,21 +228,43 @@ def test_rows_of_float16_take_half_and_never_leave_its_range() -> None:
     assert np.isfinite(found).all()
 
 
+def test_rows_of_bfloat16_take_half_and_have_the_range_of_float32() -> None:
+    table = EmbeddingTable("user", 8, SGD(1.0), dtype="bfloat16")
+    rows, keys = TableRows(table, 0), keys_of(1, 2, 3)
+    assert rows.records.memory.record_bytes == 16 + 2 * 8
+    rows.push(keys, np.array([[1e30] * 8, [2.0**-9 + 1] * 8, [3.4e38] * 8], np.float32), clock=1)
+    found = rows.pull(keys, 1).values
+    assert found.dtype == BFLOAT16
+    assert sorted(floats_of(found)[:, 0].tolist()) == [-3.3895313892515355e38, -1.0002555517425873e30, -1.0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("row_elements", [1, 2, 3])
-def test_rows_of_float16_come_back_from_a_checkpoint(row_elements: int) -> None:
-    table = EmbeddingTable("user", row_elements, Adagrad(0.1), Initializer("normal", 0.1), dtype="float16")
+def test_rows_of_two_bytes_come_back_from_a_checkpoint(row_elements: int, dtype: RowDtype) -> None:
+    table = EmbeddingTable("user", row_elements, Adagrad(0.1), Initializer("normal", 0.1), dtype=dtype)
     rows, again, keys = TableRows(table, 0), TableRows(table, 0), keys_of(*range(9))
     rows.push(keys, gradients_of(0, 9, row_elements), clock=1)
     saving = rows.records.cut(1, whole=True)
     saving.prepare()
     records = saving.next_piece()
     assert records is not None
-    stored = saving.stored(records)
-    assert stored.values.dtype == np.float16
+    content = bytes(as_bytes(TableChange("user", saving.stored(records), keys_of())))
+    stored = parsed(content, "it").rows
+    assert dtype_name(stored.values.dtype) == dtype
     again.restore("user", stored, 1)
     assert again.pull(keys, 1).values.tobytes() == rows.pull(keys, 1).values.tobytes()
     for each in (rows, again):
         each.push(keys, gradients_of(1, 9, row_elements), clock=2)
     assert again.pull(keys, 2).values.tobytes() == rows.pull(keys, 2).values.tobytes()
-    with pytest.raises(DamagedCheckpoint, match="in float16 with the slots"):
+    with pytest.raises(DamagedCheckpoint, match=f"in {dtype} with the slots"):
         TableRows(replace(table, dtype="float32"), 0).restore("user", stored, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_values_of_records_are_new_arrays_of_float32_whatever_is_kept(dtype: RowDtype) -> None:
+    rows, keys = TableRows(replace(table_of(RULES["adagrad"]), dtype=dtype), 0), keys_of(1, 2)
+    rows.push(keys, gradients_of(0, 2), clock=1)
+    expected = floats_of(rows.pull(keys, 1).values).tobytes()
+    found = rows.values_of(rows.records.find(keys, 1)[0])
+    rows.push(keys, gradients_of(1, 2), clock=2)
+    assert (found.dtype, found.tobytes()) == (np.float32, expected)

@@ -1,0 +1,67 @@
+"""Ragged arrays: rows of different lengths end to end, handed out as arrays of one width.
+
+Owns the layout, and what stands in the places that a row has no key for. Knows no column. Used by key columns of
+several values and by `parashard.data.arrays`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+LISTS = "inputs/lists/"
+"""What the names of arrays of lists of keys begin with, before the column's (`parashard.data.base.Field`)."""
+NO_KEY = -1
+"""What a row of a ragged array is filled up with; no value of a list column has this key."""
+
+
+def run_lengths(offsets: Int64s) -> Int64s:
+    """Return how long each row is."""
+    lengths: Int64s = np.diff(offsets)
+    return lengths
+
+
+def places_of_rows(offsets: Int64s, rows: npt.NDArray[Any]) -> tuple[Int64s, Int64s]:
+    """Return the places of the values of some rows, end to end in the order of these, and the offsets of that."""
+    lengths = run_lengths(offsets)[rows]
+    ends: Int64s = np.concatenate(([0], np.cumsum(lengths)))
+    places = np.repeat(offsets[:-1][rows] - ends[:-1], lengths) + np.arange(ends[-1])
+    return places, ends
+
+
+class Ragged:
+    """Rows of keys, of which each has its own number; indexing makes new arrays of shape (rows, width).
+
+    Parameters
+    ----------
+    values : ndarray of int64, shape (values,)
+        Those of all rows, end to end; owned by this object from now on.
+    offsets : ndarray of int64, shape (rows + 1,)
+        Where each row begins among them, and where the last one ends.
+    width : int
+        Length of the rows that are handed out, at least that of the longest one: they end in `NO_KEY`.
+    """
+
+    def __init__(self, values: Int64s, offsets: Int64s, width: int) -> None:
+        self.values, self.offsets = values, offsets
+        self.shape = (len(offsets) - 1, width)
+        self.dtype = values.dtype
+        assert run_lengths(offsets).max(initial=0) <= width
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Int64s:
+        return self.take(np.arange(*rows.indices(len(self))))
+
+    def take(self, rows: npt.NDArray[Any], axis: int = 0) -> Int64s:
+        """Return these rows as an array of int64, shape (rows, width), as `ndarray.take` does."""
+        assert axis == 0
+        places, ends = places_of_rows(self.offsets, rows)
+        padded = np.full((len(rows), self.shape[1]), NO_KEY, np.int64)
+        padded[np.arange(self.shape[1]) < run_lengths(ends)[:, None]] = self.values[places]
+        return padded

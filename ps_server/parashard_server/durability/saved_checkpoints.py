@@ -1,0 +1,167 @@
+"""SavedCheckpoints: which checkpoints a shard has in the store, and which of them go.
+
+Owns the list, what is known to be damaged, and their deletion. Saves nothing, and knows neither the shard nor its lock.
+Called by `parashard_server.durability.checkpointer`, and by the shard's lifecycle, which returns to one of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.checkpoints.retention import CommonRounds, Held, chain_rounds, collect, in_order, superseded
+from parashard.errors import DamagedCheckpoint, StoreFailed, Superseded
+from parashard.job.tables import CheckpointOptions
+from parashard.process import failpoints
+from parashard.process.logs import log
+from parashard.store.claims import Claims, Return
+
+
+class SavedCheckpoints:
+    """The checkpoints of one shard and plan.
+
+    Parameters
+    ----------
+    catalogue : Catalogue
+        The store.
+    options : CheckpointOptions
+        Retention.
+    claims : Claims
+        Of this process: once another one has claimed the shard, nothing is deleted any more.
+    known : list of Held
+        Those that are not known to be damaged.
+    returns : list of Return
+        The rollbacks by which the shard's incarnations began; `ShardLifecycle` adds to it.
+    damaged : sequence of CheckpointId
+        Those that are, and newer than the one that was restored. They go before the next is stored: by then they would
+        be taken for the chain before it, in place of a sound one.
+
+    Attributes
+    ----------
+    common : CommonRounds
+        What all shards have saved, as last reported by the coordinator.
+    handed_out : str
+        Folder of one that may become part of a drained checkpoint: it is retained until there is another.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        options: CheckpointOptions,
+        claims: Claims,
+        known: list[Held],
+        returns: list[Return],
+        damaged: Sequence[CheckpointId] = (),
+    ) -> None:
+        self.common = CommonRounds()
+        self.returns = returns
+        self.handed_out = ""
+        self._catalogue = catalogue
+        self._options = options
+        self._claims = claims
+        self._known = known
+        self._passed_over = list(damaged)
+        self._damaged: list[CheckpointId] = []  # found since: they go once another one is stored
+        self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
+
+    @property
+    def last_number(self) -> int:
+        """The greatest number of any of them."""
+        return max((held.id.number for held in self._known), default=0)
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds that the shard can roll back to, ascending."""
+        return self.rounds_and_chains()[0]
+
+    def rounds_and_chains(self) -> tuple[list[int], list[int]]:
+        """Return the rounds that the shard can roll back to, and the first one of each chain, ascending."""
+        good = self.by_age()  # one list, so that the two fit each other
+        return sorted({held.round for held in good if held.round is not None}), chain_rounds(good)
+
+    def by_age(self) -> list[Held]:
+        """Return those that are neither known to be damaged nor discarded by a rollback, the oldest first."""
+        return in_order(self._known, self.returns)
+
+    def at_round(self, round_: int) -> list[CheckpointId]:
+        """Return those of a round, the newest first."""
+        return sorted((held.id for held in self.by_age() if held.round == round_), reverse=True)
+
+    def add(self, held: Held) -> None:
+        """Add one that is stored."""
+        with self._listing:
+            self._known = [*self._known, held]
+
+    def forget(self, id_: CheckpointId) -> None:
+        """Drop a damaged one from the list."""
+        with self._listing:
+            self._known = [held for held in self._known if held.id != id_]
+
+    def distrust(self, id_: CheckpointId, *, chain: bool = True) -> None:
+        """Drop a damaged one, and those that share files of rows with it; they go once another one is stored."""
+        since = next((held.rows_since for held in self._known if held.id == id_), None) if chain else None
+        for damaged in {id_, *(held.id for held in self._known if since is not None and held.rows_since == since)}:
+            self.forget(damaged)
+            self._damaged.append(damaged)
+
+    def delete_damaged(self) -> None:
+        """Delete the damaged ones that the start passed over; what fails is tried again with the next checkpoint.
+
+        Raises
+        ------
+        Superseded
+            If another process has claimed the shard.
+        """
+        if not self._passed_over:
+            return
+        try:
+            self._claims.check()
+            pinned = self._pinned()
+            for id_ in [id_ for id_ in self._passed_over if id_.folder not in pinned]:
+                self._delete(id_)
+            self._passed_over = []
+        except StoreFailed as error:
+            log.warning("collection-failed", error=str(error))
+
+    def collect(self, *, keep: int, rounds: bool, earlier_chain: bool = True) -> bool:
+        """Delete those that are damaged or superseded, if this process has the newest claim; tell whether all went.
+
+        Parameters
+        ----------
+        keep : int
+            How many of the newest are kept.
+        rounds : bool
+            Whether the job is `sync:N`: else the shard decides alone, whatever a coordinator says of rounds.
+        earlier_chain : bool
+            Whether one of the chain before is kept.
+        """
+        try:
+            self._claims.check()
+            pinned = self._pinned()
+            old = [id_ for id_ in self._damaged if id_.folder not in pinned] + superseded(
+                self._known,
+                keep=keep,
+                keep_every=self._options.keep_every,
+                pinned=pinned,
+                common=self.common if rounds else CommonRounds(),
+                returns=self.returns,
+                earlier_chain=earlier_chain,
+            )
+            for id_ in old:
+                self.forget(id_)
+                self._damaged = [damaged for damaged in self._damaged if damaged != id_]
+                self._delete(id_)
+        except (StoreFailed, Superseded) as error:
+            log.warning("collection-failed", error=str(error))
+            return False
+        return True
+
+    def _delete(self, id_: CheckpointId) -> None:
+        failpoints.hit("shard.checkpoint.collecting")
+        with suppress(DamagedCheckpoint):  # of its manifest: nobody knows its files
+            collect(self._catalogue, id_)
+
+    def _pinned(self) -> set[str]:
+        return self._catalogue.pinned() | {self.handed_out}

@@ -1,0 +1,193 @@
+"""LiveRows: the rows of a shard's tables as readers see them while pushes move them.
+
+Owns the notes of what changed, and the order of keys in which buckets are read. Each call reads at most PIECE_BYTES and
+is made under the shard's lock, but for `sorted_rows`. Changes no row. Called by `parashard_server.serving.live_reads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.errors import UnknownVariable
+from parashard.plan.embedding import BUCKET_BITS, BUCKETS, KEY_BYTES, Keys, buckets_of
+from parashard.plan.partition import ELEMENT_BYTES
+from parashard.plan.variables import Float32s
+from parashard_server.state.rows.row_index import ABSENT
+from parashard_server.state.rows.row_memory import RowMemory
+from parashard_server.state.rows.row_notes import NO_KEYS, RowNotes
+from parashard_server.state.rows.table_rows import TableRows
+
+PIECE_BYTES = 1 << 20
+IDLE_LOOKS_MAX = 256
+"""Looks at changes after which orders that nobody has used meanwhile are forgotten."""
+
+
+class RowsRead(NamedTuple):
+    """Rows of a table at a moment, new arrays.
+
+    Parameters
+    ----------
+    keys : ndarray of uint64, shape (rows,)
+        Mixed, ascending, each once.
+    values : ndarray of float32, shape (rows, row_elements)
+    last_use : ndarray of uint32, shape (rows,)
+    gone : ndarray of uint64, shape (keys,)
+        Keys that have no row, ascending, each once.
+    """
+
+    keys: Keys
+    values: Float32s
+    last_use: NDArray[np.uint32]
+    gone: Keys
+
+
+class Changes(NamedTuple):
+    """What changed since a position, as it is now.
+
+    Parameters
+    ----------
+    position : int
+        Up to where.
+    lost : bool
+        What changed since the position is not known.
+    complete : bool
+        Nothing is left.
+    rows : mapping of str to RowsRead
+        By table.
+    """
+
+    position: int
+    lost: bool
+    complete: bool
+    rows: Mapping[str, RowsRead]
+
+
+class Order(NamedTuple):
+    """Records of a table in the order of the keys that they had at a position."""
+
+    position: int
+    keys: Keys
+    rows: NDArray[np.uint32]
+
+    def place(self, key: int) -> int:
+        """Return the place of the first key that is not below one."""
+        return int(np.searchsorted(self.keys, np.uint64(key)))
+
+    def places(self, first: int, stop: int) -> tuple[int, int]:
+        """Return the places of the keys of buckets [first, stop)."""
+        shift = 64 - BUCKET_BITS
+        return self.place(first << shift), len(self.keys) if stop == BUCKETS else self.place(stop << shift)
+
+    def key_end(self, place: int) -> int:
+        """Return the place behind all records of the key before a place: one that was freed may still have it, too."""
+        return int(np.searchsorted(self.keys, self.keys[place - 1], side="right"))
+
+    def bucket_within(self, first: int, stop: int, rows: int) -> int:
+        """Return the end of as many of buckets [first, stop) as have so many rows at most, but of one at least."""
+        begin, end = self.places(first, stop)
+        if end - begin <= rows:
+            return stop
+        return min(stop, max(first + 1, int(buckets_of(self.keys[begin + rows : begin + rows + 1])[0])))
+
+
+class LiveRows:
+    """The rows of a shard's tables, to be read.
+
+    Parameters
+    ----------
+    tables : mapping of str to TableRows
+    """
+
+    def __init__(self, tables: Mapping[str, TableRows]) -> None:
+        self._tables = tables
+        self._orders: dict[str, Order] = {}
+        self._idle_looks = 0
+        self.notes = RowNotes(lambda: sum(table.rows for table in tables.values()))
+        for name, table in tables.items():
+            table.records.notes, table.records.noted_as = self.notes, name
+
+    def changes(self, position: int, now: int) -> Changes:
+        """Return rows that changed since a position, as many as one piece has; 0: begin to note, and return none."""
+        self._idle_looks += 1
+        if self._idle_looks > IDLE_LOOKS_MAX:
+            self._orders.clear()
+        if not self.notes.has(position):
+            return Changes(self.notes.begin(), position != 0, False, {})
+        moved: dict[str, list[NDArray[np.uint32]]] = {}
+        gone: dict[str, list[Keys]] = {}
+        left_bytes = PIECE_BYTES
+        for noted in self.notes.since(position):
+            row_bytes = self.row_bytes(noted.table) if len(noted.rows) else KEY_BYTES
+            some = min(noted.items, max(left_bytes // row_bytes, left_bytes == PIECE_BYTES))
+            moved.setdefault(noted.table, []).append(noted.rows[:some])
+            gone.setdefault(noted.table, []).append(noted.gone[:some])
+            left_bytes -= row_bytes * some
+            position = noted.position + some
+            if some < noted.items:
+                break
+        read = {
+            name: self._read(name, np.unique(np.concatenate(rows)), np.concatenate(gone[name]), now)
+            for name, rows in moved.items()
+        }
+        return Changes(position, False, position == self.notes.end, read)
+
+    def order(self, table: str, position: int) -> Order | None:
+        """Return an order in which what is left out is noted since a position; None: one is to be made.
+
+        Raises
+        ------
+        UnknownVariable
+            If there is no such table.
+        """
+        self._table(table)
+        self._idle_looks = 0
+        order = self._orders.get(table)
+        return order if order is not None and order.position >= position else None
+
+    def records_of(self, table: str) -> tuple[int, RowMemory, int]:
+        """Return what `sorted_rows` takes: a position, the table's memory and how many records it has."""
+        memory = self._table(table).records.memory
+        return self.notes.begin(), memory, memory.end
+
+    def keep(self, table: str, order: Order) -> None:
+        """Keep an order for the calls that follow."""
+        self._orders[table] = order
+
+    def piece(self, table: str, order: Order, begin: int, stop: int, now: int) -> RowsRead:
+        """Return the rows at some places of an order."""
+        rows = order.rows[begin:stop]
+        records = self._table(table).records
+        rows = rows[records.memory.keys_of(rows) == order.keys[begin:stop]]
+        return self._rows(table, records.standing(rows, now)[0], NO_KEYS)
+
+    def row_bytes(self, table: str) -> int:
+        """Return the length of a row with its key."""
+        return KEY_BYTES + ELEMENT_BYTES * (1 + self._table(table).table.row_elements)
+
+    def _read(self, name: str, rows: NDArray[np.uint32], gone: Keys, now: int) -> RowsRead:
+        records = self._tables[name].records
+        there, hidden = records.standing(rows, now)
+        there = there[np.argsort(records.memory.keys_of(there))]
+        gone = np.unique(np.concatenate([gone, records.memory.keys_of(hidden)]))
+        return self._rows(name, there, gone[records.find(gone, now)[0] == ABSENT])
+
+    def _rows(self, name: str, rows: NDArray[np.uint32], gone: Keys) -> RowsRead:
+        table, memory = self._tables[name], self._tables[name].records.memory
+        return RowsRead(memory.keys_of(rows), table.values_of(rows), memory.last_use_of(rows), gone)
+
+    def _table(self, name: str) -> TableRows:
+        if name not in self._tables:
+            raise UnknownVariable(f"table {name!r} is none of the job's: {', '.join(sorted(self._tables)) or 'none'}")
+        return self._tables[name]
+
+
+def sorted_rows(position: int, memory: RowMemory, end: int) -> Order:
+    """Return records in the order of their keys; without the lock: what is used anew meanwhile is noted."""
+    rows = np.arange(end, dtype=np.uint32)
+    keys = memory.keys_of(rows)
+    places = np.argsort(keys, kind="stable")
+    return Order(position, keys[places], rows[places])
