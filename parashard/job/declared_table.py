@@ -28,8 +28,11 @@ class Table:
     dimension : int
         Numbers of a row.
     **settings
-        The other keys of `[tables.NAME]` in a job file, such as `optimizer=ps.Adagrad(0.05)`, `initializer="normal"`,
-        `scale=0.01`, `keys_per_step_max=1 << 16` and `rows_max=1 << 26`; `docs/job-file.md` has all of them.
+        The other keys of `[tables.NAME]` in a job file, all of which are in `docs/job-file.md`. What moves rows:
+        `optimizer=ps.Adagrad(0.05)`. First values: `initializer="normal"` and `scale=0.01`. Fewer bytes of rows, and of
+        their gradients: `dtype="float16"`, `encoding="int8"`. When a key gets a row, and loses it: `admit_after=3`,
+        `admit_probability=0.1`, `evict_unused_steps=100_000`, `evict_norm_below=1e-3`, `evict_above_rows=1 << 20`.
+        Bounds of a step and a shard: `keys_per_step_max=1 << 16`, `rows_max=1 << 26`.
 
     Raises
     ------

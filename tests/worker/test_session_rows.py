@@ -125,6 +125,15 @@ def test_wrong_keys_end_the_session_and_count_as_an_attempt(cluster: SmallCluste
     assert any("failed at step 0" in event for event in events)
 
 
+def test_the_model_of_a_job_file_names_ids_where_the_program_does_not(cluster: SmallCluster) -> None:
+    with Session(cluster.client.address) as session:
+        step = next(session.steps())
+        assert step.batch is not None
+        rows = session.pull()["ledger"]
+        assert rows.shape == (*step.batch.places["ledger"].shape, 2)
+        assert session.push(step, {"ledger": np.ones_like(rows)})
+
+
 def test_a_job_with_tables_needs_keys(cluster: SmallCluster) -> None:
     with pytest.raises(ConfigurationError, match="the tables ledger, and nothing says which rows a step needs"):
         session_of(cluster, None).__enter__()
