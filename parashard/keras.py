@@ -17,7 +17,7 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
-from parashard.job.declared_table import Table
+from parashard.job.declared_table import Table, dimension_of
 from parashard.metrics import Sums
 from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
@@ -36,7 +36,6 @@ from parashard.models.keras_keys import KeysOf, look_ups_in
 from parashard.models.keras_metrics import Compiled, check_single, check_sums
 from parashard.models.keras_rows import NOT_RENAMED, Asking, Pulled, Renamed, lent
 from parashard.models.keras_variables import check, copied, found_in, is_seed, keras, seeded, word
-from parashard.models.row_places import dimension_of
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s

@@ -100,6 +100,11 @@ def checked_tables(tables: object) -> dict[str, Table]:
     return dict(sorted(found.items()))
 
 
+def dimension_of(table: Table | EmbeddingTable) -> int:
+    """Return how many numbers a row has."""
+    return table.dimension if isinstance(table, Table) else table.row_elements
+
+
 def declared_again(table: EmbeddingTable) -> Table:
     """Return the declaration of a table that a job file declares."""
     rules = {field.name: getattr(table.rules, field.name) for field in fields(RowRules)}

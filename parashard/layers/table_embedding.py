@@ -14,11 +14,10 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError, shortened
-from parashard.job.declared_table import Table
+from parashard.job.declared_table import Table, dimension_of
 from parashard.layers.base import LooksUpLayer, Pass, Pullback, Shape, Shapes
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.framework import WrongModel
-from parashard.models.row_places import dimension_of
 from parashard.plan.embedding import EmbeddingTable
 
 COMBINERS = ("sum", "mean")

@@ -13,12 +13,12 @@ import numpy as np
 from keras.src.backend import in_symbolic_scope
 
 from parashard.errors import ConfigurationError
-from parashard.job.declared_table import Table, declared_again
+from parashard.job.declared_table import Table, declared_again, dimension_of
 from parashard.models.base import HeldTable
 from parashard.models.framework import WrongModel
 from parashard.models.keras_rows import lent_rows
 from parashard.models.keras_variables import keras
-from parashard.models.row_places import INT32, check_layer, dimension_of, have_wide, rows_held
+from parashard.models.row_places import INT32, check_layer, have_wide, rows_held
 from parashard.plan.embedding import EmbeddingTable, first_rows, mixed, unmixed
 
 COMBINERS = ("sum", "mean")

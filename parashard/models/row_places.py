@@ -44,11 +44,6 @@ def check_layer(call: str, table: object, padding_key: object) -> None:
         raise ConfigurationError(f"{call}: padding_key is a whole number, found {padding_key!r}")
 
 
-def dimension_of(table: Table | EmbeddingTable) -> int:
-    """Return how many numbers a row has."""
-    return table.dimension if isinstance(table, Table) else table.row_elements
-
-
 def places_among(ids: npt.NDArray[Any], keys: Keys, table: str) -> Places:
     """Return the place of each id's row among those of ascending mixed keys.
 

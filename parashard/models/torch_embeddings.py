@@ -14,12 +14,11 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
-from parashard.job.declared_table import Table
+from parashard.job.declared_table import Table, dimension_of
 from parashard.models.base import HeldTable
 from parashard.models.framework import WrongModel
 from parashard.models.row_places import (
     check_layer,
-    dimension_of,
     places_among,
     rows_held,
     summed_by_table,
