@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
-from parashard.checkpoints.retention import CommonRounds, Held, chain_rounds, collect, in_order, superseded
+from parashard.checkpoints.retention import (
+    CommonRounds,
+    Held,
+    chain_rounds,
+    collect,
+    given_up,
+    in_order,
+    superseded,
+)
 from parashard.errors import DamagedCheckpoint, StoreFailed, Superseded
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
@@ -43,7 +51,9 @@ class SavedCheckpoints:
     common : CommonRounds
         What all shards have saved, as last reported by the coordinator.
     handed_out : str
-        Folder of one that may become part of a drained checkpoint: it is retained until there is another.
+        Folder of one that may become part of a drained checkpoint: it is retained until there is another, or until a
+        rollback discards it. The parts of a drained checkpoint are all of one round; had they all been saved, the
+        shards would have returned to it.
     """
 
     def __init__(
@@ -164,4 +174,5 @@ class SavedCheckpoints:
             collect(self._catalogue, id_)
 
     def _pinned(self) -> set[str]:
-        return self._catalogue.pinned() | {self.handed_out}
+        discarded = {held.id.folder for held in self._known if given_up(held, self.returns)}
+        return self._catalogue.pinned() | ({self.handed_out} - discarded)

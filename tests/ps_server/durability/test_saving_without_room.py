@@ -100,6 +100,21 @@ def test_another_error_of_the_store_deletes_nothing() -> None:
     assert shard.numbers() == [1, 2, 3]
 
 
+def test_what_a_rollback_discarded_goes_although_it_was_handed_out() -> None:  # P12, P21
+    store = MemoryStore()
+    shard = process(store, consistency="sync:1", every_steps=0)
+    for round_ in (1, 2):
+        shard.push(round_ - 1)
+        shard.checkpointer.take(round_)
+    shard.lifecycle.roll_back(1, incarnation=1)
+    shard.push(1)
+    store.fail("create", "variables", times=2, error=no_space())
+    for numbers in ([1, 2], [1]):  # the second attempt makes room, and leaves what the shards may return to
+        with pytest.raises(StoreFailed):
+            shard.checkpointer.take(2)
+        assert shard.numbers() == numbers
+
+
 # --- with a log ---
 
 
