@@ -168,6 +168,21 @@ SWEEPS = (
         digest=True,
     ),
     Sweep(
+        "shard, whose tables grow",
+        "examples/clicks.toml",
+        "sync:4",
+        2,
+        {"shard.rows.grown": 4, "shard.rows.ended": 20},
+        {
+            "data.examples": 300_000,
+            "data.held_out": 1000,
+            "checkpoint.every_steps": 20,
+            "checkpoint.keep": 1,
+            "tables.deep.evict_unused_steps": 20,
+        },
+        digest=True,
+    ),
+    Sweep(
         "shard, in rounds",
         "examples/digits.toml",
         "sync:4",

@@ -20,8 +20,10 @@ from parashard.checkpoints.encoding import decode
 from parashard.checkpoints.manifest import JobManifest, ShardManifest
 from parashard.checkpoints.state import whole_model
 from parashard.data import open_source
+from parashard.job.embeddings import tables_of
 from parashard.job.load import load_job
 from parashard.launch.run_files import JOB_FILE, WEIGHTS_FILE
+from parashard.launch.stored_rows import StoredTables
 from parashard.models import build_model
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import place
@@ -112,7 +114,10 @@ def fresh_metrics(run_dir: Path, weights: Mapping[str, Any]) -> dict[str, float]
     source = open_source(job.data)
     if not source.spec.held_out:
         return {}
-    model = build_model(job.model, source.spec, job.job.seed, None)
+    tables = {table.name: table for table in tables_of(job)}
+    model = build_model(job.model, source.spec, job.job.seed, None, tuple(tables.values()))
     steps = StepPlan(source.spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
-    task = Task(model, source, steps, place({}, [], 1), Cpu(), None, None)
-    return dict(task.metrics(dict(weights), nullcontext))
+    task = Task(model, source, steps, place({}, [], 1), Cpu(), None, None, tables)
+    keys = task.held_out_keys()
+    rows = StoredTables(run_dir, job).rows(keys) if keys else {}
+    return dict(task.metrics({**weights, **rows}, nullcontext, keys))

@@ -49,6 +49,7 @@ class RequestHandler:
         self._observer = observer
         self._clock = clock
         self.draining = False
+        self._changes = (0, 0)  # of tables, as the last request left them
 
     @property
     def push_bytes_max(self) -> int:
@@ -138,6 +139,17 @@ class RequestHandler:
             ended_s = self._clock()
             shard.record.applied_in(ended_s - began_s)
             seen.applied(ended_s, shard.identity.shard, shard.updates.version, shard.updates.round)
+            if shard.tables is not None:
+                self._changed(shard.tables.changes)
+
+    def _changed(self, changes: tuple[int, int]) -> None:
+        """Reach the failpoints of what has become of tables."""
+        grown, ended = (now != before for now, before in zip(changes, self._changes, strict=True))
+        self._changes = changes
+        if grown:
+            failpoints.hit("shard.rows.grown")
+        if ended:
+            failpoints.hit("shard.rows.ended")
 
     def _check_open(self) -> None:
         if self.draining:

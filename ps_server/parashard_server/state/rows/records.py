@@ -94,6 +94,11 @@ class Records:
         return self.memory.end - self.memory.free - self._ended_rows
 
     @property
+    def grown_places(self) -> int:
+        """How many places of the index came with its growth."""
+        return self._index.grown_places
+
+    @property
     def moved_rows(self) -> int:
         """Number of records that moved since the last save that is stored; those of one under way may count twice."""
         return sum(map(len, self._waiting)) + len(self._moved)

@@ -128,6 +128,12 @@ class Tables:
         return sum(table.rows for table in self.by_name.values())
 
     @property
+    def changes(self) -> tuple[int, int]:
+        """How many places the indexes have grown by, and how many rows the rules have ended, since the start."""
+        saved = self._saved.values()
+        return sum(records.grown_places for records in saved), sum(records.swept for records in saved)
+
+    @property
     def memory_bytes(self) -> int:
         """Memory of all tables."""
         return sum(table.memory_bytes for table in self.by_name.values())
