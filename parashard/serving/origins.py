@@ -16,7 +16,7 @@ from parashard.job.embeddings import tables_of
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
-from parashard.launch.run_folders import place_of, resumed_job, run_named
+from parashard.launch.run_folders import how_it_ended, place_of, resumed_job, run_named
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
 from parashard.serving.following import Follower
@@ -59,7 +59,8 @@ def origin_of(place: str, *, fresh: bool, credentials: Credentials | None, tell:
     Raises
     ------
     ConfigurationError
-        If there is no such run, or its store is not to be reached from here.
+        If there is no such run, its store is not to be reached from here, or live weights are asked for of one that is
+        over.
     Unreachable
         If no coordinator answers, where one has to.
     """
@@ -67,6 +68,12 @@ def origin_of(place: str, *, fresh: bool, credentials: Credentials | None, tell:
         return Origin(_served_by(place, "", fresh=fresh, credentials=credentials, tell=tell), None)
     run_dir = run_named(place)
     if fresh:
+        ended = how_it_ended(run_dir)
+        if ended is not None:
+            raise ConfigurationError(
+                f"{run_dir}: the run is {ended[0]}, and its shards are gone with it; allowed: to serve it without "
+                "--fresh, which serves what they saved last"
+            )
         address = find_coordinator(str(run_dir))
         return Origin(_served_by(address, str(run_dir), fresh=True, credentials=credentials, tell=tell), run_dir)
     return Origin(run_of(run_dir, resumed_job(run_dir, []).job), run_dir)

@@ -16,6 +16,7 @@ from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import RunRecord
 from parashard.errors import ConfigurationError
 from parashard.job.load import as_toml, load_job
+from parashard.launch.run_folders import write_report
 from parashard.protocol import rpc
 from parashard.protocol.proto_conversion import plan_message
 from parashard.serving.origins import Origin, origin_of
@@ -104,3 +105,13 @@ def test_live_weights_need_no_store(coordinator: tuple[FakeCoordinator, str]) ->
     found.run.look()
     assert found.run.run_id == "run-1"
     assert "coordinator" in found.run.sight.problem  # which knows no shards
+
+
+def test_live_weights_of_a_run_that_is_over_are_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(SMALL_JOB)
+    write_report(tmp_path, {"state": "done", "reason": ""})
+    with pytest.raises(
+        ConfigurationError, match="the run is done, and its shards are gone with it; allowed: to serve"
+    ):
+        origin(str(tmp_path), fresh=True)
+    assert not origin(str(tmp_path)).run.fresh
