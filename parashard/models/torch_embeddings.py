@@ -177,7 +177,14 @@ def look_ups_in(module: torch.nn.Module) -> list[_LookUps]:
 
 
 def check_keys(module: torch.nn.Module, keys: object) -> None:
-    """Refuse a module that looks rows up where nothing says which, and the reverse; and a combiner that is not used."""
+    """Refuse a module that looks rows up where nothing says which, and the reverse, and one that holds rows.
+
+    Also a combiner that nothing takes.
+    """
+    if any(within._rows is not None for within in look_ups_in(module)):
+        raise ConfigurationError(
+            "the module holds rows of tables, with which no fit begins: the trainer that gave it goes on from them"
+        )
     tables = sorted({within.table.name for within in look_ups_in(module)})
     if tables and keys is None:
         named = ", ".join(f"{name!r}: ..." for name in tables)

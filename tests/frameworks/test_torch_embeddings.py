@@ -319,6 +319,8 @@ def test_the_module_of_a_trainer_holds_the_rows_and_draws_others() -> None:
     due = 2 * values["users"][np.searchsorted(batch.keys["users"], mixed(ALL[:3]))]
     assert own.user(ids).numpy().tobytes() == due.tobytes()
     assert own.user(torch.tensor([[12345]])).tolist() == [[[1.0, 1.0, 1.0]]]
+    with pytest.raises(ConfigurationError, match="holds rows of tables, with which no fit begins"):
+        ps.torch.Model(own, model._loss, keys=model.keys_function).initial_variables()
 
 
 def test_a_layer_outside_of_a_step_has_no_rows() -> None:
