@@ -110,8 +110,6 @@ def test_live_weights_need_no_store(coordinator: tuple[FakeCoordinator, str]) ->
 def test_live_weights_of_a_run_that_is_over_are_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     write_report(tmp_path, {"state": "done", "reason": ""})
-    with pytest.raises(
-        ConfigurationError, match="the run is done, and its shards are gone with it; allowed: to serve"
-    ):
+    with pytest.raises(ConfigurationError, match="the run is done, and its shards are gone with it; allowed: to serve"):
         origin(str(tmp_path), fresh=True)
     assert not origin(str(tmp_path)).run.fresh
