@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array, Batch, DataSpec
+from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Float32s, Variable
 
 COLUMNS = 256
@@ -70,6 +71,14 @@ def gradient(shape: tuple[int, int]) -> Float32s:
     return values
 
 
-def build(spec: DataSpec, elements: int) -> Ballast:
+class BallastOfRows(Ballast):
+    """Ballast of a job with tables, of whose rows the race itself says which it pulls and pushes."""
+
+    def keys(self, batch: Batch) -> Mapping[str, Array]:
+        """Return no key."""
+        return {}
+
+
+def build(spec: DataSpec, elements: int, tables: Mapping[str, EmbeddingTable]) -> Ballast:
     """Return the model: the factory that the job file names."""
-    return Ballast(spec, elements)
+    return (BallastOfRows if tables else Ballast)(spec, elements)

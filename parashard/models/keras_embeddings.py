@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from keras.src.backend import in_symbolic_scope
 
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table, declared_again, dimension_of
@@ -104,7 +103,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
         lent = lent_rows()
         if lent is not None:
             return lent.look_up(self.table.name, self.dimension, ids, self.padding_key)
-        if in_symbolic_scope():  # Keras asks for shapes
+        if keras.src.backend.in_symbolic_scope():  # Keras asks for shapes
             return keras.ops.zeros((*ids.shape, self.dimension), "float32")
         if self._held is None:
             raise WrongModel(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from keras.src.models import Functional
 
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves
@@ -99,8 +98,8 @@ class KeysOf:
 def _fed_by_inputs(model: Any, layers: Sequence[Any]) -> list[_Fed] | None:
     """Return which inputs of a functional model its look-ups are of; None: that is not certain."""
     called: Any = type(model).call
-    functional = model if called is Functional.call else getattr(model, "_functional", None)
-    if functional is None or called not in (Functional.call, keras.Sequential.call):
+    functional = model if called is keras.src.models.Functional.call else getattr(model, "_functional", None)
+    if functional is None or called not in (keras.src.models.Functional.call, keras.Sequential.call):
         return None
     inputs = {id(tensor): (path, tensor.name) for path, tensor in _paths(functional._inputs_struct)}
     nodes = {id(node) for at_depth in functional._nodes_by_depth.values() for node in at_depth}
