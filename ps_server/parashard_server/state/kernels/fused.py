@@ -262,6 +262,11 @@ def find_rows(*arrays: NDArray[Any]) -> int:
     return _rows("find_rows", arrays)
 
 
+def read_rows(*arrays: NDArray[Any]) -> int:
+    """See `row_loops.read_rows`."""
+    return _rows("read_rows", arrays)
+
+
 def index_rows(*arrays: NDArray[Any]) -> None:
     """See `row_loops.index_rows`."""
     _rows("index_rows", arrays)
@@ -309,6 +314,7 @@ def scatter_rows(*arrays: NDArray[Any]) -> None:
 
 _RECORD_LOOPS = {
     "find_rows": 8,
+    "read_rows": 10,
     "index_rows": 6,
     "remove_rows": 7,
     "hide_rows": 5,

@@ -51,44 +51,92 @@ def _bring(records, begin, stride):
         ahead(records, begin + at)
 
 
+@inlined
+def _bring_place(key, tags, references, begins, capacities):
+    """Have the place where the search for a key begins brought to the cache."""
+    segment = _i64(key & _SEGMENT_MASK)
+    place = begins[segment] + _home(key, capacities[segment])
+    ahead(tags, place)
+    ahead(references, place)
+
+
+@inlined
+def _first_like(key, tags, references, begins, capacities):
+    """Return the first reference that has a key's tag, _ABSENT if there is none before an empty place."""
+    segment = _i64(key & _SEGMENT_MASK)
+    place, last = begins[segment] + _home(key, capacities[segment]), begins[segment] + capacities[segment]
+    tag = _tag(key)
+    while place < last and tags[place] != _u8(0) and tags[place] != tag:
+        place += 1
+    return references[place] if place < last and tags[place] == tag else _ABSENT
+
+
+@inlined
+def _reference_of(key, tags, references, begins, capacities, records, stride):
+    """Return the reference of a key's row, _ABSENT if it has none; `stride` is of a record, in uint64s."""
+    segment = _i64(key & _SEGMENT_MASK)
+    begin, capacity = begins[segment], capacities[segment]
+    at, tag = _home(key, capacity), _tag(key)
+    for _ in range(capacity):
+        seen = tags[begin + at]
+        if seen == _u8(0):
+            break
+        if seen == tag and records[_i64(references[begin + at]) * stride] == key:
+            return references[begin + at]
+        at += 1
+        if at == capacity:
+            at = 0
+    return _ABSENT
+
+
 @loop(0, KEYS, REFERENCES, TAGS, REFERENCES, NUMBERS, NUMBERS, KEYS, NUMBERS)
 def find_rows(keys, found, tags, references, begins, capacities, records, sizes):
     """Put the reference of each key's row into `found`, _ABSENT where it has none; return how many have none."""
     stride = sizes[0] // 2  # of a record, in uint64s
     absent = 0
+    for i in range(min(_AHEAD, keys.size)):
+        found[i] = _first_like(keys[i], tags, references, begins, capacities)
     for i in range(keys.size):
         if i + 2 * _AHEAD < keys.size:
-            later = keys[i + 2 * _AHEAD]
-            of_later = _i64(later & _SEGMENT_MASK)
-            place = begins[of_later] + _home(later, capacities[of_later])
-            ahead(tags, place)
-            ahead(references, place)
+            _bring_place(keys[i + 2 * _AHEAD], tags, references, begins, capacities)
         if i + _AHEAD < keys.size:
-            later = keys[i + _AHEAD]
-            of_later = _i64(later & _SEGMENT_MASK)
-            place, last = begins[of_later] + _home(later, capacities[of_later]), begins[of_later] + capacities[of_later]
-            wanted = _tag(later)
-            while place < last and tags[place] != _u8(0) and tags[place] != wanted:
-                place += 1
-            if place < last and tags[place] == wanted:
-                ahead(records, _i64(references[place]) * stride)
-        key = keys[i]
-        segment = _i64(key & _SEGMENT_MASK)
-        begin, capacity = begins[segment], capacities[segment]
-        at, tag = _home(key, capacity), _tag(key)
-        reference = _ABSENT
-        for _ in range(capacity):
-            seen = tags[begin + at]
-            if seen == _u8(0):
-                break
-            if seen == tag and records[_i64(references[begin + at]) * stride] == key:
-                reference = references[begin + at]
-                break
-            at += 1
-            if at == capacity:
-                at = 0
-        found[i] = reference
-        absent += reference == _ABSENT
+            later = _first_like(keys[i + _AHEAD], tags, references, begins, capacities)
+            found[i + _AHEAD] = later
+            if later != _ABSENT:
+                ahead(records, _i64(later) * stride)
+        if found[i] == _ABSENT or records[_i64(found[i]) * stride] != keys[i]:
+            found[i] = _reference_of(keys[i], tags, references, begins, capacities, records, stride)
+        absent += found[i] == _ABSENT
+    return absent
+
+
+@loop(0, KEYS, REFERENCES, VECTOR, TAGS, REFERENCES, NUMBERS, NUMBERS, KEYS, VECTOR, NUMBERS)
+def read_rows(keys, found, values, tags, references, begins, capacities, records, words, sizes):
+    """Find rows as `find_rows` does, and copy their values end to end; return how many keys have none.
+
+    `records` and `words` are the same memory; `sizes`: stride, elements of the values.
+    """
+    stride, length = sizes[0], sizes[1]
+    absent = read = 0
+    for i in range(min(_AHEAD, keys.size)):
+        found[i] = _first_like(keys[i], tags, references, begins, capacities)
+    for i in range(keys.size):
+        if i + 2 * _AHEAD < keys.size:
+            _bring_place(keys[i + 2 * _AHEAD], tags, references, begins, capacities)
+        if i + _AHEAD < keys.size:
+            later = _first_like(keys[i + _AHEAD], tags, references, begins, capacities)
+            found[i + _AHEAD] = later
+            if later != _ABSENT:
+                _bring(words, _i64(later) * stride, _HEADER_WORDS + length)
+        if found[i] == _ABSENT or records[_i64(found[i]) * (stride // 2)] != keys[i]:
+            found[i] = _reference_of(keys[i], tags, references, begins, capacities, records, stride // 2)
+        if found[i] == _ABSENT:
+            absent += 1
+            continue
+        source = _i64(found[i]) * stride + _HEADER_WORDS
+        for j in range(length):
+            values[read + j] = words[source + j]
+        read += length
     return absent
 
 

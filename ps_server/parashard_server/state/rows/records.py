@@ -129,6 +129,20 @@ class Records:
         self._hide(seen, now)
         return rows[seen != ABSENT], rows[seen == ABSENT]
 
+    def read(self, keys: Keys, now: int, values: Float32s) -> tuple[NDArray[np.uint32], int]:
+        """Find as `find` does, and copy the values of the records that there are to the beginning of `values`.
+
+        `values` has room for those of all keys.
+        """
+        if not self.rules.ends_rows:
+            return self._index.read(keys, values)
+        found, absent, _ = self.find(keys, now)
+        rows = found[found != ABSENT]
+        fused.gather_rows(
+            rows, self.memory.words, values[: len(rows) * self._values.words], self.parts[:1], self._sizes
+        )
+        return found, absent
+
     def add(self, keys: Keys) -> NDArray[np.uint32]:
         """Make records of keys that have none, and return their references; t and last use are 0, floats are any."""
         if self._is_saving and self.memory.end + len(keys) > self.memory.rows_max:

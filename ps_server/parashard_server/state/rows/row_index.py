@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parashard.plan.embedding import Keys
+from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import fused
 from parashard_server.state.rows.row_memory import Region, RowMemory
 
@@ -60,6 +61,25 @@ class RowIndex:
         found = np.empty(len(keys), np.uint32)
         absent = fused.find_rows(
             keys, found, self._tags, self._references, self._begins, self._capacities, self._memory.keys, self._sizes
+        )
+        return found, absent
+
+    def read(self, keys: Keys, values: Float32s) -> tuple[NDArray[np.uint32], int]:
+        """As `find`, and copy the values of the rows that there are to the beginning of `values`, end to end."""
+        found = np.empty(len(keys), np.uint32)
+        memory = self._memory
+        sizes = np.array([memory.stride, len(values) // max(1, len(keys))], np.int64)
+        absent = fused.read_rows(
+            keys,
+            found,
+            values,
+            self._tags,
+            self._references,
+            self._begins,
+            self._capacities,
+            memory.keys,
+            memory.words,
+            sizes,
         )
         return found, absent
 

@@ -127,12 +127,12 @@ class TableRows:
 
     def pull(self, keys: Keys, now: int) -> PresentRows:
         """Return the rows of those mixed keys that have one at a time, valid until the next call."""
-        found, absent, _ = self.records.find(keys, now)
-        present = found != ABSENT
+        words = self._room(len(keys) * self._values.words)
+        found, absent = self.records.read(keys, now, words)
+        rows = len(keys) - absent
         self.pulled_keys += len(keys)
-        self.pulled_rows += len(keys) - absent
-        rows = found[present] if absent else found
-        found_rows = PresentRows(present, self._values.kept(self._words(rows, 1), len(rows)))
+        self.pulled_rows += rows
+        found_rows = PresentRows(found != ABSENT, self._values.kept(words[: rows * self._values.words], rows))
         self.pulled_bytes += keys.nbytes + -(-len(keys) // 8) + found_rows.values.nbytes
         return found_rows
 
@@ -321,12 +321,15 @@ class TableRows:
 
     def _words(self, rows: NDArray[np.uint32], parts: int) -> Float32s:
         """Return the first parts of records as one vector, part by part; valid until the next call."""
-        elements = len(rows) * int(self.records.parts[:parts].sum())
-        if len(self._scratch) < elements:
-            self._scratch = np.empty(elements, np.float32)
-        words = self._scratch[:elements]
+        words = self._room(len(rows) * int(self.records.parts[:parts].sum()))
         fused.gather_rows(rows, self.records.memory.words, words, self.records.parts[:parts], self._sizes)
         return words
+
+    def _room(self, elements: int) -> Float32s:
+        """Return a vector that is valid until the next call."""
+        if len(self._scratch) < elements:
+            self._scratch = np.empty(elements, np.float32)
+        return self._scratch[:elements]
 
     @property
     def _row_elements(self) -> int:
