@@ -62,7 +62,7 @@ def encode(
     residue, left : ndarray of float32, shape (piece.elements,)
         INT8 and TOPK: the residue added to the gradient first, and the output for the new residue.
     """
-    values = _read_only(values)
+    values = read_only(values)
     match piece.dtype:
         case DType.FLOAT32:
             payload[:] = values.view(np.uint8)
@@ -103,24 +103,24 @@ def decode(piece: Slice, payload: memoryview, into: Float32s) -> None:
         raise ValueError(f"{name} of {piece.elements} elements cannot be decoded into {into.size}")
     if payload.nbytes != piece.size_bytes:
         raise MalformedFrame(f"{name} has {payload.nbytes} bytes where {piece.size_bytes} were due")
-    content = _read_only(np.frombuffer(payload, np.uint8))
+    content = read_only(np.frombuffer(payload, np.uint8))
     finite = True
     match piece.dtype:
         case DType.FLOAT32:
             into.view(np.uint8)[:] = content
             finite = bool(np.isfinite(into).all())
         case DType.BFLOAT16:
-            finite = kernels().from_bfloat16(_aligned(content.view("<u2")), into)
+            finite = kernels().from_bfloat16(aligned(content.view("<u2")), into)
         case DType.FLOAT16:
-            finite = kernels().from_float16(_aligned(content.view("<u2")), into)
+            finite = kernels().from_float16(aligned(content.view("<u2")), into)
         case DType.INT8:
             scales, codes = _int8_parts(piece, content)
-            scales = _aligned(scales)
+            scales = aligned(scales)
             if not np.all((scales >= 0) & (scales <= reference.INT8_SCALE_LARGEST)):
                 raise MalformedFrame(f"{name} has a scale that is not in [0, {reference.INT8_SCALE_LARGEST:g}]")
             kernels().from_int8(scales, codes, into)
         case DType.TOPK:
-            indices, kept = (_aligned(part) for part in _topk_parts(piece, content))
+            indices, kept = (aligned(part) for part in _topk_parts(piece, content))
             indices = indices.copy()  # in shared memory the sender could change them after the check
             if indices.size and not (np.all(indices[1:] > indices[:-1]) and int(indices[-1]) < piece.elements):
                 raise MalformedFrame(f"{name} has indices that are not ascending, or not below {piece.elements}")
@@ -139,13 +139,13 @@ def _topk_parts(piece: Slice, content: npt.NDArray[np.uint8]) -> tuple[reference
     return content[: 4 * piece.kept].view("<u4"), content[4 * piece.kept :].view("<f4")
 
 
-def _aligned(part: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def aligned(part: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the part itself or an aligned copy: slices lie end to end, and one of odd length moves the next."""
-    return part if part.flags.aligned else _read_only(part.copy())
+    return part if part.flags.aligned else read_only(part.copy())
 
 
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view: kernels are compiled for one kind of array, whatever memory a slice comes from."""
+def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a read-only view: kernels are compiled for one kind of array, whatever memory a slice comes from."""
     view = array.view()
     view.flags.writeable = False
     return view

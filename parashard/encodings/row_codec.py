@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.encodings import reference
-from parashard.encodings.codec import kernels
+from parashard.encodings.codec import aligned, kernels, read_only
 from parashard.encodings.encoding import Encoding
 from parashard.errors import MalformedFrame, NonFiniteGradient
 from parashard.plan.embedding import EmbeddingTable
@@ -58,7 +58,7 @@ def encode(table: str, values: Float32s, dtype: DType) -> tuple[npt.NDArray[Any]
         return (values,)
     if not np.isfinite(values).all():
         raise NonFiniteGradient(f"table {table!r}: the gradient of a row has a value that is not finite")
-    flat = _read_only(values.reshape(-1))
+    flat = read_only(values.reshape(-1))
     if dtype is DType.INT8:
         scales, codes8 = np.empty(len(values), np.float32), np.empty(values.shape, np.int8)
         kernels().to_int8_rows(flat, scales, codes8.reshape(-1))
@@ -92,14 +92,14 @@ def decode(piece: RowSlice, content: memoryview) -> Float32s:
             f"table {piece.table!r}: {piece.rows} rows in {piece.dtype.name} have {due_bytes} bytes, found "
             f"{content.nbytes}"
         )
-    shape, received = (piece.rows, piece.row_elements), _read_only(np.frombuffer(content, np.uint8))
+    shape, received = (piece.rows, piece.row_elements), read_only(np.frombuffer(content, np.uint8))
     if piece.dtype is DType.FLOAT32:
-        return _aligned(received.view("<f4")).reshape(shape)
+        return aligned(received.view("<f4")).reshape(shape)
     values = np.empty(shape, np.float32)
     flat, finite = values.reshape(-1), True
     if piece.dtype is DType.INT8:
         # A copy: in shared memory the sender could change them after the check.
-        scales = _read_only(received[: 4 * piece.rows].view("<f4").copy())
+        scales = read_only(received[: 4 * piece.rows].view("<f4").copy())
         if not np.all((scales >= 0) & (scales <= reference.INT8_SCALE_LARGEST)):
             raise MalformedFrame(
                 f"table {piece.table!r}: a row has a scale that is not in [0, {reference.INT8_SCALE_LARGEST:g}]"
@@ -107,18 +107,7 @@ def decode(piece: RowSlice, content: memoryview) -> Float32s:
         kernels().from_int8_rows(scales, received[4 * piece.rows :].view(np.int8), flat)
     else:
         exact = kernels().from_bfloat16 if piece.dtype is DType.BFLOAT16 else kernels().from_float16
-        finite = exact(_aligned(received.view("<u2")), flat)
+        finite = exact(aligned(received.view("<u2")), flat)
     if not finite:
         raise NonFiniteGradient(f"table {piece.table!r}: the gradient of a row has a value that is not finite")
     return values
-
-
-def _aligned(part: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return part if part.flags.aligned else _read_only(part.copy())
-
-
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view: kernels are compiled for one kind of array, whatever memory a slice comes from."""
-    view = array.view()
-    view.flags.writeable = False
-    return view

@@ -1,4 +1,4 @@
-"""Live reading: whatever is pushed meanwhile and whoever is killed, what is published is what the shard had then."""
+"""Live reading: whatever is pushed or killed meanwhile, what is published is what the shard had then."""
 
 from __future__ import annotations
 

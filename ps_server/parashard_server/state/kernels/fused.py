@@ -257,11 +257,6 @@ def _float32s(values: NDArray[np.float64]) -> Float32s:
 # --- their records, of which `parashard_server.state.kernels.row_loops` says what each array is ---
 
 
-def find_rows(*arrays: NDArray[Any]) -> int:
-    """See `row_loops.find_rows`."""
-    return _rows("find_rows", arrays)
-
-
 def read_rows(*arrays: NDArray[Any]) -> int:
     """See `row_loops.read_rows`."""
     return _rows("read_rows", arrays)
@@ -313,7 +308,6 @@ def scatter_rows(*arrays: NDArray[Any]) -> None:
 
 
 _RECORD_LOOPS = {
-    "find_rows": 8,
     "read_rows": 10,
     "index_rows": 6,
     "remove_rows": 7,

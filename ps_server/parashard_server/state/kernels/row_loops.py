@@ -89,32 +89,12 @@ def _reference_of(key, tags, references, begins, capacities, records, stride):
     return _ABSENT
 
 
-@loop(0, KEYS, REFERENCES, TAGS, REFERENCES, NUMBERS, NUMBERS, KEYS, NUMBERS)
-def find_rows(keys, found, tags, references, begins, capacities, records, sizes):
-    """Put the reference of each key's row into `found`, _ABSENT where it has none; return how many have none."""
-    stride = sizes[0] // 2  # of a record, in uint64s
-    absent = 0
-    for i in range(min(_AHEAD, keys.size)):
-        found[i] = _first_like(keys[i], tags, references, begins, capacities)
-    for i in range(keys.size):
-        if i + 2 * _AHEAD < keys.size:
-            _bring_place(keys[i + 2 * _AHEAD], tags, references, begins, capacities)
-        if i + _AHEAD < keys.size:
-            later = _first_like(keys[i + _AHEAD], tags, references, begins, capacities)
-            found[i + _AHEAD] = later
-            if later != _ABSENT:
-                ahead(records, _i64(later) * stride)
-        if found[i] == _ABSENT or records[_i64(found[i]) * stride] != keys[i]:
-            found[i] = _reference_of(keys[i], tags, references, begins, capacities, records, stride)
-        absent += found[i] == _ABSENT
-    return absent
-
-
 @loop(0, KEYS, REFERENCES, VECTOR, TAGS, REFERENCES, NUMBERS, NUMBERS, KEYS, VECTOR, NUMBERS)
 def read_rows(keys, found, values, tags, references, begins, capacities, records, words, sizes):
-    """Find rows as `find_rows` does, and copy their values end to end; return how many keys have none.
+    """Put the reference of each key's row into `found`, _ABSENT where it has none; return how many have none.
 
-    `records` and `words` are the same memory; `sizes`: stride, elements of the values.
+    The values of the rows that there are are copied to `values`, end to end. `records` and `words` are the same memory;
+    `sizes`: stride, and elements of the values, 0 where none are wanted.
     """
     stride, length = sizes[0], sizes[1]
     absent = read = 0
@@ -145,11 +125,7 @@ def index_rows(keys, rows, tags, references, begins, capacities):
     """Enter keys that are not in the index, with the references of their rows."""
     for i in range(keys.size):
         if i + _AHEAD < keys.size:
-            later = keys[i + _AHEAD]
-            of_later = _i64(later & _SEGMENT_MASK)
-            place = begins[of_later] + _home(later, capacities[of_later])
-            ahead(tags, place)
-            ahead(references, place)
+            _bring_place(keys[i + _AHEAD], tags, references, begins, capacities)
         key = keys[i]
         segment = _i64(key & _SEGMENT_MASK)
         begin, capacity = begins[segment], capacities[segment]

@@ -21,6 +21,7 @@ ABSENT = np.uint32(0xFFFFFFFF)
 """In place of a reference: the key has no row."""
 SEGMENTS = 1024
 PLACE_BYTES = 5
+NO_VALUES: Float32s = np.empty(0, np.float32)
 SMALL_BYTES = 16 << 20  # of references: a small index goes without large pages, which would cost it more than half
 _LEAST_PLACES = 16  # of a segment; the others have up to twice as many
 _FULL = (17, 20)  # load at which a segment grows: 85 %
@@ -58,14 +59,13 @@ class RowIndex:
 
     def find(self, keys: Keys) -> tuple[NDArray[np.uint32], int]:
         """Return the reference of each key's row, ABSENT where there is none, and how many have none."""
-        found = np.empty(len(keys), np.uint32)
-        absent = fused.find_rows(
-            keys, found, self._tags, self._references, self._begins, self._capacities, self._memory.keys, self._sizes
-        )
-        return found, absent
+        return self.read(keys, NO_VALUES)
 
     def read(self, keys: Keys, values: Float32s) -> tuple[NDArray[np.uint32], int]:
-        """As `find`, and copy the values of the rows that there are to the beginning of `values`, end to end."""
+        """As `find`, and copy the values of the rows that there are to the beginning of `values`, end to end.
+
+        `values` has room for those of all keys.
+        """
         found = np.empty(len(keys), np.uint32)
         memory = self._memory
         sizes = np.array([memory.stride, len(values) // max(1, len(keys))], np.int64)
