@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.peers import click_ids, seam
 from benchmarks.races.ours import STEPS, Cluster
+from parashard.layers.distinct_keys import distinct_keys
 from parashard.layers.row_sums import sum_by_place
 from parashard.plan.embedding import mixed
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
@@ -77,7 +78,7 @@ class OurRows:
         self._cluster.client.push(next(self._steps), {"rows": gradients}, self._pull(keys))
 
     def _step(self, ids: Any) -> None:
-        keys, inverse = np.unique(mixed(ids.reshape(-1)), return_inverse=True)
+        keys, inverse = distinct_keys(mixed(ids.reshape(-1)))
         pulled = self._pull(keys)
         looked_up = pulled.rows["rows"][inverse]
         assert looked_up.shape == self._by_look_up.shape

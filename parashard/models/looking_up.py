@@ -14,6 +14,7 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
+from parashard.layers.distinct_keys import distinct_keys
 from parashard.models.base import LooksUp, Model
 from parashard.models.blame import place_of
 from parashard.models.framework import WrongModel
@@ -34,13 +35,12 @@ def looked_up(model: Model, batch: Batch, tables: Tables, *, bounded: bool = Tru
     """
     keys, places = {}, {}
     for name, words in _named(model, batch, tables).items():
-        keys[name], inverse = np.unique(words, return_inverse=True)
+        keys[name], places[name] = distinct_keys(words)
         if bounded and len(keys[name]) > tables[name].keys_per_step_max:
             raise WrongModel(
                 f"{_place_of_keys(model)}a step needs {len(keys[name]):,} rows of table {name!r}; its "
                 f"keys_per_step_max is {tables[name].keys_per_step_max:,}"
             )
-        places[name] = inverse.reshape(words.shape).astype(np.int64, copy=False)
     return replace(batch, keys=keys, places=places)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError, ShapeMismatch
+from parashard.layers.distinct_keys import distinct_keys
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.row_places import Places
 from parashard.plan.embedding import EmbeddingTable, Keys, mixed
@@ -90,11 +91,11 @@ def named_rows(named: Any, tables: Tables) -> NamedRows:
             words = mixed(array).reshape(array.shape)
         except ConfigurationError as error:
             raise ConfigurationError(f"keys returned for table {name!r} what is no key: {error.message}") from None
-        keys, places = np.unique(words, return_inverse=True)
+        keys, places = distinct_keys(words)
         if len(keys) > tables[name].keys_per_step_max:
             raise ConfigurationError(
                 f"a step needs {len(keys):,} rows of table {name!r}; its keys_per_step_max is "
                 f"{tables[name].keys_per_step_max:,}"
             )
-        found.keys[name], found.places[name] = keys, places.reshape(array.shape).astype(np.int64, copy=False)
+        found.keys[name], found.places[name] = keys, places
     return found
