@@ -164,13 +164,15 @@ class TableRows(_message.Message):
     def __init__(self, table: _Optional[str] = ..., present: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
 
 class PullReply(_message.Message):
-    __slots__ = ("version", "run_offsets", "run_lengths", "tables")
+    __slots__ = ("version", "run_offsets", "run_lengths", "tables", "last")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     RUN_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     version: int
     run_offsets: _containers.RepeatedScalarFieldContainer[int]
     run_lengths: _containers.RepeatedScalarFieldContainer[int]
     tables: _containers.RepeatedCompositeFieldContainer[TableRows]
-    def __init__(self, version: _Optional[int] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ...) -> None: ...
+    last: bool
+    def __init__(self, version: _Optional[int] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...

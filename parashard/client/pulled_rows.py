@@ -16,15 +16,14 @@ from parashard.errors import UnknownVariable
 from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_shard, first_rows, floats_of
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import MESSAGE_BYTES_MAX, NO_KEYS, Push, RowSlice, Weights, answer_bytes_of
+from parashard.protocol.messages import NO_KEYS, ROWS_BYTES_MAX, PresentRows, Push, RowSlice, answer_bytes_of
 
 
 class RowPart(NamedTuple):
-    """Keys of a table whose rows one message of a shard answers."""
+    """Keys, by table, whose rows one answer of a shard has."""
 
     shard: int
-    table: str
-    keys: slice
+    keys: Mapping[str, slice]
 
 
 class TableSet:
@@ -88,29 +87,48 @@ class PulledRows:
         }
 
     def parts(self, shards: int) -> list[RowPart]:
-        """Return what is asked of which shard, a message each."""
-        return [
-            RowPart(shard, name, slice(begin, min(begin + at_once, run.stop)))
-            for name, wanted in self.keys.items()
-            for at_once in (_keys_at_once(self._tables.by_name[name]),)
-            for shard, run in enumerate(cut_by_shard(wanted, shards))
-            for begin in range(run.start, run.stop, at_once)
-        ]
+        """Return what is asked of which shard: the first part of each by its index, then those that are more."""
+        runs = {name: cut_by_shard(wanted, shards) for name, wanted in self.keys.items()}
+        of_shards = [self._parts_of(shard, {name: cut[shard] for name, cut in runs.items()}) for shard in range(shards)]
+        return [*(parts[0] for parts in of_shards), *(part for parts in of_shards for part in parts[1:])]
+
+    def _parts_of(self, shard: int, runs: Mapping[str, slice]) -> list[RowPart]:
+        parts: list[dict[str, slice]] = [{}]
+        room_bytes = ROWS_BYTES_MAX
+        for name, run in runs.items():
+            row_elements, begin = self.values[name].shape[1], run.start
+            while begin < run.stop:
+                at_once = keys_within(room_bytes, row_elements)
+                if not at_once:
+                    parts.append({})
+                    room_bytes = ROWS_BYTES_MAX
+                    continue
+                end = min(begin + at_once, run.stop)
+                parts[-1][name] = slice(begin, end)
+                room_bytes -= answer_bytes_of(end - begin, row_elements)
+                begin = end
+        return [RowPart(shard, part) for part in parts]
 
     def keys_of(self, part: RowPart) -> Mapping[str, Keys]:
         """Return the keys of a part, by table."""
-        return {part.table: self.keys[part.table][part.keys]}
+        return {name: self.keys[name][some] for name, some in part.keys.items()}
 
-    def fill(self, part: RowPart, answer: Weights) -> int:
-        """Take the answer to a part; rows that the shard does not have are drawn. Returns its version."""
-        found, into = answer.rows[part.table], self.values[part.table][part.keys]
-        if found.present.all():
-            into[:] = floats_of(found.values)
-        else:
-            into[found.present] = floats_of(found.values)
+    def answer_bytes_of(self, part: RowPart) -> int:
+        """Return the most bytes of the answer to a part."""
+        return sum(
+            answer_bytes_of(some.stop - some.start, self.values[name].shape[1]) for name, some in part.keys.items()
+        )
+
+    def fill(self, part: RowPart, rows: Mapping[str, PresentRows]) -> None:
+        """Take what an answer to a part has; rows that the shard does not have are drawn."""
+        for name, found in rows.items():
+            into = self.values[name][part.keys[name]]
+            if found.present.all():
+                into[:] = floats_of(found.values)
+                continue
             absent = ~found.present
-            into[absent] = self._tables.first_rows(part.table, self.keys[part.table][part.keys][absent])
-        return answer.version
+            into[found.present] = floats_of(found.values)
+            into[absent] = self._tables.first_rows(name, self.keys[name][part.keys[name]][absent])
 
 
 def with_rows(push: Push, rows: tuple[tuple[RowSlice, ...], list[memoryview]]) -> Push:
@@ -154,6 +172,6 @@ def rows_by_shard(
         yield tuple(slices), pieces
 
 
-def _keys_at_once(table: EmbeddingTable) -> int:
-    """Return the most keys that one message asks for, and one answers, whichever of them have a row."""
-    return min(MESSAGE_BYTES_MAX // answer_bytes_of(8, table.row_elements) * 8, MESSAGE_BYTES_MAX // KEY_BYTES)
+def keys_within(room_bytes: int, row_elements: int) -> int:
+    """Return how many keys of a table a part may have, whichever of them have a row, with so much room left."""
+    return min(room_bytes // answer_bytes_of(8, row_elements), room_bytes // KEY_BYTES // 8) * 8

@@ -17,7 +17,7 @@ import numpy as np
 from parashard.client.fan_out import FanOut
 from parashard.client.pull_buffers import PullBuffers
 from parashard.client.pulled import Pulled
-from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet, rows_by_shard, with_rows
+from parashard.client.pulled_rows import NO_TABLES, PulledRows, TableSet, rows_by_shard, with_rows
 from parashard.encodings.feedback import Encoded, GradientEncoder
 from parashard.errors import RetryLater, ShapeMismatch, StaleIncarnation, UnknownVariable
 from parashard.plan.embedding import Keys
@@ -35,7 +35,6 @@ from parashard.protocol.messages import (
     Receipt,
     Slice,
     Target,
-    answer_bytes_of,
 )
 from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, View
@@ -164,24 +163,23 @@ class ShardClient:
         """
         begun = self.view
         shards, rows = len(begun.shards), PulledRows(self._tables, keys)
-        parts = rows.parts(shards)
+        parts = rows.parts(shards)  # the first of each shard comes with its variables
         incarnations = [where.incarnation for where in begun.shards]
-        answered = incarnations + [begun.shards[part.shard].incarnation for part in parts]
+        answered = [begun.shards[part.shard].incarnation for part in parts]
         weights = self._sets.take(tuple(incarnations))
 
         def pull(number: int) -> Pending[int]:
-            """Begin the pull of a shard's variables, or of a part of the rows."""
-            view = self.view
-            shard = number if number < shards else parts[number - shards].shard
+            """Begin a pull: of a shard's variables and the first part of its rows, or of another part of them."""
+            view, part = self.view, parts[number]
+            shard = part.shard
             target = self._target(shard, view)
             answered[number] = target.incarnation
-            transport = self._transport(shard, view)
-            if number >= shards:
-                return self._pull_rows(transport, target, rows, parts[number - shards], round_)
             known = weights.versions[shard] if target.incarnation == begun.shards[shard].incarnation else None
-            length = self._plan.shard_elements(shard) * ELEMENT_BYTES
-            run = PullRun(target, round_, step, 0, length, known, self._observer.traceparent())
-            return transport.pull(run, weights.by_shard[shard], rpc.data_deadline_s(length))
+            length = self._plan.shard_elements(shard) * ELEMENT_BYTES if number < shards else 0
+            run = PullRun(target, round_, step, 0, length, known, self._observer.traceparent(), keys=rows.keys_of(part))
+            into = weights.by_shard[shard] if number < shards else Buffers([])
+            deadline_s = rpc.data_deadline_s(length + rows.answer_bytes_of(part))
+            return self._transport(shard, view).pull(run, into, deadline_s, partial(rows.fill, part))
 
         with self._observer.phase("pull", step):
             try:
@@ -193,19 +191,8 @@ class ShardClient:
                 self._sets.give_back(weights)
                 raise
         pulled = Pulled(weights, self._sets, rows)
-        if parts:
-            pulled.include(parts, versions[shards:], answered[shards:])
+        pulled.include(parts[shards:], versions[shards:], answered[shards:])
         return pulled
-
-    def _pull_rows(
-        self, transport: Transport, target: Target, rows: PulledRows, part: RowPart, round_: int | None
-    ) -> Pending[int]:
-        keys = rows.keys_of(part)
-        run = PullRun(target, round_, None, 0, 0, None, self._observer.traceparent(), keys)
-        answer_bytes = sum(
-            answer_bytes_of(len(of_table), rows.values[name].shape[1]) for name, of_table in keys.items()
-        )
-        return transport.pull_rows(run, partial(rows.fill, part), rpc.data_deadline_s(answer_bytes))
 
     def push(
         self,

@@ -21,12 +21,14 @@ MESSAGE_BYTES_MAX = 4 << 20
 """Greatest payload of one gRPC message."""
 MESSAGE_BYTES = 1 << 20
 """Payload of each gRPC message of a longer push or pull (docs/decisions/0022 has what other sizes did)."""
+ROWS_BYTES_MAX = MESSAGE_BYTES_MAX - MESSAGE_BYTES
+"""Most bytes of rows in one answer: it may have a part of a run, too."""
 INT8_BLOCK_ELEMENTS = 256
 """Elements that share a scale in DType.INT8."""
 
 
 NO_KEYS: Mapping[str, Keys] = MappingProxyType({})
-"""Of a pull of a run."""
+"""Of a pull of no rows."""
 NO_ROWS: Mapping[str, PresentRows] = MappingProxyType({})
 """Of its answer."""
 
@@ -142,7 +144,7 @@ class Receipt(NamedTuple):
 
 
 class PullRun(NamedTuple):
-    """Asks for bytes [offset_bytes, offset_bytes + length_bytes) of a shard's flat vector, or for rows of tables."""
+    """Asks for bytes [offset_bytes, offset_bytes + length_bytes) of a shard's flat vector, and for rows of tables."""
 
     target: Target
     round: int | None  # sync mode: only the weights that this round starts from will do
@@ -151,7 +153,7 @@ class PullRun(NamedTuple):
     length_bytes: int
     known_version: int | None = None  # of the caller's weights; None: it has none of this incarnation
     traceparent: str = ""  # as in a push
-    keys: Mapping[str, Keys] = NO_KEYS  # by table: mixed, ascending, of the shard's buckets; the run is empty then
+    keys: Mapping[str, Keys] = NO_KEYS  # by table, whose rows are wanted, too: mixed, ascending, of the shard's buckets
 
 
 def answer_bytes_of(keys: int, row_elements: int) -> int:
@@ -178,4 +180,4 @@ class Weights(NamedTuple):
 
     version: int
     runs: tuple[Run, ...]
-    rows: Mapping[str, PresentRows] = NO_ROWS  # of tables, where rows were asked for
+    rows: Mapping[str, PresentRows] = NO_ROWS  # of tables: those that were asked for

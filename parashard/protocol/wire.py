@@ -23,6 +23,8 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
     MESSAGE_BYTES,
     MESSAGE_BYTES_MAX,
+    NO_KEYS,
+    ROWS_BYTES_MAX,
     DType,
     PresentRows,
     PullRun,
@@ -30,6 +32,7 @@ from parashard.protocol.messages import (
     PushResult,
     Receipt,
     RowSlice,
+    Run,
     Slice,
     Target,
     Weights,
@@ -232,14 +235,14 @@ def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> Pu
 def parts_of(run: PullRun, size_bytes: int) -> Iterator[PullRun]:
     """Cut a run into parts that are read in one turn each; an empty run is one: its version matters.
 
-    Only the first has the sender's span: one of many spans for one request would say no more.
+    The first has the keys of rows and the sender's span: one of many spans for one request would say no more.
     """
     end = run.offset_bytes + run.length_bytes
     offset = run.offset_bytes
     while True:
         length = min(size_bytes, end - offset)
-        context = run.traceparent if offset == run.offset_bytes else ""
-        yield PullRun(run.target, run.round, run.step, offset, length, run.known_version, context, run.keys)
+        part = run._replace(offset_bytes=offset, length_bytes=length)
+        yield part if offset == run.offset_bytes else part._replace(traceparent="", keys=NO_KEYS)
         offset += length
         if offset == end:
             return
@@ -264,7 +267,12 @@ def weights_message(weights: Weights) -> tensor_pb2.PullReply:
 
 def weights_payload(weights: Weights) -> list[memoryview]:
     """Return the payload of an answer to a pull, as views."""
-    pieces = [run.values for run in weights.runs]
+    return [*(run.values.cast("B") for run in weights.runs), *rows_payload(weights)]
+
+
+def rows_payload(weights: Weights) -> list[memoryview]:
+    """Return the rows in the payload of an answer to a pull, as views."""
+    pieces: list[memoryview] = []
     for present, values in weights.rows.values():
         pieces += [np.packbits(present, bitorder="little").data, _little(values).reshape(-1).data]
     return [piece.cast("B") for piece in pieces if piece.nbytes]
@@ -274,38 +282,57 @@ def _little(values: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
 
 
-def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) -> Weights:
-    """Return the rows in an answer, as views of its payload.
+def rows_bytes_of(reply: tensor_pb2.PullReply, asked: PullRun) -> int:
+    """Return how long the rows in an answer are: they are the end of its payload.
 
     Raises
     ------
     MalformedFrame
-        If they are not those of the tables and keys that were asked for, or the payload is not as long as they are.
+        If they are not of the tables that were asked for.
+    LimitExceeded
+        If they are longer than `ROWS_BYTES_MAX`.
     """
+    if not (reply.tables or asked.keys):
+        return 0
     if [found.table for found in reply.tables] != list(asked.keys):
         raise MalformedFrame(f"asked for rows of {list(asked.keys)}, answered with {[t.table for t in reply.tables]}")
+    found_bytes = sum(sum(_lengths_of(found, len(asked.keys[found.table]))) for found in reply.tables)
+    if found_bytes > ROWS_BYTES_MAX:
+        raise LimitExceeded(f"rows of {found_bytes} bytes in one answer; allowed are {ROWS_BYTES_MAX}")
+    return found_bytes
+
+
+def _lengths_of(found: tensor_pb2.TableRows, keys: int) -> tuple[int, int]:
+    """Return how many bytes the bits of a table's keys have, and its rows."""
+    dtype = _ROW_DTYPES.get(found.dtype)
+    if dtype is None:
+        raise MalformedFrame(f"rows of table {found.table!r} in the encoding {found.dtype}")
+    return -(-keys // 8), dtype.itemsize * found.present * found.row_elements
+
+
+def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) -> dict[str, PresentRows]:
+    """Return the rows in an answer, as views of the end of its payload.
+
+    Raises
+    ------
+    MalformedFrame
+        If they are not those of the keys that were asked for. The payload is as long as `rows_bytes_of` says.
+    """
     rows: dict[str, PresentRows] = {}
     begin = 0
     for found in reply.tables:
         keys = len(asked.keys[found.table])
-        middle = begin + -(-keys // 8)
-        dtype = _ROW_DTYPES.get(found.dtype)
-        if dtype is None:
-            raise MalformedFrame(f"rows of table {found.table!r} in the encoding {found.dtype}")
-        end = middle + dtype.itemsize * found.present * found.row_elements
-        if end > payload.nbytes:
-            raise MalformedFrame(f"the rows of table {found.table!r} end at byte {end} of {payload.nbytes}")
+        bits_bytes, values_bytes = _lengths_of(found, keys)
+        middle, end = begin + bits_bytes, begin + bits_bytes + values_bytes
         bits = np.unpackbits(np.frombuffer(payload[begin:middle], np.uint8), count=keys, bitorder="little")
         if int(bits.sum()) != found.present:
             raise MalformedFrame(
                 f"table {found.table!r}: {int(bits.sum())} of the keys have a row, {found.present} came"
             )
-        values = np.frombuffer(payload[middle:end], dtype).reshape(found.present, found.row_elements)
-        rows[found.table] = PresentRows(bits.view(np.bool_), values)
+        values = np.frombuffer(payload[middle:end], _ROW_DTYPES[found.dtype])
+        rows[found.table] = PresentRows(bits.view(np.bool_), values.reshape(found.present, found.row_elements))
         begin = end
-    if begin != payload.nbytes:
-        raise MalformedFrame(f"rows of {begin} bytes in a payload of {payload.nbytes}")
-    return Weights(reply.version, (), rows)
+    return rows
 
 
 def runs_within(reply: tensor_pb2.PullReply, asked: PullRun, payload_bytes: int) -> list[tuple[int, int]]:
@@ -423,7 +450,7 @@ def decode_receipt(frame: bytes) -> Receipt:
 
 
 def encode_pull(run: PullRun) -> bytes:
-    """Return the frame that asks for a run of a shard's vector, or for rows."""
+    """Return the frame that asks for a run of a shard's vector, and for rows."""
     return encode_frame(pull_header(run), keys_payload(run))
 
 
@@ -437,16 +464,12 @@ def encode_weights(weights: Weights) -> bytes:
     return encode_frame(weights_message(weights), weights_payload(weights))
 
 
-def decode_weights(frame: bytes, asked: PullRun) -> tuple[int, list[tuple[int, memoryview]]]:
-    """Return the version in a frame, and its runs: where each begins in the shard's vector, and a view of its bytes."""
+def decode_weights(frame: bytes, asked: PullRun) -> Weights:
+    """Return the weights in a frame, as views of it."""
     reply, payload = decode_frame(frame, tensor_pb2.PullReply)
+    middle = payload.nbytes - rows_bytes_of(reply, asked)
     runs, position = [], 0
-    for offset, length in runs_within(reply, asked, payload.nbytes):
-        runs.append((offset, payload[position : position + length]))
+    for offset, length in runs_within(reply, asked, middle):
+        runs.append(Run(offset, payload[position : position + length]))
         position += length
-    return reply.version, runs
-
-
-def decode_rows(frame: bytes, asked: PullRun) -> Weights:
-    """Return the rows in a frame."""
-    return rows_from(*decode_frame(frame, tensor_pb2.PullReply), asked)
+    return Weights(reply.version, tuple(runs), rows_from(reply, payload[middle:], asked))

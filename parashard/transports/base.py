@@ -6,17 +6,23 @@ tests (`tests/parashard/transports/test_conformance.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt, Target, Weights
+from parashard.protocol.messages import PresentRows, PullRun, Push, Receipt, Target
 
 TransportKind = Literal["auto", "shm", "tcp", "grpc"]
 """What `cluster.transport` may be; with "auto" each worker takes the first of the others that can be."""
 
-_Answer = TypeVar("_Answer")
+ReadRows = Callable[[Mapping[str, PresentRows]], None]
+"""Takes rows, by table, in the order in which they were asked for."""
+
 _Answer_co = TypeVar("_Answer_co", covariant=True)
+
+
+def no_rows(rows: Mapping[str, PresentRows]) -> None:
+    """Take the rows of a pull that asks for none."""
 
 
 def allows(kind: TransportKind, way: Literal["shm", "tcp"]) -> bool:
@@ -79,25 +85,20 @@ class Transport(Protocol):
     def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
         """Send a push, whole; its payload is only read, and must not change before the answer is there."""
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
-        """Fetch a run of the weights; return the lowest version among what was fetched.
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+        """Fetch a run of the weights, and rows of tables; return the lowest version among what was fetched.
 
         Parameters
         ----------
         run : PullRun
-            What is wanted; of any length.
+            What is wanted; of any length, and at most `ROWS_BYTES_MAX` of rows, whichever of the keys have one.
         into : Buffers
             `run.length_bytes` long; bytes that have not moved since `run.known_version` are left as they are. After an
             error its content is undefined.
         deadline_s : float
             Seconds from now.
-        """
-
-    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
-        """Fetch the rows of tables whose keys a pull of an empty run has; return what `read` makes of them.
-
-        The rows that `read` is called with are valid for as long as it takes. At most `MESSAGE_BYTES_MAX` are answered,
-        whichever of the keys have a row: a longer pull is refused.
+        read : callable
+            Takes the rows that were asked for, which are valid while it does.
         """
 
     def close(self) -> None:

@@ -16,9 +16,18 @@ from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, P
 from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import PullRun, Push, Receipt
 from parashard.security.credentials import Credentials
-from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, TransportKind
+from parashard.transports.base import (
+    Connect,
+    Greeting,
+    Pending,
+    ReadRows,
+    ShardAddress,
+    Transport,
+    TransportKind,
+    no_rows,
+)
 from parashard.transports.grpc import GrpcTransport
 from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
@@ -84,8 +93,7 @@ class ChosenTransport:
         self._chosen: Transport | None = None
         # Requests look for a way until there is one; from then on these are its own.
         self.push: Callable[[Push, float], Pending[Receipt]] = self._first_push
-        self.pull: Callable[[PullRun, Buffers, float], Pending[int]] = self._first_pull
-        self.pull_rows: Any = self._first_pull_rows  # of any answer
+        self.pull: Any = self._first_pull  # as `Transport.pull`
 
     def close(self) -> None:
         """Close what was chosen, or is being tried."""
@@ -98,11 +106,8 @@ class ChosenTransport:
     def _first_push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
         return self._begin(lambda transport, left_s: transport.push(push, left_s), deadline_s)
 
-    def _first_pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
-        return self._begin(lambda transport, left_s: transport.pull(run, into, left_s), deadline_s)
-
-    def _first_pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
-        return self._begin(lambda transport, left_s: transport.pull_rows(run, read, left_s), deadline_s)
+    def _first_pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+        return self._begin(lambda transport, left_s: transport.pull(run, into, left_s, read), deadline_s)
 
     def _begin(self, begin: Callable[[Transport, float], Pending[_Answer]], deadline_s: float) -> Pending[_Answer]:
         until_s = time.monotonic() + deadline_s
@@ -165,7 +170,7 @@ class ChosenTransport:
     def _settled(self, kind: str, obstacles: dict[str, str]) -> Transport:
         log.info("transport", shard=self._greeting.target.shard, kind=kind, passed_over=obstacles)
         assert self._tried is not None
-        self.push, self.pull, self.pull_rows = self._tried.push, self._tried.pull, self._tried.pull_rows
+        self.push, self.pull = self._tried.push, self._tried.pull
         return self._tried
 
 

@@ -18,9 +18,9 @@ from parashard.errors import MalformedFrame, Unreachable
 from parashard.process import failpoints
 from parashard.protocol import rpc, wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import MESSAGE_BYTES, PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import MESSAGE_BYTES, NO_KEYS, PullRun, Push, Receipt
 from parashard.transports import memory
-from parashard.transports.base import Greeting, Pending, ShardAddress
+from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 
 SERVICE = "parashard.v1.ShardData"
 
@@ -58,23 +58,13 @@ class GrpcTransport:
         with _open(self._address):
             return _PushStream(self._push_stream.future(messages, timeout=deadline_s), self._address)
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
-        """Ask for a run."""
-        frame, filling = wire.encode_pull(run), _Filling(run, into, self._address)
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+        """Ask for a run and for rows."""
+        frame, filling = wire.encode_pull(run), _Filling(run, into, read, self._address)
         if run.length_bytes <= MESSAGE_BYTES:
             return _OneMessage(self._pull, frame, self._address, deadline_s, filling.from_one)
         with _open(self._address):
             return _PullStream(self._pull_stream(frame, timeout=deadline_s), self._address, filling)
-
-    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
-        """Ask for rows."""
-        return _OneMessage(
-            self._pull,
-            wire.encode_pull(run),
-            self._address,
-            deadline_s,
-            lambda frame: read(wire.decode_rows(frame, run)),
-        )
 
     def greet(self, deadline_s: float) -> None:
         """Do nothing: a channel connects by itself, and the first request says what stands against it."""
@@ -181,11 +171,11 @@ class _PullStream:
 class _Filling:
     """What a pull has brought so far."""
 
-    def __init__(self, run: PullRun, into: Buffers, address: str) -> None:
-        self._run = run
+    def __init__(self, run: PullRun, into: Buffers, read: ReadRows, address: str) -> None:
+        self._run = self._left = run
         self._into = into
+        self._read = read
         self._address = address
-        self._position = run.offset_bytes
         self._received_bytes = 0
         self._versions: list[int] = []
 
@@ -195,16 +185,18 @@ class _Filling:
         return self.end()
 
     def take(self, frame: bytes) -> None:
-        """Put a frame's weights in their place."""
+        """Put a frame's weights in their place, and have its rows read."""
         run = self._run
-        end = run.offset_bytes + run.length_bytes
-        left = PullRun(run.target, run.round, run.step, self._position, end - self._position, run.known_version)
-        version, runs = wire.decode_weights(frame, left)
-        self._versions.append(version)
-        for offset, values in runs:
+        weights = wire.decode_weights(frame, self._left)
+        self._read(weights.rows)
+        self._versions.append(weights.version)
+        position = self._left.offset_bytes
+        for offset, values in weights.runs:
             memory.scatter(values, self._into, offset - run.offset_bytes)
-            self._position = offset + values.nbytes
+            position = offset + values.nbytes
             self._received_bytes += values.nbytes
+        end = run.offset_bytes + run.length_bytes
+        self._left = run._replace(offset_bytes=position, length_bytes=end - position, keys=NO_KEYS)
 
     def end(self) -> int:
         """Return the lowest version among the frames; raise `MalformedFrame` if some are missing."""

@@ -11,9 +11,10 @@ The memory is the shard's, in both senses: its descriptors come with WELCOME, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
-from typing import TypeVar
+
+import numpy as np
 
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import MalformedFrame, StaleRound, Unreachable
@@ -21,17 +22,15 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.process import failpoints
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import NO_KEYS, PresentRows, PullRun, Push, Receipt
 from parashard.transports import memory
-from parashard.transports.base import Greeting, Pending, ShardAddress
+from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import WeightsReader
 from parashard.transports.socket_io import close_descriptors, connected
 from parashard.transports.stream import Kind, Refused, Stream, answer, greet, parsed
-from parashard.transports.stream_transport import StreamTransport, ask_rows, receipt_from, rows_answered, whole_push
-
-_Answer = TypeVar("_Answer")
+from parashard.transports.stream_transport import StreamTransport, ask_pull, receipt_from, whole_push
 
 
 class ShmTransport(StreamTransport["ShmConnection"]):
@@ -56,18 +55,14 @@ class ShmTransport(StreamTransport["ShmConnection"]):
         ask = partial(ShmConnection.ask_push, push=push, until_s=until_s)
         return Exchange(self._connections, ask, partial(ShmConnection.receipt, until_s=until_s), until_s)
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
-        """Ask which version the weights are of; they are copied once that is known."""
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+        """Ask for rows and which version the weights are of; these are copied once that is known."""
         until_s = time.monotonic() + deadline_s
         return Exchange(
-            self._connections, lambda c: c.ask_pull(run, until_s), lambda c: c.weights(run, into, until_s), until_s
-        )
-
-    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
-        """Ask for rows, which come in the slot, or over the socket where they have no room in it."""
-        until_s = time.monotonic() + deadline_s
-        return Exchange(
-            self._connections, lambda c: c.ask_rows(run, until_s), lambda c: read(c.rows(run, until_s)), until_s
+            self._connections,
+            lambda c: c.ask_pull(run, until_s),
+            lambda c: c.weights(run, into, read, until_s),
+            until_s,
         )
 
     def _open(self, until_s: float) -> ShmConnection:
@@ -112,6 +107,7 @@ class ShmConnection:
             )
         self._stream = stream
         self._slot_bytes = welcome.slot_bytes
+        self._rows_at = ELEMENT_BYTES * welcome.elements
         self._direct = welcome.direct
         try:
             memory.check(slot_descriptor, welcome.slot_bytes, "a slot")
@@ -152,29 +148,22 @@ class ShmConnection:
         return receipt_from(self._stream, deadline_s=until_s)
 
     def ask_pull(self, run: PullRun, until_s: float) -> None:
-        """Ask for the version of a run, or to have it copied into the slot."""
-        self._ask_pull(run, until_s, in_slot=not self._direct)
+        """Ask for rows, and for the version of a run, or to have it copied into the slot."""
+        ask_pull(self._stream, run, deadline_s=until_s, in_slot=not self._direct)
 
-    def ask_rows(self, run: PullRun, until_s: float) -> None:
-        """Ask for rows of tables."""
-        ask_rows(self._stream, run, deadline_s=until_s, in_slot=True)
-
-    def rows(self, run: PullRun, until_s: float) -> Weights:
-        """Wait for them; they are views of the slot, for as long as the connection is in use."""
-        return rows_answered(self._stream, run, deadline_s=until_s, slot=self._slot)
-
-    def weights(self, run: PullRun, into: Buffers, until_s: float) -> int:
-        """Wait for the answer to a pull and copy the weights; return their version."""
-        reply = self._pull_reply(until_s)
+    def weights(self, run: PullRun, into: Buffers, read: ReadRows, until_s: float) -> int:
+        """Wait for the answer to a pull, have the rows read, and copy the weights; return their version."""
+        reply, rows = self._answered(run, until_s)
+        read(rows)
         if not self._direct:
             self._copy_from_slot(reply, run, into, 0)
             return reply.version
         position = self._read(run, into, reply.version)
         done_bytes = position - run.offset_bytes
         if done_bytes < run.length_bytes:
-            rest = run._replace(offset_bytes=position, length_bytes=run.length_bytes - done_bytes)
-            self._ask_pull(rest, until_s, in_slot=True)
-            self._copy_from_slot(self._pull_reply(until_s), rest, into, done_bytes)
+            rest = run._replace(offset_bytes=position, length_bytes=run.length_bytes - done_bytes, keys=NO_KEYS)
+            ask_pull(self._stream, rest, deadline_s=until_s, in_slot=True)
+            self._copy_from_slot(self._answered(rest, until_s)[0], rest, into, done_bytes)
         return reply.version
 
     def _read(self, run: PullRun, into: Buffers, version: int) -> int:
@@ -190,12 +179,29 @@ class ShmConnection:
         except StaleRound as error:  # nothing is under way, so the connection is as good as after the shard's refusal
             raise Refused(StaleRound(error.message, peer=self._stream.peer)) from None
 
-    def _ask_pull(self, run: PullRun, until_s: float, *, in_slot: bool) -> None:
-        self._stream.send(Kind.PULL, wire.pull_header(run, in_slot=in_slot), deadline_s=until_s)
+    def _answered(self, run: PullRun, until_s: float) -> tuple[tensor_pb2.PullReply, Mapping[str, PresentRows]]:
+        """Receive the answer to a pull and its rows: in the slot, or from the socket where they had no room.
 
-    def _pull_reply(self, until_s: float) -> tensor_pb2.PullReply:
+        They are views of the slot, for as long as the connection is in use.
+        """
         head = answer(self._stream, Kind.WEIGHTS, deadline_s=until_s)
-        return parsed(head.header, tensor_pb2.PullReply)
+        reply = parsed(head.header, tensor_pb2.PullReply)
+        rows_bytes = wire.rows_bytes_of(reply, run)
+        if head.payload_bytes not in (0, rows_bytes):
+            raise MalformedFrame(
+                f"rows of {rows_bytes} bytes, {head.payload_bytes} beside the slot", peer=self._stream.peer
+            )
+        if head.payload_bytes:
+            rows = np.empty(rows_bytes, np.uint8)
+            self._stream.receive_into([rows.data], deadline_s=until_s)
+        else:
+            rows = self._slot[self._rows_at : self._rows_at + rows_bytes]
+            if rows.nbytes < rows_bytes:
+                raise MalformedFrame(
+                    f"rows of {rows_bytes} bytes from byte {self._rows_at} of a slot of {self._slot_bytes}",
+                    peer=self._stream.peer,
+                )
+        return reply, wire.rows_from(reply, rows.data, run)
 
     def _copy_from_slot(self, reply: tensor_pb2.PullReply, run: PullRun, into: Buffers, place: int) -> None:
         copied = sum(reply.run_lengths)

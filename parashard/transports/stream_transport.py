@@ -1,7 +1,7 @@
 """The common part of the transports over streams: TCP (tensors on the stream) and shared memory (beside it).
 
-Owns HELLO ahead of the first request, the end, and the two small messages of a push. Does not know where tensors lie:
-`parashard.transports.tcp` and `parashard.transports.shm`, which call it, do.
+Owns HELLO ahead of the first request, the end, and the small messages of pushes and pulls. Does not know where tensors
+lie: `parashard.transports.tcp` and `parashard.transports.shm`, which call it, do.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import time
 from typing import Generic, TypeVar
 
 from parashard._proto import tensor_pb2
-from parashard.errors import LimitExceeded, MalformedFrame
+from parashard.errors import LimitExceeded
 from parashard.protocol import wire
-from parashard.protocol.messages import MESSAGE_BYTES_MAX, PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import PullRun, Push, Receipt
 from parashard.transports.connections import Connection, Connections
-from parashard.transports.memory import Bytes
 from parashard.transports.stream import Kind, Stream, answer, parsed
 
 _Connection = TypeVar("_Connection", bound=Connection)
@@ -47,30 +46,9 @@ class StreamTransport(Generic[_Connection]):
         self._connections.close()
 
 
-def ask_rows(stream: Stream, run: PullRun, *, deadline_s: float, in_slot: bool = False) -> None:
-    """Ask for rows of tables; `in_slot`: the shard may put them into the connection's slot."""
+def ask_pull(stream: Stream, run: PullRun, *, deadline_s: float, in_slot: bool = False) -> None:
+    """Ask for a run and for rows; `in_slot`: the run is to be copied into the connection's slot."""
     stream.send(Kind.PULL, wire.pull_header(run, in_slot=in_slot), wire.keys_payload(run), deadline_s=deadline_s)
-
-
-def rows_answered(stream: Stream, run: PullRun, *, deadline_s: float, slot: Bytes | None = None) -> Weights:
-    """Receive the rows that were asked for, into new memory, or find them in the slot: then they are views of it."""
-    head = answer(stream, Kind.WEIGHTS, deadline_s=deadline_s)
-    reply = parsed(head.header, tensor_pb2.PullReply)
-    if slot is not None and reply.run_lengths:
-        (size_bytes,) = reply.run_lengths if len(reply.run_lengths) == 1 else (-1,)
-        if not 0 <= size_bytes <= slot.nbytes or head.payload_bytes:
-            raise MalformedFrame(
-                f"rows of {list(reply.run_lengths)} bytes in a slot of {slot.nbytes}, {head.payload_bytes} beside it",
-                peer=stream.peer,
-            )
-        return wire.rows_from(reply, slot[:size_bytes].data, run)
-    if head.payload_bytes > MESSAGE_BYTES_MAX:
-        raise LimitExceeded(
-            f"rows of {head.payload_bytes} bytes in one answer; allowed are {MESSAGE_BYTES_MAX}", peer=stream.peer
-        )
-    payload = memoryview(bytearray(head.payload_bytes))
-    stream.receive_into([payload], deadline_s=deadline_s)
-    return wire.rows_from(reply, payload, run)
 
 
 def whole_push(push: Push, bytes_max: int, peer: str) -> tensor_pb2.PushHeader:

@@ -9,22 +9,21 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
-from typing import TypeVar
+
+import numpy as np
 
 from parashard._proto import tensor_pb2
-from parashard.errors import Unreachable
+from parashard.errors import MalformedFrame, Unreachable
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import NO_KEYS, PullRun, Push, Receipt
 from parashard.security.identity import Role, identities_in, in_words
-from parashard.transports.base import Greeting, Pending, ShardAddress
+from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange
 from parashard.transports.dialling import dial
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, answer, greet, parsed
-from parashard.transports.stream_transport import StreamTransport, ask_rows, receipt_from, rows_answered, whole_push
-
-_Answer = TypeVar("_Answer")
+from parashard.transports.stream_transport import StreamTransport, ask_pull, receipt_from, whole_push
 
 
 class TcpTransport(StreamTransport[Stream]):
@@ -59,23 +58,13 @@ class TcpTransport(StreamTransport[Stream]):
 
         return Exchange(self._connections, ask, lambda stream: receipt_from(stream, deadline_s=deadline_s), deadline_s)
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
-        """Ask for a run."""
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+        """Ask for a run and for rows."""
         deadline_s += time.monotonic()
         return Exchange(
             self._connections,
-            lambda stream: stream.send(Kind.PULL, wire.pull_header(run), deadline_s=deadline_s),
-            lambda stream: _weights(stream, run, into, deadline_s),
-            deadline_s,
-        )
-
-    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
-        """Ask for rows."""
-        deadline_s += time.monotonic()
-        return Exchange(
-            self._connections,
-            lambda stream: ask_rows(stream, run, deadline_s=deadline_s),
-            lambda stream: read(rows_answered(stream, run, deadline_s=deadline_s)),
+            lambda stream: ask_pull(stream, run, deadline_s=deadline_s),
+            lambda stream: _weights(stream, run, into, read, deadline_s),
             deadline_s,
         )
 
@@ -118,25 +107,31 @@ def _prove(stream: Stream, deadline_s: float) -> None:
         raise
 
 
-def _weights(stream: Stream, run: PullRun, into: Buffers, deadline_s: float) -> int:
-    """Receive the answers to a pull into their places; return the lowest version among them."""
-    position, end, received = run.offset_bytes, run.offset_bytes + run.length_bytes, 0
-    lowest: int | None = None
+def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadline_s: float) -> int:
+    """Receive the parts of the answer to a pull into their places; return the lowest version among them."""
+    left, end, received = run, run.offset_bytes + run.length_bytes, 0
+    versions: list[int] = []
     while True:
         head = answer(stream, Kind.WEIGHTS, deadline_s=deadline_s)
         reply = parsed(head.header, tensor_pb2.PullReply)
-        lowest = reply.version if lowest is None else min(lowest, reply.version)
-        left = PullRun(run.target, run.round, run.step, position, end - position, run.known_version)
-        runs = wire.runs_within(reply, left, head.payload_bytes)
-        if not runs:
-            break
+        rows_bytes = wire.rows_bytes_of(reply, left)
+        runs = wire.runs_within(reply, left, head.payload_bytes - rows_bytes)
+        if not (head.payload_bytes or reply.last):
+            raise MalformedFrame("a part of an answer with nothing in it", peer=stream.peer)
         views = [
             view
             for offset, length in runs
             for view in into.run(offset - run.offset_bytes, offset - run.offset_bytes + length)
         ]
-        stream.receive_into(views, deadline_s=deadline_s)
-        position = sum(runs[-1])
-        received += head.payload_bytes
+        rows = np.empty(rows_bytes, np.uint8).data
+        stream.receive_into([*views, rows], deadline_s=deadline_s)
+        if left.keys:
+            read(wire.rows_from(reply, rows, left))
+        versions.append(reply.version)
+        received += head.payload_bytes - rows_bytes
+        if reply.last:
+            break
+        position = sum(runs[-1]) if runs else left.offset_bytes
+        left = left._replace(offset_bytes=position, length_bytes=end - position, keys=NO_KEYS)
     wire.check_answered(run, received, peer=stream.peer)
-    return lowest
+    return min(versions)

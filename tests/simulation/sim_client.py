@@ -226,10 +226,10 @@ class _ShardPull(_Operation[int]):
         versions = []
         for run, reply in zip(self._runs, self._replies, strict=True):
             frame = await reply
-            version, moved = wire.decode_weights(frame, run)
-            for offset, values in moved:
+            weights = wire.decode_weights(frame, run)
+            for offset, values in weights.runs:
                 self._into.fill(offset, values)
-            versions.append(version)
+            versions.append(weights.version)
         return min(versions)
 
 

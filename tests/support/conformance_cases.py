@@ -11,7 +11,7 @@ import numpy as np
 
 from parashard.plan.embedding import Keys, mixed
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PresentRows, PullRun, Push, PushResult, Slice, Weights
+from parashard.protocol.messages import NO_KEYS, PresentRows, PullRun, Push, PushResult, Slice
 from parashard.transports.base import Pending, Transport
 from support.fake_plane import TARGET, FakePlane
 from support.transport_peers import Peer
@@ -19,7 +19,7 @@ from support.waiting import DEADLINE_S
 
 OFFSETS = [0, 1000, 1001, 3000]  # of the partitions, in elements
 ELEMENTS = OFFSETS[-1]
-METHODS = ("push", "pull", "pull_rows")
+METHODS = ("push", "pull", "pull of rows")
 
 
 @dataclass
@@ -40,13 +40,24 @@ class Talk:
         pending: Pending[Any]
         if method == "push":
             pending = self.transport.push(push_of(np.ones(4, np.float32), **more), deadline_s)
-        elif method == "pull_rows":
-            pending = self.transport.pull_rows(rows_of({"user": keys_of(1, 2)}, **more), kept, deadline_s)
         else:
             into = np.empty(4 * ELEMENTS, np.uint8) if into is None else into
-            pending = self.transport.pull(pull_of(0, into.nbytes, **more), Buffers([into]), deadline_s)
+            keys = {"user": keys_of(1, 2)} if method == "pull of rows" else NO_KEYS
+            run = pull_of(0, into.nbytes, keys=keys, **more)
+            pending = self.transport.pull(run, Buffers([into]), deadline_s, lambda rows: None)
         pending.start()
         return pending
+
+    def rows(self, keys: Mapping[str, Keys], into: Any = None, **more: Any) -> tuple[int, dict[str, PresentRows]]:
+        """Return the version and copies of rows that a pull brings, together with a run or without."""
+        copies: dict[str, PresentRows] = {}
+
+        def read(rows: Mapping[str, PresentRows]) -> None:
+            copies.update({name: PresentRows(of.present.copy(), of.values.copy()) for name, of in rows.items()})
+
+        into = np.empty(0, np.uint8) if into is None else into
+        run = pull_of(0, into.nbytes, keys=keys, **more)
+        return self.transport.pull(run, Buffers([into]), DEADLINE_S, read).result(), copies
 
     def still_talks(self) -> bool:
         """Return whether both methods do what they should, after whatever was."""
@@ -73,16 +84,6 @@ def push_of(*pieces: Any, step: int = 1, slices: tuple[Slice, ...] = ()) -> Push
 
 def keys_of(*ids: int) -> Keys:
     return np.sort(mixed(np.array(ids, np.int64)))
-
-
-def kept(weights: Weights) -> Weights:
-    """Return rows that outlast their reading."""
-    copies = {name: PresentRows(rows.present.copy(), rows.values.copy()) for name, rows in weights.rows.items()}
-    return Weights(weights.version, (), copies)
-
-
-def rows_of(keys: Mapping[str, Keys], step: int = 1) -> PullRun:
-    return PullRun(TARGET, None, step, 0, 0, keys=keys)
 
 
 def pull_of(begin: int, end: int, step: int = 1, **more: Any) -> PullRun:

@@ -14,7 +14,7 @@ from parashard.errors import ParashardError, QueueFull, ShapeMismatch, StaleInca
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Run, Target, Weights
+from parashard.protocol.messages import PresentRows, PullRun, Push, PushResult, Receipt, Run, Target, Weights
 from parashard.transports.base import Greeting
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.weight_memory import PrivateWeights
@@ -46,6 +46,8 @@ class FakePlane:
     ----------
     tables : Tables
         Of TABLES; a test pushes to them itself.
+    row_bytes : int
+        What a push may have for them, and a slot's room for their rows.
     greeted : list of Target
         What each HELLO named.
     pushes : list of Push
@@ -69,6 +71,7 @@ class FakePlane:
         self.memory = memory(offsets)
         self.version = 0
         self.tables = Tables(TABLES, 0, 0, 1)
+        self.row_bytes = 0
         self.greeted: list[Target] = []
         self.pushes: list[Push] = []
         self.pulls: list[PullRun] = []
@@ -80,7 +83,7 @@ class FakePlane:
 
     @property
     def push_bytes_max(self) -> int:
-        return self.memory.weights.nbytes
+        return self.memory.weights.nbytes + self.row_bytes
 
     def check(self, target: Target) -> None:
         self.greeted.append(target)
@@ -96,14 +99,13 @@ class FakePlane:
         self._begin(run, timeout_s)
         with self._turn:
             self.pulls.append(run)
-            weights = self._rows(run) if run.keys else Weights(self.version, self._moved(run))
-            result = read(self.answered(weights))
+            result = read(self.answered(Weights(self.version, self._moved(run), self._rows(run))))
         self.after_read(run)
         return result
 
-    def _rows(self, run: PullRun) -> Weights:
+    def _rows(self, run: PullRun) -> dict[str, PresentRows]:
         self.tables.check_keys(run.keys)
-        return Weights(self.version, (), self.tables.pull(run.keys, self.version))
+        return self.tables.pull(run.keys, self.version)
 
     def add(self, push: Push) -> int:
         """Add a gradient to the first of the weights; return the version that they move to."""

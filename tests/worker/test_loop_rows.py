@@ -129,7 +129,7 @@ def test_depth_0_looks_up_before_it_pulls() -> None:
     model.before = lambda batch: order.append("model")
     job.cluster.before = lambda address, request: order.append(type(request))
     job.run()
-    assert order == ["keys", *[PullRun] * 4, "model", Push, Push] * 2
+    assert order == ["keys", *[PullRun] * 2, "model", Push, Push] * 2
 
 
 def test_a_step_to_skip_needs_no_row() -> None:  # P6

@@ -17,7 +17,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import Part
 from parashard.checkpoints.retention import CommonRounds
-from parashard.client.pulled_rows import PulledRows, TableSet
+from parashard.client.pulled_rows import PulledRows, RowPart, TableSet
 from parashard.client.shard_client import ShardClient
 from parashard.job.declaration import DeclaredJob
 from parashard.job.embeddings import tables_of
@@ -30,7 +30,7 @@ from parashard.protocol.messages import NO_KEYS, PullRun, Push, Receipt, Weights
 from parashard.protocol.proto_conversion import plan_message
 from parashard.store.base import Store
 from parashard.store.claims import Claims, claim_incarnation
-from parashard.transports.base import Greeting, Pending, ShardAddress, View
+from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, View, no_rows
 from parashard_coordinator.api.shard_reports import ShardRecord, record_of
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.leases import Grant
@@ -177,7 +177,7 @@ class State:
         rows, identity = PulledRows(self._tables, keys), self._host.shard.identity
         for part in rows.parts(1):
             run = PullRun(identity, round_, None, 0, 0, None, "", rows.keys_of(part))
-            self._plane.pull(run, TURN_S, partial(rows.fill, part))
+            self._plane.pull(run, TURN_S, partial(_fill, rows, part))
         return rows.values
 
     def push(self, grant: Grant, gradients: Mapping[str, Float32s], keys: Mapping[str, Keys] = NO_KEYS) -> None:
@@ -263,6 +263,10 @@ def _read_only(view: Float32s) -> Float32s:
     return view
 
 
+def _fill(rows: PulledRows, part: RowPart, weights: Weights) -> None:
+    rows.fill(part, weights.rows)
+
+
 class _Done(Generic[_Answer]):
     """A request that is made by the thread which waits for its answer."""
 
@@ -290,18 +294,15 @@ class _Calls:
         """Push by a call."""
         return _Done(lambda: self._plane.push(push, TURN_S))
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, take: ReadRows = no_rows) -> Pending[int]:
         """Copy by a call; `State.pull` has views instead."""
 
         def read(weights: Weights) -> int:
             for moved in weights.runs:
                 into.fill(moved.offset_bytes - run.offset_bytes, moved.values)
+            take(weights.rows)
             return weights.version
 
-        return _Done(lambda: self._plane.pull(run, TURN_S, read))
-
-    def pull_rows(self, run: PullRun, read: Callable[[Weights], _Answer], deadline_s: float) -> Pending[_Answer]:
-        """Read rows by a call."""
         return _Done(lambda: self._plane.pull(run, TURN_S, read))
 
     def close(self) -> None:

@@ -158,13 +158,13 @@ class Shard:
             If there is no such table, or a key is of another shard.
         """
         self.check_target(run.target)
-        if run.keys:
-            return self._rows(run)
         begin, end = run.offset_bytes, run.offset_bytes + run.length_bytes
         if end > self.storage.weights.nbytes or begin % ELEMENT_BYTES or end % ELEMENT_BYTES:
             raise MalformedFrame(
                 f"a pull of bytes [{begin}, {end}) from a shard of {self.storage.weights.nbytes} bytes of float32"
             )
+        if run.keys:
+            self._tables_for("a pull").check_keys(run.keys)
         self.updates.reach(run.round)
         version = self.updates.version
         if run.known_version is not None and run.known_version > version:
@@ -174,9 +174,10 @@ class Shard:
             self._pulled.keep(run.step, version, begin // ELEMENT_BYTES, values)
         runs = self.storage.moved(begin, end, run.known_version)
         moved_bytes = sum(run.values.nbytes for run in runs)
-        self.record.pull_bytes += moved_bytes
+        rows = self._tables_for("a pull").pull(run.keys, version) if run.keys else {}
+        self.record.pull_bytes += moved_bytes + sum(found.values.nbytes for found in rows.values())
         self.record.pull_unmoved_bytes += end - begin - moved_bytes
-        return Weights(version, runs)
+        return Weights(version, runs, rows)
 
     def replay(
         self,
@@ -204,7 +205,9 @@ class Shard:
                 self.updates.begin_again()
         self.updates.admit(step, learning_rate)
         if rows:
-            rows = self._tables_of(step).checked(rows, self.updates.waiting_rows, now=self.updates.version)
+            rows = self._tables_for(f"step {step}: gradients").checked(
+                rows, self.updates.waiting_rows, now=self.updates.version
+            )
         self._note(step, position)
         self.updates.take(step, gradient, staleness, learning_rate, rows)
         self._note_skip(step, skipped=skipped)
@@ -245,16 +248,6 @@ class Shard:
             self.storage.snapshot(),
             NO_TABLES if self.tables is None else self.tables.cut(updates.version),
         )
-
-    def _rows(self, run: PullRun) -> Weights:
-        if self.tables is None or run.length_bytes:
-            why = "this job has no tables" if self.tables is None else "it asks for a run, too"
-            raise MalformedFrame(f"a pull of rows, and {why}")
-        self.tables.check_keys(run.keys)
-        self.updates.reach(run.round)
-        rows = self.tables.pull(run.keys, self.updates.version)
-        self.record.pull_bytes += sum(found.values.nbytes for found in rows.values())
-        return Weights(self.updates.version, (), rows)
 
     def _take(self, push: Push, rows: Pushed) -> Receipt:
         gradient = self._gradient_of(push)
@@ -359,16 +352,16 @@ class Shard:
             return {}
         if push.skipped:
             raise MalformedFrame(f"step {push.step}: gradients of rows, and an empty push has no rows")
-        tables = self._tables_of(push.step)
+        tables = self._tables_for(f"step {push.step}: gradients")
         tables.check_slices(push.rows)
         pushed = decoded(push.rows, push.payload.whole()[size_bytes:])
         checked = tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
         tables.count_bytes(push.rows)
         return checked
 
-    def _tables_of(self, step: int) -> Tables:
+    def _tables_for(self, what: str) -> Tables:
         if self.tables is None:
-            raise MalformedFrame(f"step {step}: gradients of rows, and this job has no tables")
+            raise MalformedFrame(f"{what} of rows, and this job has no tables")
         return self.tables
 
 

@@ -16,11 +16,8 @@ from google.protobuf.message import Message
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PullRun, Push, Receipt, Target, Weights
 from parashard.protocol.rpc import data_deadline_s
-from parashard.transports import memory
-from parashard.transports.memory import Bytes
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.stream_server import HELLO_DEADLINE_S
 
@@ -99,7 +96,7 @@ def answer_to_push(
 
 
 def pull_asked(stream: Stream, head: Head, deadline_s: float) -> tuple[tensor_pb2.PullHeader, PullRun]:
-    """Receive the rest of a PULL: the keys of rows, where there are any.
+    """Receive the rest of a PULL: the keys of rows, if it has any.
 
     Raises
     ------
@@ -115,30 +112,6 @@ def pull_asked(stream: Stream, head: Head, deadline_s: float) -> tuple[tensor_pb
     payload = memoryview(bytearray(head.payload_bytes))
     stream.receive_into([payload], deadline_s=deadline_s)
     return header, wire.pull_run(header, payload)
-
-
-def answer_rows(stream: Stream, plane: Plane, run: PullRun, deadline_s: float, slot: Bytes | None = None) -> None:
-    """Send the rows that a pull asks for, copied while they do not change, or the shard's REFUSAL.
-
-    They are copied to the slot, if there is one in which they have room, and the answer says how long they are.
-    """
-
-    def read(weights: Weights) -> tuple[tensor_pb2.PullReply, bytes]:
-        reply, pieces = wire.weights_message(weights), wire.weights_payload(weights)
-        size_bytes = sum(piece.nbytes for piece in pieces)
-        if slot is None or size_bytes > slot.nbytes:
-            return reply, b"".join(pieces)
-        memory.gather(Buffers(pieces), slot)
-        reply.run_offsets.append(0)
-        reply.run_lengths.append(size_bytes)
-        return reply, b""
-
-    try:
-        reply, payload = plane.pull(run, left_s(deadline_s), read)
-    except ParashardError as error:
-        stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
-        return
-    stream.send(Kind.WEIGHTS, reply, [memoryview(payload)], deadline_s=deadline_s)
 
 
 def hello_deadline_s() -> float:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, QueueFull
 from parashard.protocol import wire
+from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Weights
 from parashard.transports import memory
 from parashard.transports.memory import Bytes
@@ -24,7 +25,6 @@ from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.session import (
     Plane,
-    answer_rows,
     answer_to_push,
     greeted,
     hello_deadline_s,
@@ -146,12 +146,13 @@ class ShmService:
             )
             descriptors = (weights.read_descriptor, descriptor)
             stream.send(Kind.WELCOME, welcome, deadline_s=hello_deadline_s(), descriptors=descriptors)
+            rows_at = weights.weights.nbytes
             del weights  # else a connection to an earlier incarnation would keep that incarnation's memory
             for head, deadline_s in requests(stream, self._plane):
                 if head.kind is Kind.PUSH:
                     self._push(stream, head, slot, deadline_s)
                 else:
-                    self._pull(stream, head, slot, deadline_s)
+                    self._pull(stream, head, slot, rows_at, deadline_s)
 
     def _greeted(self, stream: Stream) -> tuple[str, SharedWeights]:
         """Receive HELLO; return the worker's name, and the memory that it may have."""
@@ -170,18 +171,21 @@ class ShmService:
         payload = slot[: header.total_bytes].data
         stream.send(*answer_to_push(self._plane, header, payload, deadline_s), deadline_s=deadline_s)
 
-    def _pull(self, stream: Stream, head: Head, slot: Bytes, deadline_s: float) -> None:
+    def _pull(self, stream: Stream, head: Head, slot: Bytes, rows_at: int, deadline_s: float) -> None:
         header, run = pull_asked(stream, head, deadline_s)
-        if run.keys:
-            answer_rows(stream, self._plane, run, deadline_s, slot if header.in_slot else None)
-            return
-        read = (lambda weights: _copied(weights, slot)) if header.in_slot else _version_of
+
+        def read(weights: Weights) -> tuple[tensor_pb2.PullReply, list[memoryview]]:
+            runs = weights.runs if header.in_slot else ()
+            for moved in runs:
+                memory.copy(moved.values, slot[moved.offset_bytes : moved.offset_bytes + moved.values.nbytes])
+            return wire.weights_message(weights._replace(runs=runs)), _rows_in(weights, slot[rows_at:])
+
         try:
-            reply = self._plane.pull(run, left_s(deadline_s), read)
+            reply, beside = self._plane.pull(run, left_s(deadline_s), read)
         except ParashardError as error:
             stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
             return
-        stream.send(Kind.WEIGHTS, reply, deadline_s=deadline_s)
+        stream.send(Kind.WEIGHTS, reply, beside, deadline_s=deadline_s)
 
 
 def _created(size_bytes: int) -> tuple[int, Bytes]:
@@ -198,13 +202,10 @@ def _created(size_bytes: int) -> tuple[int, Bytes]:
         raise QueueFull(f"this machine gives no memory for a slot of {size_bytes} bytes: {error}") from None
 
 
-def _version_of(weights: Weights) -> tensor_pb2.PullReply:
-    """Return all that a worker needs to read the weights where they lie."""
-    return tensor_pb2.PullReply(version=weights.version)
-
-
-def _copied(weights: Weights, slot: Bytes) -> tensor_pb2.PullReply:
-    """Copy what has moved to its place in a slot."""
-    for run in weights.runs:
-        memory.copy(run.values, slot[run.offset_bytes : run.offset_bytes + run.values.nbytes])
-    return wire.weights_message(weights)
+def _rows_in(weights: Weights, room: Bytes) -> list[memoryview]:
+    """Copy rows to their room in a slot; where it is too small return a copy, which goes beside it."""
+    pieces = wire.rows_payload(weights)
+    if sum(piece.nbytes for piece in pieces) > room.nbytes:
+        return [memoryview(bytes(piece)) for piece in pieces]
+    memory.gather(Buffers(pieces), room)
+    return []

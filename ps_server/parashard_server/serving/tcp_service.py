@@ -19,7 +19,6 @@ from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.session import (
     Plane,
-    answer_rows,
     answer_to_push,
     greeted,
     hello_deadline_s,
@@ -102,27 +101,25 @@ class TcpService:
         header, run = pull_asked(stream, head, deadline_s)
         if header.in_slot:
             raise MalformedFrame("a pull names a slot, and this connection has none")
-        if run.keys:
-            answer_rows(stream, self._plane, run, deadline_s)
-            return
-        lowest: int | None = None
+        versions: list[int] = []
         for part in wire.parts_of(run, PIECE_BYTES):
             try:
-                reply, payload_bytes = self._plane.pull(part, left_s(deadline_s), lambda w: _copied(w, scratch))
+                reply, payload = self._plane.pull(part, left_s(deadline_s), lambda w: _copied(w, scratch))
             except ParashardError as error:
                 stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
                 return
-            lowest = reply.version if lowest is None else min(lowest, reply.version)
-            if payload_bytes:
-                stream.send(Kind.WEIGHTS, reply, [scratch[:payload_bytes]], deadline_s=deadline_s)
-        assert lowest is not None
-        stream.send(Kind.WEIGHTS, tensor_pb2.PullReply(version=lowest), deadline_s=deadline_s)
+            versions.append(reply.version)
+            reply.version = min(versions)  # a part in which nothing has moved is not sent
+            reply.last = part.offset_bytes + part.length_bytes == run.offset_bytes + run.length_bytes
+            if payload or reply.last:
+                stream.send(Kind.WEIGHTS, reply, payload, deadline_s=deadline_s)
 
 
-def _copied(weights: Weights, scratch: memoryview) -> tuple[tensor_pb2.PullReply, int]:
-    """Copy the runs, end to end, to where they stay when the lock is released."""
+def _copied(weights: Weights, scratch: memoryview) -> tuple[tensor_pb2.PullReply, list[memoryview]]:
+    """Copy the runs, end to end, and the rows to where they stay when the lock is released."""
     position = 0
     for run in weights.runs:
         scratch[position : position + run.values.nbytes] = run.values
         position += run.values.nbytes
-    return wire.weights_message(weights), position
+    pieces = [scratch[:position], *(memoryview(bytes(piece)) for piece in wire.rows_payload(weights))]
+    return wire.weights_message(weights), [piece for piece in pieces if piece.nbytes]

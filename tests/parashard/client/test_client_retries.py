@@ -245,7 +245,7 @@ class _Busy:
     def __init__(self, shard: int, order: list[str], busy: bool) -> None:
         self._shard, self._order, self._busy = shard, order, busy
 
-    def pull(self, run: PullRun, into: object, deadline_s: float) -> "_Busy":
+    def pull(self, run: PullRun, into: object, deadline_s: float, read: object) -> "_Busy":
         self._order.append(f"begin {self._shard}")
         return self
 

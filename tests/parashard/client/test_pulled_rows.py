@@ -22,7 +22,7 @@ from parashard.errors import MalformedFrame, NonFiniteGradient, QueueFull, Shape
 from parashard.plan.embedding import EmbeddingTable, Keys, RowEncoding, cut_by_shard, first_rows, mixed
 from parashard.plan.partition import fixed_shards, whole
 from parashard.plan.variables import Float32s, Initializer, Variable
-from parashard.protocol.messages import MESSAGE_BYTES_MAX, PullRun, Push, PushResult, RowSlice, answer_bytes_of
+from parashard.protocol.messages import ROWS_BYTES_MAX, PullRun, Push, PushResult, RowSlice, answer_bytes_of
 from parashard_server.state.rows import tables as shard_tables
 from support.in_process import COUNTING, SEED, WEIGHT_AND_BIAS, Cluster, plan_of, use_small_messages, variables_of
 
@@ -65,7 +65,7 @@ def requests_of(cluster: Cluster) -> list[tuple[str, Push | PullRun]]:
 def few_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let an answer have 200 bytes; the shards refuse a longer one."""
     for module in (pulled_rows, shard_tables):
-        monkeypatch.setattr(module, "MESSAGE_BYTES_MAX", 200)
+        monkeypatch.setattr(module, "ROWS_BYTES_MAX", 200)
     return 200
 
 
@@ -116,11 +116,27 @@ def test_a_shard_is_asked_for_its_own_keys_alone() -> None:
     client, asked = cluster.client(), requests_of(cluster)
     first, _, last = cut_by_shard(KEYS, 3)
     client.pull(keys={"user": np.concatenate([KEYS[first], KEYS[last]]), "seen": KEYS[:0]})
-    of_rows = {address: request.keys for address, request in asked if isinstance(request, PullRun) and request.keys}
-    assert {address: list(keys) for address, keys in of_rows.items()} == {"shard-0": ["user"], "shard-2": ["user"]}
+    of_rows = {address: request.keys for address, request in asked if isinstance(request, PullRun)}
+    assert {address: list(keys) for address, keys in of_rows.items()} == {
+        "shard-0": ["user"],
+        "shard-1": [],
+        "shard-2": ["user"],
+    }
     assert of_rows["shard-0"]["user"].tolist() == KEYS[first].tolist()
     assert of_rows["shard-2"]["user"].tolist() == KEYS[last].tolist()
-    assert len(asked) == 3 + 2
+    assert len(asked) == 3
+
+
+@SHARDS
+def test_variables_and_rows_of_all_tables_are_one_request_to_a_shard(shards: int) -> None:
+    cluster = cluster_of(shards)
+    client, asked = cluster.client(), requests_of(cluster)
+    client.pull(keys={"user": KEYS, "seen": KEYS})
+    assert [address for address, _ in asked] == [f"shard-{shard}" for shard in range(shards)]
+    for _, request in asked:
+        assert isinstance(request, PullRun)
+        assert list(request.keys) == ["user", "seen"]
+        assert request.length_bytes > 0 or shards > 2
 
 
 def test_a_table_without_keys_has_no_rows() -> None:
@@ -145,30 +161,33 @@ def test_a_pull_in_many_messages_is_the_same(few_bytes: int, shards: int) -> Non
 @given(
     st.dictionaries(st.sampled_from(["user", "seen"]), st.sets(st.integers(0, 2**64 - 1))),
     st.integers(1, 7),
-    st.integers(1, 40),
+    st.integers(100, 500),
 )
-def test_parts_have_every_key_once_and_each_of_one_shard(ids: dict[str, set[int]], shards: int, at_once: int) -> None:
+def test_parts_have_every_key_once_of_one_shard(ids: dict[str, set[int]], shards: int, most_bytes: int) -> None:
     keys = {name: np.sort(mixed(np.array([*of_table], np.uint64))) for name, of_table in ids.items()}
     rows = PulledRows(TableSet((USER, SEEN), SEED), keys)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pulled_rows, "_keys_at_once", lambda table: at_once)
+        patched.setattr(pulled_rows, "ROWS_BYTES_MAX", most_bytes)
         parts = rows.parts(shards)
+    assert [part.shard for part in parts[:shards]] == list(range(shards))
+    assert all(part.keys for part in parts[shards:])
+    assert max(map(rows.answer_bytes_of, parts)) <= most_bytes
     for name, wanted in keys.items():
-        found = [rows.keys_of(part)[name].tolist() for part in parts if part.table == name]
-        assert list(itertools.chain(*found)) == wanted.tolist()
+        found = [rows.keys_of(part)[name] for part in parts if name in part.keys]
+        assert np.sort(np.concatenate([KEYS[:0], *found])).tolist() == wanted.tolist()
         runs = cut_by_shard(wanted, shards)
         for part in parts:
-            if part.table == name:
-                run = runs[part.shard]
-                assert run.start <= part.keys.start < part.keys.stop <= run.stop
-                assert part.keys.stop - part.keys.start <= at_once
+            if name in part.keys:
+                run, some = runs[part.shard], part.keys[name]
+                assert run.start <= some.start < some.stop <= run.stop
 
 
-@pytest.mark.parametrize("row_elements", [2, 3, 64, 16384])
-def test_an_answer_to_the_most_keys_of_a_message_fits_it(row_elements: int) -> None:
-    at_once = pulled_rows._keys_at_once(EmbeddingTable("user", row_elements, COUNTING))
-    assert answer_bytes_of(at_once, row_elements) <= MESSAGE_BYTES_MAX
-    assert answer_bytes_of(2 * at_once, row_elements) > MESSAGE_BYTES_MAX
+@pytest.mark.parametrize("row_elements", [1, 2, 3, 64, 16384])
+def test_an_answer_to_the_most_keys_of_a_part_fits_it(row_elements: int) -> None:
+    at_once = pulled_rows.keys_within(ROWS_BYTES_MAX, row_elements)
+    assert answer_bytes_of(at_once, row_elements) <= ROWS_BYTES_MAX
+    assert 8 * at_once <= ROWS_BYTES_MAX
+    assert answer_bytes_of(2 * at_once, row_elements) > ROWS_BYTES_MAX or row_elements == 1
 
 
 def test_rows_are_the_callers_own_after_the_variables_are_given_back() -> None:
@@ -226,16 +245,16 @@ def test_the_version_of_a_pull_is_the_lowest_of_its_messages(few_bytes: int) -> 
 
     cluster.before = push_before
     pulled = cluster.client().pull(keys={"user": KEYS})
-    assert all(len(versions) > 2 for versions in seen.values())
+    assert all(len(versions) > 1 for versions in seen.values())
     assert pulled.versions == (min(seen["shard-0"]), min(seen["shard-1"]))
 
 
-def test_rows_may_be_older_than_the_variables_of_their_shard() -> None:
+def test_rows_may_be_older_than_the_variables_of_their_shard(few_bytes: int) -> None:
     cluster = cluster_of(2)
     pusher, refused = cluster.client(), list[str]()
 
     def refuse_once(address: str, request: Push | PullRun) -> None:
-        if address == "shard-0" and isinstance(request, PullRun) and not request.keys:
+        if address == "shard-0" and isinstance(request, PullRun) and request.length_bytes:
             if not refused:  # what is asked again is asked last
                 refused.append(address)
                 raise QueueFull("busy")
@@ -251,13 +270,13 @@ def test_rows_may_be_older_than_the_variables_of_their_shard() -> None:
 
 
 def pulled_over_a_change() -> tuple[Cluster, ShardClient, Pulled]:
-    """Return what is pulled where shard 1 begins another incarnation after its variables and before its rows."""
+    """Return what is pulled where shard 1 begins another incarnation after its variables and before its last rows."""
     cluster = cluster_of(2)
     push_rows(cluster)
     client, asked = cluster.client(look=lambda: cluster.view(2)), []
 
     def before(address: str, request: Push | PullRun) -> None:
-        asked.append((address, isinstance(request, PullRun) and bool(request.keys)))
+        asked.append((address, isinstance(request, PullRun) and not request.length_bytes))
         if asked[-1] == ("shard-1", True):
             shard = cluster.shards[1]
             shard.identity = shard.identity._replace(incarnation=2)
@@ -274,7 +293,7 @@ def pulled_over_a_change() -> tuple[Cluster, ShardClient, Pulled]:
     return cluster, client, pulled
 
 
-def test_a_shard_that_changed_between_variables_and_rows_has_no_incarnation() -> None:
+def test_a_shard_that_changed_between_variables_and_rows_has_no_incarnation(few_bytes: int) -> None:
     _, _, pulled = pulled_over_a_change()
     assert pulled.incarnations == (1, 0)
     expected = first_rows(USER, SEED)(KEYS)
@@ -282,7 +301,7 @@ def test_a_shard_that_changed_between_variables_and_rows_has_no_incarnation() ->
     assert pulled.rows["user"].tobytes() == expected.tobytes()
 
 
-def test_what_was_pulled_of_two_incarnations_has_no_version() -> None:  # P16
+def test_what_was_pulled_of_two_incarnations_has_no_version(few_bytes: int) -> None:  # P16
     cluster, client, pulled = pulled_over_a_change()
     pushed = client.push(1, {"user": gradients_of(KEYS)}, pulled)
     assert [push.pulled_version for push in cluster.pushes if push.step == 1] == [1, None]
@@ -309,7 +328,8 @@ class _Buffer:
 def test_parts_count_for_their_shard(versions: Sequence[int], incarnations: Sequence[int], expected: Any) -> None:
     buffer: Any = _Buffer()
     pulled = Pulled(buffer, buffer, PulledRows(NO_TABLES))
-    pulled.include([RowPart(0, "user", slice(0, 1)), RowPart(1, "user", slice(1, 2))], versions, incarnations)
+    parts = [RowPart(0, {"user": slice(0, 1)}), RowPart(1, {"user": slice(1, 2)})]
+    pulled.include(parts, versions, incarnations)
     assert (pulled.versions, pulled.incarnations) == expected
 
 

@@ -74,5 +74,5 @@ def test_the_receipt_is_read_and_written_as_the_page_says():
 
 def test_the_weights_are_read_and_written_as_the_page_says():
     asked = PullRun(TARGET, None, None, offset_bytes=0, length_bytes=16, known_version=None)
-    assert wire.decode_weights(frames()[2], asked) == (8, [(0, VALUES)])
+    assert wire.decode_weights(frames()[2], asked) == Weights(8, (Run(0, memoryview(VALUES)),))
     assert wire.encode_weights(Weights(8, (Run(0, memoryview(VALUES)),))) == frames()[2]

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -16,22 +17,27 @@ from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Run, Slice, Target, Weights
+from parashard.protocol.messages import PresentRows, PullRun, Push, PushResult, Receipt, Run, Slice, Target, Weights
 
 TARGET = Target("run-1", "d" * 64, 5, 1, 3)
 PULL = PullRun(TARGET, 3, 12, 16, 64, 250)
+PULL_OF_ROWS = PULL._replace(keys={"user": np.array([3, 9], np.uint64)})
+RUNS = (Run(20, memoryview(bytes(8))), Run(40, memoryview(bytes(24))))
+PRESENT = PresentRows(np.array([True, False]), np.ones((1, 2), np.float32))
 SLICES = (Slice(Partition("w", 0, 2), 3),)
 FRAMES: dict[str, bytes] = {
     "push": wire.encode_push(Push(TARGET, "worker-0", 7, SLICES, True, 4, Buffers([bytes(range(10)), bytes(14)])))[0],
     "receipt": wire.encode_receipt(Receipt(PushResult.APPLIED, 9, 2)),
     "pull": wire.encode_pull(PULL),
-    "weights": wire.encode_weights(Weights(300, (Run(20, memoryview(bytes(8))), Run(40, memoryview(bytes(24)))))),
+    "weights": wire.encode_weights(Weights(300, RUNS)),
+    "rows": wire.encode_weights(Weights(300, RUNS, {"user": PRESENT})),
 }
 DECODERS: dict[str, Callable[[bytes], Any]] = {
     "push": lambda frame: wire.push_from(*wire.decode_push(frame)),
     "receipt": wire.decode_receipt,
     "pull": wire.decode_pull,
     "weights": lambda frame: wire.decode_weights(frame, PULL),
+    "rows": lambda frame: wire.decode_weights(frame, PULL_OF_ROWS),
 }
 kinds = pytest.mark.parametrize("kind", sorted(DECODERS))
 

@@ -64,12 +64,8 @@ class FakeWay:
         self.requests.append("push")
         return Answered(Receipt(PushResult.APPLIED, 1, None))
 
-    def pull(self, run: Any, into: Buffers, deadline_s: float) -> Any:
+    def pull(self, run: Any, into: Buffers, deadline_s: float, read: Any = None) -> Any:
         self.requests.append("pull")
-        return Answered(1)
-
-    def pull_rows(self, run: Any, read: Any, deadline_s: float) -> Any:
-        self.requests.append("pull_rows")
         return Answered(1)
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from parashard.errors import LimitExceeded, MalformedFrame, UnknownVariable
 from parashard.plan.embedding import floats_of, kept_as
-from parashard.protocol.messages import MESSAGE_BYTES_MAX, DType, RowSlice, answer_bytes_of
-from support.conformance_cases import DEADLINE_S, kept, keys_of, push_of, rows_of
+from parashard.protocol.messages import ROWS_BYTES_MAX, DType, RowSlice, answer_bytes_of
+from support.conformance_cases import DEADLINE_S, ELEMENTS, keys_of, push_of
 from support.fake_plane import TABLES
 
 
@@ -26,56 +26,71 @@ def test_rows_arrive_as_they_were(talk, number):
     there = np.sort(np.random.default_rng(0).permutation(keys)[:number])
     values = pushed(talk, "user", there)
     talk.plane.version = 42
-    found = talk.transport.pull_rows(rows_of({"user": keys}), kept, DEADLINE_S).result()
-    assert found.version == 42
-    assert keys[found.rows["user"].present].tolist() == there.tolist()
-    assert found.rows["user"].values.tobytes() == values.tobytes()
+    version, rows = talk.rows({"user": keys})
+    assert version == 42
+    assert keys[rows["user"].present].tolist() == there.tolist()
+    assert rows["user"].values.tobytes() == values.tobytes()
 
 
 def test_rows_of_several_tables_come_together(talk):
     keys = {"user": keys_of(1, 2, 3), "item": keys_of(9)}
     values = {name: pushed(talk, name, of_table) for name, of_table in keys.items()}
-    found = talk.transport.pull_rows(rows_of(keys), kept, DEADLINE_S).result()
-    assert {name: rows.values.tobytes() for name, rows in found.rows.items()} == {
+    _, rows = talk.rows(keys)
+    assert {name: of_table.values.tobytes() for name, of_table in rows.items()} == {
         name: of_table.tobytes() for name, of_table in values.items()
     }
+
+
+@pytest.mark.parametrize("known", [None, 0, 1], ids=["whole", "moved", "unmoved"])
+@pytest.mark.parametrize("keys", [1, 700])
+@pytest.mark.parametrize("row_bytes", [0, 1 << 23], ids=["without", "with"])
+def test_rows_come_together_with_a_run(talk, known, keys, row_bytes):
+    talk.plane.row_bytes = row_bytes
+    talk.plane.move(np.arange(ELEMENTS))
+    wanted = keys_of(*range(keys))
+    values = pushed(talk, "item", wanted)
+    into = np.full(ELEMENTS, -1, np.float32)
+    version, rows = talk.rows({"item": wanted}, into.view(np.uint8), known_version=known)
+    assert version == 1
+    assert rows["item"].values.tobytes() == values.tobytes()
+    assert into.tolist() == ([-1] * ELEMENTS if known == 1 else list(range(ELEMENTS)))
+    assert len(talk.plane.pulls) == 1
 
 
 @pytest.mark.parametrize("number", [1, 8, 9])
 def test_rows_of_bfloat16_arrive_in_two_bytes_a_number(talk, number):
     keys = keys_of(*range(number))
     values = pushed(talk, "word", keys)
-    found = talk.transport.pull_rows(rows_of({"word": keys}), kept, DEADLINE_S).result().rows["word"].values
+    found = talk.rows({"word": keys})[1]["word"].values
     assert found.nbytes == 2 * values.size
     assert floats_of(found).tobytes() == floats_of(kept_as(values, "bfloat16")).tobytes()
 
 
 def test_rows_that_nobody_pushed_are_not_sent(talk):
-    found = talk.transport.pull_rows(rows_of({"user": keys_of(1, 2), "item": keys_of()}), kept, DEADLINE_S).result()
-    assert found.rows["user"].present.tolist() == [False, False]
-    assert [rows.values.shape for rows in found.rows.values()] == [(0, 3), (0, 1024)]
+    _, rows = talk.rows({"user": keys_of(1, 2), "item": keys_of()})
+    assert rows["user"].present.tolist() == [False, False]
+    assert [of_table.values.shape for of_table in rows.values()] == [(0, 3), (0, 1024)]
 
 
 def test_what_was_pulled_is_the_callers(talk):
     keys = keys_of(1, 2)
     values = pushed(talk, "user", keys)
-    found = talk.transport.pull_rows(rows_of({"user": keys}), kept, DEADLINE_S).result()
+    _, rows = talk.rows({"user": keys})
     talk.plane.tables.by_name["user"].push(keys, values, clock=2)
-    talk.transport.pull_rows(rows_of({"user": keys}), kept, DEADLINE_S).result()
-    assert found.rows["user"].values.tobytes() == values.tobytes()
+    talk.rows({"user": keys})
+    assert rows["user"].values.tobytes() == values.tobytes()
 
 
 def test_the_longest_answer_arrives_and_a_longer_one_is_refused(talk):
     item = TABLES[1]
-    most = MESSAGE_BYTES_MAX // (4 * item.row_elements)
-    while answer_bytes_of(most, item.row_elements) > MESSAGE_BYTES_MAX:
+    most = ROWS_BYTES_MAX // (4 * item.row_elements)
+    while answer_bytes_of(most, item.row_elements) > ROWS_BYTES_MAX:
         most -= 1
     keys = keys_of(*range(most))
     values = pushed(talk, "item", keys)
-    found = talk.transport.pull_rows(rows_of({"item": keys}), kept, DEADLINE_S).result()
-    assert found.rows["item"].values.tobytes() == values.tobytes()
-    with pytest.raises(LimitExceeded, match=f"allowed are {MESSAGE_BYTES_MAX}"):
-        talk.transport.pull_rows(rows_of({"item": keys_of(*range(most + 1))}), kept, DEADLINE_S).result()
+    assert talk.rows({"item": keys})[1]["item"].values.tobytes() == values.tobytes()
+    with pytest.raises(LimitExceeded, match=f"allowed are {ROWS_BYTES_MAX}"):
+        talk.rows({"item": keys_of(*range(most + 1))})
     assert talk.still_talks()
 
 
@@ -89,7 +104,7 @@ REFUSED = {
 def test_what_the_shard_refuses_is_raised_and_the_connection_goes_on(talk, wrong):
     keys, kind, says = REFUSED[wrong]
     with pytest.raises(kind, match=says):
-        talk.transport.pull_rows(rows_of(keys), kept, DEADLINE_S).result()
+        talk.rows(keys)
     assert talk.still_talks()
 
 

@@ -1,39 +1,109 @@
-"""The answer to a pull of rows in a slot, by a shard that lies of its length."""
+"""The rows in an answer, by a shard that lies of their length."""
 
 from __future__ import annotations
 
 import socket
-import time
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from parashard._proto import tensor_pb2
-from parashard.errors import MalformedFrame
+from parashard._proto import stream_pb2, tensor_pb2
+from parashard.errors import LimitExceeded, MalformedFrame, ParashardError
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import ROWS_BYTES_MAX
+from parashard.transports.base import ShardAddress
+from parashard.transports.connections import Connections
+from parashard.transports.shared_weights import SharedWeights, can_share
+from parashard.transports.shm import ShmConnection, ShmTransport
 from parashard.transports.stream import Kind, Stream
-from parashard.transports.stream_transport import rows_answered
-from support.conformance_cases import keys_of, rows_of
+from parashard.transports.tcp import TcpTransport
+from parashard_server.serving.shm_service import _created
+from support.conformance_cases import keys_of, pull_of
+from support.fake_plane import GREETING
+from support.waiting import DEADLINE_S
+
+ROOM = 100  # of the slot, behind the weights
+ELEMENTS = 4
 
 
-@pytest.mark.parametrize(
-    ("lengths", "payload", "says"),
-    [
-        ([101], b"", r"rows of \[101\] bytes in a slot of 100, 0 beside it"),
-        ([8, 8], b"", r"rows of \[8, 8\] bytes in a slot of 100"),
-        ([13], b"12345678", r"rows of \[13\] bytes in a slot of 100, 8 beside it"),
-        ([12], b"", "end at byte 13 of 12"),
-        ([14], b"", "rows of 13 bytes in a payload of 14"),
-    ],
-)
-def test_a_length_that_cannot_be_is_refused(lengths: list[int], payload: bytes, says: str) -> None:
+@pytest.fixture(params=["tcp", "shm"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Stream, Any]]:
+    """Return a transport, the other end of its only connection, and its slot."""
     ours, theirs = (Stream(end, "shard") for end in socket.socketpair())
-    slot = np.zeros(100, np.uint8)
-    slot[0] = 1  # the only key has a row: 3 float32s
-    reply = tensor_pb2.PullReply(version=1, run_offsets=[0] * len(lengths), run_lengths=lengths)
-    reply.tables.add(table="user", present=1, row_elements=3, dtype=tensor_pb2.DTYPE_FLOAT32)
-    soon = time.monotonic() + 10
-    theirs.send(Kind.WEIGHTS, reply, [memoryview(payload)], deadline_s=soon)
-    with pytest.raises(MalformedFrame, match=says):
-        rows_answered(ours, rows_of({"user": keys_of(1)}), deadline_s=soon, slot=slot)
-    for end in (ours, theirs):
-        end.close()
+    slot = None
+    if request.param == "tcp":
+        transport: Any = TcpTransport(ShardAddress("", 1, "shard"), GREETING)
+        transport._connections = Connections(lambda until_s: ours, "shard")
+    else:
+        if not can_share():
+            pytest.skip("this machine cannot share weights")
+        weights, (descriptor, slot) = SharedWeights([0, ELEMENTS]), _created(4 * ELEMENTS + ROOM)
+        welcome = stream_pb2.Welcome(slot_bytes=slot.nbytes, elements=ELEMENTS, partitions=1, direct=True)
+        connection = ShmConnection(ours, welcome, (weights.read_descriptor, descriptor))
+        transport = ShmTransport(ShardAddress("", 1, "", "shard"), GREETING)
+        transport._connections = Connections(lambda until_s: connection, "shard")
+    yield transport, theirs, slot
+    transport.close()
+    theirs.close()
+
+
+def answered(ends: tuple[Any, Stream, Any], reply: tensor_pb2.PullReply, payload: bytes) -> list[Any]:
+    """Return the rows that a pull reads when this is its answer."""
+    transport, theirs, _ = ends
+    found: list[Any] = []
+    theirs.send(Kind.WEIGHTS, reply, [memoryview(payload)], deadline_s=DEADLINE_S + threading.TIMEOUT_MAX)
+    run = pull_of(0, 0, keys={"user": keys_of(1)})
+    transport.pull(run, Buffers([]), DEADLINE_S, lambda rows: found.append(rows["user"].values.tolist())).result()
+    return found
+
+
+def reply_of(present: int = 1, row_elements: int = 3, **more: Any) -> tensor_pb2.PullReply:
+    reply = tensor_pb2.PullReply(version=1, last=True, **more)
+    reply.tables.add(table="user", present=present, row_elements=row_elements, dtype=tensor_pb2.DTYPE_FLOAT32)
+    return reply
+
+
+ROW = b"\1" + np.float32([1, 2, 3]).tobytes()
+
+
+def test_rows_come_with_the_message(ends: Any) -> None:
+    assert answered(ends, reply_of(), ROW) == [[[1, 2, 3]]]
+
+
+def test_or_in_the_slot_behind_the_weights(ends: Any) -> None:
+    if ends[2] is None:
+        pytest.skip("TCP has no slot")
+    ends[2][4 * ELEMENTS : 4 * ELEMENTS + 13] = np.frombuffer(ROW, np.uint8)
+    assert answered(ends, reply_of(), b"") == [[[1, 2, 3]]]
+
+
+LIES: list[tuple[tensor_pb2.PullReply, bytes, type[ParashardError]]] = [
+    (reply_of(), ROW + b"1", MalformedFrame),
+    (reply_of(), ROW[:-1], MalformedFrame),
+    (reply_of(present=2), ROW + bytes(12), MalformedFrame),
+    (reply_of(row_elements=25), b"", MalformedFrame),
+    (reply_of(row_elements=ROWS_BYTES_MAX // 4), b"", LimitExceeded),
+    (reply_of(run_offsets=[0], run_lengths=[101]), b"", MalformedFrame),
+    (tensor_pb2.PullReply(version=1, last=True), b"", MalformedFrame),
+]
+
+
+@pytest.mark.parametrize(("reply", "payload", "kind"), LIES)
+def test_a_length_that_cannot_be_is_refused(
+    ends: Any, reply: tensor_pb2.PullReply, payload: bytes, kind: type[ParashardError]
+) -> None:
+    with pytest.raises(kind):
+        answered(ends, reply, payload)
+
+
+def test_parts_that_bring_nothing_are_no_answer(ends: Any) -> None:
+    if ends[2] is not None:
+        pytest.skip("over shared memory there is one part")
+    reply = reply_of()
+    reply.last = False
+    ends[1].send(Kind.WEIGHTS, reply, [memoryview(ROW)], deadline_s=threading.TIMEOUT_MAX)
+    with pytest.raises(MalformedFrame, match="nothing in it"):
+        answered(ends, tensor_pb2.PullReply(version=1), b"")

@@ -47,7 +47,8 @@ def answering(*answers: tuple[tensor_pb2.PullReply, bytes]) -> Callable[[Stream]
 
     def script(stream: Stream) -> None:
         assert stream.receive(deadline_s=soon()).kind is Kind.PULL
-        for header, payload in answers:
+        for number, (header, payload) in enumerate(answers, 1):
+            header.last = number == len(answers)
             stream.send(Kind.WEIGHTS, header, [memoryview(payload)], deadline_s=soon())
         leaves(stream)
 

@@ -27,10 +27,10 @@ from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.stream import Head, Kind, Stream, answer, greet, parsed, refused
-from parashard.transports.stream_transport import ask_rows, rows_answered
+from parashard.transports.stream_transport import ask_pull
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shm_service import Slots
-from support.conformance_cases import keys_of, rows_of
+from support.conformance_cases import keys_of
 from support.fake_plane import GREETING, TARGET
 from support.shared_shard import DEADLINE_S, ELEMENTS, OFFSETS, SharedShard, mapped_bytes, pull_of, push_of
 
@@ -164,23 +164,29 @@ class TestRequests:
     def test_rows_come_in_the_slot_where_they_have_room(self, shard, dial) -> None:
         keys = keys_of(1, 2, 3)
         shard.plane.tables.by_name["user"].push(keys, np.ones((3, 3), np.float32), clock=1)
+        shard.plane.row_bytes = 200
+        shard.plane.move(1)
         stream = dial()
         _, (weights, descriptor) = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
         slot = memory.mapped(descriptor, writable=True)
         for one in (weights, descriptor):
             os.close(one)
+        asked = pull_of()._replace(keys={"user": keys})
         for in_slot in (True, False):
             slot[:] = 0
-            ask_rows(stream, rows_of({"user": keys}), deadline_s=soon(), in_slot=in_slot)
-            found = rows_answered(stream, rows_of({"user": keys}), deadline_s=soon(), slot=slot).rows["user"]
+            ask_pull(stream, asked, deadline_s=soon(), in_slot=in_slot)
+            head = answer(stream, Kind.WEIGHTS, deadline_s=soon())
+            reply = parsed(head.header, tensor_pb2.PullReply)
+            assert wire.rows_bytes_of(reply, asked) == 37
+            found = wire.rows_from(reply, slot[12_000:12_037].data, asked)["user"]
             assert found.values.tolist() == [[1.0] * 3] * 3
-            assert bool(slot.any()) is in_slot
-        many = keys_of(*range(10))  # 40 KiB of rows, in a slot of 12,000 bytes
+            assert head.payload_bytes == 0
+            assert bool(slot[:12_000].any()) is in_slot  # the variables
+        many = keys_of(*range(10))  # 40 KiB of rows, with room for 200 bytes
         shard.plane.tables.by_name["item"].push(many, np.ones((10, 1024), np.float32), clock=1)
         slot[:] = 0
-        ask_rows(stream, rows_of({"item": many}), deadline_s=soon(), in_slot=True)
-        found = rows_answered(stream, rows_of({"item": many}), deadline_s=soon(), slot=slot).rows["item"]
-        assert (found.values == 1.0).all()
+        ask_pull(stream, pull_of()._replace(keys={"item": many}), deadline_s=soon())
+        assert answer(stream, Kind.WEIGHTS, deadline_s=soon()).payload_bytes == 2 + 4 * 10 * 1024
         assert not slot.any()
 
     def test_a_push_that_is_longer_than_the_slot_is_refused(self, shard, stream) -> None:

@@ -26,7 +26,7 @@ from parashard.errors import (
 from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, bucket_ranges, buckets_of
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
-from parashard.protocol.messages import MESSAGE_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
+from parashard.protocol.messages import ROWS_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
 from parashard_server.state.rows.live_rows import LiveRows
 from parashard_server.state.rows.records import Records
@@ -206,14 +206,14 @@ class Tables:
         UnknownVariable, MalformedFrame
             As `checked`.
         LimitExceeded
-            If the answer might be longer than `MESSAGE_BYTES_MAX`.
+            If the rows might have more than `ROWS_BYTES_MAX`.
         """
         answer_bytes = 0
         for name, keys in wanted.items():
             answer_bytes += answer_bytes_of(len(keys), self._of(name).table.row_elements)
             self._check_keys(name, keys)
-        if answer_bytes > MESSAGE_BYTES_MAX:
-            raise LimitExceeded(f"the rows of a pull may have {answer_bytes} bytes; allowed are {MESSAGE_BYTES_MAX}")
+        if answer_bytes > ROWS_BYTES_MAX:
+            raise LimitExceeded(f"the rows of a pull may have {answer_bytes} bytes; allowed are {ROWS_BYTES_MAX}")
 
     def pull(self, wanted: Mapping[str, Keys], now: int) -> dict[str, PresentRows]:
         """Return the rows of checked keys that have one at a time, by table; valid until the next call."""
