@@ -149,32 +149,27 @@ def write_rows(
         for begin in range(0, len(gone), FILE_BYTES // gone.itemsize):
             writer.write(TableChange(name, saving.without_rows(), gone[begin : begin + FILE_BYTES // gone.itemsize]))
             failpoints.hit("shard.rows.gone")
-        pieces: list[Float32s] = []
-        size_bytes = 0
-        while True:
-            piece = _next_piece(host, saving, held)
-            if piece is not None:
-                pieces.append(piece)
-                size_bytes += piece.nbytes
-            if pieces and (piece is None or size_bytes >= FILE_BYTES):
-                rows = saving.stored(np.concatenate(pieces))
-                writer.write(TableChange(name, rows, np.empty(0, np.uint64)))
+        room, filled, more = saving.room(FILE_BYTES), 0, True
+        while more:
+            count = _next_piece(host, saving, room[filled:], held)
+            more = count > 0
+            filled += count
+            if filled and (filled == len(room) or not more):
+                writer.write(TableChange(name, saving.stored(room[:filled]), np.empty(0, np.uint64)))
                 if saving.whole:
                     failpoints.hit("shard.rows.all")
                 else:
                     failpoints.hit("shard.rows.moved")
-                pieces, size_bytes = [], 0
-            if piece is None:
-                break
+                filled = 0
     return writer.files
 
 
-def _next_piece(host: ShardHost, saving: RowSaving, held: Callable[[float], None]) -> Float32s | None:
-    def timed(_: Shard) -> Float32s | None:
+def _next_piece(host: ShardHost, saving: RowSaving, room: Float32s, held: Callable[[float], None]) -> int:
+    def timed(_: Shard) -> int:
         started_s = time.monotonic()
-        piece = saving.next_piece()
+        count = saving.next_piece(room)
         held(time.monotonic() - started_s)
-        return piece
+        return count
 
     return host.run_exclusive(timed)
 

@@ -35,6 +35,7 @@ from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates
 from parashard_server.durability.checkpoint_writer import write_cut
 from parashard_server.state.rows.tables import Tables
 from support.in_process import COUNTING, SEED, plan_of, push_for, shard_of, state_of, variables_of
+from support.row_pieces import next_piece
 from support.store_fakes import MemoryStore
 
 PLAN = plan_of(variables_of(Variable("bias", (2,))))
@@ -395,7 +396,7 @@ def test_a_restored_shard_goes_on_with_the_same_bits(store: MemoryStore, round_s
     again.tables.restore(state.rows)
     saving = again.tables.cut(state.version).savings["user"]
     saving.prepare()
-    records = saving.next_piece()
+    records = next_piece(saving)
     assert records is not None
     for (_, stored), copy in zip(state.rows, [saving.stored(records)], strict=True):
         assert [array.tobytes() for array in copy[:4]] == [array.tobytes() for array in stored[:4]]

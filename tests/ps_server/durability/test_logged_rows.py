@@ -20,6 +20,7 @@ from parashard.store.base import Store
 from parashard_server.core.shard import Shard
 from parashard_server.state.rows.tables import RowGradients
 from support.in_process import push_for
+from support.row_pieces import next_piece
 from support.shard_process import ADAM, ShardProcess, bits_of, gradient_of
 from support.store_fakes import MemoryStore
 
@@ -65,7 +66,7 @@ def everything(shard: Shard) -> tuple[Any, ...]:
     for name, records in shard.tables._saved.items():
         saving = records.cut(shard.updates.version, whole=True)
         saving.prepare()
-        piece = saving.next_piece()
+        piece = next_piece(saving)
         rows[name] = b"" if piece is None else piece.tobytes()
     return bits_of(shard), rows
 

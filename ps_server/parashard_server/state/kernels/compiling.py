@@ -33,6 +33,9 @@ NUMBERS = types.Array(types.int64, 1, "C", aligned=False)
 _INT32, _INT64, _FLOAT, _POINTER = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.PointerType()
 _INSTRUCTIONS = {"sqrtf"}  # calls that become an instruction
 
+BLOCK_WORDS = 8
+"""What a register of AVX has."""
+
 _LOOPS: dict[str, Any] = {}
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {}  # by loop
 _VECTORS: dict[str, int] = {}  # by loop: how many of its first arguments have one length
@@ -58,6 +61,24 @@ def _ahead(typing: Any, array: Any, index: Any) -> Any:
 
 ahead: Any = intrinsic(_ahead)
 """Within a loop, ahead(array, index): have the cache line of array[index] brought while the loop goes on."""
+
+
+def _copied_block(typing: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        def place(number: int) -> Any:
+            held = context.make_array(signature.args[number])(context, builder, given[number])
+            start = builder.gep(held.data, [given[number + 1]])
+            return builder.bitcast(start, ir.VectorType(_FLOAT, BLOCK_WORDS).as_pointer())
+
+        builder.store(builder.load(place(2), align=4), place(0), align=4)
+        return context.get_dummy_value()
+
+    return types.void(target, to, source, begin), code
+
+
+copy_block: Any = intrinsic(_copied_block)
+"""Within a loop, copy_block(target, to, source, begin): copy BLOCK_WORDS float32s by one load and one store."""
 
 
 def loop(vectors: int, *buffers: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from parashard_server.state.kernels.compiling import (
+    BLOCK_WORDS,
     KEYS,
     NUMBERS,
     REFERENCES,
@@ -19,6 +20,7 @@ from parashard_server.state.kernels.compiling import (
     TAGS,
     VECTOR,
     ahead,
+    copy_block,
     inlined,
     loop,
 )
@@ -30,7 +32,7 @@ _HOME_SHIFT, _HOME_MASK, _HOME_BITS = np.uint64(10), np.uint64(0xFFFFFFFF), np.u
 _TAG_SHIFT, _TAG_MASK = np.uint64(42), np.uint64(0xFF)
 _HEADER_WORDS = 4  # of a record, in float32s: key, t, last use
 _LINE_WORDS = 16  # of a cache line
-_AHEAD = 12  # records that are brought while one is copied: memory takes as long as so many copies
+_AHEAD = 16  # records that are brought while one is copied: memory takes as long as so many copies
 
 
 @inlined
@@ -52,6 +54,16 @@ def _bring(records, begin, stride):
 
 
 @inlined
+def _copy(target, to, source, begin, length):
+    """Copy float32s from one array to another; a loop over so few would cost more than what it copies."""
+    whole = length // BLOCK_WORDS * BLOCK_WORDS
+    for at in range(0, whole, BLOCK_WORDS):
+        copy_block(target, to + at, source, begin + at)
+    for at in range(whole, length):
+        target[to + at] = source[begin + at]
+
+
+@inlined
 def _bring_place(key, tags, references, begins, capacities):
     """Have the place where the search for a key begins brought to the cache."""
     segment = _i64(key & _SEGMENT_MASK)
@@ -62,13 +74,17 @@ def _bring_place(key, tags, references, begins, capacities):
 
 @inlined
 def _first_like(key, tags, references, begins, capacities):
-    """Return the first reference that has a key's tag, _ABSENT if there is none before an empty place."""
+    """Return the first reference that has a key's tag, _ABSENT if there is none: then the key has no row."""
     segment = _i64(key & _SEGMENT_MASK)
-    place, last = begins[segment] + _home(key, capacities[segment]), begins[segment] + capacities[segment]
-    tag = _tag(key)
-    while place < last and tags[place] != _u8(0) and tags[place] != tag:
-        place += 1
-    return references[place] if place < last and tags[place] == tag else _ABSENT
+    begin, capacity = begins[segment], capacities[segment]
+    at, tag = _home(key, capacity), _tag(key)
+    while tags[begin + at] != _u8(0):
+        if tags[begin + at] == tag:
+            return references[begin + at]
+        at += 1
+        if at == capacity:
+            at = 0
+    return _ABSENT
 
 
 @inlined
@@ -108,14 +124,12 @@ def read_rows(keys, found, values, tags, references, begins, capacities, records
             found[i + _AHEAD] = later
             if later != _ABSENT:
                 _bring(words, _i64(later) * stride, _HEADER_WORDS + length)
-        if found[i] == _ABSENT or records[_i64(found[i]) * (stride // 2)] != keys[i]:
+        if found[i] != _ABSENT and records[_i64(found[i]) * (stride // 2)] != keys[i]:  # another key has its tag
             found[i] = _reference_of(keys[i], tags, references, begins, capacities, records, stride // 2)
         if found[i] == _ABSENT:
             absent += 1
             continue
-        source = _i64(found[i]) * stride + _HEADER_WORDS
-        for j in range(length):
-            values[read + j] = words[source + j]
+        _copy(values, read, words, _i64(found[i]) * stride + _HEADER_WORDS, length)
         read += length
     return absent
 
@@ -277,9 +291,7 @@ def keep_rows(rows, records, headers, records_keys, image_of, images, sizes, nex
             continue
         if count == most:
             return _i64(-2)
-        target = count * stride
-        for j in range(stride):
-            images[target + j] = records[begin + j]
+        _copy(images, count * stride, records, begin, stride)
         count += 1
         image_of[rows[i]] = _u32(count)
     return count
@@ -293,13 +305,9 @@ def gather_records(rows, records, image_of, images, out, sizes):
         image = image_of[rows[i]]
         target = i * stride
         if image == _u32(0):
-            begin = _i64(rows[i]) * stride
-            for j in range(stride):
-                out[target + j] = records[begin + j]
+            _copy(out, target, records, _i64(rows[i]) * stride, stride)
         else:
-            begin = (_i64(image) - 1) * stride
-            for j in range(stride):
-                out[target + j] = images[begin + j]
+            _copy(out, target, images, (_i64(image) - 1) * stride, stride)
 
 
 @loop(0, REFERENCES, VECTOR, VECTOR, NUMBERS, NUMBERS)
@@ -313,8 +321,7 @@ def gather_rows(rows, records, values, parts, sizes):
         begin = 0
         for p in range(parts.size):
             length = parts[p]
-            for j in range(length):
-                values[begin + i * length + j] = records[source + j]
+            _copy(values, begin + i * length, records, source, length)
             source += length
             begin += rows.size * length
 
@@ -330,7 +337,6 @@ def scatter_rows(rows, records, values, parts, sizes):
         begin = 0
         for p in range(parts.size):
             length = parts[p]
-            for j in range(length):
-                records[target + j] = values[begin + i * length + j]
+            _copy(records, target, values, begin + i * length, length)
             target += length
             begin += rows.size * length

@@ -244,7 +244,8 @@ class Records:
         self._cut = clock
         self._saving = RowSaving(
             self.memory,
-            None if whole else tuple(self._waiting),
+            tuple(self._waiting),
+            whole,
             () if whole else tuple(self._waiting_gone),
             0 if whole else self._saved_until + 1,
             clock,

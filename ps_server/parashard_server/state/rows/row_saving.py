@@ -35,9 +35,11 @@ class RowSaving:
     ----------
     memory : RowMemory
         Has the records.
-    moved : sequence of ndarray of uint32, optional
-        References of the rows to save, some of them several times, and of records that are free by now; None: all rows
-        that there are now.
+    moved : sequence of ndarray of uint32
+        References of the rows that moved, some of them several times, and of records that are free by now. They are
+        held for as long as this is: where there are many, to give them up takes longer than a push may wait.
+    whole : bool
+        Whether all rows that there are now are to be saved, not these.
     gone : sequence of ndarray of uint64
         Mixed keys whose rows are gone, some of them several times, and some that have one again.
     first, until : int
@@ -50,7 +52,6 @@ class RowSaving:
     Attributes
     ----------
     whole : bool
-        Whether it saves all rows.
     given_up : bool
         Whether there was no room for an image: what is saved is no checkpoint.
     """
@@ -58,7 +59,8 @@ class RowSaving:
     def __init__(
         self,
         memory: RowMemory,
-        moved: Sequence[NDArray[np.uint32]] | None,
+        moved: Sequence[NDArray[np.uint32]],
+        whole: bool,
         gone: Sequence[Keys],
         first: int,
         until: int,
@@ -69,7 +71,7 @@ class RowSaving:
         self._values = values
         self._slots = slots
         self._moved = moved
-        self.whole = moved is None
+        self.whole = whole
         self._gone = gone
         self._all_rows = memory.end
         self._rows: NDArray[np.uint32] = np.empty(0, np.uint32)
@@ -113,15 +115,25 @@ class RowSaving:
 
     def prepare(self) -> None:
         """Put the rows in the order of their keys; before the first piece, without the lock: keys never change."""
-        if self._moved is None:
+        if self.whole:
             rows = np.arange(self._all_rows, dtype=np.uint32)
         else:
             rows = np.unique(np.concatenate([self._rows, *self._moved]))
         rows = rows[~self._memory.is_free(rows)]  # until the save is over no record becomes free, or is used again
         self._rows = rows[np.argsort(self._memory.keys_of(rows))]
 
-    def next_piece(self) -> Float32s | None:
-        """Return records of the next rows, shape (rows, stride), new; None: there are no more.
+    def room(self, most_bytes: int) -> Float32s:
+        """Return memory for records of about so many bytes, or of all rows; after `prepare`, without the lock.
+
+        The machine has given all of it: a piece does not wait for that.
+        """
+        rows = min(len(self._rows), most_bytes // self._memory.record_bytes)
+        room = np.empty(rows * self._memory.stride, np.float32)
+        room.fill(0.0)
+        return room
+
+    def next_piece(self, into: Float32s) -> int:
+        """Copy records of the next rows to the beginning of `into`; return how many floats these are, 0: no more.
 
         Raises
         ------
@@ -136,18 +148,19 @@ class RowSaving:
             )
         if self._at == len(self._rows):
             self._over = True
-            return None
+            return 0
         memory = self._memory
-        rows = self._rows[self._at : self._at + max(1, PIECE_BYTES // memory.record_bytes)]
-        piece = np.empty(len(rows) * memory.stride, np.float32)
-        fused.gather_records(rows, memory.words, self._image_of, self._images, piece, self._sizes)
+        most = min(max(1, PIECE_BYTES // memory.record_bytes), len(into) // memory.stride)
+        rows = self._rows[self._at : self._at + most]
+        fused.gather_records(rows, memory.words, self._image_of, self._images, into, self._sizes)
         self._at += len(rows)
         over = self._at == len(self._rows)
         self._next_key[0] = _LAST_KEY if over else memory.keys_of(self._rows[self._at : self._at + 1])[0]
-        return piece.reshape(len(rows), memory.stride)
+        return len(rows) * memory.stride
 
     def stored(self, records: Float32s) -> StoredRows:
-        """Return records in the form of a checkpoint; pure."""
+        """Return records, end to end, in the form of a checkpoint, in part as views of them; pure."""
+        records = records.reshape(-1, self._memory.stride)
         keys = records[:, :2].copy().view(np.uint64)[:, 0]
         header = records[:, 2:4].copy().view(np.uint32)
         lengths = [HEADER_BYTES // 4, self._values.words, *self._slots.values()]
@@ -161,4 +174,4 @@ class RowSaving:
 
     def without_rows(self) -> StoredRows:
         """Return no rows in the form of a checkpoint."""
-        return self.stored(np.empty((0, self._memory.stride), np.float32))
+        return self.stored(np.empty(0, np.float32))

@@ -15,6 +15,7 @@ from parashard.plan.row_rules import NO_RULES, RowRules
 from parashard_server.state.rows import hottest_keys, records
 from parashard_server.state.rows.hottest_keys import HottestKeys
 from parashard_server.state.rows.table_rows import HOTTEST_MAX, TableRows
+from support.row_pieces import next_piece
 
 
 def table_of(rules: RowRules = NO_RULES) -> TableRows:
@@ -76,7 +77,7 @@ def test_a_restored_shard_knows_as_much() -> None:
     saving = table.records.cut(100, whole=True)
     saving.prepare()
     pieces = []
-    while (piece := saving.next_piece()) is not None:
+    while (piece := next_piece(saving)) is not None:
         pieces.append(piece)
     again = table_of()
     stored = saving.stored(np.concatenate(pieces))

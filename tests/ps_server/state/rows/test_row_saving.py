@@ -13,6 +13,7 @@ from parashard.plan.optimizers import Adagrad
 from parashard_server.state.rows import row_saving
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
+from support.row_pieces import next_piece
 
 TABLE = EmbeddingTable("user", 3, Adagrad(0.1), rows_max=1000)
 KEPT = ("_cut", "_moved", "_gone", "_gone_keys", "_saving", "_saved_until", "_ended", "whole_due")
@@ -40,7 +41,7 @@ def as_state(saving: RowSaving, pieces: list[np.ndarray]) -> State:
 def all_of(saving: RowSaving) -> State:
     saving.prepare()
     pieces = []
-    while (piece := saving.next_piece()) is not None:
+    while (piece := next_piece(saving)) is not None:
         pieces.append(piece)
     return as_state(saving, pieces)
 
@@ -79,7 +80,7 @@ def test_a_checkpoint_and_its_increments_are_the_rows_at_their_cuts(rounds: list
                 pushed(table, some, clock)
             saving.prepare()
             pieces = []
-            while (piece := saving.next_piece()) is not None:
+            while (piece := next_piece(saving)) is not None:
                 pieces.append(piece)
                 for some in (next(later, None),):
                     if some is not None:
@@ -112,7 +113,7 @@ def test_a_save_is_given_up_where_images_find_no_room_and_the_push_is_not(monkey
     assert saving.images == 20
     pushed(table, set(range(20, 60)), 3)
     with pytest.raises(Unavailable, match="while a checkpoint was saved pushes moved more rows than"):
-        saving.next_piece()
+        next_piece(saving)
     table.records.ended(saving, 1, stored=False)
     assert len(all_of(table.records.cut(3, whole=True))) == 100
 
@@ -123,7 +124,7 @@ def test_a_row_that_is_saved_needs_no_image(monkeypatch: pytest.MonkeyPatch) -> 
     pushed(table, {1, 2, 3}, 1)
     saving = table.records.cut(1, whole=True)
     saving.prepare()
-    saving.next_piece()
+    next_piece(saving)
     pushed(table, {1, 2, 3, 4}, 2)
     assert saving.images == 2
 

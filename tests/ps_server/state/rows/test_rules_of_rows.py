@@ -24,6 +24,7 @@ from parashard_server.state.rows.row_index import ABSENT
 from parashard_server.state.rows.row_values import RowValues
 from parashard_server.state.rows.table_rows import TableRows
 from parashard_server.state.rows.tables import Tables
+from support.row_pieces import next_piece
 from support.store_fakes import MemoryStore
 
 TABLE = EmbeddingTable("user", 3, Adam(0.1), Initializer("normal", 0.1), rows_max=400, keys_per_step_max=100)
@@ -107,7 +108,7 @@ class Shard:
             saving.prepare()
             if len(gone := saving.gone()):
                 writer.write(TableChange(name, saving.without_rows(), gone))
-            while (piece := saving.next_piece()) is not None:
+            while (piece := next_piece(saving)) is not None:
                 writer.write(TableChange(name, saving.stored(piece), np.empty(0, np.uint64)))
                 go_on()
         files = (*cut.kept, *writer.files)
@@ -250,7 +251,7 @@ def test_a_row_that_begins_anew_beside_a_save_is_saved_as_it_was(counted: bool) 
     due = records_.memory.words[: records_.memory.stride].tobytes()
     pushed(rows, {7}, 8)
     saving.prepare()
-    (record,) = saving.next_piece()
+    (record,) = next_piece(saving)
     assert record.tobytes() == due
     assert records_.memory.t_of(np.array([0])) == [1]
 
@@ -350,7 +351,7 @@ def test_more_records_moved_than_there_are_make_the_next_save_whole(monkeypatch:
         assert rows.records.moved_rows == 0
     saving = rows.records.cut(clock, whole=True)
     saving.prepare()
-    piece = saving.next_piece()
+    piece = next_piece(saving)
     assert piece is not None
     assert {clock * 10, clock * 10 - 10} <= set(unmixed(saving.stored(piece).keys).tolist())
     rows.records.ended(saving, clock, stored=True)

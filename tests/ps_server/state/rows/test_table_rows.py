@@ -41,6 +41,7 @@ from parashard_server.state.rows import table_rows
 from parashard_server.state.rows.reference_rows import ReferenceRows
 from parashard_server.state.rows.row_index import SEGMENTS
 from parashard_server.state.rows.table_rows import TableRows
+from support.row_pieces import next_piece
 
 RULES: dict[str, OptimizerSpec] = {
     "sgd": SGD(0.1, weight_decay=0.01),
@@ -246,7 +247,7 @@ def test_rows_of_two_bytes_come_back_from_a_checkpoint(row_elements: int, dtype:
     rows.push(keys, gradients_of(0, 9, row_elements), clock=1)
     saving = rows.records.cut(1, whole=True)
     saving.prepare()
-    records = saving.next_piece()
+    records = next_piece(saving)
     assert records is not None
     content = bytes(as_bytes(TableChange("user", saving.stored(records), keys_of())))
     stored = parsed(content, "it").rows
