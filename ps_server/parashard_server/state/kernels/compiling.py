@@ -63,6 +63,31 @@ ahead: Any = intrinsic(_ahead)
 """Within a loop, ahead(array, index): have the cache line of array[index] brought while the loop goes on."""
 
 
+def _eight(typing: Any, tags: Any, index: Any) -> Any:
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        held = context.make_array(signature.args[0])(context, builder, given[0])
+        return builder.load(builder.bitcast(builder.gep(held.data, [given[1]]), _INT64.as_pointer()), align=1)
+
+    return types.uint64(tags, index), code
+
+
+eight: Any = intrinsic(_eight)
+"""Within a loop, eight(tags, index): eight of them as one number, the first in its lowest bits."""
+
+
+def _lowest(typing: Any, bits: Any) -> Any:
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.cttz(given[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(bits), code
+
+
+lowest: Any = intrinsic(_lowest)
+"""Within a loop, lowest(bits): the number of the lowest bit that is set; there is one."""
+
+
 def _copied_block(typing: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
 
     def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:

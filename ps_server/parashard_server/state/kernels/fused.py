@@ -254,21 +254,26 @@ def _float32s(values: NDArray[np.float64]) -> Float32s:
     return rounded
 
 
-# --- their records, of which `parashard_server.state.kernels.row_loops` says what each array is ---
+# --- their records, of which `row_loops` and `index_loops` say what each array is ---
+
+
+def find_rows(*arrays: NDArray[Any]) -> int:
+    """See `index_loops.find_rows`."""
+    return _rows("find_rows", arrays)
 
 
 def read_rows(*arrays: NDArray[Any]) -> int:
-    """See `row_loops.read_rows`."""
+    """See `index_loops.read_rows`."""
     return _rows("read_rows", arrays)
 
 
 def index_rows(*arrays: NDArray[Any]) -> None:
-    """See `row_loops.index_rows`."""
+    """See `index_loops.index_rows`."""
     _rows("index_rows", arrays)
 
 
 def remove_rows(*arrays: NDArray[Any]) -> None:
-    """See `row_loops.remove_rows`."""
+    """See `index_loops.remove_rows`."""
     _rows("remove_rows", arrays)
 
 
@@ -278,7 +283,7 @@ def hide_rows(*arrays: NDArray[Any]) -> int:
 
 
 def move_segment(*arrays: NDArray[Any]) -> None:
-    """See `row_loops.move_segment`."""
+    """See `index_loops.move_segment`."""
     _rows("move_segment", arrays)
 
 
@@ -308,11 +313,12 @@ def scatter_rows(*arrays: NDArray[Any]) -> None:
 
 
 _RECORD_LOOPS = {
-    "read_rows": 10,
-    "index_rows": 6,
-    "remove_rows": 7,
+    "find_rows": 9,
+    "read_rows": 11,
+    "index_rows": 7,
+    "remove_rows": 8,
     "hide_rows": 5,
-    "move_segment": 6,
+    "move_segment": 7,
     "use_rows": 7,
     "keep_rows": 8,
     "gather_records": 6,

@@ -28,7 +28,7 @@ REFUSED = -1
 
 MAGIC = b"parashard machine code 1\n"
 FILE_BYTES_MAX = 1 << 20
-_SOURCES = ("compiling.py", "loops.py", "machine_code.py", "row_loops.py")
+_SOURCES = ("compiling.py", "index_loops.py", "loops.py", "machine_code.py", "row_loops.py")
 _COMPILERS = ("numba", "llvmlite")
 _CPU_FIELDS = {
     *("vendor_id", "cpu family", "model", "model name", "flags"),
@@ -56,7 +56,7 @@ def function(name: str, arrays: int) -> Callable[..., int]:
     Parameters
     ----------
     name : str
-        Of the loop in `parashard_server.state.kernels.loops` or `row_loops`.
+        Of the loop in `parashard_server.state.kernels.loops`, `row_loops` or `index_loops`.
     arrays : int
         How many arrays it takes.
 
@@ -71,7 +71,7 @@ def function(name: str, arrays: int) -> Callable[..., int]:
     key = _key(name)
     code = None if key is None else _kept(name, key)
     if code is None:
-        from parashard_server.state.kernels import compiling, loops, row_loops  # noqa: F401  # they declare theirs
+        from parashard_server.state.kernels import compiling, index_loops, loops, row_loops  # noqa: F401  # they declare theirs
 
         code = compiling.object_file(name)
         if key is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parashard.checkpoints.tables import StoredRows
-from parashard.plan.embedding import Keys
+from parashard.plan.embedding import BUCKETS, Keys
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import fused
@@ -44,6 +44,8 @@ class Records:
         What a record has behind its values, with the elements of each.
     rows_max : int
     rules : RowRules
+    buckets : tuple of int
+        Of the keys: the first, and the one after the last.
 
     Attributes
     ----------
@@ -61,14 +63,21 @@ class Records:
         Told of every change, under the name `noted_as`, for readers.
     """
 
-    def __init__(self, values: RowValues, slots: Mapping[str, int], rows_max: int, rules: RowRules) -> None:
+    def __init__(
+        self,
+        values: RowValues,
+        slots: Mapping[str, int],
+        rows_max: int,
+        rules: RowRules,
+        buckets: tuple[int, int] = (0, BUCKETS),
+    ) -> None:
         self.parts = np.array([values.words, *slots.values()], np.int64)
         self.memory = RowMemory(int(self.parts.sum()), rows_max)
         self.swept = 0
         self.rules = rules
         self.hottest = HottestKeys(KEPT if values.words else 0)
         self._values, self._slots = values, slots
-        self._index = RowIndex(self.memory)
+        self._index = RowIndex(self.memory, buckets)
         self._limits = np.array([rules.evict_norm_below**2])
         self._at = 0  # where the next sweep begins
         self._cut = 0  # time of the last cut

@@ -1,10 +1,11 @@
 """RowIndex: from mixed keys to references of rows, by open addressing in segments that grow one at a time.
 
-A key's lowest bits name its segment, the next 32 its place there in proportion, bits 42 to 49 its tag. A place has a
-tag (0: empty) and a reference; the key itself is in the row's record. Linear probing; segments grow to twice their
-size at 85 % of it. They begin with different sizes, so that they do not all grow in the same push, and their mean load
-hardly changes. Owns these arrays; `parashard_server.state.kernels.row_loops` knows the layout, too. Called by
-`parashard_server.state.rows.table_rows`, under the shard's lock.
+A key's highest bits name its segment, once the shard's keys are spread over all 64 bits; the next 32 its place there,
+in proportion; 8 more are its tag. So the ascending keys of a push or a pull go through the index from one end to the
+other. A place has a tag (0: empty) and a reference; the key itself is in the row's record. Linear probing; segments
+grow to twice their size at 85 % of it. They begin with different sizes, so that they do not all grow in the same push,
+and their mean load hardly changes. Owns these arrays; `parashard_server.state.kernels.index_loops` knows the layout,
+too. Called by `parashard_server.state.rows.records`, under the shard's lock.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.plan.embedding import Keys
+from parashard.plan.embedding import BUCKET_BITS, BUCKETS, Keys
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import fused
 from parashard_server.state.rows.row_memory import Region, RowMemory
 
 ABSENT = np.uint32(0xFFFFFFFF)
 """In place of a reference: the key has no row."""
-SEGMENTS = 1024
+SEGMENT_BITS = 10
+SEGMENTS = 1 << SEGMENT_BITS
+KEY_BITS = 64
 PLACE_BYTES = 5
-NO_VALUES: Float32s = np.empty(0, np.float32)
 SMALL_BYTES = 16 << 20  # of references: a small index goes without large pages, which would cost it more than half
+_SEGMENT_SHIFT = np.uint64(KEY_BITS - SEGMENT_BITS)
 _LEAST_PLACES = 16  # of a segment; the others have up to twice as many
 _FULL = (17, 20)  # load at which a segment grows: 85 %
 
@@ -34,16 +37,21 @@ class RowIndex:
     ----------
     memory : RowMemory
         Has the records; references are its.
+    buckets : tuple of int
+        Those of the shard: the first, and the one after the last.
     """
 
-    def __init__(self, memory: RowMemory) -> None:
+    def __init__(self, memory: RowMemory, buckets: tuple[int, int] = (0, BUCKETS)) -> None:
         self._memory = memory
+        first, end = buckets
+        shift = BUCKET_BITS - (end - first - 1).bit_length()
+        self._spread = np.array([first << (KEY_BITS - BUCKET_BITS), shift], np.uint64)
         segments = np.arange(SEGMENTS)
         self._capacities = _LEAST_PLACES + segments % _LEAST_PLACES
         self._begins = np.cumsum(self._capacities) - self._capacities
         self._counts = np.zeros(SEGMENTS, np.int64)
         self._end = int(self._capacities.sum())
-        most = 8 * (self._end + memory.rows_max)  # a segment's sizes up to its last add up to twice that
+        most = 8 * (1 + self._end + memory.rows_max)  # a segment's sizes up to its last add up to twice that
         self._tags_region = Region(most, small_bytes=SMALL_BYTES // 4)
         self._references_region = Region(4 * most, small_bytes=SMALL_BYTES)
         self._tags = self._tags_region.view(np.uint8)
@@ -59,7 +67,19 @@ class RowIndex:
 
     def find(self, keys: Keys) -> tuple[NDArray[np.uint32], int]:
         """Return the reference of each key's row, ABSENT where there is none, and how many have none."""
-        return self.read(keys, NO_VALUES)
+        found = np.empty(len(keys), np.uint32)
+        absent = fused.find_rows(
+            keys,
+            found,
+            self._spread,
+            self._tags,
+            self._references,
+            self._begins,
+            self._capacities,
+            self._memory.keys,
+            self._sizes,
+        )
+        return found, absent
 
     def read(self, keys: Keys, values: Float32s) -> tuple[NDArray[np.uint32], int]:
         """As `find`, and copy the values of the rows that there are to the beginning of `values`, end to end.
@@ -73,6 +93,7 @@ class RowIndex:
             keys,
             found,
             values,
+            self._spread,
             self._tags,
             self._references,
             self._begins,
@@ -85,17 +106,29 @@ class RowIndex:
 
     def enter(self, keys: Keys, rows: NDArray[np.uint32]) -> None:
         """Enter keys that it lacks, each once, with the references of their records."""
-        self._counts += np.bincount((keys & np.uint64(SEGMENTS - 1)).astype(np.int64), minlength=SEGMENTS)
+        self._counts += self._counted(keys)
         for segment in np.flatnonzero(self._counts * _FULL[1] > self._capacities * _FULL[0]).tolist():
             self._grow(segment)
-        fused.index_rows(keys, rows, self._tags, self._references, self._begins, self._capacities)
+        fused.index_rows(keys, rows, self._spread, self._tags, self._references, self._begins, self._capacities)
 
     def remove(self, keys: Keys) -> None:
         """Take out keys that it has, each once, whose records still have them."""
-        self._counts -= np.bincount((keys & np.uint64(SEGMENTS - 1)).astype(np.int64), minlength=SEGMENTS)
+        self._counts -= self._counted(keys)
         fused.remove_rows(
-            keys, self._tags, self._references, self._begins, self._capacities, self._memory.keys, self._sizes
+            keys,
+            self._spread,
+            self._tags,
+            self._references,
+            self._begins,
+            self._capacities,
+            self._memory.keys,
+            self._sizes,
         )
+
+    def _counted(self, keys: Keys) -> NDArray[np.int64]:
+        """Return how many keys each segment has."""
+        first, shift = self._spread
+        return np.bincount((((keys - first) << shift) >> _SEGMENT_SHIFT).astype(np.int64), minlength=SEGMENTS)
 
     def _grow(self, segment: int) -> None:
         """Move a segment to where it has room for what is counted."""
@@ -106,6 +139,7 @@ class RowIndex:
         old, new = slice(begin, begin + capacity), slice(self._end, self._end + room)
         assert new.stop <= len(self._tags), "the regions have room for every growth"
         fused.move_segment(
+            self._spread,
             self._tags[old],
             self._references[old],
             self._tags[new],

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from parashard.checkpoints.tables import StoredRows
 from parashard.errors import DamagedCheckpoint, JobFailed
 from parashard.plan.embedding import (
+    BUCKETS,
     EmbeddingTable,
     KeyedRows,
     Keys,
@@ -48,6 +49,8 @@ class TableRows:
         Its declaration.
     seed : int
         The job's.
+    buckets : tuple of int
+        Those of the shard: the first, and the one after the last.
 
     Attributes
     ----------
@@ -61,7 +64,7 @@ class TableRows:
         Payload of pulls, keys and answers, and of pushes, keys and gradients; the shard counts those.
     """
 
-    def __init__(self, table: EmbeddingTable, seed: int) -> None:
+    def __init__(self, table: EmbeddingTable, seed: int, buckets: tuple[int, int] = (0, BUCKETS)) -> None:
         self.table = table
         self.added_rows = self.pulled_keys = self.pulled_rows = self.pulled_bytes = self.pushed_bytes = 0
         rules = table.rules
@@ -70,10 +73,9 @@ class TableRows:
         self._variable = Variable(table.name, (1,))
         slots = dict.fromkeys(self._optimizer.slots, table.slot_elements)
         self._values = RowValues(table.row_elements, table.dtype)
-        self.records = Records(self._values, slots, table.rows_max, rules)
-        self.candidates = (
-            Records(NO_VALUES, {}, table.rows_max, rules.of_candidates()) if rules.admit_after > 1 else None
-        )
+        self.records = Records(self._values, slots, table.rows_max, rules, buckets)
+        counting = rules.admit_after > 1
+        self.candidates = Records(NO_VALUES, {}, table.rows_max, rules.of_candidates(), buckets) if counting else None
         self._chance = Chance(seed, table.name, rules.admit_probability) if rules.admit_probability < 1.0 else None
         self._sizes = np.array([self.records.memory.stride], np.int64)
         self._scratch: Float32s = np.empty(0, np.float32)

@@ -113,7 +113,7 @@ class Tables:
     ) -> None:
         self._learning_rate = learning_rate
         self.buckets = bucket_ranges(shards)[shard]
-        self.by_name = {table.name: TableRows(table, seed) for table in tables}
+        self.by_name = {table.name: TableRows(table, seed, self.buckets) for table in tables}
         self.live = LiveRows(self.by_name)
         self._files: tuple[TableFile, ...] = ()  # of the last checkpoint that is stored
 
