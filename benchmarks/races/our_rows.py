@@ -80,7 +80,7 @@ class OurRows:
     def _step(self, ids: Any) -> None:
         keys, inverse = distinct_keys(mixed(ids.reshape(-1)))
         pulled = self._pull(keys)
-        looked_up = pulled.rows["rows"][inverse]
+        looked_up = pulled.rows["rows"].take(inverse, axis=0)
         assert looked_up.shape == self._by_look_up.shape
         gradients = sum_by_place(self._by_look_up, inverse, len(keys), np)
         self._cluster.client.push(next(self._steps), {"rows": gradients}, pulled)

@@ -124,7 +124,7 @@ class TableKeys(_message.Message):
     def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes", "known", "known_version", "in_slot", "traceparent", "keys")
+    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes", "known", "known_version", "in_slot", "traceparent", "keys", "keys_in_slot")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     FOR_ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class PullHeader(_message.Message):
     IN_SLOT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_IN_SLOT_FIELD_NUMBER: _ClassVar[int]
     target: Target
     for_round: bool
     round: int
@@ -149,7 +150,8 @@ class PullHeader(_message.Message):
     in_slot: bool
     traceparent: str
     keys: _containers.RepeatedCompositeFieldContainer[TableKeys]
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known: _Optional[bool] = ..., known_version: _Optional[int] = ..., in_slot: _Optional[bool] = ..., traceparent: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ...) -> None: ...
+    keys_in_slot: bool
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known: _Optional[bool] = ..., known_version: _Optional[int] = ..., in_slot: _Optional[bool] = ..., traceparent: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ..., keys_in_slot: _Optional[bool] = ...) -> None: ...
 
 class TableRows(_message.Message):
     __slots__ = ("table", "present", "row_elements", "dtype")

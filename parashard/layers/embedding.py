@@ -67,7 +67,7 @@ class Embedding(Layer):
         def pull_back(gradient: Array, to_input: bool) -> tuple[Array | None, dict[str, Array]]:
             return None, {"weight": summed_by_row(gradient.reshape(-1, self.units), indices, self.values, at.xp)}
 
-        return weights["weight"][indices].reshape(*x.shape, self.units), pull_back
+        return weights["weight"].take(indices, axis=0).reshape(*x.shape, self.units), pull_back
 
 
 def summed_by_row(gradient: Array, indices: Array, rows: int, xp: Any) -> Array:

@@ -155,7 +155,7 @@ class TableEmbedding(LooksUpLayer):
         table = self._by_input.get(name)
         if table is None:
             return x
-        rows = weights[table.name][x.reshape(-1)].reshape(*x.shape, dimension_of(table))
+        rows = weights[table.name].take(x.reshape(-1), axis=0).reshape(*x.shape, dimension_of(table))
         if self.combiner is None or x.ndim == 1:
             return rows
         return rows.sum(axis=-2) / (max(1, x.shape[-1]) if self.combiner == "mean" else 1)

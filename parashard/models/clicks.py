@@ -129,12 +129,12 @@ class ClickModel(ABC):
             def by_rows(gradient: Array) -> Array:
                 return sum_by_place(gradient.reshape(-1, rows.shape[1]), places.reshape(-1), len(rows), xp)
 
-            return rows[places], by_rows
+            return rows.take(places, axis=0), by_rows
         examples, dimension = len(batch.inputs["keys"]), rows.shape[1]
         single = examples * self._single  # look-ups
         bags = bags_of(self._lists_of(batch), xp)
-        of_lists, lists_back = combined(rows[places[single:]], bags, self._combiners[table], xp)
-        of_single = rows[places[:single]].reshape(examples, self._single, dimension)
+        of_lists, lists_back = combined(rows.take(places[single:], axis=0), bags, self._combiners[table], xp)
+        of_single = rows.take(places[:single], axis=0).reshape(examples, self._single, dimension)
 
         def pull_back(gradient: Array) -> Array:
             by_single = gradient[:, : self._single].reshape(single, dimension)

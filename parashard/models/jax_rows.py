@@ -45,7 +45,7 @@ def tables_and_keys(tables: object, keys: object) -> dict[str, Table]:
 
 def gathered(variables: Mapping[str, Array], batch: Batch) -> dict[str, Any]:
     """Return the row of each id, shape (*ids, dimension), by table."""
-    return {name: borrowed(variables[name][places]) for name, places in batch.places.items()}
+    return {name: borrowed(variables[name].take(places, axis=0)) for name, places in batch.places.items()}
 
 
 def like_gathered(tables: Mapping[str, Table], batch: Batch) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class NamedRows(NamedTuple):
 
     def by_id(self, rows: Mapping[str, Array]) -> dict[str, Array]:
         """Return the row of each id, shape (*ids, dimension), by table: new arrays."""
-        return {name: rows[name][places] for name, places in self.places.items()}
+        return {name: rows[name].take(places, axis=0) for name, places in self.places.items()}
 
     def gradient(self, name: str, by_id: Any, tables: Tables) -> Float32s:
         """Return the gradient of a table's rows: those of its ids, added in their order.

@@ -191,6 +191,11 @@ def pull_header(run: PullRun, *, in_slot: bool = False) -> tensor_pb2.PullHeader
     return header
 
 
+def keys_bytes_of(header: tensor_pb2.PullHeader) -> int:
+    """Return how long the keys of a pull are."""
+    return 8 * sum(named.rows for named in header.keys)
+
+
 def keys_payload(run: PullRun) -> list[memoryview]:
     """Return the payload of a pull: the keys of rows, as they lie."""
     return [np.ascontiguousarray(keys, "<u8").data.cast("B") for keys in run.keys.values() if len(keys)]
@@ -198,9 +203,8 @@ def keys_payload(run: PullRun) -> list[memoryview]:
 
 def check_keys_bytes(header: tensor_pb2.PullHeader, payload_bytes: int) -> None:
     """Raise `MalformedFrame` if a pull's payload has not one key for each row that its header says."""
-    rows = sum(named.rows for named in header.keys)
-    if 8 * rows != payload_bytes:
-        raise MalformedFrame(f"a pull of {rows} rows has a payload of {payload_bytes} bytes")
+    if keys_bytes_of(header) != payload_bytes:
+        raise MalformedFrame(f"a pull of {keys_bytes_of(header) // 8} rows has a payload of {payload_bytes} bytes")
 
 
 def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> PullRun:

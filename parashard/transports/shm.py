@@ -30,7 +30,7 @@ from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import WeightsReader
 from parashard.transports.socket_io import close_descriptors, connected
 from parashard.transports.stream import Kind, Refused, Stream, answer, greet, parsed
-from parashard.transports.stream_transport import StreamTransport, ask_pull, receipt_from, whole_push
+from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
 
 
 class ShmTransport(StreamTransport["ShmConnection"]):
@@ -149,7 +149,11 @@ class ShmConnection:
 
     def ask_pull(self, run: PullRun, until_s: float) -> None:
         """Ask for rows, and for the version of a run, or to have it copied into the slot."""
-        ask_pull(self._stream, run, deadline_s=until_s, in_slot=not self._direct)
+        header, keys = wire.pull_header(run, in_slot=not self._direct), wire.keys_payload(run)
+        if keys and wire.keys_bytes_of(header) <= self._slot_bytes - self._rows_at:
+            memory.gather(Buffers(keys), self._slot[self._rows_at :])
+            header.keys_in_slot, keys = True, []
+        self._stream.send(Kind.PULL, header, keys, deadline_s=until_s)
 
     def weights(self, run: PullRun, into: Buffers, read: ReadRows, until_s: float) -> int:
         """Wait for the answer to a pull, have the rows read, and copy the weights; return their version."""
@@ -162,7 +166,7 @@ class ShmConnection:
         done_bytes = position - run.offset_bytes
         if done_bytes < run.length_bytes:
             rest = run._replace(offset_bytes=position, length_bytes=run.length_bytes - done_bytes, keys=NO_KEYS)
-            ask_pull(self._stream, rest, deadline_s=until_s, in_slot=True)
+            self._stream.send(Kind.PULL, wire.pull_header(rest, in_slot=True), deadline_s=until_s)
             self._copy_from_slot(self._answered(rest, until_s)[0], rest, into, done_bytes)
         return reply.version
 

@@ -1,6 +1,6 @@
 """The common part of the transports over streams: TCP (tensors on the stream) and shared memory (beside it).
 
-Owns HELLO ahead of the first request, the end, and the small messages of pushes and pulls. Does not know where tensors
+Owns HELLO ahead of the first request, the end, and the two small messages of a push. Does not know where tensors
 lie: `parashard.transports.tcp` and `parashard.transports.shm`, which call it, do.
 """
 
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded
 from parashard.protocol import wire
-from parashard.protocol.messages import PullRun, Push, Receipt
+from parashard.protocol.messages import Push, Receipt
 from parashard.transports.connections import Connection, Connections
 from parashard.transports.stream import Kind, Stream, answer, parsed
 
@@ -44,11 +44,6 @@ class StreamTransport(Generic[_Connection]):
     def close(self) -> None:
         """Close every connection."""
         self._connections.close()
-
-
-def ask_pull(stream: Stream, run: PullRun, *, deadline_s: float, in_slot: bool = False) -> None:
-    """Ask for a run and for rows; `in_slot`: the run is to be copied into the connection's slot."""
-    stream.send(Kind.PULL, wire.pull_header(run, in_slot=in_slot), wire.keys_payload(run), deadline_s=deadline_s)
 
 
 def whole_push(push: Push, bytes_max: int, peer: str) -> tensor_pb2.PushHeader:

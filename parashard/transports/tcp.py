@@ -23,7 +23,7 @@ from parashard.transports.connections import Connections, Exchange
 from parashard.transports.dialling import dial
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, answer, greet, parsed
-from parashard.transports.stream_transport import StreamTransport, ask_pull, receipt_from, whole_push
+from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
 
 
 class TcpTransport(StreamTransport[Stream]):
@@ -63,7 +63,7 @@ class TcpTransport(StreamTransport[Stream]):
         deadline_s += time.monotonic()
         return Exchange(
             self._connections,
-            lambda stream: ask_pull(stream, run, deadline_s=deadline_s),
+            lambda stream: stream.send(Kind.PULL, wire.pull_header(run), wire.keys_payload(run), deadline_s=deadline_s),
             lambda stream: _weights(stream, run, into, read, deadline_s),
             deadline_s,
         )

@@ -18,6 +18,7 @@ from parashard.errors import LimitExceeded, MalformedFrame, ParashardError
 from parashard.protocol import wire
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, PullRun, Push, Receipt, Target, Weights
 from parashard.protocol.rpc import data_deadline_s
+from parashard.transports.memory import Bytes
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.stream_server import HELLO_DEADLINE_S
 
@@ -95,8 +96,17 @@ def answer_to_push(
         return Kind.REFUSAL, refusal(error)
 
 
-def pull_asked(stream: Stream, head: Head, deadline_s: float) -> tuple[tensor_pb2.PullHeader, PullRun]:
+def pull_asked(
+    stream: Stream, head: Head, deadline_s: float, room: Bytes | None = None
+) -> tuple[tensor_pb2.PullHeader, PullRun]:
     """Receive the rest of a PULL: the keys of rows, if it has any.
+
+    Parameters
+    ----------
+    stream, head, deadline_s
+        Of the message.
+    room : ndarray of uint8, optional
+        Where the slot has keys, if the header says so; they are copied, as the answer will lie there.
 
     Raises
     ------
@@ -106,6 +116,13 @@ def pull_asked(stream: Stream, head: Head, deadline_s: float) -> tuple[tensor_pb
         If they are not as many as the header says. Nothing is received then, either.
     """
     header = parsed(head.header, tensor_pb2.PullHeader)
+    if header.keys_in_slot:
+        keys_bytes, room_bytes = wire.keys_bytes_of(header), 0 if room is None else room.nbytes
+        if room is None or keys_bytes > room_bytes or head.payload_bytes:
+            raise MalformedFrame(
+                f"keys of {keys_bytes} bytes in a slot that has {room_bytes} for them, {head.payload_bytes} beside it"
+            )
+        return header, wire.pull_run(header, room[:keys_bytes].copy().data)
     wire.check_keys_bytes(header, head.payload_bytes)
     if head.payload_bytes > MESSAGE_BYTES_MAX:
         raise LimitExceeded(f"a pull with {head.payload_bytes} bytes of keys; allowed are {MESSAGE_BYTES_MAX}")

@@ -172,7 +172,7 @@ class ShmService:
         stream.send(*answer_to_push(self._plane, header, payload, deadline_s), deadline_s=deadline_s)
 
     def _pull(self, stream: Stream, head: Head, slot: Bytes, rows_at: int, deadline_s: float) -> None:
-        header, run = pull_asked(stream, head, deadline_s)
+        header, run = pull_asked(stream, head, deadline_s, slot[rows_at:])
 
         def read(weights: Weights) -> tuple[tensor_pb2.PullReply, list[memoryview]]:
             runs = weights.runs if header.in_slot else ()

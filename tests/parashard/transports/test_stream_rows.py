@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,13 +51,28 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Stream, Any]]:
     theirs.close()
 
 
-def answered(ends: tuple[Any, Stream, Any], reply: tensor_pb2.PullReply, payload: bytes) -> list[Any]:
-    """Return the rows that a pull reads when this is its answer."""
-    transport, theirs, _ = ends
+def answered(
+    ends: tuple[Any, Stream, Any], *answers: tuple[tensor_pb2.PullReply, bytes], in_slot: bytes = b""
+) -> list[Any]:
+    """Return the rows that a pull reads when these are its answers, and this is in the slot."""
+    transport, theirs, slot = ends
     found: list[Any] = []
-    theirs.send(Kind.WEIGHTS, reply, [memoryview(payload)], deadline_s=DEADLINE_S + threading.TIMEOUT_MAX)
+    soon = time.monotonic() + DEADLINE_S
+
+    def answer() -> None:
+        theirs.skip(theirs.receive(deadline_s=soon).payload_bytes, deadline_s=soon)
+        if in_slot:
+            slot[4 * ELEMENTS : 4 * ELEMENTS + len(in_slot)] = np.frombuffer(in_slot, np.uint8)
+        for reply, payload in answers:
+            theirs.send(Kind.WEIGHTS, reply, [memoryview(payload)], deadline_s=soon)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
     run = pull_of(0, 0, keys={"user": keys_of(1)})
-    transport.pull(run, Buffers([]), DEADLINE_S, lambda rows: found.append(rows["user"].values.tolist())).result()
+    try:
+        transport.pull(run, Buffers([]), DEADLINE_S, lambda rows: found.append(rows["user"].values.tolist())).result()
+    finally:
+        thread.join()
     return found
 
 
@@ -70,14 +86,13 @@ ROW = b"\1" + np.float32([1, 2, 3]).tobytes()
 
 
 def test_rows_come_with_the_message(ends: Any) -> None:
-    assert answered(ends, reply_of(), ROW) == [[[1, 2, 3]]]
+    assert answered(ends, (reply_of(), ROW)) == [[[1, 2, 3]]]
 
 
 def test_or_in_the_slot_behind_the_weights(ends: Any) -> None:
     if ends[2] is None:
         pytest.skip("TCP has no slot")
-    ends[2][4 * ELEMENTS : 4 * ELEMENTS + 13] = np.frombuffer(ROW, np.uint8)
-    assert answered(ends, reply_of(), b"") == [[[1, 2, 3]]]
+    assert answered(ends, (reply_of(), b""), in_slot=ROW) == [[[1, 2, 3]]]
 
 
 LIES: list[tuple[tensor_pb2.PullReply, bytes, type[ParashardError]]] = [
@@ -96,7 +111,7 @@ def test_a_length_that_cannot_be_is_refused(
     ends: Any, reply: tensor_pb2.PullReply, payload: bytes, kind: type[ParashardError]
 ) -> None:
     with pytest.raises(kind):
-        answered(ends, reply, payload)
+        answered(ends, (reply, payload), in_slot=b"" if ends[2] is None else b"\1")
 
 
 def test_parts_that_bring_nothing_are_no_answer(ends: Any) -> None:
@@ -104,6 +119,5 @@ def test_parts_that_bring_nothing_are_no_answer(ends: Any) -> None:
         pytest.skip("over shared memory there is one part")
     reply = reply_of()
     reply.last = False
-    ends[1].send(Kind.WEIGHTS, reply, [memoryview(ROW)], deadline_s=threading.TIMEOUT_MAX)
     with pytest.raises(MalformedFrame, match="nothing in it"):
-        answered(ends, tensor_pb2.PullReply(version=1), b"")
+        answered(ends, (reply, ROW), (tensor_pb2.PullReply(version=1), b""))

@@ -27,7 +27,6 @@ from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.stream import Head, Kind, Stream, answer, greet, parsed, refused
-from parashard.transports.stream_transport import ask_pull
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shm_service import Slots
 from support.conformance_cases import keys_of
@@ -174,7 +173,9 @@ class TestRequests:
         asked = pull_of()._replace(keys={"user": keys})
         for in_slot in (True, False):
             slot[:] = 0
-            ask_pull(stream, asked, deadline_s=soon(), in_slot=in_slot)
+            stream.send(
+                Kind.PULL, wire.pull_header(asked, in_slot=in_slot), wire.keys_payload(asked), deadline_s=soon()
+            )
             head = answer(stream, Kind.WEIGHTS, deadline_s=soon())
             reply = parsed(head.header, tensor_pb2.PullReply)
             assert wire.rows_bytes_of(reply, asked) == 37
@@ -185,9 +186,48 @@ class TestRequests:
         many = keys_of(*range(10))  # 40 KiB of rows, with room for 200 bytes
         shard.plane.tables.by_name["item"].push(many, np.ones((10, 1024), np.float32), clock=1)
         slot[:] = 0
-        ask_pull(stream, pull_of()._replace(keys={"item": many}), deadline_s=soon())
+        asked = pull_of()._replace(keys={"item": many})
+        stream.send(Kind.PULL, wire.pull_header(asked), wire.keys_payload(asked), deadline_s=soon())
         assert answer(stream, Kind.WEIGHTS, deadline_s=soon()).payload_bytes == 2 + 4 * 10 * 1024
         assert not slot.any()
+
+    def test_keys_in_the_slot_are_where_their_rows_come(self, shard, dial) -> None:
+        keys = keys_of(1, 2, 3)
+        shard.plane.tables.by_name["user"].push(keys[1:], np.ones((2, 3), np.float32), clock=1)
+        shard.plane.row_bytes = 24
+        stream = dial()
+        _, (weights, descriptor) = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
+        slot = memory.mapped(descriptor, writable=True)
+        for one in (weights, descriptor):
+            os.close(one)
+        asked = pull_of()._replace(keys={"user": keys})
+        slot[12_000:] = keys.view(np.uint8)
+        header = wire.pull_header(asked)
+        header.keys_in_slot = True
+        stream.send(Kind.PULL, header, deadline_s=soon())
+        head = answer(stream, Kind.WEIGHTS, deadline_s=soon())
+        assert head.payload_bytes == 1 + 2 * 12, "one byte more than the slot has"
+        rows = memoryview(bytearray(head.payload_bytes))
+        stream.receive_into([rows], deadline_s=soon())
+        reply = parsed(head.header, tensor_pb2.PullReply)
+        assert wire.rows_from(reply, rows, asked)["user"].present.tolist() == [False, True, True]
+        [run] = shard.plane.pulls
+        slot[12_000:] = 0
+        assert run.keys["user"].tolist() == keys.tolist(), "a copy of its own"
+
+    @pytest.mark.parametrize(("rows", "payload", "beside"), [(3, b"", 0), (1, b"12345678", 8)])
+    def test_keys_that_the_slot_cannot_have_are_refused(self, shard, dial, rows, payload, beside) -> None:
+        shard.plane.row_bytes = 16
+        stream = dial()
+        _, descriptors = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
+        for one in descriptors:
+            os.close(one)
+        header = tensor_pb2.PullHeader(target=wire.target_message(TARGET), keys_in_slot=True)
+        header.keys.add(table="user", rows=rows)
+        error = error_of(ask(stream, Kind.PULL, header, (memoryview(payload),)))
+        assert isinstance(error, MalformedFrame)
+        assert f"keys of {8 * rows} bytes in a slot that has 16 for them, {beside} beside it" in error.message
+        assert is_closed(stream)
 
     def test_a_push_that_is_longer_than_the_slot_is_refused(self, shard, stream) -> None:
         header = tensor_pb2.PushHeader(total_bytes=12_004)
