@@ -14,9 +14,9 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
-from parashard.layers.distinct_keys import distinct_keys
 from parashard.models.base import LooksUp, Model
 from parashard.models.blame import place_of
+from parashard.models.distinct_keys import distinct_keys
 from parashard.models.framework import WrongModel
 from parashard.plan.embedding import EmbeddingTable, Keys, mixed
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError, ShapeMismatch
-from parashard.layers.distinct_keys import distinct_keys
 from parashard.layers.row_sums import sum_by_place
+from parashard.models.distinct_keys import distinct_keys
 from parashard.models.row_places import Places
 from parashard.plan.embedding import EmbeddingTable, Keys, mixed
 from parashard.plan.variables import Float32s

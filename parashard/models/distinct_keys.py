@@ -2,7 +2,7 @@
 
 Mixed keys are spread evenly, so that a hash table whose places are in the order of the keys' high bits has them almost
 sorted. Compiled by Numba; `numpy.unique` says the same, readably, and takes over where keys are not spread. Called by
-models that look rows up.
+`parashard.models.looking_up` and `loop_rows`.
 """
 
 # The loops take what Numba infers.
