@@ -125,7 +125,7 @@ def _typed(options: TableOptions, table: Table) -> dict[str, Column]:
     for key, names in {"ignore": options.ignore, **of_keys}.items():
         if options.label in names:
             raise BadData(f"{table.path}: data.{key} names the label {shown_cell(options.label)}")
-        both = [name for name in names if name in options.ignore and key in ("list_columns", "vocabularies")]
+        both = [name for name in names if name in options.ignore and key != "ignore"]
         if both:
             raise BadData(f"{table.path}: data.{key} names {shown_cell(both[0])}, which data.ignore leaves out")
     used = [name for name in table.columns if name not in options.ignore]

@@ -50,6 +50,11 @@ class Table:
         if unknown:
             known = ", ".join(["name", *TableSettings.keys])
             raise ConfigurationError(f"ps.Table({name!r}) has no {unknown[0]}=; allowed: {known}")
+        if isinstance(settings.get("optimizer"), str):
+            raise ConfigurationError(
+                f"ps.Table({name!r}): optimizer: found {shortened(repr(settings['optimizer']))}; allowed: an optimizer "
+                "such as ps.Adagrad(0.05)"
+            )
         values = {"dimension": dimension, **settings}
         self.name = name
         self._settings = _validated(f"ps.Table({name!r}): ", {key: _plain(value) for key, value in values.items()})

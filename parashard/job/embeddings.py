@@ -156,10 +156,6 @@ def embedding_of(name: str, settings: TableSettings) -> EmbeddingTable:
 
 
 def _changed_rules(rules: RowRules) -> dict[str, Any]:
-    """Return the rules that are not the default and matter: a job of a version without rules has the same identity."""
+    """Return the rules that are not the default: a job of a version without rules has the same identity."""
     changed = {field.name: getattr(rules, field.name) for field in fields(rules)}
-    if not rules.evict_norm_below:
-        del changed["evict_norm_every"]
-    if rules.evict_above_rows is None:
-        del changed["evict_first"]
     return {name: value for name, value in changed.items() if value != getattr(NO_RULES, name)}

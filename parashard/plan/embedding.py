@@ -125,9 +125,9 @@ class EmbeddingTable:
     encoding: RowEncoding = "float32"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
+        if not (isinstance(self.name, str) and 1 <= len(self.name) <= 200 and self.name.isprintable()):
             raise ConfigurationError(
-                f"a table's name must be text of 1 to 200 characters, found {shortened(repr(self.name))}"
+                f"a table's name must be text of 1 to 200 printable characters, found {shortened(repr(self.name))}"
             )
         self._check_whole("row_elements", ROW_ELEMENTS_MAX)
         self._check_whole("keys_per_step_max", KEYS_PER_STEP_MAX)
@@ -156,6 +156,13 @@ class EmbeddingTable:
         if rules.evict_norm_below and self.dtype != "float32":
             allowed = f"0 where dtype is {self.dtype}"
             raise self._wrong("evict_norm_below", allowed, str(rules.evict_norm_below), "dtype")
+        for key, other, decides in (
+            ("evict_norm_every", "evict_norm_below", rules.evict_norm_below > 0),
+            ("evict_first", "evict_above_rows", rules.evict_above_rows is not None),
+        ):
+            value, default = getattr(rules, key), getattr(NO_RULES, key)
+            if value != default and not decides:
+                raise self._wrong(key, f"left out where {other} is not set", str(value), other)
         room = self.rows_max - self.keys_per_step_max
         if rules.evict_above_rows is not None and room < 1:
             raise self._wrong(

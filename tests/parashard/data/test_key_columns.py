@@ -134,6 +134,10 @@ def test_a_column_may_have_more_texts_than_could_be_one_hot(tmp_path: Path) -> N
     ("options", "said"),
     [
         ({"key_columns": ("label",)}, "data.key_columns names the label 'label'"),
+        (
+            {"key_columns": ("city",), "ignore": ("city",)},
+            "data.key_columns names 'city', which data.ignore leaves out",
+        ),
         ({"key_columns": ("town",)}, "has no column 'town', which data.key_columns names; its columns: age, city"),
         ({"key_columns": ("*", "city")}, "has no column '\\*', which data.key_columns names"),
     ],

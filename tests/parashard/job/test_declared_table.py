@@ -30,11 +30,17 @@ OTHER: dict[str, Any] = {
     "evict_first": "lfu",
 }
 """A value for settings that is not their default."""
+NEEDED: dict[str, dict[str, Any]] = {
+    "optimizer": {"initializer": "zeros"},
+    "evict_norm_every": {"evict_norm_below": 1.0},
+    "evict_first": {"evict_above_rows": 10},
+}
+"""What such a value has a meaning with."""
 
 
 @pytest.mark.parametrize("key", [key for key in TableSettings.keys if key != "dimension"])
 def test_a_setting_is_the_one_of_a_job_file(key: str) -> None:
-    declared = ps.Table("users", 4, **({"initializer": "zeros"} if key == "optimizer" else {}), **{key: OTHER[key]})
+    declared = ps.Table("users", 4, **NEEDED.get(key, {}), **{key: OTHER[key]})
     settings = validated(TableSettings, declared.plain())
     assert getattr(settings, key) == OTHER[key]
     assert settings.dimension == 4 == declared.dimension
@@ -53,7 +59,12 @@ def test_what_is_not_said_is_as_in_a_job_file() -> None:
         ({"dimension": 2.5}, "ps.Table('users'): dimension: found 2.5; allowed: an integer"),
         ({"dimension": 4, "dim": 4}, "ps.Table('users') has no dim=; allowed: name, dimension, "),
         ({"dimension": 4, "scale": "wide"}, "ps.Table('users'): scale: found \"wide\"; allowed: a number"),
-        ({"dimension": 4, "optimizer": "adagrad"}, "ps.Table('users'): optimizer: found \"adagrad\"; allowed: a table"),
+        (
+            {"dimension": 4, "optimizer": "sgd"},
+            "ps.Table('users'): optimizer: found 'sgd'; allowed: an optimizer such ",
+        ),
+        ({"dimension": 4, "evict_first": "lfu"}, "table 'users': evict_first must be left out where evict_above_rows "),
+        ({"dimension": 4, "evict_norm_every": 3}, "table 'users': evict_norm_every must be left out where evict_norm"),
         ({"dimension": 4, "optimizer": ps.LAMB(1e-3)}, "ps.Table('users'): optimizer.kind: found \"lamb\"; allowed: "),
         ({"dimension": 4, "optimizer": ps.SGD(0.1, clip_norm=1.0)}, "table 'users': optimizer.clip_norm must be left"),
     ],

@@ -335,10 +335,9 @@ def test_the_ledger_of_rows_refuses_what_it_could_not_count(
     assert says in refusal(write_job, "model.kind=row_ledger", table, "consistency.policy=sync:4")
 
 
-def test_rules_without_effect_do_not_define_the_job(write_job: Callable[..., Path]) -> None:
-    plain, idle, other = (
-        identity_of(load_job(write_job(), [parse_set(f"tables.user={{dimension=4{more}}}")], {}).job.tables)
-        for more in ("", ", evict_norm_every=7, evict_first='lfu'", ", evict_norm_every=7, evict_norm_below=0.1")
-    )
-    assert plain == idle
-    assert plain != other
+@pytest.mark.parametrize(
+    ("rule", "other"), [("evict_norm_every=7", "evict_norm_below"), ("evict_first='lfu'", "evict_above_rows")]
+)
+def test_a_rule_that_decides_nothing_is_refused(write_job: Callable[..., Path], rule: str, other: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{rule[:7]}.*left out where {other} is not set"):
+        load_job(write_job(), [parse_set(f"tables.user={{dimension=4, {rule}}}")], {})
