@@ -12,11 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from parashard.encodings import row_codec
-from parashard.errors import UnknownVariable
+from parashard.errors import MalformedFrame, UnknownVariable
 from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_shard, first_rows, floats_of
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, ROWS_BYTES_MAX, PresentRows, Push, RowSlice, answer_bytes_of
+from parashard.protocol.messages import (
+    MESSAGE_BYTES_MAX,
+    NO_KEYS,
+    ROWS_BYTES_MAX,
+    PresentRows,
+    Push,
+    RowSlice,
+    answer_bytes_of,
+)
 
 
 class RowPart(NamedTuple):
@@ -93,19 +101,20 @@ class PulledRows:
         return [*(parts[0] for parts in of_shards), *(part for parts in of_shards for part in parts[1:])]
 
     def _parts_of(self, shard: int, runs: Mapping[str, slice]) -> list[RowPart]:
+        """Return the parts of a shard's keys, at least one; each has of a table what is left of it, or its own room."""
         parts: list[dict[str, slice]] = [{}]
-        room_bytes = ROWS_BYTES_MAX
+        rows_left, keys_left = ROWS_BYTES_MAX, MESSAGE_BYTES_MAX
         for name, run in runs.items():
             row_elements, begin = self.values[name].shape[1], run.start
             while begin < run.stop:
-                at_once = keys_within(room_bytes, row_elements)
-                if not at_once:
+                end = min(begin + keys_within(rows_left, keys_left, row_elements), run.stop)
+                if end > begin:
+                    parts[-1][name] = slice(begin, end)
+                    rows_left -= answer_bytes_of(end - begin, row_elements)
+                    keys_left -= KEY_BYTES * (end - begin)
+                if end < run.stop:
                     parts.append({})
-                    room_bytes = ROWS_BYTES_MAX
-                    continue
-                end = min(begin + at_once, run.stop)
-                parts[-1][name] = slice(begin, end)
-                room_bytes -= answer_bytes_of(end - begin, row_elements)
+                    rows_left, keys_left = ROWS_BYTES_MAX, MESSAGE_BYTES_MAX
                 begin = end
         return [RowPart(shard, part) for part in parts]
 
@@ -120,9 +129,19 @@ class PulledRows:
         )
 
     def fill(self, part: RowPart, rows: Mapping[str, PresentRows]) -> None:
-        """Take what an answer to a part has; rows that the shard does not have are drawn."""
+        """Take what an answer to a part has; rows that the shard does not have are drawn.
+
+        Raises
+        ------
+        MalformedFrame
+            If rows have another length.
+        """
         for name, found in rows.items():
             into = self.values[name][part.keys[name]]
+            if found.values.shape[1] != into.shape[1]:
+                raise MalformedFrame(
+                    f"table {name!r}: rows of {found.values.shape[1]} elements came; they have {into.shape[1]}"
+                )
             if found.present.all():
                 into[:] = floats_of(found.values)
                 continue
@@ -172,6 +191,6 @@ def rows_by_shard(
         yield tuple(slices), pieces
 
 
-def keys_within(room_bytes: int, row_elements: int) -> int:
-    """Return how many keys of a table a part may have, whichever of them have a row, with so much room left."""
-    return min(room_bytes // answer_bytes_of(8, row_elements), room_bytes // KEY_BYTES // 8) * 8
+def keys_within(rows_bytes: int, keys_bytes: int, row_elements: int) -> int:
+    """Return how many keys of a table a part may have, with so much left for rows, if all have one, and for keys."""
+    return min(rows_bytes // answer_bytes_of(8, row_elements), keys_bytes // KEY_BYTES // 8) * 8

@@ -116,7 +116,7 @@ def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadli
         reply = parsed(head.header, tensor_pb2.PullReply)
         rows_bytes = wire.rows_bytes_of(reply, left)
         runs = wire.runs_within(reply, left, head.payload_bytes - rows_bytes)
-        if not (head.payload_bytes or reply.last):
+        if not (head.payload_bytes or reply.tables or reply.last):
             raise MalformedFrame("a part of an answer with nothing in it", peer=stream.peer)
         views = [
             view

@@ -169,7 +169,7 @@ class Shard:
         version = self.updates.version
         if run.known_version is not None and run.known_version > version:
             raise MalformedFrame(f"a pull knows version {run.known_version}; this shard is at {version}")
-        if self._pulled is not None and run.step is not None:
+        if self._pulled is not None and run.step is not None and end > begin:
             values = self.storage.weights[begin // ELEMENT_BYTES : end // ELEMENT_BYTES]
             self._pulled.keep(run.step, version, begin // ELEMENT_BYTES, values)
         runs = self.storage.moved(begin, end, run.known_version)

@@ -116,17 +116,21 @@ def pull_asked(
         If they are not as many as the header says. Nothing is received then, either.
     """
     header = parsed(head.header, tensor_pb2.PullHeader)
+    keys_bytes = wire.keys_bytes_of(header)
     if header.keys_in_slot:
-        keys_bytes, room_bytes = wire.keys_bytes_of(header), 0 if room is None else room.nbytes
+        room_bytes = 0 if room is None else room.nbytes
         if room is None or keys_bytes > room_bytes or head.payload_bytes:
             raise MalformedFrame(
                 f"keys of {keys_bytes} bytes in a slot that has {room_bytes} for them, {head.payload_bytes} beside it"
             )
+    else:
+        wire.check_keys_bytes(header, head.payload_bytes)
+    if keys_bytes > MESSAGE_BYTES_MAX:
+        raise LimitExceeded(f"a pull with {keys_bytes} bytes of keys; allowed are {MESSAGE_BYTES_MAX}")
+    if header.keys_in_slot:
+        assert room is not None
         return header, wire.pull_run(header, room[:keys_bytes].copy().data)
-    wire.check_keys_bytes(header, head.payload_bytes)
-    if head.payload_bytes > MESSAGE_BYTES_MAX:
-        raise LimitExceeded(f"a pull with {head.payload_bytes} bytes of keys; allowed are {MESSAGE_BYTES_MAX}")
-    payload = memoryview(bytearray(head.payload_bytes))
+    payload = memoryview(bytearray(keys_bytes))
     stream.receive_into([payload], deadline_s=deadline_s)
     return header, wire.pull_run(header, payload)
 

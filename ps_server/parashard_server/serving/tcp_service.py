@@ -111,7 +111,7 @@ class TcpService:
             versions.append(reply.version)
             reply.version = min(versions)  # a part in which nothing has moved is not sent
             reply.last = part.offset_bytes + part.length_bytes == run.offset_bytes + run.length_bytes
-            if payload or reply.last:
+            if payload or reply.tables or reply.last:
                 stream.send(Kind.WEIGHTS, reply, payload, deadline_s=deadline_s)
 
 

@@ -22,7 +22,16 @@ from parashard.errors import MalformedFrame, NonFiniteGradient, QueueFull, Shape
 from parashard.plan.embedding import EmbeddingTable, Keys, RowEncoding, cut_by_shard, first_rows, mixed
 from parashard.plan.partition import fixed_shards, whole
 from parashard.plan.variables import Float32s, Initializer, Variable
-from parashard.protocol.messages import ROWS_BYTES_MAX, PullRun, Push, PushResult, RowSlice, answer_bytes_of
+from parashard.protocol.messages import (
+    MESSAGE_BYTES_MAX,
+    ROWS_BYTES_MAX,
+    PresentRows,
+    PullRun,
+    Push,
+    PushResult,
+    RowSlice,
+    answer_bytes_of,
+)
 from parashard_server.state.rows import tables as shard_tables
 from support.in_process import COUNTING, SEED, WEIGHT_AND_BIAS, Cluster, plan_of, use_small_messages, variables_of
 
@@ -41,6 +50,7 @@ def keys_of(*ids: int) -> Keys:
 
 
 KEYS = keys_of(*range(50))
+WIDTHS = (("deep", 2), ("wide", 1))
 PUSHED = KEYS[::3].copy()
 
 
@@ -159,19 +169,27 @@ def test_a_pull_in_many_messages_is_the_same(few_bytes: int, shards: int) -> Non
 
 
 @given(
-    st.dictionaries(st.sampled_from(["user", "seen"]), st.sets(st.integers(0, 2**64 - 1))),
+    st.permutations(["user", "seen", "item", "word"]),
+    st.lists(st.integers(0, 200), min_size=4, max_size=4),
     st.integers(1, 7),
-    st.integers(100, 500),
+    st.integers(100, 900),
+    st.integers(64, 900),
 )
-def test_parts_have_every_key_once_of_one_shard(ids: dict[str, set[int]], shards: int, most_bytes: int) -> None:
-    keys = {name: np.sort(mixed(np.array([*of_table], np.uint64))) for name, of_table in ids.items()}
-    rows = PulledRows(TableSet((USER, SEEN), SEED), keys)
+def test_parts_have_every_key_once_of_one_shard(
+    names: list[str], counts: list[int], shards: int, rows_bytes: int, keys_bytes: int
+) -> None:
+    """Rows of one number are shorter than their keys: either may be what a part has no more room for."""
+    tables = TableSet((USER, SEEN, replace(SEEN, name="item"), replace(USER, name="word")), SEED)
+    keys = {name: keys_of(*range(count)) for name, count in zip(names, counts, strict=True)}
+    rows = PulledRows(tables, keys)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pulled_rows, "ROWS_BYTES_MAX", most_bytes)
+        patched.setattr(pulled_rows, "ROWS_BYTES_MAX", rows_bytes)
+        patched.setattr(pulled_rows, "MESSAGE_BYTES_MAX", keys_bytes)
         parts = rows.parts(shards)
     assert [part.shard for part in parts[:shards]] == list(range(shards))
     assert all(part.keys for part in parts[shards:])
-    assert max(map(rows.answer_bytes_of, parts)) <= most_bytes
+    assert max(map(rows.answer_bytes_of, parts)) <= rows_bytes
+    assert max(sum(some.nbytes for some in rows.keys_of(part).values()) for part in parts) <= keys_bytes
     for name, wanted in keys.items():
         found = [rows.keys_of(part)[name] for part in parts if name in part.keys]
         assert np.sort(np.concatenate([KEYS[:0], *found])).tolist() == wanted.tolist()
@@ -184,9 +202,9 @@ def test_parts_have_every_key_once_of_one_shard(ids: dict[str, set[int]], shards
 
 @pytest.mark.parametrize("row_elements", [1, 2, 3, 64, 16384])
 def test_an_answer_to_the_most_keys_of_a_part_fits_it(row_elements: int) -> None:
-    at_once = pulled_rows.keys_within(ROWS_BYTES_MAX, row_elements)
+    at_once = pulled_rows.keys_within(ROWS_BYTES_MAX, MESSAGE_BYTES_MAX, row_elements)
     assert answer_bytes_of(at_once, row_elements) <= ROWS_BYTES_MAX
-    assert 8 * at_once <= ROWS_BYTES_MAX
+    assert 8 * at_once <= MESSAGE_BYTES_MAX
     assert answer_bytes_of(2 * at_once, row_elements) > ROWS_BYTES_MAX or row_elements == 1
 
 
@@ -480,8 +498,21 @@ def test_a_row_that_is_not_finite_leaves_no_shard_changed(encoding: RowEncoding)
     assert asked == []
 
 
-def test_more_keys_than_one_message_asks_for_are_asked_in_several():
+@pytest.mark.parametrize("names", [["wide"], ["deep", "wide"], ["wide", "deep"]])
+def test_more_keys_than_one_message_asks_for_are_asked_in_several(names: list[str]) -> None:
     """Rows of one number: their keys are longer than their answer."""
-    cluster = Cluster(plan_of(variables_of(Variable("w", (2,)))), tables=(EmbeddingTable("wide", 1, COUNTING),))
+    tables = {name: EmbeddingTable(name, elements, COUNTING, Initializer("normal", 0.1)) for name, elements in WIDTHS}
+    cluster = Cluster(plan_of(variables_of(Variable("w", (2,)))), tables=tuple(tables.values()))
     keys = np.sort(mixed(np.arange(524_289)))
-    assert len(cluster.client().pull(keys={"wide": keys}).rows["wide"]) == len(keys)
+    rows = cluster.client().pull(keys=dict.fromkeys(names, keys)).rows
+    for name in names:
+        assert rows[name].tobytes() == first_rows(tables[name], SEED)(keys).tobytes()
+
+
+def test_rows_of_another_length_are_refused() -> None:
+    rows = PulledRows(TableSet((USER,), SEED), {"user": KEYS[:2]})
+    (part,) = rows.parts(1)
+    for elements in (1, 4):
+        found = PresentRows(np.array([True, True]), np.ones((2, elements), np.float32))
+        with pytest.raises(MalformedFrame, match=f"table 'user': rows of {elements} elements came; they have 3"):
+            rows.fill(part, {"user": found})

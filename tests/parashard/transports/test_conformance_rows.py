@@ -7,7 +7,7 @@ import pytest
 
 from parashard.errors import LimitExceeded, MalformedFrame, UnknownVariable
 from parashard.plan.embedding import floats_of, kept_as
-from parashard.protocol.messages import ROWS_BYTES_MAX, DType, RowSlice, answer_bytes_of
+from parashard.protocol.messages import MESSAGE_BYTES, ROWS_BYTES_MAX, DType, RowSlice, answer_bytes_of
 from support.conformance_cases import DEADLINE_S, ELEMENTS, keys_of, push_of
 from support.fake_plane import TABLES
 
@@ -55,6 +55,29 @@ def test_rows_come_together_with_a_run(talk, known, keys, row_bytes):
     assert rows["item"].values.tobytes() == values.tobytes()
     assert into.tolist() == ([-1] * ELEMENTS if known == 1 else list(range(ELEMENTS)))
     assert len(talk.plane.pulls) == 1
+
+
+def test_rows_come_with_the_first_part_of_a_long_run(start):
+    elements = 3 * MESSAGE_BYTES // 4  # three messages of gRPC, six parts over TCP
+    talk = start([0, elements // 2, elements])
+    talk.plane.move(np.arange(elements))
+    wanted = keys_of(*range(700))
+    values = pushed(talk, "item", wanted)
+    into = np.empty(elements, np.float32)
+    _, rows = talk.rows({"user": keys_of(), "item": wanted}, into.view(np.uint8))
+    assert rows["item"].values.tobytes() == values.tobytes()
+    assert into.tobytes() == np.arange(elements, dtype=np.float32).tobytes()
+
+
+def test_tables_without_keys_are_answered_where_nothing_has_moved(start):
+    elements = 3 * MESSAGE_BYTES // 4
+    talk = start([0, elements // 2, elements])
+    talk.plane.move(7)
+    talk.plane.move(8, 1)  # the first half is as it was
+    into = np.zeros(elements, np.float32)
+    version, rows = talk.rows({"user": keys_of()}, into.view(np.uint8), known_version=1)
+    assert (version, rows["user"].values.shape) == (2, (0, 3))
+    assert into.tolist() == [0.0] * (elements // 2) + [8.0] * (elements - elements // 2)
 
 
 @pytest.mark.parametrize("number", [1, 8, 9])

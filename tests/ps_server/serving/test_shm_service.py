@@ -27,6 +27,7 @@ from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.stream import Head, Kind, Stream, answer, greet, parsed, refused
+from parashard_server.serving import session
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shm_service import Slots
 from support.conformance_cases import keys_of
@@ -214,6 +215,19 @@ class TestRequests:
         [run] = shard.plane.pulls
         slot[12_000:] = 0
         assert run.keys["user"].tolist() == keys.tolist(), "a copy of its own"
+
+    def test_more_keys_in_the_slot_than_a_message_has_are_refused(self, shard, dial, monkeypatch) -> None:
+        monkeypatch.setattr(session, "MESSAGE_BYTES_MAX", 80)
+        shard.plane.row_bytes = 200
+        stream = dial()
+        _, descriptors = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
+        for one in descriptors:
+            os.close(one)
+        header = tensor_pb2.PullHeader(target=wire.target_message(TARGET), keys_in_slot=True)
+        header.keys.add(table="user", rows=11)
+        error = error_of(ask(stream, Kind.PULL, header))
+        assert isinstance(error, LimitExceeded)
+        assert "a pull with 88 bytes of keys; allowed are 80" in error.message
 
     @pytest.mark.parametrize(("rows", "payload", "beside"), [(3, b"", 0), (1, b"12345678", 8)])
     def test_keys_that_the_slot_cannot_have_are_refused(self, shard, dial, rows, payload, beside) -> None:

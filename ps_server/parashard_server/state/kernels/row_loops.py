@@ -150,6 +150,9 @@ def gather_records(rows, records, image_of, images, out, sizes):
     """Copy whole records, or the images that were kept of them, end to end."""
     stride = sizes[0]
     for i in range(rows.size):
+        if i + AHEAD < rows.size:
+            bring(records, _i64(rows[i + AHEAD]) * stride, stride)
+            ahead(image_of, _i64(rows[i + AHEAD]))
         image = image_of[rows[i]]
         target = i * stride
         if image == _u32(0):

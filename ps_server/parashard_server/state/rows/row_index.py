@@ -51,7 +51,8 @@ class RowIndex:
         self._begins = np.cumsum(self._capacities) - self._capacities
         self._counts = np.zeros(SEGMENTS, np.int64)
         self._end = int(self._capacities.sum())
-        most = 8 * (1 + self._end + memory.rows_max)  # a segment's sizes up to its last add up to twice that
+        # A segment's sizes up to its last add up to twice that of the last; tags are read eight at a time.
+        most = 8 * (1 + self._end + memory.rows_max)
         self._tags_region = Region(most, small_bytes=SMALL_BYTES // 4)
         self._references_region = Region(4 * most, small_bytes=SMALL_BYTES)
         self._tags = self._tags_region.view(np.uint8)
@@ -137,7 +138,7 @@ class RowIndex:
         while int(self._counts[segment]) * _FULL[1] > room * _FULL[0]:
             room *= 2
         old, new = slice(begin, begin + capacity), slice(self._end, self._end + room)
-        assert new.stop <= len(self._tags), "the regions have room for every growth"
+        assert new.stop + 8 <= len(self._tags), "the regions have room for every growth"
         fused.move_segment(
             self._spread,
             self._tags[old],
