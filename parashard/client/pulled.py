@@ -38,7 +38,7 @@ class Pulled:
         self._sets = sets
 
     def include(self, parts: Sequence[RowPart], versions: Sequence[int], incarnations: Sequence[int]) -> None:
-        """Count what parts of the rows were pulled from that came after the variables."""
+        """Count, too, what those parts of the rows were pulled from that came in requests of their own."""
         lowest, mixed = list(self.versions), list(self.incarnations)
         for part, version, incarnation in zip(parts, versions, incarnations, strict=True):
             lowest[part.shard] = min(lowest[part.shard], version)

@@ -294,16 +294,16 @@ class _Calls:
         """Push by a call."""
         return _Done(lambda: self._plane.push(push, TURN_S))
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float, take: ReadRows = no_rows) -> Pending[int]:
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
         """Copy by a call; `State.pull` has views instead."""
 
-        def read(weights: Weights) -> int:
+        def copied(weights: Weights) -> int:
             for moved in weights.runs:
                 into.fill(moved.offset_bytes - run.offset_bytes, moved.values)
-            take(weights.rows)
+            read(weights.rows)
             return weights.version
 
-        return _Done(lambda: self._plane.pull(run, TURN_S, read))
+        return _Done(lambda: self._plane.pull(run, TURN_S, copied))
 
     def close(self) -> None:
         """Nothing is open."""

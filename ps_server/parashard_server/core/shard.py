@@ -143,7 +143,7 @@ class Shard:
             raise
 
     def pull(self, run: PullRun) -> Weights:
-        """Return views of what has moved in a run of the weights, or the rows of tables; valid until the next call.
+        """Return views of what has moved in a run of the weights, and rows of tables; valid until the next call.
 
         Raises
         ------

@@ -116,4 +116,5 @@ class _RequestSpan(ObservedRequest):
 
     def read(self, weights: Weights) -> None:
         size_bytes = sum(run.values.nbytes for run in weights.runs)
+        size_bytes += sum(rows.values.nbytes for rows in weights.rows.values())
         self._span.set_attributes({"parashard.version": weights.version, "parashard.bytes": size_bytes})

@@ -21,7 +21,7 @@ from parashard_server.state.kernels import fused
 from parashard_server.state.rows.row_memory import HEADER_BYTES, Region, RowMemory
 from parashard_server.state.rows.row_values import RowValues
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 19
 IMAGES_BYTES_LEAST = 64 << 20
 IMAGES_SHARE = 4  # images may have so much of the records' bytes: a quarter
 _NOT_ALL = -2
