@@ -26,6 +26,7 @@ from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import Adagrad
 from parashard.store import open_store
 from parashard_server.durability.checkpoint_writer import write_rows
+from parashard_server.state.kernels import fused
 from parashard_server.state.rows.row_memory import HUGE_BYTES, Region
 from parashard_server.state.rows.tables import RowGradients, Tables
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write table_growth.json and .md in benchmarks/results")
     arguments = parser.parse_args()
     most = 1 << arguments.rows
+    fused.warm_up_rows()  # as a shard does before it listens
     pages = pages_s()
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(KEYS, DIMENSION)).astype(np.float32)
@@ -129,7 +131,7 @@ def make_ready(tables: Tables, most: int) -> None:
 
 def grown(tables: Tables, most: int, gradients: Any, rng: Any) -> tuple[int, list[dict[str, float]]]:
     """Push until there are so many rows; return the time then, and figures by number of rows."""
-    pushed(tables, np.arange(KEYS), gradients, 1)  # loads the kernels
+    pushed(tables, np.arange(KEYS), gradients, 1)  # loads the optimizer's kernels
     clock, found = 2, []
     size = 1 << 16
     while size <= most:

@@ -8,6 +8,7 @@ bytes are bounded: beyond that the save is given up, never a push. Every call is
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -121,6 +122,7 @@ class RowSaving:
             rows = np.unique(np.concatenate([self._rows, *self._moved]))
         rows = rows[~self._memory.is_free(rows)]  # until the save is over no record becomes free, or is used again
         self._rows = rows[np.argsort(self._memory.keys_of(rows))]
+        self._image_of[: self._all_rows : mmap.PAGESIZE // 4].any()  # the machine gives each page when it is first read
 
     def room(self, most_bytes: int) -> Float32s:
         """Return memory for records of about so many bytes, or of all rows; after `prepare`, without the lock.
