@@ -32,6 +32,7 @@ from parashard_server.state.rows.tables import RowGradients, Tables
 
 KEYS = 1 << 15
 DIMENSION = 8
+READS = 40
 PAGES = 512
 
 
@@ -69,6 +70,7 @@ def main() -> None:
                 "longest push",
                 "with memory at hand",
                 "longest push",
+                "rows read alone",
                 f"bytes a row (own: {own})",
             ],
             [
@@ -78,6 +80,7 @@ def main() -> None:
                     f"{first['longest_push_ms']:.1f} ms",
                     f"{second['keys_per_s'] / 1e6:.2f} million",
                     f"{second['longest_push_ms']:.1f} ms",
+                    f"{second['reads_per_s'] / 1e6:.0f} million",
                     f"{second['bytes_per_row']:.0f} ({second['bytes_per_row'] / own:.2f} x)",
                 ]
                 for first, second in zip(*found, strict=True)
@@ -147,10 +150,24 @@ def grown(tables: Tables, most: int, gradients: Any, rng: Any) -> tuple[int, lis
                 "keys_per_s": KEYS * len(times_s) / sum(times_s),
                 "bytes_per_row": tables.memory_bytes / tables.rows,
                 "longest_push_ms": 1000 * max(times_s),
+                "reads_per_s": reads_per_s(tables, rng),
             }
         )
         size *= 2
     return clock, found
+
+
+def reads_per_s(tables: Tables, rng: Any) -> float:
+    """Return how many rows at random places the machine reads in a second, and nothing more: the bound of a push."""
+    records = tables.by_name["rows"].records
+    values, sizes = np.empty(KEYS * DIMENSION, np.float32), np.array([records.memory.stride], np.int64)
+    times_s = []
+    for _ in range(READS):
+        rows = rng.integers(0, records.memory.end, KEYS).astype(np.uint32)
+        began_s = time.perf_counter()
+        fused.gather_rows(rows, records.memory.words, values, records.parts[:1], sizes)
+        times_s.append(time.perf_counter() - began_s)
+    return KEYS / float(np.median(times_s))
 
 
 def pushed(tables: Tables, keys: Any, gradients: Any, clock: int) -> float:
