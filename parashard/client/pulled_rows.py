@@ -6,6 +6,7 @@ transport. Called by `parashard.client.shard_client`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -94,11 +95,15 @@ class PulledRows:
             for name, wanted in keys.items()
         }
 
-    def parts(self, shards: int) -> list[RowPart]:
-        """Return what is asked of which shard: the first part of each by its index, then those that are more."""
+    def turns(self, shards: int) -> list[list[RowPart]]:
+        """Return what is asked of which shard, turn by turn: at first of each by its index, then of those with more.
+
+        A turn has one part of a shard at most: a client that waited for a connection while it holds others of the same
+        shard could wait for itself.
+        """
         runs = {name: cut_by_shard(wanted, shards) for name, wanted in self.keys.items()}
         of_shards = [self._parts_of(shard, {name: cut[shard] for name, cut in runs.items()}) for shard in range(shards)]
-        return [*(parts[0] for parts in of_shards), *(part for parts in of_shards for part in parts[1:])]
+        return [[part for part in turn if part is not None] for turn in itertools.zip_longest(*of_shards)]
 
     def _parts_of(self, shard: int, runs: Mapping[str, slice]) -> list[RowPart]:
         """Return the parts of a shard's keys, at least one; each has of a table what is left of it, or its own room."""

@@ -163,35 +163,38 @@ class ShardClient:
         """
         begun = self.view
         shards, rows = len(begun.shards), PulledRows(self._tables, keys)
-        parts = rows.parts(shards)  # the first of each shard comes with its variables
+        turns = rows.turns(shards)  # the first part of each shard comes with its variables
         incarnations = [where.incarnation for where in begun.shards]
-        answered = [begun.shards[part.shard].incarnation for part in parts]
+        answered = [[begun.shards[part.shard].incarnation for part in parts] for parts in turns]
         weights = self._sets.take(tuple(incarnations))
 
-        def pull(number: int) -> Pending[int]:
+        def pull(turn: int, number: int) -> Pending[int]:
             """Begin a pull: of a shard's variables and the first part of its rows, or of another part of them."""
-            view, part = self.view, parts[number]
+            view, part = self.view, turns[turn][number]
             shard = part.shard
             target = self._target(shard, view)
-            answered[number] = target.incarnation
+            answered[turn][number] = target.incarnation
             known = weights.versions[shard] if target.incarnation == begun.shards[shard].incarnation else None
-            length = self._plan.shard_elements(shard) * ELEMENT_BYTES if number < shards else 0
+            length = 0 if turn else self._plan.shard_elements(shard) * ELEMENT_BYTES
             run = PullRun(target, round_, step, 0, length, known, self._observer.traceparent(), keys=rows.keys_of(part))
-            into = weights.by_shard[shard] if number < shards else Buffers([])
+            into = Buffers([]) if turn else weights.by_shard[shard]
             deadline_s = rpc.data_deadline_s(length + rows.answer_bytes_of(part))
             return self._transport(shard, view).pull(run, into, deadline_s, partial(rows.fill, part))
 
         with self._observer.phase("pull", step):
             try:
-                versions = self._fan_out.request_all(pull, len(answered))
-                weights.versions = versions[:shards]
-                weights.incarnations = tuple(answered[:shards])
+                versions = [
+                    self._fan_out.request_all(partial(pull, turn), len(parts)) for turn, parts in enumerate(turns)
+                ]
+                weights.versions = versions[0]
+                weights.incarnations = tuple(answered[0])
             except BaseException:
                 weights.versions = (None,) * shards  # what its arrays hold is undefined
                 self._sets.give_back(weights)
                 raise
         pulled = Pulled(weights, self._sets, rows)
-        pulled.include(parts[shards:], versions[shards:], answered[shards:])
+        for turn in range(1, len(turns)):
+            pulled.include(turns[turn], versions[turn], answered[turn])
         return pulled
 
     def push(

@@ -175,7 +175,7 @@ class State:
     def pull_rows(self, round_: int, keys: Mapping[str, Keys]) -> dict[str, Float32s]:
         """Return copies of the rows of tables that a round begins with, by table."""
         rows, identity = PulledRows(self._tables, keys), self._host.shard.identity
-        for part in rows.parts(1):
+        for (part,) in rows.turns(1):
             run = PullRun(identity, round_, None, 0, 0, None, "", rows.keys_of(part))
             self._plane.pull(run, TURN_S, partial(_fill, rows, part))
         return rows.values

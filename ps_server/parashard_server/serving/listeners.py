@@ -76,9 +76,8 @@ class Listeners:
         credentials: Credentials | None = None,
     ) -> None:
         self.address = self.local_path = ""
-        push_bytes = shard_host.shard.storage.weights.nbytes
         self.buffers = ReceiveBuffers(memory)
-        self.slots = Slots(memory, left_bytes=received_bytes(push_bytes), workers=job.cluster.workers)
+        self.slots = Slots(memory, left_bytes=received_bytes(plane.push_bytes_max), workers=job.cluster.workers)
         self._servers: list[StreamServer] = []
         self._local: LocalSocket | None = None
         transport = job.cluster.transport

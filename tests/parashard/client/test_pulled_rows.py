@@ -18,7 +18,7 @@ from parashard.client import pulled_rows
 from parashard.client.pulled import Pulled
 from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet, rows_by_shard
 from parashard.client.shard_client import ShardClient
-from parashard.errors import MalformedFrame, NonFiniteGradient, QueueFull, ShapeMismatch, StaleRound, UnknownVariable
+from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, StaleRound, UnknownVariable
 from parashard.plan.embedding import EmbeddingTable, Keys, RowEncoding, cut_by_shard, first_rows, mixed
 from parashard.plan.partition import fixed_shards, whole
 from parashard.plan.variables import Float32s, Initializer, Variable
@@ -32,6 +32,7 @@ from parashard.protocol.messages import (
     RowSlice,
     answer_bytes_of,
 )
+from parashard.transports.base import Greeting, ShardAddress
 from parashard_server.state.rows import tables as shard_tables
 from support.in_process import COUNTING, SEED, WEIGHT_AND_BIAS, Cluster, plan_of, use_small_messages, variables_of
 
@@ -185,9 +186,11 @@ def test_parts_have_every_key_once_of_one_shard(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pulled_rows, "ROWS_BYTES_MAX", rows_bytes)
         patched.setattr(pulled_rows, "MESSAGE_BYTES_MAX", keys_bytes)
-        parts = rows.parts(shards)
-    assert [part.shard for part in parts[:shards]] == list(range(shards))
+        turns = rows.turns(shards)
+    parts = [part for turn in turns for part in turn]
+    assert [part.shard for part in turns[0]] == list(range(shards))
     assert all(part.keys for part in parts[shards:])
+    assert all(len({part.shard for part in turn}) == len(turn) for turn in turns)
     assert max(map(rows.answer_bytes_of, parts)) <= rows_bytes
     assert max(sum(some.nbytes for some in rows.keys_of(part).values()) for part in parts) <= keys_bytes
     for name, wanted in keys.items():
@@ -267,24 +270,41 @@ def test_the_version_of_a_pull_is_the_lowest_of_its_messages(few_bytes: int) -> 
     assert pulled.versions == (min(seen["shard-0"]), min(seen["shard-1"]))
 
 
-def test_rows_may_be_older_than_the_variables_of_their_shard(few_bytes: int) -> None:
-    cluster = cluster_of(2)
-    pusher, refused = cluster.client(), list[str]()
+class _Noting:
+    """A transport that notes when it is asked, and when its answer is waited for."""
 
-    def refuse_once(address: str, request: Push | PullRun) -> None:
-        if address == "shard-0" and isinstance(request, PullRun) and request.length_bytes:
-            if not refused:  # what is asked again is asked last
-                refused.append(address)
-                raise QueueFull("busy")
-            cluster.before = lambda *_: None
-            cluster._turn.release()
-            pusher.push(0, {}, None)
-            cluster._turn.acquire()
+    def __init__(self) -> None:
+        self.seen: list[str] = []
 
-    cluster.before = refuse_once
-    assert cluster.client().pull(keys={"user": KEYS}).versions == (0, 0)
-    assert refused == ["shard-0"]
-    assert cluster.shards[0].updates.version == 1
+    def pull(self, run: PullRun, into: object, deadline_s: float, read: object) -> _Noting:
+        self.seen.append("asked")
+        return self
+
+    def start(self) -> None:
+        """It is under way."""
+
+    def result(self) -> int:
+        self.seen.append("answered")
+        return 0
+
+    def cancel(self) -> None:
+        """It is over."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_shard_is_asked_for_one_part_at_a_time(few_bytes: int) -> None:
+    """Else a client that has as many connections as there may be would wait for one of its own."""
+    cluster, noting = cluster_of(1), _Noting()
+
+    def connect(where: ShardAddress, greeting: Greeting) -> Any:
+        return noting
+
+    client = ShardClient("run", "digest", cluster.plan, "w", connect=connect, tables=TableSet((USER,), SEED))
+    client.use(cluster.view())
+    client.pull(keys={"user": KEYS})
+    assert noting.seen == ["asked", "answered"] * 4
 
 
 def pulled_over_a_change() -> tuple[Cluster, ShardClient, Pulled]:
@@ -511,7 +531,7 @@ def test_more_keys_than_one_message_asks_for_are_asked_in_several(names: list[st
 
 def test_rows_of_another_length_are_refused() -> None:
     rows = PulledRows(TableSet((USER,), SEED), {"user": KEYS[:2]})
-    (part,) = rows.parts(1)
+    ((part,),) = rows.turns(1)
     for elements in (1, 4):
         found = PresentRows(np.array([True, True]), np.ones((2, elements), np.float32))
         with pytest.raises(MalformedFrame, match=f"table 'user': rows of {elements} elements came; they have 3"):
