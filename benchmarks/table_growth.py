@@ -7,6 +7,7 @@ with Adagrad, then a whole checkpoint and an increment after 1 % of the rows wer
 
 The table grows twice. What the first growth needs of memory the machine finds meanwhile, which in a virtual machine may
 take longer than all else; the second has its memory from the start. How long the machine takes is stated, too.
+"Rows read alone" is how many rows at random places the machine reads in a second where it does nothing else.
 """
 
 from __future__ import annotations
