@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -81,6 +82,7 @@ class WrongTable(ConfigurationError):
         self.key, self.allowed, self.other = key, allowed, other
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _U64 = np.uint64
 _LANE = _U64(0xD1342543DE82EF95)  # between the counters of a row's elements: odd, so that no two are alike
 
@@ -125,9 +127,10 @@ class EmbeddingTable:
     encoding: RowEncoding = "float32"
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and 1 <= len(self.name) <= 200 and self.name.isprintable()):
+        if not (isinstance(self.name, str) and 1 <= len(self.name) <= 200) or _CONTROL.search(self.name):
             raise ConfigurationError(
-                f"a table's name must be text of 1 to 200 printable characters, found {shortened(repr(self.name))}"
+                "a table's name must be text of 1 to 200 characters, without line ends and other control characters, "
+                f"found {shortened(repr(self.name))}"
             )
         self._check_whole("row_elements", ROW_ELEMENTS_MAX)
         self._check_whole("keys_per_step_max", KEYS_PER_STEP_MAX)

@@ -41,6 +41,7 @@ def ports_of(
         cluster=SimpleNamespace(transport=transport, workers=1),
         optimizer=SimpleNamespace(delay_compensation=0.0),
     )
+    plane = plane or FakePlane([0, ELEMENTS])
     return Listeners(plane, served, job, PushMemory(1 << 20), host, port, credentials)  # type: ignore[arg-type]
 
 
