@@ -11,7 +11,7 @@ from hypothesis import settings
 QUICK = "quick"
 
 settings.register_profile(QUICK, deadline=None, max_examples=40, derandomize=True)
-settings.register_profile("full", deadline=None, max_examples=300, print_blob=True)
+settings.register_profile("full", deadline=None, max_examples=200, print_blob=True)
 
 
 def by_tier(*, quick: int, full: int) -> int:
