@@ -47,7 +47,7 @@ class FakePlane:
     tables : Tables
         Of TABLES; a test pushes to them itself.
     row_bytes : int
-        What a push may have for them, and a slot's room for their rows.
+        What a push may have for them, and a slot for their rows.
     greeted : list of Target
         What each HELLO named.
     pushes : list of Push

@@ -179,7 +179,7 @@ def test_a_pull_in_many_messages_is_the_same(few_bytes: int, shards: int) -> Non
 def test_parts_have_every_key_once_of_one_shard(
     names: list[str], counts: list[int], shards: int, rows_bytes: int, keys_bytes: int
 ) -> None:
-    """Rows of one number are shorter than their keys: either may be what a part has no more room for."""
+    """Rows of one number are shorter than their keys: either may be what fills a part."""
     tables = TableSet((USER, SEEN, replace(SEEN, name="item"), replace(USER, name="word")), SEED)
     keys = {name: keys_of(*range(count)) for name, count in zip(names, counts, strict=True)}
     rows = PulledRows(tables, keys)

@@ -44,6 +44,16 @@ def soon() -> float:
     return time.monotonic() + DEADLINE_S
 
 
+def with_slot(dial: Callable[[], Stream]) -> tuple[Stream, Bytes]:
+    """Return a greeted connection and its slot."""
+    stream = dial()
+    _, (weights, descriptor) = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
+    slot = memory.mapped(descriptor, writable=True)
+    for one in (weights, descriptor):
+        os.close(one)
+    return stream, slot
+
+
 @pytest.fixture
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedShard]:
     shard = SharedShard(tmp_path_factory.mktemp("s"))
@@ -166,11 +176,7 @@ class TestRequests:
         shard.plane.tables.by_name["user"].push(keys, np.ones((3, 3), np.float32), clock=1)
         shard.plane.row_bytes = 200
         shard.plane.move(1)
-        stream = dial()
-        _, (weights, descriptor) = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
-        slot = memory.mapped(descriptor, writable=True)
-        for one in (weights, descriptor):
-            os.close(one)
+        stream, slot = with_slot(dial)
         asked = pull_of()._replace(keys={"user": keys})
         for in_slot in (True, False):
             slot[:] = 0
@@ -184,7 +190,7 @@ class TestRequests:
             assert found.values.tolist() == [[1.0] * 3] * 3
             assert head.payload_bytes == 0
             assert bool(slot[:12_000].any()) is in_slot  # the variables
-        many = keys_of(*range(10))  # 40 KiB of rows, with room for 200 bytes
+        many = keys_of(*range(10))  # 40 KiB of rows; the slot has 200 bytes for them
         shard.plane.tables.by_name["item"].push(many, np.ones((10, 1024), np.float32), clock=1)
         slot[:] = 0
         asked = pull_of()._replace(keys={"item": many})
@@ -196,11 +202,7 @@ class TestRequests:
         keys = keys_of(1, 2, 3)
         shard.plane.tables.by_name["user"].push(keys[1:], np.ones((2, 3), np.float32), clock=1)
         shard.plane.row_bytes = 24
-        stream = dial()
-        _, (weights, descriptor) = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
-        slot = memory.mapped(descriptor, writable=True)
-        for one in (weights, descriptor):
-            os.close(one)
+        stream, slot = with_slot(dial)
         asked = pull_of()._replace(keys={"user": keys})
         slot[12_000:] = keys.view(np.uint8)
         header = wire.pull_header(asked)
@@ -219,10 +221,7 @@ class TestRequests:
     def test_more_keys_in_the_slot_than_a_message_has_are_refused(self, shard, dial, monkeypatch) -> None:
         monkeypatch.setattr(session, "MESSAGE_BYTES_MAX", 80)
         shard.plane.row_bytes = 200
-        stream = dial()
-        _, descriptors = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
-        for one in descriptors:
-            os.close(one)
+        stream, _ = with_slot(dial)
         header = tensor_pb2.PullHeader(target=wire.target_message(TARGET), keys_in_slot=True)
         header.keys.add(table="user", rows=11)
         error = error_of(ask(stream, Kind.PULL, header))
@@ -232,10 +231,7 @@ class TestRequests:
     @pytest.mark.parametrize(("rows", "payload", "beside"), [(3, b"", 0), (1, b"12345678", 8)])
     def test_keys_that_the_slot_cannot_have_are_refused(self, shard, dial, rows, payload, beside) -> None:
         shard.plane.row_bytes = 16
-        stream = dial()
-        _, descriptors = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
-        for one in descriptors:
-            os.close(one)
+        stream, _ = with_slot(dial)
         header = tensor_pb2.PullHeader(target=wire.target_message(TARGET), keys_in_slot=True)
         header.keys.add(table="user", rows=rows)
         error = error_of(ask(stream, Kind.PULL, header, (memoryview(payload),)))

@@ -10,6 +10,8 @@ too. Called by `parashard_server.state.rows.records`, under the shard's lock.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,11 +74,7 @@ class RowIndex:
         absent = fused.find_rows(
             keys,
             found,
-            self._spread,
-            self._tags,
-            self._references,
-            self._begins,
-            self._capacities,
+            *self._arrays,
             self._memory.keys,
             self._sizes,
         )
@@ -94,11 +92,7 @@ class RowIndex:
             keys,
             found,
             values,
-            self._spread,
-            self._tags,
-            self._references,
-            self._begins,
-            self._capacities,
+            *self._arrays,
             memory.keys,
             memory.words,
             sizes,
@@ -110,21 +104,21 @@ class RowIndex:
         self._counts += self._counted(keys)
         for segment in np.flatnonzero(self._counts * _FULL[1] > self._capacities * _FULL[0]).tolist():
             self._grow(segment)
-        fused.index_rows(keys, rows, self._spread, self._tags, self._references, self._begins, self._capacities)
+        fused.index_rows(keys, rows, *self._arrays)
 
     def remove(self, keys: Keys) -> None:
         """Take out keys that it has, each once, whose records still have them."""
         self._counts -= self._counted(keys)
         fused.remove_rows(
             keys,
-            self._spread,
-            self._tags,
-            self._references,
-            self._begins,
-            self._capacities,
+            *self._arrays,
             self._memory.keys,
             self._sizes,
         )
+
+    @property
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        return self._spread, self._tags, self._references, self._begins, self._capacities
 
     def _counted(self, keys: Keys) -> NDArray[np.int64]:
         """Return how many keys each segment has."""
@@ -138,7 +132,7 @@ class RowIndex:
         while int(self._counts[segment]) * _FULL[1] > room * _FULL[0]:
             room *= 2
         old, new = slice(begin, begin + capacity), slice(self._end, self._end + room)
-        assert new.stop + 8 <= len(self._tags), "the regions have room for every growth"
+        assert new.stop + 8 <= len(self._tags), "the regions are too short for a growth"
         fused.move_segment(
             self._spread,
             self._tags[old],
