@@ -14,7 +14,11 @@ import numpy as np
 
 from benchmarks.peers import seam
 
-OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+]
 NAME = "benchmarks.PushPull"
 
 

@@ -62,6 +62,7 @@ _SERVER_OPTIONS = [
 ]
 _CHANNEL_OPTIONS = [
     *_SHARED_OPTIONS,
+    ("grpc.enable_http_proxy", 0),  # peers are reached directly, whatever http_proxy says
     ("grpc.enable_retries", 0),  # only the application retries: it knows that a push has an identity
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name also how long one attempt to connect may take

@@ -1,10 +1,12 @@
 """The seam between our errors and gRPC's, over real sockets: what a servicer raises is what its caller gets."""
 
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
@@ -263,6 +265,22 @@ def test_a_peer_that_is_silent_is_unreachable_at_the_deadline(echo):
             echo.call(deadline_s=0.05)
     finally:
         silent.set()
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_a_peer_is_reached_directly_where_the_environment_names_a_proxy(echo, dead_address, monkeypatch, variable):
+    monkeypatch.setenv(variable, f"http://{dead_address}")
+    with connect(echo.address) as channel:
+        assert channel.unary_unary(f"/{SERVICE}/Call")(b"direct", timeout=DEADLINE_S) == b"direct"
+
+
+def test_every_maker_of_a_channel_ignores_proxies():
+    root = Path(__file__).resolve().parents[3]
+    folders = ("parashard", "ps_server", "worker", "coordinator", "tools", "benchmarks", "deploy", "examples")
+    texts = [file.read_text() for folder in folders for file in (root / folder).rglob("*.py")]
+    makers = [text for text in texts if re.search(r"\b(in)?secure_channel\(", text)]
+    assert len(makers) == 2, "rpc.py and the benchmark of plain gRPC; others take a channel of rpc.connect"
+    assert all('("grpc.enable_http_proxy", 0)' in text for text in makers)
 
 
 def test_only_failed_calls_are_translated():
