@@ -123,7 +123,7 @@ class OurPushPull(seam.PushPull):
     def _looped(self, repeats: int) -> list[float]:
         """Return the milliseconds of each turn of a loop that pulls the next weights while a push is under way.
 
-        So a worker works by default (`cluster.pipeline_depth = 1`), with a gradient to compute besides.
+        So a worker works with `cluster.pipeline_depth = 1`, with a gradient to compute besides.
         """
         assert self._cluster is not None
         client = self._cluster.client

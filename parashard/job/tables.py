@@ -201,7 +201,11 @@ class ClusterOptions(Table):
         description="What starts the processes: `parashard run`, something outside, or Kubernetes, which is watched.",
     )
     pipeline_depth: int = key(
-        default=1, ge=0, le=8, description="Steps a worker may have under way besides the current one."
+        default=0,
+        ge=0,
+        le=8,
+        description="Steps a worker has under way besides the current one. 1 hides the time of pulls and pushes, and "
+        "computes each gradient on weights that are a step older: in async and ssp that can cost accuracy.",
     )
     lease_batch: int = key(default=16, ge=1, le=1024, description="Most steps that one call leases to a worker.")
     lease_ttl_s: float = key(

@@ -21,6 +21,7 @@ from parashard.api import trainer as module
 from parashard.api.script import Script
 from parashard.api.worker_threads import LOG_FILE
 from parashard.launch.run_files import LOGS
+from parashard.layers import Dense, ReLU
 from parashard.process import failpoints
 from support.report_oracle import store_of, unsaved
 from support.waiting import DEADLINE_S, eventually
@@ -273,3 +274,17 @@ def test_what_no_thread_can_have_is_refused_before_there_is_a_run() -> None:
     thread.join(DEADLINE_S)
     assert "from the script's main thread" in str(refused[0])
     assert not Path("runs").exists()
+
+
+@MORE
+def test_by_default_one_worker_trains_as_one_process_does() -> None:
+    layers = [Dense(16, initializer="he_normal"), ReLU(), Dense(2)]
+    model = ps.Sequential(layers, input_shape=(4,), loss="softmax_cross_entropy", metrics=["accuracy"])
+    x = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
+    losses = []
+    for strategy in (ps.OneDeviceStrategy(), ps.ParameterServerStrategy(1, 1, workers_as="threads")):
+        trainer = ps.Trainer(model, ps.Momentum(0.1, momentum=0.9), strategy)
+        history = trainer.fit((x, (x.sum(1) > 0).astype(np.int64)), epochs=4, batch_size=16, verbose=0)
+        assert history.report["staleness"]["max"] == 0
+        losses.append(history.history["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

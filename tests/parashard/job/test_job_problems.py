@@ -142,8 +142,8 @@ RELATIONS = [
         "the policy's bound: a worker cannot hold more steps than it may run ahead",
     ),
     (
-        ["consistency.policy=ssp:0"],
-        'default: cluster.pipeline_depth: found 1 with consistency.policy = "ssp:0" (flag --set); allowed: <= 0, '
+        ["cluster.pipeline_depth=1", "consistency.policy=ssp:0"],
+        'flag --set: cluster.pipeline_depth: found 1 with consistency.policy = "ssp:0" (flag --set); allowed: <= 0, '
         "the policy's bound: a worker cannot hold more steps than it may run ahead",
     ),
     (
