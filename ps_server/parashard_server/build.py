@@ -30,7 +30,7 @@ from parashard_server.state import cuda_storage
 from parashard_server.state.cuda_device import open_device
 from parashard_server.state.cuda_storage import CudaStorage, ShardDevice
 from parashard_server.state.kernels import fused
-from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.optimizer import Before, Optimizer
 from parashard_server.state.pulled_weights import PulledWeights
 from parashard_server.state.rows.tables import Tables
 from parashard_server.state.storage import InitialRows, Storage, drawn_from, offsets_of
@@ -84,15 +84,15 @@ class ShardBuilder:
             last = len(self.plan.shards) - 1
             raise ConfigurationError(f"the job has shards 0..{last}; this process was started as {index}")
         self._device = open_device(self.job.cluster.shard_device, index)
+        before = updates_before(self.job, reply.steps_total)
+        updates = before.schedule + _updates(self.job, reply.steps_total)
         self.optimizer = Optimizer(
-            self.job.optimizer.resolved(_updates(self.job, reply.steps_total)),
+            self.job.optimizer.resolved(updates),
             fused if self._device is None else self._device.kernels,
+            before=before,
         )
         cluster = self.job.cluster
-        self._tables = [
-            replace(table, optimizer=table.optimizer.resolved(_updates(self.job, reply.steps_total)))
-            for table in tables_of(self.job)
-        ]
+        self._tables = [replace(table, optimizer=table.optimizer.resolved(updates)) for table in tables_of(self.job)]
         rows_bytes = sum(table.push_bytes_max for table in self._tables)
         dense_bytes = ELEMENT_BYTES * self.plan.shard_elements(index)
         self.push_memory = PushMemory(cluster.push_memory_bytes(dense_bytes + rows_bytes))
@@ -161,7 +161,8 @@ class ShardBuilder:
         tables = None
         if self._tables:
             rate = job.optimizer.learning_rate
-            tables = Tables(self._tables, job.job.seed, self.index, len(plan.shards), rate)
+            before = updates_before(job, reply.steps_total)
+            tables = Tables(self._tables, job.job.seed, self.index, len(plan.shards), rate, before)
         if state is None and tables is not None and reply.initial_sha256 and self._store is not None:
             tables.begin_with(iterate_initial_rows(self._store, reply.job_digest, tables.buckets))
         if state is not None:
@@ -229,7 +230,13 @@ def _pulled_copies(job: Job, storage: Storage) -> int:
     return max(1, min(PULLED_COPIES_MAX, job.cluster.push_memory_bytes(size_bytes) // max(1, size_bytes)))
 
 
-def _updates(job: Job, steps_total: int) -> int:
-    """Return how often the weights will move: the unit of learning-rate schedules."""
+def updates_before(job: Job, steps_total: int) -> Before:
+    """Return the updates before a job: those of the epochs before it."""
+    steps_per_epoch = steps_total // job.job.epochs
+    return Before(0, _updates(job, (job.job.first_epoch or 0) * steps_per_epoch))
+
+
+def _updates(job: Job, steps: int) -> int:
+    """Return how often so many steps move the weights: the unit of learning-rate schedules."""
     policy = job.consistency.policy
-    return -(-steps_total // policy.bound) if policy.kind == "sync" else steps_total
+    return -(-steps // policy.bound) if policy.kind == "sync" else steps

@@ -31,6 +31,15 @@ class _Rule(NamedTuple):
     """Whether it needs t."""
 
 
+class Before(NamedTuple):
+    """Updates before the first one of a job: of the slots that it begins with, and of its schedule."""
+
+    state: int = 0
+    schedule: int = 0
+
+
+NOTHING_BEFORE = Before()
+
 _ADAM = _Rule(("m", "v"), ("beta1", "beta2", "epsilon"), counts=True)
 _RULES: dict[str, _Rule] = {
     "sgd": _Rule(),
@@ -57,6 +66,8 @@ class Optimizer:
         `parashard_server.state.kernels.fused`, or `parashard_server.state.kernels.reference`.
     by_row : bool
         It moves rows of a table, each of which has a t of its own.
+    before : Before
+        What was done before the first update.
 
     Attributes
     ----------
@@ -68,9 +79,12 @@ class Optimizer:
         Initial value of each slot.
     """
 
-    def __init__(self, spec: OptimizerSpec, kernels: ModuleType = fused, *, by_row: bool = False) -> None:
+    def __init__(
+        self, spec: OptimizerSpec, kernels: ModuleType = fused, *, by_row: bool = False, before: Before = NOTHING_BEFORE
+    ) -> None:
         rule = _RULES[spec.kind]
         self.spec = spec
+        self._before = before
         self.slots = rule.slots
         self.initial_values: Mapping[str, float] = {
             slot: spec.initial_accumulator if isinstance(spec, Adagrad | RowwiseAdagrad) else 0.0 for slot in rule.slots
@@ -101,7 +115,8 @@ class Optimizer:
     ) -> None:
         """Apply one gradient to one partition, in place on its weights and slots.
 
-        The learning rate is learning_rate * schedule.factor(t) * damping * variable.learning_rate_factor, in float64.
+        The learning rate is learning_rate * schedule.factor(t + before.schedule) * damping *
+        variable.learning_rate_factor, in float64.
         An empty push is an update with a gradient of zeros: moments and weight decay are applied. A frozen
         variable is never changed.
 
@@ -112,7 +127,7 @@ class Optimizer:
         slots : mapping of str to ndarray of float32, shape (elements,), contiguous
             One for each name in `self.slots`.
         t : int
-            Number of steps (in sync mode: rounds) in the applied set with this one, >= 1.
+            Number of steps (in sync mode: rounds) in the applied set with this one, >= 1; those before are added here.
         scale : float
             Multiplies the gradient: 1/n for the mean of a sum of n.
         damping : float
@@ -128,8 +143,8 @@ class Optimizer:
         if variable.frozen:
             return
         own = self.spec.learning_rate if learning_rate is None else learning_rate
-        rate = own * self.spec.schedule.factor(t) * damping * variable.learning_rate_factor
-        counter = {"t": t if t_of_rows is None else t_of_rows} if self.counts else {}
+        rate = own * self.spec.schedule.factor(t + self._before.schedule) * damping * variable.learning_rate_factor
+        counter = {"t": t + self._before.state if t_of_rows is None else t_of_rows} if self.counts else {}
         self._kernel(
             weights,
             gradient,

@@ -30,7 +30,7 @@ from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PresentRows
 from parashard_server.state.kernels import fused
-from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.optimizer import NOTHING_BEFORE, Before, Optimizer
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_index import ABSENT
 from parashard_server.state.rows.row_values import RowValues
@@ -51,6 +51,8 @@ class TableRows:
         The job's.
     buckets : tuple of int
         Those of the shard: the first, and the one after the last.
+    before : Before
+        Updates before the job.
 
     Attributes
     ----------
@@ -64,12 +66,18 @@ class TableRows:
         Payload of pulls, keys and answers, and of pushes, keys and gradients; the shard counts those.
     """
 
-    def __init__(self, table: EmbeddingTable, seed: int, buckets: tuple[int, int] = (0, BUCKETS)) -> None:
+    def __init__(
+        self,
+        table: EmbeddingTable,
+        seed: int,
+        buckets: tuple[int, int] = (0, BUCKETS),
+        before: Before = NOTHING_BEFORE,
+    ) -> None:
         self.table = table
         self.added_rows = self.pulled_keys = self.pulled_rows = self.pulled_bytes = self.pushed_bytes = 0
         rules = table.rules
         self._first_rows = first_rows(table, seed)
-        self._optimizer = Optimizer(table.optimizer, by_row=True)
+        self._optimizer = Optimizer(table.optimizer, by_row=True, before=before)
         self._variable = Variable(table.name, (1,))
         slots = dict.fromkeys(self._optimizer.slots, table.slot_elements)
         self._values = RowValues(table.row_elements, table.dtype)

@@ -28,6 +28,7 @@ from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import ROWS_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
+from parashard_server.state.optimizer import NOTHING_BEFORE, Before
 from parashard_server.state.rows.live_rows import LiveRows
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_saving import RowSaving
@@ -109,11 +110,17 @@ class Tables:
     """
 
     def __init__(
-        self, tables: Sequence[EmbeddingTable], seed: int, shard: int, shards: int, learning_rate: float = 1.0
+        self,
+        tables: Sequence[EmbeddingTable],
+        seed: int,
+        shard: int,
+        shards: int,
+        learning_rate: float = 1.0,
+        before: Before = NOTHING_BEFORE,
     ) -> None:
         self._learning_rate = learning_rate
         self.buckets = bucket_ranges(shards)[shard]
-        self.by_name = {table.name: TableRows(table, seed, self.buckets) for table in tables}
+        self.by_name = {table.name: TableRows(table, seed, self.buckets, before) for table in tables}
         self.live = LiveRows(self.by_name)
         self._files: tuple[TableFile, ...] = ()  # of the last checkpoint that is stored
 
