@@ -121,3 +121,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_PLACES})
+
+
+if _worker_arguments is not None:
+    import parashard.api.script as _script  # noqa: F401  # from here on it tells why the script ends before its call

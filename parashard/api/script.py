@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import parashard
 from parashard.api.calls import CALLS
 from parashard.errors import BadData, ConfigurationError, JobFailed
-from parashard.launch.local_cluster import ScriptCommand
+from parashard.launch.local_cluster import WORKER_IS_SCRIPT, ScriptCommand
 from parashard.models.blame import named_with_line
 from parashard.process.shell import ExitCode, end_process
 from parashard.store.durable import write_durably
@@ -77,7 +77,7 @@ class Script:
         if self.is_worker:
             if self.run_dir is not None:
                 self._answers = answers_in(self.run_dir)
-            sys.excepthook = self._fail
+            sys.excepthook = self._raised
             atexit.register(self._miss)
 
     @property
@@ -263,11 +263,16 @@ class Script:
         """SHA-256 (hex) of the script's text: the code of its model, as far as it is known."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
-    def _fail(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    def _raised(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         """End a worker whose script raised before its call: no attempt would go better."""
+        self._fail(kind, error, where, f"; {WORKER_IS_SCRIPT}")
+
+    def _fail(
+        self, kind: type[BaseException], error: BaseException, where: TracebackType | None, advice: str = ""
+    ) -> None:
         traceback.print_exception(kind, error, where)
-        says = str(error) if isinstance(error, ConfigurationError) else f"the script raised {named_with_line(error)}"
-        self._end(says)
+        raised = f"the script raised {named_with_line(error)}{advice}"
+        self._end(str(error) if isinstance(error, ConfigurationError) else raised)
 
     def _miss(self) -> None:
         self._end(

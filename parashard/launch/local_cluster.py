@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 from parashard.launch.run_files import LOGS
 from parashard.launch.thread_child import ThreadChild
+from parashard.process.shell import ExitCode
 from parashard.process.side_effects import SideEffect, why_failed
 
 LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it
@@ -30,6 +31,14 @@ MODULES = {"coordinator": "parashard_coordinator", "shard": "parashard_server", 
 """Module of each role, for `python -m`."""
 WORKER_ARGUMENTS = "PARASHARD_WORKER_ARGUMENTS"
 """The environment variable that makes a script a worker: a JSON list of the worker's arguments."""
+WORKER_IS_SCRIPT = (
+    "a worker is your script, run again: what may happen only once comes after `import parashard as ps`, under "
+    "`if not ps.is_worker():`"
+)
+SAME_ENDS_MAX = 3
+"""A script that ends so often in the same way, before it is a worker, is not started again."""
+RETRIED = (ExitCode.FENCED, ExitCode.IO_ERROR, ExitCode.RETRY)
+INFO = " level=info "  # in each line that a service logs
 
 
 StartThread = Callable[[str, Sequence[str]], ThreadChild]
@@ -79,6 +88,8 @@ class LocalCluster:
         self._children: dict[str, subprocess.Popen[bytes] | ThreadChild] = {}
         self._log_starts: dict[str, int] = {}  # offset in bytes at which the present process's log begins
         self._ended = 0
+        self._script_ends: dict[str, tuple[str, int]] = {}  # by worker: how its script ended, how often in a row
+        self._asked_to_end: set[str] = set()
         self._lifeline_read, self._lifeline_write = os.pipe()
         self.variables: Mapping[str, Mapping[str, str]] = {}
         self.script: ScriptCommand | None = None
@@ -121,13 +132,14 @@ class LocalCluster:
                 self._ended += 1
                 if isinstance(child, ThreadChild) and child.is_left_over:
                     self.tell(f"warning: {name} is given up, and its thread ends when its model returns")
-                ended.append(Ended(name, code, self._reason(name, child, code), self._ended))
+                ended.append(self._end_of(name, child, code))
         return ended
 
     def ask_to_end(self, name: str) -> None:
         """Send SIGTERM to a child if it is running."""
         child = self._children.get(name)
         if child is not None:
+            self._asked_to_end.add(name)
             child.terminate()
 
     def kill(self, name: str) -> None:
@@ -188,25 +200,49 @@ class LocalCluster:
     def _told(self, text: str, over: bool) -> None:
         self.tell(text if over else f"warning: {text}")
 
-    def _reason(self, name: str, child: subprocess.Popen[bytes] | ThreadChild, code: int) -> str:
+    def _end_of(self, name: str, child: subprocess.Popen[bytes] | ThreadChild, code: int) -> Ended:
+        """Return a child's end and its reason.
+
+        A script that ends in the same way each time, before it is a worker, counts as a wrong configuration.
+        """
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        asked = name in self._asked_to_end
+        self._asked_to_end.discard(name)
         if isinstance(child, ThreadChild):
-            said = child.said
-        else:
-            said = _last_output(self.log_path(name), name, self._log_starts[name]) if code > 0 else ""
-        return f"{said} ({how})" if said else how
+            return Ended(name, code, f"{child.said} ({how})" if child.said else how, self._ended)
+        lines = _last_output(self.log_path(name), self._log_starts[name])
+        said = _last_words(lines, name) if code > 0 else ""
+        reason = f"{said} ({how})" if said else how
+        no_script = self.script is None or not name.startswith("worker") or _by_us(lines, name)
+        if no_script or asked or code < 0 or code in RETRIED:
+            self._script_ends.pop(name, None)
+            return Ended(name, code, reason, self._ended)
+        before, times = self._script_ends.get(name, ("", 0))
+        times = times + 1 if reason == before else 1
+        self._script_ends[name] = reason, times
+        code = ExitCode.CONFIGURATION if times >= SAME_ENDS_MAX else code
+        return Ended(name, code, f"{reason}; {WORKER_IS_SCRIPT}", self._ended)
 
 
-def _last_output(log: Path, name: str, start_bytes: int) -> str:
-    """Return the last error output of a process whose log begins at `start_bytes`, or ""."""
+def _last_output(log: Path, start_bytes: int) -> list[str]:
+    """Return the last lines of a process whose log begins at `start_bytes`."""
     try:
         with log.open("rb") as file:
             file.seek(max(start_bytes, log.stat().st_size - LOG_TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+            return file.read().decode(errors="replace").splitlines()
     except OSError:
-        return ""
+        return []
+
+
+def _last_words(lines: list[str], name: str) -> str:
+    """Return the last error output of a process, or ""."""
     marked = [line.partition(": ")[2] for line in lines if line.startswith(f"parashard {name}: ")]
     if marked:
         return marked[-1]
-    words = [line for line in lines if line.strip() and " level=info " not in line]  # what it logged is no reason
+    words = [line for line in lines if line.strip() and INFO not in line]  # what it logged is no reason
     return words[-1][:300] if words else ""
+
+
+def _by_us(lines: list[str], name: str) -> bool:
+    """Tell whether a process was one of ours when it ended, and not yet a script that is to be one."""
+    return any(line.startswith(f"parashard {name}: ") or INFO in line for line in lines)

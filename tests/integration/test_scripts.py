@@ -103,7 +103,8 @@ def test_after_ctrl_c_it_goes_on(start: Callable[..., ScriptRun], tmp_path: Path
 MISTAKES = {
     "raises in a worker": (
         "if ps.is_worker(): raise ValueError('no such file')\n" + FIT,
-        "the script raised ValueError: no such file (train.py:27)",
+        "the script raised ValueError: no such file (train.py:27); a worker is your script, run again: what may happen "
+        "only once comes after `import parashard as ps`, under `if not ps.is_worker():`",
     ),
     "other calls in a worker": (
         "if ps.is_worker(): trainer.evaluate(data)\n" + FIT,
@@ -135,6 +136,33 @@ MISTAKES = {
         "returned a gradient for 'counts' of shape (3,); the variable has (60,)",
     ),
 }
+
+
+ONCE = {
+    "before the import": (
+        "import os; os.makedirs('once')\n" + LEDGER,
+        "FileExistsError: [Errno 17] File exists: 'once'",
+    ),
+    "before the trainer": (
+        LEDGER.replace("EXAMPLES, EPOCHS", "os.makedirs('once')\nEXAMPLES, EPOCHS"),
+        "the script raised FileExistsError: [Errno 17] File exists: 'once' (train.py:7)",
+    ),
+    "another folder before the import": ("import os; os.chdir('sub')\n" + LEDGER, "FileNotFoundError: "),
+}
+
+
+@pytest.mark.parametrize("place", ONCE)
+def test_what_happens_only_once_ends_the_run_with_the_advice(
+    start: Callable[..., ScriptRun], tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "sub").mkdir()
+    text, sentence = ONCE[place]
+    run = start(text + FIT, "20", "async")
+    assert run.wait() == 1
+    last = run.complaint().splitlines()[-1]
+    assert sentence in last
+    assert "a worker is your script, run again" in last
+    assert "`if not ps.is_worker():`" in last
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -14,7 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from parashard.launch.local_cluster import LOG_TAIL_BYTES, MODULES, Ended, LocalCluster
+from parashard.launch.local_cluster import (
+    LOG_TAIL_BYTES,
+    MODULES,
+    SAME_ENDS_MAX,
+    WORKER_IS_SCRIPT,
+    Ended,
+    LocalCluster,
+    ScriptCommand,
+)
+from parashard.process.shell import ExitCode
 
 DEADLINE_S = 30.0
 # A child that says through a named pipe that it is up, and then waits for its lifeline (its last argument) to close.
@@ -108,6 +117,61 @@ def test_the_last_words_of_an_earlier_incarnation_are_not_those_of_this_one(clus
     assert reaped(cluster)[0].reason == "KeyError: 'second incarnation' (exit code 1)"
     cluster.start("shard-0", module("import os; os._exit(1)"), [])
     assert reaped(cluster)[0].reason == "exit code 1"
+
+
+def script_ends(cluster: LocalCluster, tmp_path: Path, text: str, times: int) -> list[Ended]:
+    """Start a script as worker-0 so often, and return how each ended."""
+    (tmp_path / "train.py").write_text(text)
+    cluster.script = ScriptCommand((sys.executable, "train.py"), str(tmp_path))
+    ends = []
+    for _ in range(times):
+        cluster.start("worker-0", MODULES["worker"], [])
+        ends += reaped(cluster)
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("import os; os.mkdir('logs')", 1, "FileExistsError: [Errno 17] File exists: 'logs' (exit code 1)"),
+        ("input('name: ')", 1, "EOFError: EOF when reading a line (exit code 1)"),
+        ("raise SystemExit(0)", 0, "exit code 0"),
+        ("raise SystemExit(5)", 5, "exit code 5"),
+    ],
+)
+def test_a_script_that_fails_alike_before_it_is_a_worker_is_misconfigured(cluster, tmp_path, text, code, said):
+    ends = script_ends(cluster, tmp_path, text, SAME_ENDS_MAX)
+    assert [ended.exit_code for ended in ends] == [*[code] * (SAME_ENDS_MAX - 1), ExitCode.CONFIGURATION]
+    assert {ended.reason for ended in ends} == {f"{said}; {WORKER_IS_SCRIPT}"}
+    assert "ps.is_worker()" in WORKER_IS_SCRIPT
+    assert script_ends(cluster, tmp_path, "raise KeyError('other')", 1)[0].exit_code == 1, "another end: it may go well"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("import sys; print('parashard worker-0: no answer', file=sys.stderr); sys.exit(1)", 1),
+        ("import sys; print('time=now level=info event=joined'); sys.exit(1)", 1),
+        (f"raise SystemExit({int(ExitCode.RETRY)})", ExitCode.RETRY),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_a_worker_that_ends_alike_is_left_to_the_coordinator(cluster, tmp_path, text, code):
+    ends = script_ends(cluster, tmp_path, text, SAME_ENDS_MAX + 1)
+    assert {ended.exit_code for ended in ends} == {code}
+    assert not any(WORKER_IS_SCRIPT in ended.reason for ended in ends)
+
+
+def test_a_script_that_was_asked_to_end_is_no_failure(cluster, tmp_path, pipe):
+    cluster.script = ScriptCommand((sys.executable, "train.py"), str(tmp_path))
+    wait = "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+    (tmp_path / "train.py").write_text(f"{wait}open({str(pipe)!r}, 'w').write('up')\nsignal.pause()")
+    for _ in range(SAME_ENDS_MAX):
+        cluster.start("worker-0", MODULES["worker"], [])
+        awaited(pipe)
+        cluster.ask_to_end("worker-0")
+        (ended,) = reaped(cluster)
+        assert (ended.exit_code, ended.reason) == (0, "exit code 0")
 
 
 def test_only_the_end_of_a_long_log_is_read(cluster, module):
