@@ -80,6 +80,10 @@ class StepPlan:
             raise ValueError(f"the job's steps are [0, {self.total}), found step {step}")
         return self.first_epoch + step // self.steps_per_epoch
 
+    def size(self, step: int) -> int:
+        """Return how many examples a step has."""
+        return min(self.batch_size, self.examples - step % self.steps_per_epoch * self.batch_size)
+
     def indices(self, step: int) -> Indices:
         """Return the examples of a step.
 

@@ -29,6 +29,7 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import NO_KEYS
 from parashard_worker.device import Device
+from parashard_worker.round_weights import RoundWeights, UnevenBatches
 
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
 NOT_FLOATING_POINT = "biucOSUmM"  # kinds of dtypes: a cast to float32 would lose what they say, or have no meaning
@@ -50,6 +51,7 @@ class Task(NamedTuple):
     clip_norm: float | None
     round_steps: int | None  # sync mode: N
     tables: Mapping[str, EmbeddingTable] = MappingProxyType({})  # embedding tables, by name
+    weights: RoundWeights | None = None  # of steps in their rounds; None: all are 1
 
     def batch_of(self, step: int) -> Batch:
         """Read a step's examples, in the host's memory, and look up the keys of the rows of tables that they need."""
@@ -82,8 +84,9 @@ class Task(NamedTuple):
         examples : int
             How many the step has.
         gradients : dict of str to ndarray of float32, or None
-            Finite, of every variable that is not frozen; clipped to `clip_norm` together, but for state without a
-            gradient. On a CPU they may be views of `values`, if the model made them so. None: the step moves nothing.
+            Finite, of every variable that is not frozen; clipped to `clip_norm` together and weighed for their round,
+            but for state without a gradient. On a CPU they may be views of `values`, if the model made them so. None:
+            the step moves nothing.
 
         Raises
         ------
@@ -112,7 +115,10 @@ class Task(NamedTuple):
         if raw is None:
             return loss, rows, None
         try:
-            return loss, rows, sendable(batch.step, number, gradients, self.clip_norm, self.plan.variables)
+            weight = 1.0 if self.weights is None else self.weights.factor(batch.step, rows)
+            return loss, rows, sendable(batch.step, number, gradients, self.clip_norm, self.plan.variables, weight)
+        except UnevenBatches as error:
+            raise WrongResult(error.message) from None
         except NonFiniteGradient:
             _check_examples(batch)
             raise
@@ -254,25 +260,28 @@ def sendable(
     gradients: dict[str, Float32s],
     clip_norm: float | None,
     variables: Mapping[str, Variable],
+    weight: float = 1.0,
 ) -> dict[str, Float32s]:
-    """Return gradients that may be pushed: all finite (P6), and clipped to `clip_norm` together.
+    """Return gradients that may be pushed: all finite (P6), clipped to `clip_norm` together, and then times `weight`.
 
-    State without a gradient is not clipped, and no part of the norm.
+    State without a gradient is neither clipped nor weighed, and no part of the norm.
 
     Raises
     ------
     NonFiniteGradient
         Before anything is sent: a bad gradient must reach no shard.
     """
-    clipped = {name: g for name, g in gradients.items() if name not in variables or not variables[name].state}
-    norm = _global_norm(clipped) if clip_norm is not None else 0.0
+    scaled = {name: g for name, g in gradients.items() if name not in variables or not variables[name].state}
+    norm = _global_norm(scaled) if clip_norm is not None else 0.0
     bad = [name for name in sorted(gradients) if not _is_finite(gradients[name])]
     if bad:
         raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
     if clip_norm is not None and norm > clip_norm:
-        factor = np.float32(clip_norm / norm)
-        return gradients | {name: gradient * factor for name, gradient in clipped.items()}
-    return gradients
+        weight *= clip_norm / norm
+    if weight == 1.0:
+        return gradients
+    factor = np.float32(weight)
+    return gradients | {name: gradient * factor for name, gradient in scaled.items()}
 
 
 def _is_finite(gradient: Float32s) -> bool:

@@ -31,6 +31,7 @@ from parashard.process.logs import log
 from parashard.protocol.proto_conversion import plan_from
 from parashard_worker.computing import Task
 from parashard_worker.device import open_device
+from parashard_worker.round_weights import round_weights
 
 
 def job_of(reply: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:
@@ -106,15 +107,17 @@ def load_task(
     tables = tables_of(job)
     built = build_model(job.model, spec, job.job.seed, folder, tables) if model is None else model
     check_looks_up(built, {table.name: table for table in tables})
+    steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0)
     return Task(
         model=built,
         source=opened,
-        steps=StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0),
+        steps=steps,
         plan=plan,
         device=opened_device,
         clip_norm=job.optimizer.clip_norm,
         round_steps=policy.bound if policy.kind == "sync" else None,
         tables={table.name: table for table in tables},
+        weights=round_weights(job, steps, opened),
     )
 
 

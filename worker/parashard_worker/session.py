@@ -61,6 +61,7 @@ from parashard_worker.evaluating import Keep, evaluate
 from parashard_worker.leasing import Leasing
 from parashard_worker.loading import job_of, load_task
 from parashard_worker.membership import Introduction, Membership
+from parashard_worker.round_weights import round_weights
 from parashard_worker.transfers import Transfers
 
 POLL_S = 0.2
@@ -176,6 +177,7 @@ class Session:
             self._steps = StepPlan(
                 reply.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0
             )
+            self._weights = round_weights(job, self._steps)
             membership = Membership(coordinator, reply, job, self._plan, credentials=credentials)
             # P13: the program's arithmetic is its own, and in sync:N every worker's must be the same.
             own = f"{device.fingerprint()}; a program's own loop"
@@ -391,7 +393,9 @@ class Session:
                 )
             if not variables[name].frozen:
                 arrays[name] = np.asarray(array, np.float32)
-        return sendable(step, 0.0 if loss is None else float(loss), arrays, self._clip_norm, self._plan.variables)
+        weight = 1.0 if self._weights is None else self._weights.factor(step)
+        told = 0.0 if loss is None else float(loss)
+        return sendable(step, told, arrays, self._clip_norm, self._plan.variables, weight)
 
     def _complete(self, grant: pb.Grant, incarnations: Sequence[int], loss: float | None, examples: int) -> None:
         self._leasing.completed(

@@ -61,6 +61,7 @@ from parashard_coordinator.run.report import audited, report, save_preprocessing
 from parashard_worker.computing import Task, WrongResult
 from parashard_worker.device import open_device
 from parashard_worker.evaluated import keep_evaluated
+from parashard_worker.round_weights import round_weights
 
 NAME = "fit"
 LOOK_S = 0.25  # between two looks at time: the view, checkpoints
@@ -126,6 +127,7 @@ class Training:
             clip_norm=job.optimizer.clip_norm,
             round_steps=self._round_steps,
             tables={table.name: table for table in tables_of(job)},
+            weights=round_weights(job, resolved.steps, fit.source),
         )
         self._computing: Computing = Replicas(self._task)
         if isinstance(strategy, TPUStrategy):

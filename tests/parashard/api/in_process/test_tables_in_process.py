@@ -75,6 +75,14 @@ def test_rows_are_those_of_arithmetic_by_hand() -> None:
     assert rows.shape == (len(due), 1)
 
 
+def test_a_round_of_short_steps_moves_rows_and_variables_as_one_step_of_its_examples() -> None:
+    mirrored, one = trainer(ps.MirroredStrategy(4)), trainer()
+    for ours, batch_size in ((mirrored, 8), (one, 32)):  # the last round has 8, 8, 8 and 2 examples
+        fit(ours, epochs=2, batch_size=batch_size)
+    assert mirrored.table("weight")[1] == pytest.approx(one.table("weight")[1], abs=1e-6)
+    assert mirrored._present.weights()["bias"] == pytest.approx(one._present.weights()["bias"], abs=1e-6)
+
+
 def test_a_second_training_goes_on_from_the_rows_with_the_optimizers_state_new() -> None:
     ours = trainer()
     fit(ours, epochs=2)
