@@ -106,6 +106,8 @@ These rules are the same for `csv` and `parquet`. `criteo` has a format of its o
   categories. Both are learned from the training rows alone, and saved: [preprocessing](preprocessing.md). A text that
   only held-out rows have is 0 in all of them. Columns that look like ids or like an index are warned of; `ignore`
   leaves them out.
+- **Digits.** A whole number that float64 would round (2^53 + 1 is the first) is an error in a column of numbers. In
+  `categorical` and key columns it is a text with all its digits.
 - **Keys.** A column that `key_columns` names becomes a key of embedding tables instead of inputs: XXH64 of the cell's
   text under a seed of the column's own, so that equal texts of two columns have different keys. A missing cell has the
   key of "", and a text that only held-out rows have is a key like any other. Parquet's numbers are written in their

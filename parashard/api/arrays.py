@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from parashard.api.frames import columns_array
-from parashard.data.arrays import AnyArray, fingerprint
+from parashard.data.arrays import AnyArray, check_digits, check_int64, fingerprint
 from parashard.data.base import Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
@@ -21,7 +21,6 @@ from parashard.errors import BadData
 SAMPLED_ROWS = 1000
 """Of an array that is mapped from a file, for its fingerprint: reading all of it may take minutes."""
 NAMED_MAX = 8  # arrays in one error
-_INT64_MAX = 2**63 - 1
 
 
 class ArrayExamples:
@@ -75,7 +74,8 @@ class ArrayExamples:
 
 def arrays_of(data: Sequence[Any], what: str) -> ArrayExamples:
     """Return the examples of (inputs, targets) or (inputs, targets, weights); BadData if they are no such arrays."""
-    inputs, targets = tree_of(data[0], f"{what}: inputs"), tree_of(data[1], f"{what}: targets")
+    inputs = tree_of(data[0], f"{what}: inputs")
+    targets = tree_of(data[1], f"{what}: targets", rows_array)
     named = [*leaves(inputs, "inputs"), *leaves(targets, "targets")]
     rows = len(named[0][1])
     if any(len(array) != rows for _, array in named):
@@ -109,7 +109,7 @@ def tree_of(values: Any, what: str, leaf: Callable[[Any, str], AnyArray] | None 
     what : str
         For errors.
     leaf : callable (values, what) -> ndarray, optional
-        Makes an array; default: `rows_array`.
+        Makes an array; default: `inputs_array`.
     """
     if isinstance(values, Mapping):
         for key in values:
@@ -123,7 +123,15 @@ def tree_of(values: Any, what: str, leaf: Callable[[Any, str], AnyArray] | None 
         if isinstance(values, list):
             return made
         return type(values)(*made) if hasattr(values, "_fields") else tuple(made)
-    return (leaf or rows_array)(values, what)
+    return (leaf or inputs_array)(values, what)
+
+
+def inputs_array(values: Any, what: str) -> AnyArray:
+    """Return inputs as `rows_array` does; BadData for ids that lose digits, also in the first of a file's rows."""
+    given = numbers_of(values, what)
+    if given.dtype.kind == "f" and given.ndim:
+        check_digits(given[spread(len(given), SAMPLED_ROWS)] if isinstance(given, np.memmap) else given, what)
+    return rows_array(given, what)
 
 
 def rows_array(values: Any, what: str) -> AnyArray:
@@ -151,7 +159,8 @@ def numbers_of(values: Any, what: str) -> AnyArray:
     else:
         if hasattr(values, "detach"):  # a tensor of PyTorch, wherever it is
             values = values.detach().cpu()
-            values = (values.float() if values.is_floating_point() else values).numpy()  # NumPy has no bfloat16
+            half = values.is_floating_point() and values.element_size() < 4  # NumPy has no bfloat16
+            values = (values.float() if half else values).numpy()
         pandas = sys.modules.get("pandas")
         if pandas is not None and isinstance(values, pandas.DataFrame | pandas.Series):
             values = columns_array(pandas, values, what)
@@ -166,7 +175,7 @@ def numbers_of(values: Any, what: str) -> AnyArray:
     if array.dtype.kind not in "biuf":
         raise BadData(f"{what} must be an array of numbers with one axis for the examples, found {_kind(array)}")
     if not isinstance(array, np.memmap):  # whose rows are looked at when they are taken
-        _check_int64(array, what)
+        check_int64(array, what)
     return array
 
 
@@ -186,15 +195,9 @@ def spread(length: int, most: int) -> Indices:
 def _taken(array: AnyArray, indices: Indices) -> AnyArray:
     if isinstance(array, np.memmap):  # `take` would read all of one that is not contiguous
         rows = np.asarray(array[indices])
-        _check_int64(rows, str(array.filename))
+        check_int64(rows, str(array.filename))
         return rows.astype(allowed(array.dtype), copy=False)
     return array.take(indices, axis=0)
-
-
-def _check_int64(array: AnyArray, what: str) -> None:
-    """Refuse whole numbers that would become negative ones as int64."""
-    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and (most := array.max()) > _INT64_MAX:
-        raise BadData(f"{what}: found the value {most}; a whole number is at most {_INT64_MAX}")
 
 
 def _is_several(value: Any) -> bool:

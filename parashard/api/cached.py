@@ -18,6 +18,7 @@ from parashard.api.datasets import Targets, check_form, example_of, form_of, nam
 from parashard.api.examples import of_the_data
 from parashard.api.generators import generators_seeded
 from parashard.api.loaders import is_loader
+from parashard.data.arrays import check_digits
 from parashard.data.base import BadExample
 from parashard.data.cache import CacheWriter, read_cache
 from parashard.data.row_groups import read_rows, table_files
@@ -101,7 +102,7 @@ def parquet(
     found = table_files([str(one) for one in given])
     predicted = [targets] if isinstance(targets, str) else list(targets)
     wanted = None if inputs is None else [*inputs, *(name for name in predicted if name not in inputs)]
-    rows = (_as_parts(columns, targets, found[0].url) for columns in read_rows(found, wanted))
+    rows = (_as_parts(columns, targets, found[0].url) for columns in read_rows(found, wanted, predicted))
     if cache is None:
         parts = list(rows)
         if not parts:
@@ -151,6 +152,9 @@ def _as_parts(columns: dict[str, Any], targets: Targets, where: str) -> tuple[Tr
     inputs, predicted = named_parts(columns, targets, where)
     given = inputs if isinstance(inputs, dict) else {"": inputs}
     if all(array.ndim == 1 for array in given.values()):
+        if any(array.dtype.kind == "f" for array in given.values()):
+            for name, array in given.items():
+                check_digits(array, f"{where}: column {name!r}")
         inputs = np.stack(list(given.values()), axis=1)  # whole numbers beside others become float32 here
         inputs = inputs.astype(np.float32) if inputs.dtype.kind == "f" else inputs
     return inputs, predicted

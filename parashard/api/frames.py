@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.data.arrays import AnyArray
+from parashard.data.arrays import AnyArray, check_digits, check_int64
 from parashard.errors import BadData
 
 
@@ -45,5 +45,18 @@ def columns_array(pandas: Any, given: Any, what: str) -> AnyArray:
         if column.isna().any():
             raise BadData(f"{what}: column {name!r} has no value in row {column.isna().idxmax()!r}")
     whole = all(types.is_integer_dtype(column.dtype) or types.is_bool_dtype(column.dtype) for _, column in columns)
+    for name, column in columns:
+        numbers = column.to_numpy(dtype=_dtype_of(types, column))
+        if whole:
+            check_int64(numbers, f"{what}: column {name!r}")
+        else:
+            check_digits(numbers, f"{what}: column {name!r}")
     array: AnyArray = given.to_numpy(dtype=np.int64 if whole else np.float32)
     return array
+
+
+def _dtype_of(types: Any, column: Any) -> type[np.generic]:
+    """Return a type that has all digits of a column."""
+    if types.is_unsigned_integer_dtype(column.dtype):
+        return np.uint64
+    return np.float64 if types.is_float_dtype(column.dtype) else np.int64

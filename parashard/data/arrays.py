@@ -21,6 +21,7 @@ from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
 
 AnyArray = npt.NDArray[Any]
+_INT64_MAX = 2**63 - 1
 
 
 class Split(NamedTuple):
@@ -143,6 +144,54 @@ def class_labels(labels: AnyArray, origin: str) -> npt.NDArray[np.int64]:
                 'data.target = "value" makes numbers to predict of them'
             )
     return labels.astype(np.int64)
+
+
+def check_int64(array: AnyArray, what: str) -> None:
+    """Refuse whole numbers that would become negative ones as int64."""
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and (most := array.max()) > _INT64_MAX:
+        raise BadData(f"{what}: found the value {most}; a whole number is at most {_INT64_MAX}")
+
+
+OWN_ARRAY = (
+    "give whole numbers as an integer array of their own (inputs may be a dict of arrays), or round them by "
+    'astype("float32")'
+)
+
+
+def check_digits(array: AnyArray, what: str, advice: str = OWN_ARRAY) -> None:
+    """Refuse a column of whole numbers that float32 would round, such as ids or Unix times.
+
+    A column is one place of the last axis, or all of an array with one axis. Numbers beside fractions are
+    measurements, and may be rounded.
+
+    Raises
+    ------
+    BadData
+        It names the column and the first such number.
+    """
+    if not array.size or array.dtype.kind not in "iuf" or array.dtype.itemsize < 4 or array.dtype == np.float32:
+        return
+    if not (array.max() > 1 << 24 or array.min() < -(1 << 24)):
+        return
+    columns = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
+    for place in range(columns.shape[1]):
+        column = columns[:, place]
+        changed = is_rounded(column, np.float32)
+        if changed.any() and (column.dtype.kind != "f" or (column == np.floor(column)).all()):
+            where = f"{what}: column {place}" if columns.shape[1] > 1 else what
+            raise BadData(
+                f"{where}: the whole number {column[int(np.argmax(changed))]:.0f} would lose its last digits as "
+                f"float32; {advice}"
+            )
+
+
+def is_rounded(values: AnyArray, kind: type[np.floating[Any]]) -> npt.NDArray[np.bool_]:
+    """Tell of each number whether it is whole and another one in a type of floats."""
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray((values == np.floor(values)) & (values.astype(kind) != values))
+    lowest_bit = np.maximum(values & -values, 1)
+    return np.asarray(np.abs(values // lowest_bit) >> (np.finfo(kind).nmant + 1) != 0)
 
 
 def count_classes(*labels: npt.NDArray[np.int64]) -> int:

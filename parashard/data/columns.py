@@ -6,9 +6,10 @@ Owns the three kinds of columns and the rules to distinguish them. Knows nothing
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,9 @@ Float64s = npt.NDArray[np.float64]
 
 MISSING = ("", "na", "n/a", "nan", "null")
 """Cells that stand for a missing value in every column, in small letters and without the spaces around them."""
+
+_DIGITS_KEPT = 15
+"""Every whole number with so many digits is a float64."""
 
 
 class Numbers(NamedTuple):
@@ -131,6 +135,14 @@ def number_text(number: float, boolean: bool = False) -> str:
     return str(int(number)) if number.is_integer() else repr(number)
 
 
+def digits_lost(where: str, number: object) -> BadData:
+    """Return the error of a whole number that is no float64, in a column of numbers."""
+    return BadData(
+        f"{where}: found {number}, which as a number would lose its last digits; data.ignore leaves the column out, "
+        "data.key_columns or data.categorical takes its values as names"
+    )
+
+
 def number_of(text: str) -> float | None:
     """Return the finite number that a cell holds; None if it holds none."""
     try:
@@ -187,6 +199,7 @@ def typed(
         return column
     wrong = np.flatnonzero(present & ~numeric)
     if not len(wrong):
+        _check_whole(column, values, functools.partial(table.cell, name))
         return Numbers(values[column.codes])
     if mixed or (2 * numeric.sum() < present.sum() and 2 * is_number[distinct].sum() < len(distinct)):
         return column
@@ -241,7 +254,16 @@ def typed_like(training: Cells, table: Table, name: str, *, also_missing: str = 
         raise BadData(
             f"{table.cell(name, int(wrong[0]))}: found {shown_cell(found)}, where the training table has finite numbers"
         )
+    _check_whole(column, values, functools.partial(table.cell, name))
     return Numbers(values[column.codes])
+
+
+def _check_whole(column: Words, values: Float64s, cell: Callable[[int], str]) -> None:
+    """Refuse whole numbers that are not in float64."""
+    for code, text in enumerate(column.vocabulary):
+        digits = text.strip().lstrip("+-")
+        if len(digits) > _DIGITS_KEPT and digits.isdigit() and abs(int(values[code])) != int(digits):
+            raise digits_lost(cell(int(np.argmax(column.codes == code))), text)
 
 
 def shown_cell(text: str) -> str:

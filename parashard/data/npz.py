@@ -17,7 +17,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
-from parashard.data.arrays import AnyArray, ArraySource, Split, class_labels, count_classes
+from parashard.data.arrays import AnyArray, ArraySource, Split, check_digits, class_labels, count_classes
 from parashard.data.base import kind_of_failure
 from parashard.data.labels import kind_of_array, kind_of_dtype, whole_numbers
 from parashard.data.options import NpzOptions, TargetKind
@@ -92,6 +92,9 @@ def _read_split(
     if targets.shape != inputs.shape[:1]:
         raise BadData(f"{targets_origin}: must have the shape {inputs.shape[:1]}, found {targets.shape}")
     if inputs.dtype != np.uint8:  # bytes stay bytes: a quarter of the memory
+        check_digits(
+            inputs, inputs_origin, "for ids use a table (csv or parquet), whose data.key_columns keep all digits"
+        )
         inputs = _finite_float32(inputs, inputs_origin)
     if targets.dtype.kind == "f":
         targets = _finite_float32(targets, targets_origin)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from parashard.data.arrays import ArraySource
+from parashard.data.arrays import ArraySource, is_rounded
 from parashard.data.base import kind_of_failure
-from parashard.data.columns import Column, Lists, Numbers, Table, Words, as_words, shown_cell
+from parashard.data.columns import Column, Lists, Numbers, Table, Words, as_words, digits_lost, shown_cell
 from parashard.data.keyed import keyed_names
 from parashard.data.options import ParquetOptions
 from parashard.data.tables import table_source
@@ -22,7 +22,7 @@ from parashard.errors import BadData, ConfigurationError, shown_names
 
 def open_parquet(options: ParquetOptions) -> ArraySource:
     """Read one or two files; BadData names the file and the error; ConfigurationError: pyarrow is not installed."""
-    keys = keyed_names(options)
+    keys = {*keyed_names(options), *options.categorical}
     training = _read(options.path, lambda name: name not in options.ignore, keys)
     held_out = None
     if options.held_out_path is not None:
@@ -34,7 +34,7 @@ def open_parquet(options: ParquetOptions) -> ArraySource:
 def _read(path: Path, is_used: Callable[[str], bool], keys: Collection[str]) -> Table:
     """Return a file's columns; those that are not used may be of any type, and have no values.
 
-    Whole numbers in columns of `keys` are texts, which have all their digits.
+    Whole numbers in columns of `keys`, which become keys or categories, are texts, which have all their digits.
     """
     try:
         import pyarrow as pa
@@ -81,13 +81,32 @@ def _column(pa: Any, array: Any, origin: str) -> Column:
         codes = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
         return Words(codes, tuple(encoded.dictionary.to_pylist()))
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
-        # Integers beyond 2**53 lose their last digits here, as they would in the float32 inputs.
+        _check_whole(pa, array, origin)
         values = array.cast(pa.int8() if types.is_boolean(kind) else kind).cast(pa.float64(), safe=False)
         numbers = values.to_numpy(zero_copy_only=False).astype(np.float64)
         if np.isinf(numbers).any():
             raise BadData(f"{origin}: row {int(np.flatnonzero(np.isinf(numbers))[0]) + 1} is infinite")
         return Numbers(numbers, boolean=types.is_boolean(kind))
     raise BadData(f"{origin}: must hold numbers, booleans, text or lists of these, found the type {array.type}")
+
+
+def _check_whole(pa: Any, array: Any, origin: str) -> None:
+    """Refuse whole numbers that are not in float64, in a column that is used as numbers or as the label."""
+    values = array.dictionary if pa.types.is_dictionary(array.type) else array
+    if pa.types.is_integer(values.type):
+        numbers = values.drop_null().to_numpy(zero_copy_only=False)
+        changed = is_rounded(numbers, np.float64)
+        if changed.any():
+            raise digits_lost(origin, numbers[int(np.argmax(changed))])
+    elif _is_whole(pa, values.type):
+        for number in values.drop_null().to_pylist():
+            if int(float(number)) != int(number):
+                raise digits_lost(origin, number)
+
+
+def _is_whole(pa: Any, kind: Any) -> bool:
+    """Tell whether a type is of whole numbers."""
+    return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0))
 
 
 def _lists(pa: Any, array: Any, origin: str) -> Lists:
@@ -105,9 +124,9 @@ def _lists(pa: Any, array: Any, origin: str) -> Lists:
 
 def _digits(pa: Any, array: Any, is_key: bool) -> Any:
     """Return whole numbers that are keys as texts: as float64 long ones would lose their last digits."""
-    if is_key and pa.types.is_dictionary(array.type) and pa.types.is_integer(array.type.value_type):
+    if is_key and pa.types.is_dictionary(array.type) and _is_whole(pa, array.type.value_type):
         array = array.dictionary_decode()
-    return array.cast(pa.string()) if is_key and pa.types.is_integer(array.type) else array
+    return array.cast(pa.string()) if is_key and _is_whole(pa, array.type) else array
 
 
 def _empty(rows: int) -> Words:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard.data.arrays import AnyArray
+from parashard.data.arrays import AnyArray, check_digits, check_int64
 from parashard.data.base import kind_of_failure
 from parashard.errors import BadData, ConfigurationError, shown_names
 
@@ -55,7 +55,9 @@ def table_files(urls: Sequence[str]) -> list[TableFile]:
     return found
 
 
-def read_rows(files: Sequence[TableFile], wanted: Sequence[str] | None) -> Iterator[dict[str, AnyArray]]:
+def read_rows(
+    files: Sequence[TableFile], wanted: Sequence[str] | None, targets: Sequence[str] = ()
+) -> Iterator[dict[str, AnyArray]]:
     """Yield the columns of some rows at a time, in the order of the files; None: all columns.
 
     Whole numbers and booleans are int64, others float32; a column of lists has one more axis.
@@ -63,7 +65,8 @@ def read_rows(files: Sequence[TableFile], wanted: Sequence[str] | None) -> Itera
     Raises
     ------
     BadData
-        If a file cannot be read, or a column is missing or no such array; the sentence names it.
+        If a file cannot be read, a column is missing or no such array, or a column that is not among `targets` holds
+        ids as floats; the sentence names it.
     ConfigurationError
         If pyarrow is not installed.
     """
@@ -89,7 +92,10 @@ def read_rows(files: Sequence[TableFile], wanted: Sequence[str] | None) -> Itera
                     if not batch.num_rows:
                         continue
                     columns = {
-                        name: _array(pa, batch.column(name), f"{file.path}: column {name!r}", row) for name in names
+                        name: _array(
+                            pa, batch.column(name), f"{file.path}: column {name!r}", row, rounds=name in targets
+                        )
+                        for name in names
                     }
                     row += batch.num_rows
                     _check_form(columns, due, file.path)
@@ -105,7 +111,7 @@ def _check_form(columns: dict[str, AnyArray], due: dict[str, tuple[Any, ...]], p
             raise BadData(f"{path}: column {name!r} is {form[1]} {form[0]}, and {due[name][1]} {due[name][0]} before")
 
 
-def _array(pa: Any, column: Any, origin: str, row: int) -> AnyArray:
+def _array(pa: Any, column: Any, origin: str, row: int, *, rounds: bool) -> AnyArray:
     types, kind = pa.types, column.type
     if column.null_count:
         at = row + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -114,12 +120,15 @@ def _array(pa: Any, column: Any, origin: str, row: int) -> AnyArray:
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
         if lengths.min() != lengths.max():
             raise BadData(f"{origin}: its lists have {lengths.min()} to {lengths.max()} items; allowed is one length")
-        items = _array(pa, column.flatten(), f"{origin}: its lists, item by item", row * int(lengths[0]))
+        items = _array(pa, column.flatten(), f"{origin}: its lists, item by item", row * int(lengths[0]), rounds=rounds)
         return items.reshape(len(column), int(lengths[0]), *items.shape[1:])
     if types.is_boolean(kind):
         column, kind = column.cast(pa.int8()), pa.int8()
     if types.is_integer(kind) or types.is_floating(kind):
         values: AnyArray = column.to_numpy(zero_copy_only=False)
+        check_int64(values, origin)
+        if values.dtype.kind == "f" and not rounds:
+            check_digits(values, origin)
         array = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise BadData(f"{origin}: row {row + int(np.argmin(np.isfinite(array)))} is not finite")

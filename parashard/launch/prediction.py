@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parashard.data import open_source
-from parashard.data.arrays import AnyArray
+from parashard.data.arrays import AnyArray, check_digits
 from parashard.data.base import Batch, DataSpec
 from parashard.data.columns import Table, Words, as_words
 from parashard.data.csv import read_csv
@@ -147,6 +147,7 @@ def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> Tree:
         raise BadData(f"{file}: is no array: {error}") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or not array.ndim or not len(array):
         raise BadData(f"{file}: is no array of numbers with an axis of examples")
+    check_digits(array, str(file), "due are numbers as in training")
     return (array / (fitted.divide_by if fitted is not None else 1.0)).astype(np.float32)
 
 

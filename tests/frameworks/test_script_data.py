@@ -300,6 +300,9 @@ def test_tables_of_pandas_are_arrays() -> None:
         (table.assign(day=pd.to_datetime(["2026-01-01"] * 3)), "column 'day' is datetime64"),
         (table.assign(age=[1.0, None, 2.0]), "data: inputs: column 'age' has no value in row 1"),
         (pd.DataFrame({"a": pd.array([1, None, 3], dtype="Int64")}), "column 'a' has no value in row 1"),
+        (table.assign(age=[2**24, 2**24 + 1, 0]), "column 'age': the whole number 16777217 would lose its last digits"),
+        (table.assign(age=[2.0**24, 2**24 + 1, 0]), "column 'age': the whole number 16777217 would lose its last"),
+        (pd.DataFrame({"a": np.array([2**63, 1, 2], np.uint64)}), "column 'a': found the value 9223372036854775808"),
         (table[[]], "data: inputs have no columns"),
         (table[["age", "age"]], "column names must differ"),
     ):

@@ -39,6 +39,25 @@ def test_examples_are_written_once_and_mapped(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.float64])
+def test_ids_beside_floats_of_a_file_are_refused(tmp_path: Path, kind: Any) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"user": np.array([2**24, 2**24 + 1], kind), "price": [1.5, 2.0], "y": np.array([2.0**24 + 1, 1])}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(BadData, match="column 'user': the whole number 16777217 would lose its last digits"):
+        ps.parquet(tmp_path / "a.parquet", inputs=["user", "price"], targets="y")
+    assert ps.parquet(tmp_path / "a.parquet", inputs=["price"], targets="y")[1].tolist() == [2**24, 1]
+    if kind is np.int64:
+        assert ps.parquet(tmp_path / "a.parquet", inputs=["user"], targets="y")[0].tolist() == [[2**24], [2**24 + 1]]
+
+
+def test_whole_numbers_beyond_int64_of_a_file_are_refused(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"user": np.array([2**63], np.uint64), "y": [0]}), tmp_path / "a.parquet")
+    with pytest.raises(BadData, match="column 'user': found the value 9223372036854775808"):
+        ps.parquet(tmp_path / "a.parquet", inputs=["user"], targets="y")
+
+
 def test_what_is_cached_is_data_of_a_fit(tmp_path: Path) -> None:
     source = source_of(ps.cached(texts(), tmp_path / "cache"), None, 0.4)
     assert [str(field) for field in source.spec.fields] == [

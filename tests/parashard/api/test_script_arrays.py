@@ -30,6 +30,9 @@ class Tensor:
     def is_floating_point(self) -> bool:
         return True
 
+    def element_size(self) -> int:
+        return 2
+
     def float(self) -> Tensor:
         return self
 
@@ -48,6 +51,50 @@ def test_examples_are_handed_out_as_they_are_by_index() -> None:
     )
     spec = source.spec
     assert (spec.examples, spec.held_out, spec.input_shape, spec.classes) == (10, 0, (2,), 3)
+
+
+IDS = [2**24, 2**24 + 1, 2**24 + 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "column"),
+    [
+        (np.array(IDS, np.float64), "inputs: the whole number 16777217"),
+        (np.stack([[0.5, 1.5, 2.5], IDS], axis=1), "inputs: column 1: the whole number 16777217"),
+        (np.array([-(2**53) + 1.0] * 3), "inputs: the whole number -9007199254740991"),
+        ({"day": np.array([1764181800.0, 1764181801.0, 0])}, "inputs/day: the whole number 1764181800"),
+    ],
+)
+def test_ids_that_float32_would_round_are_refused(given: Any, column: str) -> None:
+    with pytest.raises(BadData) as refused:
+        arrays_of((given, [0, 1, 0]), "data")
+    assert f"data: {column} would lose its last digits as float32; give whole numbers as an integer" in str(
+        refused.value
+    )
+
+
+def test_ids_of_a_mapped_file_are_refused_at_the_start(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.array(IDS, np.float64))
+    with pytest.raises(BadData, match="16777217 would lose its last digits"):
+        arrays_of((np.load(tmp_path / "ids.npy", mmap_mode="r"), [0, 1, 0]), "data")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.array(IDS),  # integers keep their digits
+        np.array(IDS, np.float32),  # rounded by the user
+        np.array([2.0**40, 2.0**60 * 3, 1e10]),  # whole, and the same numbers in float32
+        np.array([16777217.0, 0.5, 1.0]),  # measurements
+    ],
+)
+def test_numbers_that_keep_their_digits_or_are_measured_are_taken(given: Any) -> None:
+    assert len(arrays_of((given, [0, 1, 0]), "data")) == 3
+
+
+def test_targets_may_be_rounded() -> None:
+    targets: Any = arrays_of((np.zeros(3), np.array(IDS, np.float64)), "data").targets
+    assert targets.tolist() == [2**24, 2**24, 2**24 + 2]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,14 @@ def test_codes_can_be_declared_categorical(tmp_path):
     assert source.held_out(0, 2)[0].tolist() == [[0, 1], [0, 0]]
 
 
+@pytest.mark.parametrize("label", ["label", "a"])
+def test_a_long_whole_number_is_refused_as_a_number(tmp_path, label):
+    table = "a,label\n1,1.5\n1234567890123456789,2.5\n"
+    with pytest.raises(BadData, match=r"'a', row 2 \(line 3\): found 1234567890123456789, which as a number would"):
+        load(tmp_path, table, label=label)
+    assert load(tmp_path, table, categorical=("a",)).spec.input_shape == (2,)
+
+
 def test_a_fraction_is_held_out_and_teaches_nothing(tmp_path):
     table = "a,b,label\n" + "".join(f"{i},w{i},{i % 3}\n" for i in range(50))
     (tmp_path / "train.csv").write_text(table)

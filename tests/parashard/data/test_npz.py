@@ -50,6 +50,13 @@ def test_numbers_of_every_type_become_float32(tmp_path, dtype):
     assert np.isin(inputs, INPUTS.astype(dtype).astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("dtype", ["<i8", "<f8"])
+def test_ids_are_refused(tmp_path, dtype):
+    inputs = np.full((10, 1), 2**24 + 1, dtype)
+    with pytest.raises(BadData, match=r"array 'inputs': the whole number 16777217 would lose its .*data.key_columns"):
+        open_npz(write(tmp_path / "a.npz", inputs=inputs, targets=TARGETS))
+
+
 def test_fortran_order_is_no_matter(tmp_path):
     plain = open_npz(write(tmp_path / "a.npz", inputs=INPUTS, targets=TARGETS))
     fortran = open_npz(write(tmp_path / "b.npz", inputs=np.asfortranarray(INPUTS), targets=TARGETS))

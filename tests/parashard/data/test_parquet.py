@@ -79,6 +79,32 @@ def test_codes_can_be_declared_categorical_and_a_held_out_table_follows(tmp_path
     assert targets.tolist() == [1, 2]
 
 
+LONG = [1234567890123456789, 1234567890123456790, None]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(LONG),
+        pa.array(LONG).dictionary_encode(),
+        pa.array(map(decimal.Decimal, LONG[:2]), pa.decimal128(38, 0)),
+    ],
+)
+@pytest.mark.parametrize(
+    "options",
+    [{"key_columns": ("a",)}, {"key_columns": ("*",), "categorical": ("a",)}, {"categorical": ("a",)}],
+)
+def test_long_whole_numbers_keep_their_digits_as_texts_and_are_refused_as_numbers(tmp_path, column, options):
+    path = write(tmp_path / "a.parquet", a=column, b=[0.5, 1.5, 2.5][: len(column)], label=list("xyx")[: len(column)])
+    source = open_parquet(ParquetOptions(path=path, label="label", held_out=0.0, **options))
+    inputs, _ = source.examples(np.arange(len(column)))
+    values = inputs["keys"] if isinstance(inputs, dict) else inputs[:, : len(column)]
+    assert len({tuple(row) for row in values.tolist()}) == len(column)
+    for label in ("label", "a"):
+        with pytest.raises(BadData, match=r"column 'a': found 12345678901234567\d\d, which as a number would lose"):
+            open_parquet(ParquetOptions(path=path, label=label))
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [

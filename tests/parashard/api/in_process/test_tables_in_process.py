@@ -264,7 +264,7 @@ def test_a_job_file_has_the_tables(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(
         "from support.looking_model import Looking\ndef build(spec):\n    return Looking()\n"
     )
-    np.savez(tmp_path / "data.npz", inputs=KEYS, targets=TARGETS)
+    np.savez(tmp_path / "data.npz", inputs=KEYS % 1000, targets=TARGETS)
     trainer().to_job_file(
         tmp_path / "job.toml",
         model="other:build",
