@@ -8,6 +8,7 @@ neither read nor written while it trains. `parashard.models.keras_functions` has
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -35,7 +36,7 @@ from parashard.models.keras_functions import Functions
 from parashard.models.keras_keys import KeysOf, look_ups_in
 from parashard.models.keras_metrics import Compiled, check_single, check_sums
 from parashard.models.keras_rows import NOT_RENAMED, Asking, Pulled, Renamed, lent
-from parashard.models.keras_variables import Found, check, copied, found_in, is_seed, keras, seeded, word
+from parashard.models.keras_variables import Found, check, copied, found_in, is_seed, keras, marks_of, seeded, word
 from parashard.models.state import initial_of, pushed_for, value_of
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s
@@ -48,8 +49,6 @@ _State = tuple[list[Any], list[Any]]
 """Tensors of what is trained, and of what is not."""
 _Data = tuple[Any, Any, Any]
 """Inputs, targets and weights."""
-_PREDICTION = -1
-"""Stands for a step where there is none: what is random in a prediction is the same each time."""
 
 
 class Model:
@@ -103,9 +102,7 @@ class Model:
         self._compiled_metrics: list[Compiled] = []
         self._scale = 1.0
         self._keys: KeysOf
-        self._step = self._backend.gradients(self._functions.loss)
-        self._judged = self._backend.outputs(self._functions.metrics)
-        self._outputs = self._backend.outputs(self._functions.output)
+        self._draws = itertools.count(1)  # evaluated and predicted batches: each draws anew
 
     @property
     def tables(self) -> tuple[Table | EmbeddingTable, ...]:
@@ -120,7 +117,12 @@ class Model:
 
     def seed(self, seed: int) -> None:
         """Begin with what this seed makes of the model; an instance keeps its weights."""
-        if seed != self._seed and not isinstance(self._given, keras.Model):
+        is_instance = isinstance(self._given, keras.Model)
+        if is_instance and self._model is not None:
+            changed = marks_of(self._given) != self._marks  # frozen, unfrozen or compiled since
+        else:
+            changed = seed != self._seed
+        if changed:
             self._model = None
         self._seed = seed
         self._ready()
@@ -222,7 +224,7 @@ class Model:
             kept = (
                 value_of(values[name], self._found.kinds[name]).reshape(mine.shape)
                 if name in self._found.kinds
-                else mine.value
+                else np.array(mine.numpy())  # a copy: on JAX Keras gives its own arrays to compiled functions for good
             )
             theirs.assign(kept)
         return own
@@ -239,7 +241,7 @@ class Model:
 
     def _state(self, variables: Mapping[str, Array], batch: Batch | None) -> _State:
         """Return what is trained and what is not, in the order of `Functions`; None: of a prediction."""
-        step, part = (_PREDICTION, 0) if batch is None else (batch.step, batch.part)
+        step, part = (batch.step, batch.part) if batch is not None and batch.step >= 0 else (-next(self._draws), 0)
         self._ready()
         tensor = self._backend.tensor
         trained = [tensor(variables[name]) for name in self._found.names(trained=True)]
@@ -308,9 +310,13 @@ class Model:
         return self._model
 
     def _take(self, model: Any) -> None:
-        """Check a model, and find what of it is a variable."""
+        """Check a model, find what of it is a variable, and drop what was compiled of it as it was."""
         check(model)
+        self._marks = marks_of(model)
         self._functions.take(model, found_in(model, self._patterns))
+        self._step = self._backend.gradients(self._functions.loss)
+        self._judged = self._backend.outputs(self._functions.metrics)
+        self._outputs = self._backend.outputs(self._functions.output)
         self._keys = KeysOf(model, self.keys_function)
         half = any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
         self._scale = LOSS_SCALE if half else 1.0

@@ -26,7 +26,25 @@ except ImportError as error:
         f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
     ) from None
 
-__all__ = ["Found", "check", "copied", "found_in", "is_seed", "keras", "kind_of", "seeded", "word"]
+__all__ = ["Found", "check", "copied", "found_in", "is_seed", "keras", "kind_of", "marks_of", "seeded", "word"]
+
+NOT_CALLED = {
+    "train_step": "compute a step in compute_loss or add_loss",
+    "test_step": "give compile() the figures as metrics",
+    "predict_step": "compute the outputs in call",
+    "compute_metrics": "give compile() the figures as metrics",
+    "make_train_function": "compute a step in compute_loss or add_loss",
+    "make_test_function": "give compile() the figures as metrics",
+    "make_predict_function": "compute the outputs in call",
+    "fit": "call it of trainer.model()",
+    "evaluate": "call it of trainer.model()",
+    "predict": "call it of trainer.model()",
+    "train_on_batch": "call it of trainer.model()",
+    "test_on_batch": "call it of trainer.model()",
+    "predict_on_batch": "call it of trainer.model()",
+    "stateless_compute_loss": "override compute_loss",
+}
+"""Methods of `keras.Model` that nothing here calls, and what to do in place of overriding them."""
 
 
 def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
@@ -134,11 +152,16 @@ def check(model: Any) -> None:
         )
     if not model.compiled:
         raise ConfigurationError(f"{model.name} is not compiled: model.compile(loss=..., metrics=[...])")
-    if type(model).train_step is not keras.Model.train_step:
-        raise ConfigurationError(
-            f"{type(model).__name__} has a train_step of its own, which shards and workers cannot run: what a step "
-            "computes goes into compute_loss or add_loss"
-        )
+    for method, instead in NOT_CALLED.items():
+        owner = next(owner for owner in type(model).__mro__ if method in vars(owner))
+        if method in vars(model) or not owner.__module__.startswith("keras."):
+            raise ConfigurationError(f"{type(model).__name__} overrides {method}, which workers do not call: {instead}")
+
+
+def marks_of(model: Any) -> tuple[Any, ...]:
+    """Return what changes where a model is compiled again, or a weight of it is frozen or unfrozen."""
+    compiled = (getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None), model.optimizer)
+    return compiled, tuple(variable.trainable for variable in model.variables)
 
 
 def copied(model: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 from parashard.errors import ConfigurationError
 from parashard.models.framework import WrongModel
+from parashard.models.keras_variables import NOT_CALLED
 from support.keras_cases import Counting, batch, compiled, keras, layers, model, net
 
 
@@ -33,14 +34,20 @@ def unbuilt() -> Any:
     return made
 
 
-class OwnStep(keras.Sequential):
-    def train_step(self, *arguments: Any) -> Any:
-        raise NotImplementedError
+def overriding(method: str) -> Callable[[], Any]:
+    kind = type("Own", (keras.Sequential,), {method: lambda self, *arguments, **named: None})
+
+    def made() -> Any:
+        own = kind([keras.Input((4,)), layers.Dense(3)])
+        own.compile(loss="mse")
+        return own
+
+    return made
 
 
-def own_step() -> Any:
-    made = OwnStep([keras.Input((4,)), layers.Dense(3)])
-    made.compile(loss="mse")
+def replaced() -> Any:
+    made = compiled(layers.Dense(3))
+    made.train_step = lambda data: {}
     return made
 
 
@@ -65,7 +72,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: model(lambda: keras.Sequential([keras.Input((4,)), layers.Dense(3)])),
         "sequential is not compiled: model.compile(loss=",
     ),
-    "a train_step": (lambda: model(own_step), "OwnStep has a train_step of its own"),
+    "a train_step that is set": (lambda: model(replaced), "Sequential overrides train_step, which workers do not call"),
     "nothing to train": (lambda: model(lambda: compiled(layers.ReLU())), "sequential has no trainable weight"),
     "one path twice": (lambda: model(same_names), "two weights have the path 'sequential/b/w': name their layers"),
     "no such state": (
@@ -109,3 +116,17 @@ def test_a_mistake_is_a_sentence(mistake: str) -> None:
     with pytest.raises((ConfigurationError, WrongModel)) as refused:
         make().check(batch())
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("method", NOT_CALLED)
+def test_a_method_that_nobody_calls_is_refused(method: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"Own overrides {method}, which workers do not call: "):
+        model(overriding(method))
+
+
+def test_each_public_method_of_keras_trainer_is_called_or_refused() -> None:
+    trainer = next(kind for kind in keras.Model.__mro__ if kind.__module__ == "keras.src.trainers.trainer")
+    public = {name for name, value in vars(trainer).items() if callable(value) and not name.startswith("_")}
+    called = {"compute_loss", "get_metrics_result", "reset_metrics"}
+    of_the_user = {"compile", "compile_from_config", "get_compile_config"}
+    assert public - set(NOT_CALLED) == called | of_the_user

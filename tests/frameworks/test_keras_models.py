@@ -21,6 +21,7 @@ from support.keras_cases import (
     figures,
     first_values,
     keras,
+    kinds,
     layers,
     model,
     net,
@@ -201,3 +202,48 @@ def test_a_rounds_mean_is_the_gradient_of_all_its_examples() -> None:
     _, due = alone(ours.own(values), values)
     apart = sum(np.sum(((first[name] + second[name]) / 2 - due[name]) ** 2) for name in due)
     assert np.sqrt(apart / sum(np.sum(gradient**2) for gradient in due.values())) < 1e-6
+
+
+def test_using_the_model_that_is_given_back_changes_nothing_here() -> None:
+    ours = model(lambda: compiled(layers.Normalization(), layers.Dropout(0.5), layers.Dense(3)))
+    values = first_values(ours)
+    own = ours.own(values)
+    own.fit(X, Y, verbose=0)
+    own.predict(X, verbose=0)
+    again = model(lambda: compiled(layers.Normalization(), layers.Dropout(0.5), layers.Dense(3)))
+    assert ours.loss_and_gradients(values, batch(), np)[0] == again.loss_and_gradients(values, batch(), np)[0]
+    assert np.array_equal(ours.predict(values, X), again.predict(values, X))
+
+
+class Always(layers.Dropout):
+    """Drops in predictions too, as Monte Carlo dropout does."""
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return super().call(inputs, training=True)
+
+
+def test_each_prediction_and_evaluation_draws_anew_and_a_step_does_not() -> None:
+    ours = model(lambda: compiled(layers.Dense(64), Always(0.5), layers.Dense(3)))
+    values, held_out = first_values(ours), Batch(-1, -1, np.arange(8), X, Y)
+    drawn = np.stack([ours.predict(values, X) for _ in range(20)])
+    assert drawn.std(axis=0).min() > 0
+    assert len({ours.evaluate(values, held_out, np)["loss"] for _ in range(5)}) == 5
+    assert len({float(ours.loss_and_gradients(values, batch(), np)[0]) for _ in range(5)}) == 1
+
+
+def test_an_instance_that_is_frozen_or_compiled_again_is_taken_as_it_is_now() -> None:
+    given = plain()
+    ours = model(given)
+    values = first_values(ours)
+    before, gradients = ours.loss_and_gradients(values, batch(), np)
+    assert len(gradients) == 4
+    given.layers[0].trainable = False
+    ours.seed(3)
+    assert set(kinds(ours).values()) == {"frozen"}
+    assert len(ours.loss_and_gradients(values, batch(), np)[1]) == 2
+    given.layers[0].trainable = True
+    given.compile(loss=given.loss, loss_weights=2.0)
+    ours.seed(3)
+    loss, gradients = ours.loss_and_gradients(values, batch(), np)
+    assert len(gradients) == 4
+    assert float(loss) > float(before) + 0.5
