@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from parashard.errors import ConfigurationError
+from parashard.job.keys import check_path
 from parashard.job.load import job_from_toml
 from parashard.job.starter import starter_of
 
@@ -33,6 +34,7 @@ def init(
     if table.suffix.lower() == ".toml":
         raise ConfigurationError(f"{table}: this is a job file; due is a table, such as data.csv")
     path = output or table.with_suffix(".toml")
+    check_path(path.absolute(), f"job file {path.name!r}")
     name = re.sub(r"[^a-z0-9]+", "-", table.stem.lower()).strip("-") or "table"
     shown = os.path.relpath(table, path.parent)
     starter = starter_of(table, label, name, shown)

@@ -7,6 +7,7 @@ interrupted.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
@@ -108,6 +109,8 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line; errors of ours become one line and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a letter that a terminal lacks ends no command
     try:
         app(prog_name="parashard")
     except ParashardError as error:

@@ -5,7 +5,6 @@ Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +12,8 @@ from typing import Annotated
 import typer
 
 from parashard.cli.options import complete_runs
-from parashard.launch.prediction import predict_file, write_predictions
+from parashard.launch.prediction import predict_file, print_predictions, write_predictions
 from parashard.launch.run_folders import run_named
-from parashard.process.side_effects import lossy
 
 
 def predict(
@@ -42,4 +40,4 @@ def predict(
         write_predictions(predictions, output)
         typer.echo(f"wrote {output}: {len(predictions.outputs):,} predictions")
         return
-    csv.writer(lossy(sys.stdout, "predictions"), lineterminator="\n").writerows(predictions.rows)
+    print_predictions(predictions, sys.stdout)

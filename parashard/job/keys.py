@@ -9,9 +9,11 @@ import datetime
 import functools
 import json
 import operator
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from parashard.errors import ConfigurationError
@@ -72,6 +74,16 @@ def shown(value: Any) -> str:
     """Return a value for a message: close to TOML, on one line, truncated when long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def check_path(path: Path, where: str) -> None:
+    """Refuse a path with bytes that are no text: job files, arguments and reports cannot hold it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"{where}: the path {os.fsencode(path)!r} is not text in UTF-8; rename the file or folder"
+        ) from None
 
 
 def leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from parashard.errors import ConfigurationError
 from parashard.job.environment import unread_variables
-from parashard.job.keys import at, dotted, leaves, plain, shown
+from parashard.job.keys import at, check_path, dotted, leaves, plain, shown
 from parashard.job.layers import Layers, Override, layered
 from parashard.job.schema import Job
 from parashard.job.switching import drop_keys_of_earlier_kinds
@@ -109,6 +109,7 @@ def job_from_table(
 
 
 def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...]) -> LoadedJob:
+    check_path(file.absolute(), f"file {shown(file.name)}")
     job = _validated(layers, file.absolute().parent)
     origins = {dotted(*parts): layers.origin(parts) for parts, _ in leaves(_table(job))}
     return LoadedJob(job, origins, file.absolute(), warnings)
@@ -229,12 +230,14 @@ def _folder_of(parts: tuple[str, ...], layers: Layers, folder: Path) -> Path:
 
 def _absolute(path: Path, folder: Path, parts: tuple[str, ...], layers: Layers) -> Path:
     try:
-        return Path(os.path.normpath(folder / path.expanduser()))
+        absolute = Path(os.path.normpath(folder / path.expanduser()))
     except RuntimeError:
         raise ConfigurationError(
             f"{layers.origin(parts)}: {dotted(*parts)}: found {shown(path)}; allowed: a path whose ~ names a user "
             "with a home folder"
         ) from None
+    check_path(absolute, f"{layers.origin(parts)}: {dotted(*parts)}")
+    return absolute
 
 
 def _table(job: Job) -> dict[str, Any]:

@@ -6,9 +6,10 @@ Owns which runs can, and what their outputs mean. Called by `parashard predict`.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -200,3 +201,30 @@ def write_predictions(predictions: Predictions, output: Path) -> None:
             csv.writer(file).writerows(predictions.rows)
     except OSError as error:
         raise ConfigurationError(f"{output}: cannot be written: {error.strerror}") from None
+
+
+def print_predictions(predictions: Predictions, stream: TextIO | None) -> None:
+    """Write a CSV file of the predictions' meaning to standard output: all of it, or an error.
+
+    Raises
+    ------
+    ConfigurationError
+        The stream's encoding lacks a letter of a class, and nothing is written; or the stream takes no more.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(predictions.rows)
+    if stream is None:
+        raise ConfigurationError("standard output is closed; --output FILE has the predictions")
+    try:
+        text.getvalue().encode(stream.encoding or "utf-8")
+        stream.write(text.getvalue())
+        stream.flush()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"standard output is in {stream.encoding}, which lacks {error.object[error.start]!a}; --output FILE writes "
+            "UTF-8, and so does PYTHONIOENCODING=utf-8"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"standard output cannot be written: {error.strerror}; some predictions are missing"
+        ) from None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parashard.errors import ConfigurationError
+from parashard.job.keys import check_path
 from parashard.job.layers import Override
 from parashard.launch.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
 from parashard.protocol.coordinator_client import ADDRESS_FILE
@@ -38,8 +39,9 @@ def new_run_dir(asked: Path | None, name: str) -> Path:
     Raises
     ------
     ConfigurationError
-        If the requested directory is not empty, or cannot be created.
+        If the requested directory is not empty, cannot be created, or has a name that is not UTF-8.
     """
+    check_path((asked or RUNS).absolute(), "run directory")
     path = asked or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
     try:
         path.mkdir(parents=True, exist_ok=True)

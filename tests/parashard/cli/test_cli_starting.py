@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import pytest
 
 from parashard.data import open_source
 from parashard.data.preprocessing import as_json
+from parashard.errors import ConfigurationError
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml, load_job
+from parashard.launch.prediction import Predictions, print_predictions
 from parashard.models import build_model
 from parashard.process.shell import ExitCode
 from parashard.store.arrays import write_arrays
@@ -144,6 +148,35 @@ def test_a_run_predicts_classes_for_a_table(parashard: Command) -> None:
     assert [float(line.split(",")[1]) for line in told] == pytest.approx(shares.max(axis=1), abs=1e-4)
     assert parashard("predict", "done", "new.csv", "--output", "o.npy").out == "wrote o.npy: 3 predictions\n"
     np.testing.assert_array_equal(np.load("o.npy"), outputs)
+
+
+PREDICTED = Predictions(np.zeros((2, 2)), [["prediction", "probability"], ["Paris", "0.9"], ["東京", "0.8"]])
+
+
+def test_predictions_are_on_standard_output_as_a_whole_or_not_at_all() -> None:
+    for encoding in ("utf-8", "utf-16", "shift_jis"):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
+        print_predictions(PREDICTED, stream)
+        assert stream.buffer.getvalue().decode(encoding) == "prediction,probability\nParis,0.9\n東京,0.8\n"  # type: ignore[attr-defined]
+    for encoding in ("latin-1", "ascii"):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
+        with pytest.raises(
+            ConfigurationError, match=rf"standard output is in {encoding}, which lacks '\\u6771'; --out"
+        ):
+            print_predictions(PREDICTED, stream)
+        stream.flush()
+        assert stream.buffer.getvalue() == b""  # type: ignore[attr-defined]
+
+
+def test_a_full_or_closed_standard_output_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        with pytest.raises(ConfigurationError, match="standard output cannot be written: No space left on device"):
+            print_predictions(PREDICTED, full)
+        release = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(release, full.fileno())
+        os.close(release)
+    with pytest.raises(ConfigurationError, match="standard output is closed"):
+        print_predictions(PREDICTED, None)
 
 
 def test_numbers_are_predicted_in_the_unit_of_the_table(parashard: Command) -> None:

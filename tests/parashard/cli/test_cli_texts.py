@@ -1,6 +1,7 @@
 """What the command line says of itself and of a job: version, help, completion, `parashard config`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,17 @@ def test_version(parashard, word):
 def test_the_module_is_the_command():
     ran = subprocess.run([sys.executable, "-m", "parashard", "version"], capture_output=True, text=True, check=True)
     assert ran.stdout == f"parashard {__version__}\n"
+
+
+def test_a_letter_that_a_terminal_lacks_ends_no_command(parashard):
+    Path("job.toml").write_text(Path("job.toml").read_text() + '\n[checkpoint]\nurl = "東京"\n')
+    ran = subprocess.run(
+        [sys.executable, "-m", "parashard", "config", "job.toml"],
+        capture_output=True,
+        check=True,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+    )
+    assert b"\\u6771\\u4eac" in ran.stdout
 
 
 def test_config_as_json_tells_every_value_and_its_origin(parashard, monkeypatch):

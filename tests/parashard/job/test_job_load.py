@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,21 @@ def test_the_home_of_an_unknown_user(write_job: WriteJob) -> None:
     assert str(error.value) == (
         'flag --set: data.path: found "~no-such-user-here/x"; allowed: a path whose ~ names a user with a home folder'
     )
+
+
+def test_a_folder_whose_name_is_no_text(write_job: WriteJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path / "d_") + b"\xe9"))
+    folder.mkdir()
+    job = write_job().absolute()
+    with pytest.raises(
+        ConfigurationError, match=r'file "job.toml": the path b.*d_\\xe9/job.toml. is not text in UTF-8'
+    ):
+        load_job(Path(shutil.copy(job, folder / "job.toml")), (), {})
+    monkeypatch.chdir(folder)
+    for text in ("data={source='idx', path='x'}", "checkpoint.url='x'"):
+        key = text.replace("={source='idx', ", ".").partition("=")[0]
+        with pytest.raises(ConfigurationError, match=rf"flag --set: {key}: the path b'.*d_\\xe9/x' is not text in UTF"):
+            load_job(job, [parse_set(text)], {})
 
 
 def test_a_file_that_is_not_there(write_job: WriteJob) -> None:

@@ -20,6 +20,7 @@ from parashard.launch.run_folders import (
     launcher_lock,
     launcher_of,
     locked,
+    new_run_dir,
     run_named,
 )
 from parashard.protocol.coordinator_client import ADDRESS_FILE
@@ -85,6 +86,21 @@ def test_a_run_is_over_when_its_report_says_so_and_no_launcher_has_it(
 
 def test_a_place_that_is_no_folder_is_not_over() -> None:
     check_in_progress("host:7000")
+
+
+def test_a_name_that_is_no_text_is_refused_before_there_is_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path / "d_") + b"\xe9"))
+    folder.mkdir()
+    with pytest.raises(
+        ConfigurationError, match=r"run directory: the path b'.*d_\\xe9/r' is not text in UTF-8; rename"
+    ):
+        new_run_dir(folder / "r", "small")
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigurationError, match="is not text in UTF-8"):
+        new_run_dir(None, "small")
+    assert list(folder.iterdir()) == []
 
 
 def test_a_run_has_a_path_or_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
