@@ -133,6 +133,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         checkpoint_url=store.url,
         examples=resolved.spec.examples,
         source=source,
+        stores_evaluated=callbacks.store_evaluated,
     )
     coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, _observer_of(tracer))
     server = Server(join_address(arguments.host, arguments.port), credentials, REQUEST_BYTES_MAX)

@@ -213,6 +213,17 @@ class Catalogue:
         except NotStored:
             return None
 
+    def of_run(self, run_id: str) -> Self:
+        """Return this catalogue; ConfigurationError unless the store is of the run: nothing is written elsewhere."""
+        found = self.run()
+        if found is None or found.run_id != run_id:
+            what = "is not on this machine" if found is None else f"is of another run, {found.run_id}, on this machine"
+            raise ConfigurationError(
+                f"the run's checkpoint store, {self.store.url}, {what}: share that folder at the same path, or set "
+                "checkpoint.url to a bucket"
+            )
+        return self
+
     def initial_manifests(self) -> list[str]:
         """Return the digests of the jobs whose initial values are stored, sorted."""
         return [

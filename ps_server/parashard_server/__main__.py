@@ -103,7 +103,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     coordinator = client_of(arguments, stop, credentials)
     reply = coordinator.get_job()
     store = open_store(reply.checkpoint_url)
-    catalogue = Catalogue(store)
+    catalogue = Catalogue(store).of_run(reply.run_id)
     builder = ShardBuilder(reply, arguments.index, store, device=arguments.device)
     options = builder.job.checkpoint
     coordinator.retry_budget_s = builder.job.cluster.retry_budget_s

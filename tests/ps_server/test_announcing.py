@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.errors import Fenced, ParashardError, PeerFailed, Superseded, Unreachable, WrongRun
+from parashard.errors import ConfigurationError, Fenced, ParashardError, PeerFailed, Superseded, Unreachable, WrongRun
 from parashard.process.shell import Stop
 from parashard.store.claims import claim_incarnation
 from parashard_server import __main__ as module
-from parashard_server.__main__ import _Announcer
+from parashard_server.__main__ import _Announcer, serve
 from support.shard_process import ADAM, ShardProcess, job_reply
 from support.store_fakes import MemoryStore
 
@@ -87,3 +90,13 @@ def test_a_shard_that_has_met_another_process_s_claim_ends(process: ShardProcess
     with pytest.raises(Superseded):
         announcer(process, coordinator).run(Stop())
     assert coordinator.calls == 0
+
+
+def test_a_shard_that_does_not_see_the_run_s_store_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = job_reply(checkpoint_url=str(tmp_path / "runs" / "a" / "checkpoints"))
+    coordinator = SimpleNamespace(get_job=lambda: reply)
+    monkeypatch.setattr("parashard_server.__main__.client_of", lambda *_: coordinator)
+    monkeypatch.setattr("parashard_server.__main__.credentials_of", lambda *_: None)
+    with pytest.raises(ConfigurationError, match="is not on this machine"):
+        serve(Namespace(), Stop(), None)
+    assert not list(tmp_path.iterdir())

@@ -56,7 +56,7 @@ from parashard.protocol.coordinator_client import CoordinatorClient, find_coordi
 from parashard.protocol.proto_conversion import plan_from
 from parashard_worker.computing import NOT_FLOATING_POINT, Task, sendable
 from parashard_worker.device import Cpu
-from parashard_worker.evaluated import keep_evaluated
+from parashard_worker.evaluated import check_store, keep_evaluated
 from parashard_worker.evaluating import Keep, evaluate
 from parashard_worker.leasing import Leasing
 from parashard_worker.loading import job_of, load_task
@@ -171,6 +171,7 @@ class Session:
             coordinator.retry_budget_s = job.cluster.retry_budget_s
             device, self._plan = Cpu(), plan_from(reply.plan)
             if self._data and SCRIPT not in (job.data.source, job.model.kind):
+                check_store(reply)
                 self._task = load_task(reply, job, threads=None, device="cpu")
             self._check_keys()
             self._job_seed, self._clip_norm = job.job.seed, job.optimizer.clip_norm
@@ -184,7 +185,7 @@ class Session:
             member = membership.join(Introduction(self._name, own, device.name))
             self._name = member.name
             evaluates = self._task is not None
-            self._keep = partial(keep_evaluated, reply.checkpoint_url, self._plan.variables)
+            self._keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, self._plan.variables)
             self._leasing, self._client = membership.connected(member, stop, _tell_hung, evaluates=evaluates)
             policy = job.consistency.policy
             round_steps = policy.bound if policy.kind == "sync" else None

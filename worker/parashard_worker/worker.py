@@ -31,7 +31,7 @@ from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
 from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
-from parashard_worker.evaluated import keep_evaluated
+from parashard_worker.evaluated import check_store, keep_evaluated
 from parashard_worker.leasing import Leasing
 from parashard_worker.loading import job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
@@ -154,6 +154,7 @@ class Worker:
         reply = coordinator.get_job() if self._job is None else self._job
         job = job_of(reply, settings.overrides)
         coordinator.retry_budget_s = job.cluster.retry_budget_s
+        check_store(reply)
         threads = limit_compute_threads(job, own_process=settings.own_process)
         task = load_task(
             reply,
@@ -181,7 +182,7 @@ class Worker:
             with bound(worker=member.name, incarnation=member.incarnation):
                 log.info("joined", device=device.name, threads=threads, http=http.address)
                 leasing, client = membership.connected(member, stop, self._on_hung)
-                keep = partial(keep_evaluated, reply.checkpoint_url, task.plan.variables)
+                keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, task.plan.variables)
                 loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth, keep=keep)
                 metrics.add(partial(_collector, loop, member.name))
                 with (

@@ -251,7 +251,7 @@ class Training:
         weights = ""
         if store:
             url, variables = self._run.records.store.url, self._run.resolved.plan.variables
-            weights = keep_evaluated(url, variables, evaluation.after_step, values)
+            weights = keep_evaluated(url, self._run.run_id, variables, evaluation.after_step, values)
         return EvaluationResult(evaluation.after_step, evaluation.incarnations, metrics, weights=weights)
 
     # --- callbacks ---
