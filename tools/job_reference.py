@@ -104,7 +104,8 @@ These rules are the same for `csv` and `parquet`. `criteo` has a format of its o
   Boolean column of Parquet is numeric, 0 or 1.
 - **Inputs.** A numeric column becomes (x - mean) / standard deviation, a text column one input for each of its
   categories. Both are learned from the training rows alone, and saved: [preprocessing](preprocessing.md). A text that
-  only held-out rows have is 0 in all of them. Columns that look like ids or like an index are warned of; `ignore`
+  only held-out rows have is 0 in all of them. An index of pandas without a name ("", `Unnamed: 0`,
+  `__index_level_0__`) is left out. Other columns that look like ids or like an index are warned of; `ignore`
   leaves them out.
 - **Digits.** A whole number that float64 would round (2^53 + 1 is the first) is an error in a column of numbers. In
   `categorical` and key columns it is a text with all its digits.

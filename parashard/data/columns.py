@@ -101,11 +101,14 @@ class Table(NamedTuple):
         By name, in the file's order.
     lines : sequence of int, optional
         The line of the file that each row ends on, for messages; None: the file has no lines.
+    pandas_index : sequence of str
+        The columns that the file calls an index of a table of pandas.
     """
 
     path: Path
     columns: Mapping[str, Column]
     lines: Sequence[int] | None = None
+    pandas_index: Sequence[str] = ()
 
     def cell(self, name: str, row: int) -> str:
         """Return the place of a cell, for a message."""

@@ -6,6 +6,7 @@ the job loads none of them. Called by the job file's schema and the sources.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -55,6 +56,14 @@ class SplitOptions(Table):
         return min(int(self.held_out * examples), examples - 1)
 
 
+_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
+
+
+def is_index(name: str) -> bool:
+    """Tell whether a column has a name that pandas gives to an index without one."""
+    return _INDEX.fullmatch(name) is not None
+
+
 class TableOptions(SplitOptions):
     """What the tabular sources share; inputs of shape (encoded columns,), targets from the label column."""
 
@@ -94,11 +103,20 @@ class TableOptions(SplitOptions):
         description='What a text is that the vocabulary of its column lacks. "key": all have one key; "refused": an '
         "error that names the cell.",
     )
-    ignore: tuple[str, ...] = key(default=(), description="Columns that are no inputs, such as ids.")
+    ignore: tuple[str, ...] = key(
+        default=(),
+        description='Columns that are no inputs, such as ids. An index of pandas without a name ("", "Unnamed: 0", '
+        '"__index_level_0__") is none either, unless another key names it.',
+    )
     missing: str = key(
         default="",
         description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?".',
     )
+
+    def leaves_out(self, name: str) -> bool:
+        """Tell whether a column is no input: one of `ignore`, or an index that pandas wrote and no key names."""
+        named = (self.label, *self.categorical, *self.key_columns, *self.list_columns, *self.vocabularies)
+        return name in self.ignore or (is_index(name) and name not in named)
 
     def check(self) -> None:
         """Refuse what is said of vocabularies where there are none."""

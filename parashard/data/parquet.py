@@ -5,7 +5,9 @@ Owns the mapping of Arrow's types to columns. Called by `parashard.data.open_sou
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,10 @@ from parashard.errors import BadData, ConfigurationError, shown_names
 def open_parquet(options: ParquetOptions) -> ArraySource:
     """Read one or two files; BadData names the file and the error; ConfigurationError: pyarrow is not installed."""
     keys = {*keyed_names(options), *options.categorical}
-    training = _read(options.path, lambda name: name not in options.ignore, keys)
+    training = _read(options.path, lambda name: not options.leaves_out(name), keys)
     held_out = None
     if options.held_out_path is not None:
-        used = set(training.columns) - set(options.ignore)
+        used = {name for name in training.columns if not options.leaves_out(name)}
         held_out = _read(options.held_out_path, lambda name: name in used, keys)
     return table_source(options, training, held_out)
 
@@ -47,9 +49,17 @@ def _read(path: Path, is_used: Callable[[str], bool], keys: Collection[str]) -> 
     try:
         with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too
             table = file.read()
-        return Table(path, _columns(pa, table, path, is_used, keys))
+        return Table(path, _columns(pa, table, path, is_used, keys), pandas_index=_pandas_index(table))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow decodes text only as it is taken out
         raise kind_of_failure(error)(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+def _pandas_index(table: Any) -> tuple[str, ...]:
+    """Return the columns that were the index of a table of pandas."""
+    with suppress(ValueError, AttributeError, TypeError):
+        described = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
+        return tuple(name for name in described.get("index_columns", ()) if isinstance(name, str))
+    return ()
 
 
 def _columns(

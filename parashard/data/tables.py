@@ -44,6 +44,9 @@ from parashard.plan.variables import Float32s
 LIST_NAME_MAX = 180  # of a field's name, which has 200 with what it begins with
 WARNED_ROWS_MIN = 20  # in fewer rows all values may differ by chance
 WARNED_DISTINCT_SHARE = 0.9
+WARNED_IDS_MIN = 100  # rows, from which on numbers that all differ are told of even if they may do so by chance
+WARNED_FIRST = 1000
+CHANCE = 10  # n numbers drawn out of n^2 / 10 all differ with a probability of e^-5
 WARNED_NUMERALS_MIN = 10  # fewer distinct texts may be names, such as 1st and 2nd
 _NUMERAL = re.compile(r"[\W_]*\d[\d\W_]*[^\W\d_]{0,3}[\d\W_]*Z?")  # letters: a unit, a currency, a month
 
@@ -98,6 +101,7 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
         target=_described(options.label, classes, train_targets, origin),
         missing=options.missing,
         warnings=(
+            *_of_index(options, table),
             *_warnings(whole, keyed, options.categorical),
             *collisions,
             *_strange(whole, keyed),
@@ -128,7 +132,7 @@ def _typed(options: TableOptions, table: Table) -> dict[str, Column]:
         both = [name for name in names if name in options.ignore and key != "ignore"]
         if both:
             raise BadData(f"{table.path}: data.{key} names {shown_cell(both[0])}, which data.ignore leaves out")
-    used = [name for name in table.columns if name not in options.ignore]
+    used = [name for name in table.columns if not options.leaves_out(name)]
     if len(used) < 2:
         raise BadData(f"{table.path}: has no column but the label {shown_cell(options.label)} to learn from")
     return {name: _column(options, table, name, as_text=name in options.categorical or name in named) for name in used}
@@ -204,6 +208,18 @@ def _described(
     return fitted_value(label, targets.astype(np.float64), origin)
 
 
+def _of_index(options: TableOptions, table: Table) -> Iterator[str]:
+    """Yield a warning for each column that was the index of a table of pandas: its order may tell the label."""
+    for name in table.columns:
+        if name in options.ignore or name == options.label:
+            continue
+        what, said = f"column {shown_cell(name)} is an index of pandas", json.dumps(name)
+        if options.leaves_out(name):
+            yield f"{what}, and is left out, as by data.ignore = [{said}]; data.categorical = [{said}] uses it"
+        elif name in table.pandas_index:
+            yield f"{what}, and is learned from: its order may tell the label; data.ignore = [{said}] leaves it out"
+
+
 def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical: Collection[str]) -> Iterator[str]:
     """Yield likely mistakes in the columns that become no keys; `categorical` are those that the job file declares."""
     for name, column in columns.items():
@@ -220,6 +236,8 @@ def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical
         found = useless(column)
         if found:
             yield f"{what} {found}, from which nothing can be learned for other rows; {left_out}"
+        elif isinstance(column, Numbers) and len(column.values) >= WARNED_IDS_MIN and _are_distinct(column.present()):
+            yield f"{what} has another whole number in each row: if it is an id, {left_out}"
 
 
 def _strange(columns: Mapping[str, Column], keyed: Mapping[str, AnyKeyColumn]) -> Iterator[str]:
@@ -266,10 +284,19 @@ def _index_of(present: Float64s) -> str:
     if not len(present):
         return "has no value in any row"
     low, high, rows = present.min(), present.max(), len(present)
-    # In order of cost: nearly every column fails the first test, and few are sorted.
-    if rows < WARNED_ROWS_MIN or high - low + 1 != rows or len(np.unique(np.floor(present))) < rows:
+    if rows**2 < CHANCE * (high - low + 1) or not _are_distinct(present):  # so many may differ by chance
         return ""
-    return f"counts the rows from {low:.0f} to {high:.0f}: it looks like an index"
+    if high - low + 1 == rows:
+        return f"counts the rows from {low:.0f} to {high:.0f}: it looks like an index"
+    return f"has another whole number in each of {rows:,} rows, from {low:.0f} to {high:.0f}: it looks like an index"
+
+
+def _are_distinct(numbers: Float64s) -> bool:
+    """Tell whether numbers are whole and all differ."""
+    first = numbers[:WARNED_FIRST]  # nearly every column fails here
+    if len(numbers) < WARNED_ROWS_MIN or (first != np.floor(first)).any() or len(np.unique(first)) < len(first):
+        return False
+    return bool((numbers == np.floor(numbers)).all()) and len(np.unique(numbers)) == len(numbers)
 
 
 def _id_of(counts: npt.NDArray[np.int64]) -> str:

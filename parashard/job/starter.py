@@ -15,7 +15,7 @@ from parashard.data.columns import Cells, Numbers, Table, as_words, typed
 from parashard.data.csv import open_csv, read_csv
 from parashard.data.input_columns import MAX_CATEGORIES
 from parashard.data.labels import kind_of_labels
-from parashard.data.options import CsvOptions, TargetKind
+from parashard.data.options import CsvOptions, TargetKind, is_index
 from parashard.data.tables import useless
 from parashard.errors import BadData
 
@@ -101,6 +101,9 @@ def _inputs(options: CsvOptions, table: Table) -> tuple[dict[str, str], list[str
     categorical = []
     for name in table.columns:
         if name == options.label:
+            continue
+        if is_index(name):
+            ignore[name] = "is an index of pandas without a name"
             continue
         column: Cells
         try:

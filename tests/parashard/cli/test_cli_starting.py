@@ -23,7 +23,10 @@ from parashard.process.shell import ExitCode
 from parashard.store.arrays import write_arrays
 from support.command_line import Command
 
-HOUSES = [[f"h{n}", n % 7 + 0.5, ["north", "old, town"][n % 2], "" if n % 5 == 0 else n, 10.5 * n] for n in range(60)]
+HOUSES = [
+    [f"h{n}", n % 7 + 0.5, ["north", "old, town"][n % 2], "" if n % 5 == 0 else 1990 + n % 17, 10.5 * n]
+    for n in range(60)
+]
 
 DIGITS = """
 [job]
@@ -84,6 +87,21 @@ def test_what_a_table_has_is_guessed(parashard: Command, header: Any, row: Any, 
     options = load_job(Path("o.toml"), environ={}).job.data
     assert due.items() <= options.plain().items()
     open_source(options)
+
+
+def test_an_index_is_no_input_of_a_new_job(parashard: Command) -> None:
+    rng = np.random.default_rng(0)
+    order = rng.permutation(2000)[:1800]
+    rows = [[n, 5 * n, f"{rng.random():.6f}", 10**9 + rng.integers(10**9), n // 1000] for n in order.tolist()]
+    written("t.csv", ["", "shifted", "x", "user", "y"], rows)
+    assert parashard("init", "t.csv").exit_code == 0
+    options: Any = load_job(Path("t.toml"), environ={}).job.data
+    assert options.ignore == ("", "shifted")
+    said = Path("t.toml").read_text()
+    assert "#  is an index of pandas without a name" in said
+    assert any(
+        "'user' has another whole number in each row: if it" in text for text in open_source(options).spec.warnings
+    )
 
 
 def test_another_column_can_be_the_label(parashard: Command) -> None:

@@ -164,6 +164,36 @@ def test_ids_are_warned_of_and_can_be_left_out(tmp_path, opened):
     assert (spec.warnings, spec.input_shape) == ((), (4,))
 
 
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
+@both
+def test_an_index_of_pandas_is_no_input_unless_a_key_names_it(tmp_path, opened, name):
+    columns = {name: ["7", "3", "9"], "a": ["0.5", "1.5", "2.5"], "label": ["x", "y", "x"]}
+    spec = opened(tmp_path, columns).spec
+    assert spec.input_shape == (1,)
+    assert spec.warnings == (
+        f"column '{name}' is an index of pandas, and is left out, as by data.ignore = [\"{name}\"]; "
+        f'data.categorical = ["{name}"] uses it',
+    )
+    assert opened(tmp_path, columns, ignore=(name,)).spec.warnings == ()
+    assert opened(tmp_path, columns, categorical=(name,)).spec.input_shape == (4,)
+    assert len(opened(tmp_path, columns, key_columns=(name,)).spec.fields) == 3
+
+
+@both
+def test_whole_numbers_that_all_differ_are_warned_of(tmp_path, opened):
+    order = np.random.default_rng(0).permutation(200)[:180]
+    columns = {
+        "old": [str(n) for n in order],
+        "user": [str(10**9 + n * 7_654_321 % 10**9) for n in order],
+        "twice": [str(n // 2) for n in order],
+        "label": ["x", "y"] * 90,
+    }
+    assert [text.partition(",")[0] for text in opened(tmp_path, columns).spec.warnings] == [
+        "column 'old' has another whole number in each of 180 rows",
+        "column 'user' has another whole number in each row: if it is an id",
+    ]
+
+
 @both
 @pytest.mark.parametrize(
     ("options", "said"),

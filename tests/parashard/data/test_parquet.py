@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import json
 import sys
 
 import numpy as np
@@ -126,6 +127,22 @@ def test_long_whole_numbers_keep_their_digits_as_texts_and_are_refused_as_number
 def test_a_wrong_table_is_reported(tmp_path, columns, said):
     with pytest.raises(BadData, match=rf"a\.parquet.*{said}"):
         load(tmp_path, **columns)
+
+
+def test_a_named_index_of_pandas_is_told_of(tmp_path):
+    columns = pa.table({"old": [7, 3], "a": [1.5, 2.5], "label": ["x", "y"]})
+    described = {"index_columns": ["old", {"kind": "range"}]}
+    parquet.write_table(columns.replace_schema_metadata({"pandas": json.dumps(described)}), tmp_path / "a.parquet")
+    options = ParquetOptions(path=tmp_path / "a.parquet", label="label", held_out=0.0)
+    assert [text.partition(";")[0] for text in open_parquet(options).spec.warnings] == [
+        "column 'old' is an index of pandas, and is learned from: its order may tell the label"
+    ]
+    assert open_parquet(options.replaced(ignore=("old",))).spec.warnings == ()
+
+
+def test_an_index_of_times_without_a_name_is_left_out(tmp_path):
+    day = [datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)]
+    assert inputs_of(load(tmp_path, a=[1, 3], label=["x", "y"], __index_level_0__=day)) == [[-1], [1]]
 
 
 UNREADABLE = {"date": [datetime.date(2020, 1, 1)] * 2, "list": [[1], [2]], "infinite": [1.0, float("inf")]}
