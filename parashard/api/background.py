@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,10 @@ from parashard.job.declaration import DeclaredJob, write_declaration
 from parashard.job.declared_table import Table
 from parashard.job.load import LoadedJob, job_from_toml
 from parashard.launch.local_cluster import ScriptCommand
+from parashard.launch.programs import Program, write_program
 from parashard.launch.run import Outcome, run_job
 from parashard.launch.run_files import WEIGHTS_FILE
-from parashard.launch.run_folders import discard_unbegun
+from parashard.launch.run_folders import discard_unbegun, owned
 from parashard.launch.steering import Steering
 from parashard.plan.variables import Float32s, as_imported
 from parashard.process.arguments import credentials_in
@@ -106,6 +107,8 @@ class BackgroundRun:
         Its data and first values.
     steering : Steering
         Steers it.
+    program : Program
+        Of this process.
     script : ScriptCommand, optional
         What its workers are; None: they join from elsewhere.
     tls_dir : Path, optional
@@ -120,6 +123,7 @@ class BackgroundRun:
         run_dir: Path,
         declared: DeclaredJob,
         steering: Steering,
+        program: Program,
         *,
         script: ScriptCommand | None = None,
         tls_dir: Path | None = None,
@@ -130,8 +134,10 @@ class BackgroundRun:
         self._loaded = loaded
         self._declared = declared
         self._steering = steering
+        self._program = program
         self._script = script
         self._resume = resume
+        self._until_end = ExitStack()  # of the run: it holds the folder's lock
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="parashard-run", daemon=True)
@@ -146,7 +152,11 @@ class BackgroundRun:
         JobFailed
             If it could not be started.
         """
-        write_declaration(self.run_dir, self._declared)
+        with ExitStack() as until_end:
+            until_end.enter_context(owned(self.run_dir))
+            write_declaration(self.run_dir, self._declared)
+            write_program(self.run_dir, self._program)
+            self._until_end = until_end.pop_all()
         atexit.register(self.stop)
         self._thread.start()
         start_s = self._loaded.job.cluster.start_s * 2
@@ -284,10 +294,12 @@ class BackgroundRun:
                 script=self._script,
                 declared=True,
                 steering=self._steering,
+                owned=True,
             )
         except BaseException as error:  # noqa: BLE001  # the program's thread raises it
             self._error = error
         finally:
+            self._until_end.close()
             refused = self._error is not None or (self._outcome is not None and self._outcome.is_refused)
             if refused and not self._resume:
                 with suppress(OSError, ParashardError):

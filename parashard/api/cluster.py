@@ -86,26 +86,29 @@ class Cluster:
         if SCRIPT.is_worker:
             raise ConfigurationError("ps.Cluster has no workers of its own: ps.connect(cluster.run_dir) joins it")
         examples = checked_size("ps.Cluster: examples", examples)
-        program = Path(sys.argv[0] or "session.py")
+        file = Path(sys.argv[0] or "session.py")
         chosen = checked_servers(strategy)
         sessions = ParameterServerStrategy(
             consistency=chosen.consistency, tls_dir=chosen.tls_dir, **{**chosen.cluster, "workers": 0}
         )
         self._tables = checked_tables(tables)
         parts = Parts(
-            name or program.stem or "session",
+            name or file.stem or "session",
             checked_optimizer(optimizer),
             sessions,
             seed,
             settings or {},
             tables=self._tables,
         )
-        loaded = job_of(parts, program, {"epochs": epochs, "batch_size": batch_size})
+        loaded = job_of(parts, file, {"epochs": epochs, "batch_size": batch_size})
         declared = declare(DataSpec(examples, 0, (), 0, "of the sessions"), Variables(variables))
-        begun = unfinished(parts.name) if resume else None
+        begun = unfinished(parts.name, "ps.Cluster") if resume else None
         self.run_dir = (begun or new_run_dir(None, parts.name)).absolute()
         resume = begun is not None
-        self._run = BackgroundRun(loaded, self.run_dir, declared, Steering(), tls_dir=chosen.tls_dir, resume=resume)
+        program = SCRIPT.program("ps.Cluster")
+        self._run = BackgroundRun(
+            loaded, self.run_dir, declared, Steering(), program, tls_dir=chosen.tls_dir, resume=resume
+        )
 
     def __enter__(self) -> Self:
         self._run.start()

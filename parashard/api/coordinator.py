@@ -372,7 +372,10 @@ class Coordinator:
         SCRIPT.write_answers(self.run_dir)
         self._store_url = loaded.job.checkpoint.url or str(self.run_dir / CHECKPOINTS)
         self._kept_checkpoints = loaded.job.checkpoint.keep
-        self._run = BackgroundRun(loaded, self.run_dir, declared, self._steering, script=command, tls_dir=self._tls_dir)
+        program = SCRIPT.program(COORDINATOR)
+        self._run = BackgroundRun(
+            loaded, self.run_dir, declared, self._steering, program, script=command, tls_dir=self._tls_dir
+        )
         self._run.start()
 
     def _outstanding(self) -> int:

@@ -83,6 +83,7 @@ class OnCluster:
                 script=SCRIPT.command if start_thread is None else None,
                 start_thread=start_thread,
                 follower=fit.follower,
+                owned=True,
             )
         if outcome.raised is not None:
             raise outcome.raised

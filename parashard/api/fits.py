@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from parashard.api.code import Code, note_code, resumed_code, write_code
+from parashard.api.code import CODE_FILE, Code, note_code, resumed_code, write_code
 from parashard.api.following import CallbackFollower
 from parashard.api.generators import kept_generators
 from parashard.api.history import History, say_end
@@ -20,14 +20,19 @@ from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.running import Callbacks
 from parashard.data.base import DataSource
 from parashard.display.live import JobView, NoView, console_for, open_view
-from parashard.errors import JobFailed
-from parashard.job.declaration import DeclaredJob, declare
+from parashard.display.paths import short_path
+from parashard.errors import ConfigurationError, JobFailed
+from parashard.job.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, DeclaredJob, declare
 from parashard.job.load import LoadedJob
-from parashard.launch.run_files import CHECKPOINTS, WEIGHTS_FILE
-from parashard.launch.run_folders import discard_unbegun, new_run_dir
+from parashard.launch.programs import write_program
+from parashard.launch.run_files import CALLS_FILE, CHECKPOINTS, ORIGIN_FILE, PROGRAM_FILE, WEIGHTS_FILE
+from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, owned, unchanged_if_refused
 from parashard.models.base import Model
 from parashard.plan.steps import StepPlan
 from parashard.store import open_store
+
+RECORDS = (CODE_FILE, CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, RECORD_FILE, VALUES_FILE, ROWS_FILE)
+"""Files in a run's folder that a start writes before its job is accepted."""
 
 
 class FitCall(NamedTuple):
@@ -138,21 +143,10 @@ def run_fit(
     JobFailed, KeyboardInterrupt
         As `Place.train`.
     """
-    code = Code(call.code_sha256, call.code_sha256)
-    if begun is not None:
-        code = resumed_code(begun, call.code_sha256, accept_change=accept_code_change)
-    declared = declare(call.source.spec, call.present.declared(), code.begun)
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
-    view = NoView() if quiet else open_view(console_for(sys.stdout))
     try:
-        if code.is_changed:
-            view.say("going on with code that was changed since the run began (accept_code_change)")
-        follower = _follower(call, run_dir, view, resume=begun is not None)
-        write_code(run_dir, code)
-        SCRIPT.write_answers(run_dir)
-        fit = Fit(call.loaded, call.model, call.source, declared, run_dir, begun is not None, view, follower)
-        with kept_generators():
-            report = note_code(run_dir, place.train(fit))
+        with owned(run_dir), unchanged_if_refused(run_dir, RECORDS):
+            answer = _run(place, call, run_dir, resume=begun is not None, accept=accept_code_change, quiet=quiet)
     except (JobFailed, KeyboardInterrupt):
         raise  # the folder says why
     except BaseException:
@@ -161,6 +155,29 @@ def run_fit(
         raise
     finally:
         call.present.training = None
+    return {**answer, "name": call.loaded.job.job.name, "data": call.source.spec.fingerprint}
+
+
+def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bool, quiet: bool) -> dict[str, Any]:
+    """Train in a folder that no other process writes into."""
+    code = Code(call.code_sha256, call.code_sha256)
+    if resume:
+        if is_done(run_dir):
+            raise ConfigurationError(f"{short_path(run_dir)} is done: another process has gone on with it; start again")
+        code = resumed_code(run_dir, call.code_sha256, accept_change=accept)
+    declared = declare(call.source.spec, call.present.declared(), code.begun)
+    view = NoView() if quiet else open_view(console_for(sys.stdout))
+    try:
+        if code.is_changed:
+            view.say("going on with code that was changed since the run began (accept_code_change)")
+        follower = _follower(call, run_dir, view, resume=resume)
+        write_code(run_dir, code)
+        write_program(run_dir, SCRIPT.program("fit"))
+        SCRIPT.write_answers(run_dir)
+        fit = Fit(call.loaded, call.model, call.source, declared, run_dir, resume, view, follower)
+        with kept_generators():
+            report = note_code(run_dir, place.train(fit))
+    finally:
         view.close()
     weights, history = follower.end() or run_dir / WEIGHTS_FILE, follower.history
     if not quiet:

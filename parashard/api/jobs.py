@@ -206,12 +206,17 @@ def check_same_model(model: Model, run_dir: Path) -> None:
 
 def check_same_job(mine: LoadedJob, other: Job) -> None:
     """Refuse, in a worker, a call whose job is not the run's."""
+    different = different_key(mine, other, "in the process that started it")
+    if different:
+        raise ConfigurationError(f"this call is another one in this worker: {different}")
+
+
+def different_key(mine: LoadedJob, other: Job, there: str = "there") -> str:
+    """Return the first key that decides what steps compute and has another value in another job; "": there is none."""
     theirs = dict(leaves(other.plain()))
     own = dict(leaves(mine.job.plain()))
     for key in sorted(theirs.keys() | own.keys()):
         if key[0] in DEFINING and theirs.get(key) != own.get(key):
             said = _ARGUMENTS.get(".".join(key), ".".join(key))
-            raise ConfigurationError(
-                f"this call is another one in this worker: {said} is {shown(own.get(key))} here and "
-                f"{shown(theirs.get(key))} in the process that started it"
-            )
+            return f"{said} is {shown(own.get(key))} here and {shown(theirs.get(key))} {there}"
+    return ""

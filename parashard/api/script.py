@@ -13,6 +13,7 @@ import atexit
 import hashlib
 import json
 import multiprocessing
+import os
 import shlex
 import sys
 import threading
@@ -27,6 +28,8 @@ import parashard
 from parashard.api.calls import CALLS
 from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.launch.local_cluster import WORKER_IS_SCRIPT, ScriptCommand
+from parashard.launch.programs import Program, answers_in, process_began
+from parashard.launch.run_files import CALLS_FILE
 from parashard.models.blame import named_with_line
 from parashard.process.shell import ExitCode, end_process
 from parashard.store.durable import write_durably
@@ -38,9 +41,6 @@ if TYPE_CHECKING:
 
 COORDINATOR = "ps.Coordinator"
 """The call after which a worker calls what is scheduled."""
-CALLS_FILE = "calls.json"
-"""In a run folder: what the script's calls before this run returned."""
-
 
 _ERRORS: Mapping[str, type[BaseException]] = {
     "BadData": BadData,
@@ -108,7 +108,7 @@ class Script:
         self._calls += 1
         made = Call(self._answer(kind))
         if "error" in made.answer:
-            raise _ERRORS.get(made.answer["error"], JobFailed)(made.answer["says"])
+            raise_again(made.answer)
         try:
             self._within = True
             yield made
@@ -136,9 +136,9 @@ class Script:
         return self._answers[self._calls - 1] if self._calls <= len(self._answers) else {}
 
     @property
-    def runs_made(self) -> set[Path]:
-        """The run folders of the calls so far."""
-        return {Path(answer["run_dir"]).absolute() for answer in self._answers if "run_dir" in answer}
+    def answers(self) -> list[dict[str, Any]]:
+        """What the calls so far returned, or raised."""
+        return self._answers
 
     @property
     def worker_name(self) -> str:
@@ -228,6 +228,14 @@ class Script:
         """Whether this is no script, but a notebook, an interactive session, `python -c` or pytest."""
         return not self.has_file and not self._is_child
 
+    def program(self, call: str) -> Program:
+        """Return the record of this program, for a run of one of its calls."""
+        pid = os.getpid()
+        if not self.has_file:
+            return Program(call, pid=pid, began=process_began(pid))
+        command = self._command
+        return Program(call, str(self.path), command.words, command.folder, pid, process_began(pid))
+
     def check_thread(self) -> None:
         """Raise ConfigurationError in any thread but the main one: Ctrl-C comes there, and a run is saved there."""
         if threading.current_thread() is not threading.main_thread():
@@ -246,17 +254,16 @@ class Script:
             If it could not be run again, or this is not the main thread.
         """
         self.check_thread()
+        return self._command
+
+    @property
+    def _command(self) -> ScriptCommand:
         words = [sys.executable, *sys.orig_argv[1:]]
         if sys.modules["__main__"].__spec__ is not None:  # python -m: the folder that it was started in comes first
             return ScriptCommand(tuple(words), sys.path[0] or parashard._folder)
         if self._named in words[1:]:
             words[words.index(self._named, 1)] = str(self.path)  # whichever folder the script has gone to meanwhile
         return ScriptCommand(tuple(words), parashard._folder, self._shown)
-
-    @property
-    def calls_made(self) -> int:
-        """How many calls came before the present one."""
-        return self._calls - 1
 
     @property
     def sha256(self) -> str:
@@ -285,13 +292,9 @@ class Script:
         end_process(ExitCode.CONFIGURATION)
 
 
-def answers_in(run_dir: Path) -> list[dict[str, Any]]:
-    """Return what the calls before a run returned; of a run that is of no script, nothing."""
-    try:
-        found = json.loads((run_dir / CALLS_FILE).read_text())
-    except (OSError, ValueError):
-        return []
-    return found if isinstance(found, list) else []
+def raise_again(answer: Mapping[str, Any]) -> NoReturn:
+    """Raise what a call raised when it was made."""
+    raise _ERRORS.get(answer["error"], JobFailed)(answer["says"])
 
 
 def _given() -> list[str] | None:

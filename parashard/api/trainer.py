@@ -26,7 +26,7 @@ from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
 from parashard.api.models import PresentModel
 from parashard.api.optimizers import optimizer_for
-from parashard.api.resuming import answered, check_followed, unfinished
+from parashard.api.resuming import Resumed, answered, resumed
 from parashard.api.rows import check_callbacks
 from parashard.api.script import SCRIPT
 from parashard.api.source import source_of
@@ -171,8 +171,6 @@ class Trainer:
         if accept_code_change and not resume:
             raise ConfigurationError("accept_code_change is of a run that is resumed: resume=True, too")
         with SCRIPT.call("fit") as call:
-            if resume and not call.answer and not SCRIPT.is_worker and self._calls_before is not None:
-                call.answer = answered(self._job_name, self._calls_before)
             if not call.answer:
                 source = source_of(
                     data,
@@ -195,11 +193,15 @@ class Trainer:
                 )
                 sizes = {**epochs_of_a_job(epochs, initial_epoch), "batch_size": examples}
                 fit = self._call(source, sizes, gradient_accumulation, callbacks)
-                self._place.enter(fit)
-                begun = unfinished(self._job_name, self._calls_before) if resume else None
-                if resume and begun is None and self._calls_before:
-                    check_followed(self._job_name, self._calls_before, SCRIPT.runs_made)
-                call.answer = run_fit(self._place, fit, begun, accept_code_change=accept_code_change, quiet=not verbose)
+                earlier = self._resumed() if resume else None
+                if earlier is not None and earlier.answer:
+                    call.answer = answered(earlier, fit, accept_code_change=accept_code_change)
+                else:
+                    self._place.enter(fit)
+                    begun = earlier.run_dir if earlier is not None else None
+                    call.answer = run_fit(
+                        self._place, fit, begun, accept_code_change=accept_code_change, quiet=not verbose
+                    )
         run_dir = Path(call.answer["run_dir"])
         self._present.go_on_from(run_dir, Path(call.answer.get("weights", run_dir / WEIGHTS_FILE)))
         return History(call.answer["report"], run_dir, call.answer.get("history"), first_epoch=initial_epoch)
@@ -343,10 +345,11 @@ class Trainer:
     def _job_name(self) -> str:
         return self._name or (SCRIPT.path.stem if self._has_script else INTERACTIVE)
 
-    @property
-    def _calls_before(self) -> int | None:
-        """How many calls came before the present one; None: without a script nobody has counted them."""
-        return SCRIPT.calls_made if self._has_script else None
+    def _resumed(self) -> Resumed | None:
+        """Return what the present call goes on with; None: it begins a run, or this is a worker."""
+        if SCRIPT.is_worker:
+            return None
+        return resumed(self._job_name, SCRIPT.path if self._has_script else None, SCRIPT.answers)
 
 
 def _place_of(strategy: Strategy) -> Place:

@@ -23,6 +23,7 @@ from parashard.cli.options import complete_runs
 from parashard.cli.tables import print_table
 from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
+from parashard.launch.programs import program_of, readers_of
 from parashard.launch.run_files import JOB_FILE
 from parashard.launch.run_folders import (
     is_done,
@@ -113,6 +114,7 @@ def remove(
             raise ConfigurationError(
                 f"{run.name} is in progress; stop it first: Ctrl-C where it runs, or kill {launcher}"
             )
+    _check_unread(found)
     kept = [run for run in found if not unfinished and not is_done(run)]
     if kept:
         raise ConfigurationError(
@@ -128,6 +130,24 @@ def remove(
         finally:
             os.close(lock)
         typer.echo(f"removed {run.name}")
+
+
+def _check_unread(removed: list[Path]) -> None:
+    """Refuse to remove what a program that runs, or a run that could go on, reads."""
+    stay = [run.absolute() for run in runs_here() if not is_done(run)]
+    stay = [run for run in stay if run.resolve() not in {gone.resolve() for gone in removed}]
+    for run in removed:
+        program = program_of(run)
+        if program is not None and program.is_running and program.pid != os.getpid():
+            raise ConfigurationError(
+                f"{run.name}: process {program.pid} made this run, and what it calls later reads it; end it first"
+            )
+        readers = readers_of(run, stay)
+        if readers:
+            raise ConfigurationError(
+                f"{run.name}: {readers[-1].name} is not done, and goes on from its weights; remove both, or that one "
+                "first"
+            )
 
 
 def _row(run: Path) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def run_job(
     follower: Follower | None = None,
     declared: bool = False,
     steering: Steering | None = None,
+    owned: bool = False,
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, all its processes have ended.
 
@@ -113,6 +114,8 @@ def run_job(
         True: they are, and its workers join from elsewhere.
     steering : Steering, optional
         Of a program that calls this in a thread of its own: it stops the run, and signals are the program's business.
+    owned : bool
+        True: the caller holds the lock of the run directory (`parashard.launch.run_folders.owned`).
     """
     declared = declared or script is not None or start_thread is not None
     _check_local(loaded, declared=declared)
@@ -121,7 +124,7 @@ def run_job(
     _check_devices(loaded)
     if output is not None:
         _check_output(output)
-    lock, cluster = _prepared(run_dir, loaded, cluster)
+    lock, cluster = _prepared(run_dir, loaded, cluster, owned=owned)
     cluster.variables = _thread_variables(loaded.job)
     cluster.script = script
     cluster.start_thread = start_thread
@@ -156,7 +159,8 @@ def run_job(
         view.close()
         cluster.end(loaded.job.cluster.grace_s)
         signals.restore()
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
         with suppress(OSError):
             (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
     report = read_report(run_dir) if run.accepted else {}
@@ -213,8 +217,10 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _prepared(run_dir: Path, loaded: LoadedJob, cluster: LocalCluster | None) -> tuple[int, LocalCluster]:
-    """Lock the run directory, write the job's file durably, and return the lock and the cluster.
+def _prepared(
+    run_dir: Path, loaded: LoadedJob, cluster: LocalCluster | None, *, owned: bool
+) -> tuple[int | None, LocalCluster]:
+    """Lock the run directory unless the caller has, write the job's file durably; return the lock and the cluster.
 
     Raises
     ------
@@ -222,7 +228,7 @@ def _prepared(run_dir: Path, loaded: LoadedJob, cluster: LocalCluster | None) ->
         If it cannot be written at all; at present, such as on a full disk.
     """
     try:
-        lock = launcher_lock(run_dir)
+        lock = None if owned else launcher_lock(run_dir)
         write_durably(run_dir / NEW_JOB_FILE, as_toml(loaded.job).encode())
         keep_origin(run_dir, loaded)
         cluster = cluster or LocalCluster(run_dir)

@@ -6,6 +6,10 @@ JOB_FILE = "job.toml"
 NEW_JOB_FILE = "job.new.toml"  # until the coordinator has accepted it
 ORIGIN_FILE = "origin.json"  # path of the original job file, beside which its model is
 REPORT_FILE = "report.json"
+PROGRAM_FILE = "program.json"
+"""Which program a run is of, and how it is started again."""
+CALLS_FILE = "calls.json"
+"""What the calls before a run of a script returned."""
 WEIGHTS_FILE = "weights.safetensors"
 PREPROCESSING_FILE = "preprocessing.json"
 """Encoding of inputs and meaning of outputs (docs/preprocessing.md); also in the checkpoint store."""

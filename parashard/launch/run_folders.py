@@ -11,16 +11,18 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, StoreFailed
 from parashard.job.keys import check_path
 from parashard.job.layers import Override
 from parashard.launch.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
+from parashard.process.full_disk import disk_failed
+from parashard.process.side_effects import why_failed
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 from parashard.store.durable import write_durably
 
@@ -69,9 +71,8 @@ def resumed_run_dir(asked: Path | None, name: str) -> Path:
 
 
 def runs_of(name: str) -> list[Path]:
-    """Return the directories of the runs of a job of this name under `runs/`, the newest last."""
-    found = sorted(RUNS.glob(f"{name}-*"), key=os.path.getmtime)
-    return [path.absolute() for path in found if (path / JOB_FILE).is_file() and _job_name_in(path) == name]
+    """Return the directories of the runs of a job of this name under `runs/`, the one that began last at the end."""
+    return [path.absolute() for path in runs_here() if path.name.startswith(f"{name}-") and job_name_in(path) == name]
 
 
 def discard_unbegun(run_dir: Path, *, keep: bool) -> None:
@@ -122,9 +123,11 @@ def _run_at(text: str) -> Path | None:
 
 
 def runs_here() -> list[Path]:
-    """Return the run directories under `runs/`, the newest last."""
-    found = [path.parent for path in RUNS.glob(f"*/{JOB_FILE}")]
-    return sorted(found, key=lambda run: os.path.getmtime(run / JOB_FILE))
+    """Return the run directories under `runs/`, the one that began last at the end.
+
+    When a file was last changed does not count: a plot, a copy or an editor changes files of old runs.
+    """
+    return sorted((path.parent for path in RUNS.glob(f"*/{JOB_FILE}")), key=run_began_at)
 
 
 def unfinished_run(asked: str | None) -> Path:
@@ -169,15 +172,7 @@ def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
 def keep_origin(run_dir: Path, loaded: LoadedJob) -> None:
     """Record the path of the job's original file, for `resumed_job`, and when the run began, which is kept."""
     began_at = run_began_at(run_dir) or time.time()
-    (run_dir / ORIGIN_FILE).write_text(json.dumps({"job_file": str(loaded.path), "began_at": began_at}))
-
-
-def script_of(run_dir: Path) -> Path | None:
-    """Return the script that a run is of; None: it has a job file."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        path = Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"])
-        return path if path.suffix == ".py" else None
-    return None
+    write_durably(run_dir / ORIGIN_FILE, json.dumps({"job_file": str(loaded.path), "began_at": began_at}).encode())
 
 
 def run_began_at(run_dir: Path) -> float:
@@ -219,7 +214,9 @@ def locked(run_dir: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise ConfigurationError(f"run directory {run_dir}: another `parashard run` works in it") from None
+        raise ConfigurationError(
+            f"run directory {run_dir}: another `parashard run` works in it, or a script; wait for its end, or stop it"
+        ) from None
     return descriptor
 
 
@@ -237,6 +234,49 @@ def launcher_lock(run_dir: Path) -> int:
     os.truncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
+
+
+@contextmanager
+def owned(run_dir: Path) -> Iterator[None]:
+    """Be the launcher of a run directory in the block: no other process writes into it.
+
+    Raises
+    ------
+    ConfigurationError
+        If another process is, or the directory cannot be written at all.
+    StoreFailed
+        If it cannot be written at present, such as on a full disk.
+    """
+    try:
+        lock = launcher_lock(run_dir)
+    except OSError as error:
+        if disk_failed(error):
+            raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and start it again") from error
+        raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def unchanged_if_refused(run_dir: Path, names: Sequence[str]) -> Iterator[None]:
+    """Put files of a run directory back if the block raises a ConfigurationError; files are replaced, not rewritten."""
+    kept = {name: run_dir / f"{name}.kept" for name in names}
+    for name, link in kept.items():
+        link.unlink(missing_ok=True)  # of a process that was killed in the block
+        with suppress(FileNotFoundError):
+            os.link(run_dir / name, link)
+    try:
+        yield
+    except ConfigurationError:
+        for name, link in kept.items():
+            if link.exists():
+                os.replace(link, run_dir / name)
+        raise
+    finally:
+        for link in kept.values():
+            link.unlink(missing_ok=True)
 
 
 def launcher_of(run_dir: Path) -> int | None:
@@ -293,7 +333,7 @@ def coordinator_in(run_dir: Path) -> dict[str, Any]:
     return where
 
 
-def _job_name_in(run_dir: Path) -> str:
+def job_name_in(run_dir: Path) -> str:
     """Return the name of the job in a run directory; "" if this version cannot read its file."""
     from parashard.job.load import load_job
 

@@ -7,12 +7,10 @@ Owns the loop around it, in which this process is the one worker, the one shard 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import threadpoolctl
@@ -31,7 +29,7 @@ from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
 from parashard.launch.following import CallbackFailed
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
-from parashard.launch.run_folders import keep_origin, launcher_lock, read_report, script_of
+from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.stopping import resume_command
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s, as_exported
@@ -76,7 +74,6 @@ def train(fit: Fit, strategy: InProcessStrategy) -> dict[str, Any]:
 
         check(fit.model, job)
     keep_freed_memory(EVERY_STEP)
-    lock = _locked(run_dir)
     try:
         store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
         run = take_up(job, fit.declared, store, resume=fit.resumed)
@@ -89,8 +86,6 @@ def train(fit: Fit, strategy: InProcessStrategy) -> dict[str, Any]:
         if disk_failed(error):
             raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and go on with it") from error
         raise
-    finally:
-        os.close(lock)
 
 
 class Training:
@@ -344,8 +339,7 @@ class Training:
 
     def _stopped_line(self) -> str:
         steps, total = self._state.saved_steps, self._task.steps.total
-        what = resume_command(self._run_dir) if script_of(self._run_dir) is not None else "fit(..., resume=True)"
-        return f"stopped at step {count(steps)} of {count(total)} (saved). Continue: {what}"
+        return f"stopped at step {count(steps)} of {count(total)} (saved). Continue: {resume_command(self._run_dir)}"
 
     def _save_records(self) -> None:
         """Store what a resumed run cannot learn from the checkpoint: evaluations, an early stop, counts."""
@@ -370,15 +364,6 @@ def _kind_of(error: BaseException) -> FailureKind:
     if isinstance(error, WrongResult):
         return FailureKind.WRONG_RESULT
     return FailureKind.NOT_FINITE if isinstance(error, NonFiniteGradient) else FailureKind.MODEL
-
-
-def _locked(run_dir: Path) -> int:
-    try:
-        return launcher_lock(run_dir)
-    except OSError as error:
-        if disk_failed(error):
-            raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and start it again") from error
-        raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from parashard.api.background import BackgroundRun, Variables, within
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.declaration import declare
+from parashard.launch.programs import Program
 from parashard.launch.run import INTERRUPTED, Outcome
 from parashard.launch.steering import Steering
 from parashard.process.shell import ExitCode
@@ -71,7 +72,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 def run(tmp_path: Path, at_exit: AtExit, job: Job) -> Iterator[BackgroundRun]:
     loaded: Any = SimpleNamespace(job=SimpleNamespace(cluster=SimpleNamespace(start_s=DEADLINE_S)))
     declared = declare(DataSpec(3, 0, (), 0, "of a test"), Variables({"w": np.zeros(2)}))
-    made = BackgroundRun(loaded, tmp_path, declared, Steering())
+    made = BackgroundRun(loaded, tmp_path, declared, Steering(), Program("ps.Cluster"))
     made.start()
     yield made
     made.stop()

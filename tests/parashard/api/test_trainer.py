@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,70 +12,13 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api import fit_on_cluster, fits
-from parashard.api import trainer as module
-from parashard.api.code import code_of
+from parashard.api import fit_on_cluster
 from parashard.api.jobs import check_same_model
-from parashard.api.script import Script
 from parashard.data.base import Batch, DataSpec
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.declaration import declare, read_declaration, write_declaration
-from parashard.job.load import LoadedJob, as_toml
-from parashard.launch.run import Outcome
+from parashard.job.declaration import declare, write_declaration
 from parashard.models.framework import WrongModel
-from parashard.plan.variables import Variable
-from parashard.store.arrays import write_arrays
-
-X, Y = np.arange(12.0).reshape(6, 2), np.arange(6.0)
-
-
-class Line:
-    """A model with hand-written gradients."""
-
-    def initial_variables(self) -> Mapping[str, Any]:
-        return {"w": np.array([[1.0], [2.0]], np.float32), "b": Variable("b", (1,))}
-
-    def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
-        raise NotImplementedError
-
-    def evaluate(self, variables: Any, batch: Any, xp: Any) -> Mapping[str, float]:
-        outputs = batch.inputs @ variables["w"] + variables["b"]
-        return {"loss": float(np.mean((outputs[:, 0] - batch.targets) ** 2)), "examples": len(batch.targets)}
-
-
-class Runs:
-    """Takes the place of `run_job`."""
-
-    def __init__(self) -> None:
-        self.jobs: list[tuple[LoadedJob, Path]] = []
-        self.exit_code = 0
-        self.accepted = True
-
-    def __call__(self, loaded: LoadedJob, run_dir: Path, view: Any, **settings: Any) -> Outcome:
-        self.jobs.append((loaded, run_dir))
-        (run_dir / "job.toml").write_text(as_toml(loaded.job))
-        write_arrays(
-            run_dir / "weights.safetensors", {"w": np.full((2, 1), 3, np.float32), "b": np.ones(1, np.float32)}
-        )
-        report = {
-            "training_loss": 0.25,
-            "wall_s": 2.0,
-            "evaluations": [{"steps": 3, "loss": 0.5}, {"steps": 6, "loss": 0.4}],
-        }
-        return Outcome(self.exit_code, report, "why", run_dir, self.accepted)
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    runs = Runs()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("")
-    script = Script(None)
-    script._file = str(tmp_path / "train.py")
-    for user in (module, fits, fit_on_cluster):
-        monkeypatch.setattr(user, "SCRIPT", script)
-    monkeypatch.setattr(fit_on_cluster, "run_job", runs)
-    return runs
+from support.played_fits import Line, Runs, X, Y, played_runs  # noqa: F401  # a fixture
 
 
 def test_arguments_become_a_job(runs: Runs) -> None:
@@ -319,74 +261,6 @@ def test_what_is_no_run_is_refused_at_once(run: Any) -> None:
 def test_no_examples_are_refused(runs: Runs) -> None:
     with pytest.raises(ConfigurationError, match="data has no examples"):
         ps.Trainer(Line()).evaluate((X[:0], Y[:0]))
-
-
-def test_a_script_is_resumed_at_the_call_that_was_interrupted(runs: Runs) -> None:
-    runs.exit_code = 130
-    first, second = ps.Trainer(Line()), ps.Trainer(Line())
-    with pytest.raises(KeyboardInterrupt):
-        first.fit((X, Y), verbose=0)
-    runs.exit_code, module.SCRIPT._calls, module.SCRIPT._answers = 0, 0, []
-    history = first.fit((X, Y), resume=True, verbose=0)
-    assert history.run_dir == runs.jobs[0][1], "it goes on"
-    (history.run_dir / "report.json").write_text('{"state": "done"}')
-    runs.exit_code = 130
-    with pytest.raises(KeyboardInterrupt):
-        second.fit((X, Y), verbose=0)
-    runs.exit_code, module.SCRIPT._calls, module.SCRIPT._answers = 0, 0, []
-    begun = len(runs.jobs)
-    assert first.fit((X, Y), resume=True, verbose=0).run_dir == history.run_dir
-    assert len(runs.jobs) == begun, "it is done, and answered from what the second one kept"
-    assert second.fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[begun - 1][1]
-
-
-def test_a_run_is_not_left_behind_where_the_fit_before_it_is_made_anew(runs: Runs) -> None:
-    first, second = ps.Trainer(Line()), ps.Trainer(Line())
-    done = first.fit((X, Y), verbose=0)
-    (done.run_dir / "report.json").write_text('{"state": "done"}')
-    runs.exit_code = 130
-    with pytest.raises(KeyboardInterrupt):
-        second.fit((X, Y), verbose=0)
-    runs.exit_code, module.SCRIPT._calls, module.SCRIPT._answers = 0, 0, []
-    anew = first.fit((X, Y), verbose=0)
-    (anew.run_dir / "report.json").write_text('{"state": "done"}')
-    with pytest.raises(
-        ConfigurationError, match=r"is not done, and a fit before .* give each fit of the script resume"
-    ):
-        second.fit((X, Y), resume=True, verbose=0)
-    second.fit((X, Y), verbose=0)  # anew, too
-
-
-def test_an_edited_script_goes_on_where_that_is_accepted(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    script, trainer = Path("train.py"), ps.Trainer(Line())
-
-    def fit(**arguments: Any) -> ps.History:
-        module.SCRIPT._calls, module.SCRIPT._answers = 0, []
-        return trainer.fit((X, Y), resume=True, **arguments)
-
-    runs.exit_code = 130
-    with pytest.raises(KeyboardInterrupt):
-        fit()
-    [(_, run_dir)] = runs.jobs
-    begun = read_declaration(run_dir).model_sha256
-    script.write_text("# edited")
-    before = {path: path.read_bytes() for path in run_dir.iterdir()}
-    with pytest.raises(ConfigurationError, match=r"or go on with it: accept_code_change=True"):
-        fit(verbose=0)
-    assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
-    assert len(runs.jobs) == 1
-    with pytest.raises(KeyboardInterrupt):
-        fit(accept_code_change=True)
-    assert "going on with code that was changed since the run began" in capsys.readouterr().out
-    code = code_of(run_dir)
-    assert code is not None
-    assert (code.begun, code.is_changed, read_declaration(run_dir).model_sha256) == (begun, True, begun)
-    runs.exit_code = 0
-    report = fit(verbose=0).report  # what was accepted once is known
-    assert report["accepted_code_sha256"] == code.present
-    assert json.loads((run_dir / "report.json").read_text()) == report
-    with pytest.raises(ConfigurationError, match="accept_code_change is of a run that is resumed"):
-        trainer.fit((X, Y), accept_code_change=True)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from parashard.job.load import load_job
+from parashard.launch.programs import Program, process_began, write_program
 from parashard.launch.run_folders import keep_origin, launcher_lock
 from parashard.process.shell import ExitCode
 from support.command_line import Ran, run_command
@@ -120,3 +121,23 @@ def test_a_process_that_is_not_there_cannot_be_killed(parashard: Command, words:
     ran = parashard("kill", *words)
     assert (ran.exit_code, ran.out) == (ExitCode.CONFIGURATION, "")
     assert told in ran.err
+
+
+def test_a_run_that_an_unfinished_one_goes_on_from_is_not_removed(parashard: Command) -> None:
+    answers = [{"call": "fit", "run_dir": str(Path("runs/small-0").absolute())}]
+    Path("runs/small-2/calls.json").write_text(json.dumps(answers))
+    ran = parashard("runs", "remove", "small-0")
+    assert ran.exit_code == ExitCode.CONFIGURATION
+    assert "small-0: small-2 is not done, and goes on from its weights" in ran.err
+    assert Path("runs/small-0").exists()
+    assert parashard("runs", "remove", "--unfinished", "small-0", "small-2").exit_code == 0
+
+
+def test_a_run_is_not_removed_while_its_program_runs(parashard: Command) -> None:
+    parent = os.getppid()
+    write_program(Path("runs/small-0"), Program("fit", pid=parent, began=process_began(parent)))
+    ran = parashard("runs", "remove", "small-0")
+    assert ran.exit_code == ExitCode.CONFIGURATION
+    assert f"process {parent} made this run, and what it calls later reads it" in ran.err
+    write_program(Path("runs/small-0"), Program("fit", pid=parent, began=process_began(parent) + 1))
+    assert parashard("runs", "remove", "small-0").exit_code == 0

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from parashard.errors import ConfigurationError
+from parashard.launch import run_folders
 from parashard.launch.run_files import JOB_FILE, REPORT_FILE
 from parashard.launch.run_folders import (
     LOCK_FILE,
@@ -21,9 +23,13 @@ from parashard.launch.run_folders import (
     launcher_of,
     locked,
     new_run_dir,
+    owned,
     run_named,
+    runs_here,
+    unchanged_if_refused,
 )
 from parashard.protocol.coordinator_client import ADDRESS_FILE
+from parashard.store.durable import write_durably
 
 
 def report(folder: Path, state: str) -> None:
@@ -125,3 +131,36 @@ def test_only_what_never_began_is_discarded(tmp_path: Path) -> None:
         discard_unbegun(folder, keep=False)
     os.close(lock)
     assert [folder.exists() for folder in (unbegun, begun, others)] == [False, True, True]
+
+
+def test_only_the_owner_is_in_the_block(tmp_path: Path) -> None:
+    with owned(tmp_path):
+        assert launcher_of(tmp_path) == os.getpid()
+        with pytest.raises(ConfigurationError, match="works in it"), owned(tmp_path):
+            pytest.fail("two are")
+    assert launcher_of(tmp_path) is None
+    with pytest.raises(ConfigurationError, match="No such file or directory"), owned(tmp_path / "gone"):
+        pytest.fail("there is none")
+
+
+@pytest.mark.parametrize("error", [ConfigurationError, KeyboardInterrupt, None])
+def test_files_are_put_back_where_a_start_is_refused(tmp_path: Path, error: type[BaseException] | None) -> None:
+    (tmp_path / "a").write_text("before")
+    (tmp_path / "b.kept").write_text("of a start that was killed")
+    with suppress(KeyboardInterrupt, ConfigurationError), unchanged_if_refused(tmp_path, ["a", "b", "c"]):
+        write_durably(tmp_path / "a", b"after")
+        if error is not None:
+            raise error("refused")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "a": "before" if error is ConfigurationError else "after"
+    }
+
+
+def test_the_newest_run_is_the_one_that_began_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folders, "RUNS", tmp_path)
+    for number, name in enumerate(("old", "new"), start=1):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / JOB_FILE).touch()
+        (tmp_path / name / "origin.json").write_text(json.dumps({"job_file": "job.toml", "began_at": number}))
+    os.utime(tmp_path / "old" / JOB_FILE, (2**31, 2**31))
+    assert [run.name for run in runs_here()] == ["old", "new"]
