@@ -259,7 +259,10 @@ def taken_up_core(
     job.opened(resolved.summary(), resolved.spec.warnings)
     saved = run_store.load_saved()
     if saved is not None:
-        job.resume(saved)
+        gap_s = (
+            time.time() - saved.stored_at if saved.stored_at and not resume else 0.0
+        )  # a user's pause is no training
+        job.resume(saved, max(0.0, gap_s))
     if resume:
         job.started_anew()
     retry_while_disk_fails(lambda: run_store.save(job.saved()), "the coordinator's records", stop.event)

@@ -340,7 +340,7 @@ class EvaluationGrant(_message.Message):
     def __init__(self, evaluation: _Optional[int] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., store: _Optional[bool] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
-    __slots__ = ("granted", "evaluations", "revoked", "state", "view", "retry_after_s", "reason")
+    __slots__ = ("granted", "evaluations", "revoked", "state", "view", "retry_after_s", "reason", "stored")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +348,7 @@ class LeaseReply(_message.Message):
     VIEW_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     granted: _containers.RepeatedCompositeFieldContainer[Grant]
     evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationGrant]
     revoked: _containers.RepeatedScalarFieldContainer[int]
@@ -355,7 +356,8 @@ class LeaseReply(_message.Message):
     view: int
     retry_after_s: float
     reason: str
-    def __init__(self, granted: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationGrant, _Mapping]]] = ..., revoked: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[JobState, str]] = ..., view: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    stored: int
+    def __init__(self, granted: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationGrant, _Mapping]]] = ..., revoked: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[JobState, str]] = ..., view: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., reason: _Optional[str] = ..., stored: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("run_id",)

@@ -169,7 +169,7 @@ class CoordinatorUnderThreads:
         told = {
             "steps complete": len(core.job.leases.complete),
             "steps complete by worker": by_workers,
-            "examples / 8": core.job.progress.examples / EXAMPLES,
+            "examples / 8": core.job.figures.examples / EXAMPLES,
         }
         counts["completions"] = by_workers
         wrong = [f"{name}: {found}, of {self._steps}" for name, found in told.items() if found != self._steps]

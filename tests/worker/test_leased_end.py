@@ -15,7 +15,7 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
-from parashard_worker.leased import RETRY_PAUSE_S, Joined
+from parashard_worker.leased import REPORTS_MAX, RETRY_PAUSE_S, UNSTORED_MAX, Joined
 from support.leased_cases import DONE, FAILED, RETRY_BUDGET_S, Worker, reported
 
 # --- answers that do not come ---
@@ -125,6 +125,34 @@ def test_a_coordinator_that_does_not_know_the_worker_is_joined_again_and_nothing
     assert (again.incarnation, again.worker) == (900, "worker-0")
     assert again.sequence > unanswered.sequence
     assert (sorted(again.held), reported(again)) == ([under_way, 2], [0]), "what it has computed is not computed again"
+
+
+def test_a_new_coordinator_is_told_again_of_the_steps_that_the_earlier_one_has_not_stored() -> None:
+    worker = Worker(ahead=9).granted(0, 1, 2)
+    stored = 0
+    for stored_then in (0, 1, 1):
+        worker.complete(worker.take())
+        request = worker.call()
+        stored = stored or request.sequence
+        worker.answer(request, stored=stored * stored_then)
+    worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
+    worker.work.joined_again(Joined("run-1", "worker-0", 900, 9.0))
+    assert reported(worker.call()) == [1, 2], "step 0 was in the first of these reports"
+    worker.granted()
+    assert reported(worker.call()) == []
+
+
+def test_what_is_kept_for_a_new_coordinator_is_bounded_and_fits_its_calls() -> None:
+    worker = Worker()
+    worker.work._unstored.extend((1, pb.CompletedStep(step=step)) for step in range(UNSTORED_MAX + 5))
+    worker.work.joined_again(Joined("run-1", "worker-0", 900, 9.0))
+    told = []
+    while len(told) < UNSTORED_MAX:
+        request = worker.call()
+        assert 0 < len(request.completed) <= REPORTS_MAX
+        told += reported(request)
+        worker.answer(request)
+    assert told == list(range(5, UNSTORED_MAX + 5))
 
 
 def test_a_guest_goes_on_under_the_name_that_the_new_coordinator_gives_it() -> None:

@@ -18,6 +18,8 @@ IDLE_WAIT_S = 1.0  # how long the coordinator may hold a call of an idle worker
 RETRY_PAUSE_S = 0.1
 BATCH_TARGET_S = 0.25  # lease about as many steps as this long takes, so that a slow worker hoards none
 SMOOTHING = 0.2
+REPORTS_MAX = 4096  # completed steps in one call, as many as the coordinator takes
+UNSTORED_MAX = 16384  # reported steps that are kept for a new coordinator
 
 Work = pb.Grant | pb.EvaluationGrant
 
@@ -82,6 +84,8 @@ class LeasedWork:
         self.retracting = False
         """It has not answered yet a call that says that the model has returned."""
         self._completed: list[pb.CompletedStep] = []
+        self._unstored: deque[tuple[int, pb.CompletedStep]] = deque(maxlen=UNSTORED_MAX)
+        """Reported steps that no record of the coordinator has, by the number of the call."""
         self._failed: list[pb.FailedStep] = []
         self._evaluated: list[pb.EvaluationResult] = []
         self._ask_again = True
@@ -232,7 +236,7 @@ class LeasedWork:
             sequence=self._sequence,
             held=[] if self._leaving else held,
             held_evaluations=[] if self._leaving else [*waiting, *self._evaluating],
-            completed=self._completed,
+            completed=self._completed[:REPORTS_MAX],
             failed=self._failed,
             evaluated=self._evaluated,
             want=0 if self._leaving else max(0, self._wanted() - len(self._queue)),
@@ -248,6 +252,9 @@ class LeasedWork:
         self._unanswered = False
         self._called_s = now_s
         del self._completed[: len(request.completed)]
+        self._unstored.extend((request.sequence, step) for step in request.completed)
+        while self._unstored and self._unstored[0][0] <= reply.stored:
+            self._unstored.popleft()
         del self._failed[: len(request.failed)]
         del self._evaluated[: len(request.evaluated)]
         self.announced |= self._announcing in request.computing
@@ -281,8 +288,10 @@ class LeasedWork:
             self.failure = error
 
     def joined_again(self, joined: Joined) -> None:
-        """Go on as a member of a coordinator that is new; what is held and what is to be reported stays."""
+        """Go on as a member of a coordinator that is new, which is told again what its predecessor has not stored."""
         self._joined = joined
+        self._completed = [step for _, step in self._unstored] + self._completed
+        self._unstored.clear()
         self.must_rejoin = False
 
     @property

@@ -43,7 +43,7 @@ def _families(job: JobRecord, status: pb.GetStatusReply, now_s: float) -> Iterat
     yield _gauge("steps", "Steps of the job.", status.steps_total)
     # No counter: it falls when a shard comes back without some of them.
     yield _gauge("steps_complete", "Steps that every shard has acknowledged.", status.steps_complete)
-    yield _counter("examples", "Examples in steps that became complete.", job.progress.examples)
+    yield _counter("examples", "Examples of steps that are complete, each step once.", job.figures.examples)
     yield _gauge("leases", "Steps leased now.", status.steps_leased)
     yield _counter(
         "speculative_leases", "Steps leased a second time to pass a straggler.", job.leases.speculative_leases

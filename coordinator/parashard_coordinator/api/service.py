@@ -322,6 +322,7 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
         view=answer.view,
         retry_after_s=answer.retry_after_s,
         reason=answer.reason,
+        stored=answer.stored,
     )
 
 

@@ -48,12 +48,15 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
         stop_at_frontier(job, call.stop_reason)
     following.handle(call.handled)
     target = job.leases.target
+    milestone = following.reached(job.leases.lowest_incomplete, target)
+    if milestone is not None and job.awaited_workers and job.figures.missing_in(milestone.epochs):
+        milestone = None  # a worker is about to report steps again that an earlier coordinator has not stored
     seen = call.steps_seen if call.coordinator == job.options.incarnation else 0
     ends, seen, missed = following.ends_since(seen) if call.wants_steps else ([], 0, 0)
     return FollowAnswer(
         job.options.incarnation,
         job.state,
-        following.reached(job.leases.lowest_incomplete, target),
+        milestone,
         ends,
         seen,
         missed,

@@ -46,7 +46,8 @@ class Options(NamedTuple):
     incarnation: int = 1  # of the coordinator
     open: bool = False  # steps are leased once they are scheduled, and how many there will be is not known
     retry_pause_s: float = RETRY_PAUSE_S
-    steps_per_epoch: int = 0  # 0: nobody follows the job for callbacks
+    steps_per_epoch: int = 0  # 0: it has no epochs
+    followed: bool = True  # for callbacks
     callbacks_decide: bool = False
     stores_evaluated: bool = False  # evaluated weights are stored before the result is reported
     examples_of: Callable[[int], str] = lambda step: ""  # a step's examples, for people
@@ -130,6 +131,7 @@ class LeaseAnswer(NamedTuple):
     view: int
     reason: str
     retry_after_s: float = 0.02
+    stored: int = 0  # the last call of this worker whose report is stored for a later coordinator
     stores_evaluated: bool = False
 
 

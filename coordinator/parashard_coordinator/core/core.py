@@ -153,10 +153,10 @@ class Core:
             self._died(earlier, "another process has its name", now_s)
         job.leases.end(worker.name)
         job.evaluations.renew(worker.name, [])
-        job.supervision.joined(worker.name, worker.restarts)
+        job.supervision.joined(worker.name, restarted=worker.restarted)
         job.resolved(NO_WORKER)
         first = "joined" if job.options.incarnation > 1 else "started"  # an earlier coordinator may have known it
-        job.add_event(f"{worker.name} {'restarted' if worker.restarts else first} ({device})")
+        job.add_event(f"{worker.name} {'restarted' if worker.restarted else first} ({device})")
         return worker
 
     def lease(self, call: LeaseCall, now_s: float) -> LeaseAnswer:
@@ -168,6 +168,7 @@ class Core:
             worker.phases_s[phase] = seconds
         for step in call.completed:
             self._completed(worker, step, now_s)
+        job.awaited_workers.discard(worker.name)
         for failed in call.failed:
             self._failed(worker, FailedStep(*failed), now_s)
         for result in call.evaluated:
@@ -177,7 +178,7 @@ class Core:
         worker.computing = tuple(call.computing)
         if call.leaving:
             self._left(worker, "gave its leases back")
-            return self._answer([], [], revoked, "the worker leaves")
+            return self._answer(worker, [], [], revoked, "the worker leaves")
         return self.grant(worker, call.want, now_s, revoked, steps_only=call.steps_only)
 
     def grant(
@@ -186,17 +187,17 @@ class Core:
         """Grant up to `want` steps, or an evaluation if one is due and the worker takes such."""
         job = self.job
         if job.state is JobState.STARTING:
-            return self._answer([], [], revoked, "not every shard is up")
+            return self._answer(worker, [], [], revoked, "not every shard is up")
         if job.over or not want:
-            return self._answer([], [], revoked, job.reason)
+            return self._answer(worker, [], [], revoked, job.reason)
         if job.ending is not None:
-            return self._answer([], [], revoked, "every step is in; the report follows")
+            return self._answer(worker, [], [], revoked, "every step is in; the report follows")
         evaluations: list[Evaluation] = []
         if job.rounds.returning_to is None and not steps_only:
             incarnations = job.shards.incarnations()
             evaluations = job.evaluations.grant(worker.name, job.leases.lowest_incomplete, incarnations, now_s)
         if evaluations:
-            return self._answer([], evaluations, revoked, "")
+            return self._answer(worker, [], evaluations, revoked, "")
         granted = job.leases.grant(
             worker.name,
             min(want, job.options.lease_batch),
@@ -208,7 +209,7 @@ class Core:
             job.progress.first_lease_s = now_s
         job.decisions += any([job.following.leases(grant.step) for grant in granted])
         granted = [grant._replace(learning_rate=job.following.rate_of(grant.step)) for grant in granted]
-        return self._answer(granted, [], revoked, "" if granted else self.job.why_no_step)
+        return self._answer(worker, granted, [], revoked, "" if granted else self.job.why_no_step)
 
     def tick(self, now_s: float) -> None:
         """End the leases of workers that have been silent for the lease time, and tell of a step that takes long."""
@@ -217,6 +218,8 @@ class Core:
             silent = f"was silent for {now_s - worker.last_seen_s:.1f} s"
             self._died(worker, silent, now_s)
             self._left(worker, silent)
+        if now_s - self._began_s > self.job.options.lease_ttl_s:
+            self.job.awaited_workers.clear()
         self._check_slow(now_s)
 
     # --- operators and the launcher ---
@@ -311,14 +314,18 @@ class Core:
     def _completed(self, worker: Worker, done: CompletedStep, now_s: float) -> None:
         job = self.job
         shards = job.shards.acknowledged(done.incarnations)
-        if not job.leases.acknowledge(worker.name, done.step, shards, now_s, skipped=done.skipped):
+        loss = None if done.skipped else done.loss
+        given_up = done.step in job.leases.skips and not done.skipped
+        if done.step < job.leases.target and not given_up:
+            worker.steps_complete += job.figures.count(done.step, done.examples, loss)
+        newly = job.leases.acknowledge(worker.name, done.step, shards, now_s, skipped=done.skipped)
+        if done.step in job.leases.complete:  # also one whose report an earlier coordinator took with it
+            job.following.step_completed(done.step, loss)
+        if not newly:
             return
-        worker.steps_complete += 1
         job.supervision.step_completed()
         if not done.skipped:
             job.failures.succeeded()
-        loss = None if done.skipped else done.loss
-        job.following.step_completed(done.step, loss, done.examples)
         for change in job.progress.step_completed(worker.name, done.step, done.examples, loss, now_s):
             stale = f" (staleness p95 {job.staleness_p95} pushes)" if job.staleness_p95 else ""
             tell = job.resolved if change.over else job.warn
@@ -398,6 +405,7 @@ class Core:
     def _exited(self, exit_: Exit, now_s: float) -> None:
         job = self.job
         job.add_event(f"{exit_.process} ended: {exit_.reason}")
+        job.awaited_workers.discard(str(exit_.process))
         worker = job.workers.by_name.get(str(exit_.process))
         accounted = False
         if worker is not None and worker.live:
@@ -430,6 +438,7 @@ class Core:
     def _begin(self, now_s: float) -> None:
         """Note when this coordinator began: no process counts as silent for the time before it."""
         self._began_s = min(self._began_s, now_s)
+        self.job.progress.begin(now_s)
 
     def _seen_s(self, process: ProcessName) -> float | None:
         """Return when a process gave its last sign of life, if it ever did."""
@@ -448,11 +457,19 @@ class Core:
             job.add_event(f"warning: the evaluation after step {missed.after_step:,} was missed: its weights are gone")
 
     def _answer(
-        self, granted: Sequence[Grant], evaluations: Sequence[Evaluation], revoked: Sequence[int], reason: str
+        self,
+        worker: Worker,
+        granted: Sequence[Grant],
+        evaluations: Sequence[Evaluation],
+        revoked: Sequence[int],
+        reason: str,
     ) -> LeaseAnswer:
         job = self.job
         stores = job.options.stores_evaluated
-        return LeaseAnswer(granted, evaluations, revoked, job.state, job.shards.view, reason, stores_evaluated=stores)
+        state, view = job.state, job.shards.view
+        return LeaseAnswer(
+            granted, evaluations, revoked, state, view, reason, stored=worker.stored, stores_evaluated=stores
+        )
 
 
 def _silence_of(shard: int) -> str:

@@ -18,6 +18,7 @@ from parashard.errors import ConfigurationError
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.policies import LeasingPolicy
+from parashard_coordinator.core.training_figures import TrainingFigures
 
 ENDS_KEPT = 1 << 14
 """Completed steps that are remembered for who asks for them."""
@@ -25,7 +26,6 @@ ENDS_AT_ONCE = 4096
 RATES_MAX = 10_000
 LEASED_AHEAD = 1024
 """Steps that may be leased between two records of how far that has gone (`async` and `ssp`)."""
-_FIXED_BITS = 60  # of a loss's fraction: whole numbers add up to the same in any order
 _NO_LIMIT = 1 << 62
 
 
@@ -48,20 +48,17 @@ class Milestone(NamedTuple):
     weights: str
     judged_steps: int = 0
 
+    @property
+    def epochs(self) -> range:
+        """The epochs that ended."""
+        return range(self.first_epoch, self.first_epoch + len(self.epoch_losses))
+
 
 class StepEnd(NamedTuple):
     """A completed step and its loss; NaN: it was skipped."""
 
     step: int
     loss: float
-
-
-class _EpochLoss(NamedTuple):
-    """Sum of an epoch's losses, each as often as its batch has examples, in units of 2**-60; and those examples."""
-
-    total: int = 0
-    examples: int = 0
-    finite: bool = True
 
 
 class Following:
@@ -75,6 +72,8 @@ class Following:
         S.
     steps_per_epoch : int
         0: nobody follows the job, and nothing is noted.
+    figures : TrainingFigures
+        What the epochs' steps add up to.
     policy : LeasingPolicy
         Knows where weights can be judged: in rounds a milestone is the end of one.
     evaluations : Evaluations
@@ -88,6 +87,7 @@ class Following:
         self,
         steps_total: int,
         steps_per_epoch: int,
+        figures: TrainingFigures,
         policy: LeasingPolicy,
         evaluations: Evaluations,
         *,
@@ -95,6 +95,7 @@ class Following:
     ) -> None:
         self._steps_total = steps_total
         self._steps_per_epoch = steps_per_epoch
+        self._figures = figures
         self._policy = policy
         self._evaluations = evaluations
         self.decides = decides
@@ -108,29 +109,17 @@ class Following:
         self.leased_to = 0
         """No coordinator has leased a step at or past this one (`async` and `ssp`, where callbacks may decide)."""
         self._leased_before = 0  # what an earlier coordinator left of that
-        self._losses: dict[int, _EpochLoss] = {}
-        self._counted = IntervalSet()
+        self._ended = IntervalSet()
         self._ends: deque[StepEnd] = deque(maxlen=ENDS_KEPT)
         self._ends_total = 0
 
     # --- what happens ---
 
-    def step_completed(self, step: int, loss: float | None, examples: int) -> None:
+    def step_completed(self, step: int, loss: float | None) -> None:
         """Take note of a step that every shard has now; once, whatever is computed again."""
-        if step in self._counted or not self._steps_per_epoch:
-            return
-        self._counted.add(step)
-        self._ends.append(StepEnd(step, math.nan if loss is None else loss))
-        self._ends_total += 1
-        if loss is not None:
-            epoch = step // self._steps_per_epoch
-            sum_ = self._losses.get(epoch, _EpochLoss())
-            weighed = loss * examples
-            if math.isfinite(weighed):
-                total = sum_.total + int(math.ldexp(weighed, _FIXED_BITS))
-                self._losses[epoch] = _EpochLoss(total, sum_.examples + examples, sum_.finite)
-            else:
-                self._losses[epoch] = sum_._replace(finite=False)
+        if self._steps_per_epoch and self._ended.add(step):
+            self._ends.append(StepEnd(step, math.nan if loss is None else loss))
+            self._ends_total += 1
 
     def ends_since(self, seen: int) -> tuple[list[StepEnd], int, int]:
         """Return the completed steps after the first `seen`, how many that makes, and how many are forgotten."""
@@ -156,7 +145,7 @@ class Following:
         return Milestone(
             after,
             first,
-            [self._loss_of(epoch) for epoch in range(first, stop)],
+            [self._figures.loss_of(epoch) for epoch in range(first, stop)],
             result is not None,
             {} if result is None else result.metrics or {},
             "" if result is None else result.weights,
@@ -184,12 +173,7 @@ class Following:
     def handle(self, after_steps: int) -> None:
         """Take note that everything up to a milestone is handled."""
         self.handled = max(self.handled, after_steps)
-        for epoch in [epoch for epoch in self._losses if self._end_of(epoch) <= self.handled]:
-            del self._losses[epoch]
-
-    def epoch_losses(self) -> dict[int, tuple[int, int]]:
-        """Return the sums that a later coordinator goes on from."""
-        return {epoch: (sum_.total, sum_.examples) for epoch, sum_ in self._losses.items() if sum_.finite}
+        self._figures.forget([epoch for epoch in self._figures.epochs() if self._end_of(epoch) <= self.handled])
 
     # --- learning rates ---
 
@@ -220,21 +204,12 @@ class Following:
         self.leased_to = step + LEASED_AHEAD
         return True
 
-    def resume(
-        self, rates: Sequence[Rate], leased_to: int, losses: Mapping[int, tuple[int, int]], stopped_by: int | None
-    ) -> None:
-        """Take over what an earlier coordinator decided and counted."""
+    def resume(self, rates: Sequence[Rate], leased_to: int, stopped_by: int | None) -> None:
+        """Take over what an earlier coordinator decided."""
         self.rates, self.stopped_by = list(rates), stopped_by
         self.leased_to = self._leased_before = leased_to
-        self._losses = {epoch: _EpochLoss(total, examples) for epoch, (total, examples) in losses.items()}
 
     def _end_of(self, epoch: int) -> int:
         """Return after how many steps an epoch has ended: in rounds, after that of its last step."""
         last = min(self._steps_total, (epoch + 1) * self._steps_per_epoch)
         return min(self._steps_total, self._policy.boundary(last))
-
-    def _loss_of(self, epoch: int) -> float:
-        sum_ = self._losses.get(epoch)
-        if sum_ is None or not sum_.examples or not sum_.finite:
-            return math.nan
-        return math.ldexp(sum_.total / sum_.examples, -_FIXED_BITS)

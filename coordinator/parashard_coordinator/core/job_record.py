@@ -20,13 +20,21 @@ from parashard_coordinator.core.following import Following, Rate
 from parashard_coordinator.core.input_limits import EVENT_BYTES_MAX, readable
 from parashard_coordinator.core.launchers import CONFIGURATION, FAILED, Launcher
 from parashard_coordinator.core.leases import StepLeases
-from parashard_coordinator.core.membership import ShardRegistration, Shards, Workers
+from parashard_coordinator.core.membership import (
+    ENDED,
+    LIVE,
+    EarlierWorker,
+    ShardRegistration,
+    Shards,
+    Workers,
+)
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.progress import Progress
 from parashard_coordinator.core.rounds import RoundBook
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.skipped import SkippedSteps
 from parashard_coordinator.core.supervision import Supervision
+from parashard_coordinator.core.training_figures import TrainingFigures
 from parashard_coordinator.run.problems import Problems
 
 EVENTS_KEPT = 50
@@ -102,9 +110,17 @@ class JobRecord:
         """Rises with every decision that has to be stored before it acts."""
         self.evaluations = evaluations
         self.progress = Progress(options.against_divergence)
+        self.figures = TrainingFigures(options.steps_total, options.steps_per_epoch)
         self.following = Following(
-            options.steps_total, options.steps_per_epoch, policy, evaluations, decides=options.callbacks_decide
+            options.steps_total,
+            options.steps_per_epoch if options.followed else 0,
+            self.figures,
+            policy,
+            evaluations,
+            decides=options.callbacks_decide,
         )
+        self.awaited_workers: set[str] = set()
+        """Workers of an earlier coordinator that may still report steps which it has not stored."""
         self.workers_wanted = options.workers
         self.scale_requests = 0  # of the run: one that asks for the same number again is a request too
         self.state = JobState.STARTING if options.shards else JobState.RUNNING
@@ -145,8 +161,10 @@ class JobRecord:
 
     @property
     def complete(self) -> bool:
-        """Every step and every evaluation is in: the last checkpoint and the report can be written."""
+        """Every step, evaluation and figure is in: the last checkpoint and the report can be written."""
         in_ = self.leases.finished and self.evaluations.finished and self.shards.all_registered
+        if self.awaited_workers and self.figures.missing(0, self.leases.target):
+            return False
         return in_ and self.rounds.returning_to is None and not self.over
 
     @property
@@ -270,23 +288,33 @@ class JobRecord:
             judged_steps={str(after): steps for after, steps in self.evaluations.judged_steps().items()},
             learning_rates=tuple(self.following.rates),
             leased_to=self.following.leased_to,
-            epoch_losses={str(epoch): sums for epoch, sums in self.following.epoch_losses().items()},
+            epoch_losses={str(epoch): sums for epoch, sums in self.figures.losses().items()},
+            not_finite_epochs=self.figures.not_finite(),
+            counted=self.figures.counted(),
             stopped_by=self.following.stopped_by,
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
+            workers=dict(self.workers.known(self.supervision.ended_workers)),
             shard_incarnations=tuple(self.last_incarnation(shard) for shard in range(self.options.shards)),
             rollbacks=self.rounds.rollbacks,
+            speculative_leases=self.leases.speculative_leases,
             resumes=self.resumes,
             workers_wanted=self.workers_wanted,
             scale_requests=self.scale_requests,
-            examples=self.progress.examples,
+            examples=self.figures.examples,
             training_s=self.progress.training_s(),
+            losses=self.progress.losses(),
             fingerprint=self.workers.fingerprint,
         )
 
-    def resume(self, saved: Saved) -> None:
-        """Take over what an earlier coordinator decided and counted; before any call."""
+    def is_stored(self) -> None:
+        """Take note that what `saved` returns is stored: no worker has to report those steps again."""
+        for worker in self.workers.by_name.values():
+            worker.stored = worker.sequence
+
+    def resume(self, saved: Saved, gap_s: float = 0.0) -> None:
+        """Take over what an earlier coordinator decided and counted, `gap_s` ago; before any call."""
         if saved.early_stop:
             self.early_stop = saved.early_stop
             self.leases.stop_at(saved.target)
@@ -300,22 +328,32 @@ class JobRecord:
             judged = self.evaluations.results().get(self.leases.target)
             self.ending = DueCheckpoint(self.leases.target, None, (), final=True, metrics=judged, stored=saved.final)
         self.leases.skips.update(saved.skips)
-        losses = {int(epoch): sums for epoch, sums in saved.epoch_losses.items()}
+        sums = {int(epoch): sums for epoch, sums in saved.epoch_losses.items()}
+        self.figures.resume(saved.examples, saved.counted, sums, saved.not_finite_epochs)
         rates = [Rate(*rate) for rate in saved.learning_rates]
-        self.following.resume(rates, saved.leased_to, losses, saved.stopped_by)
+        self.following.resume(rates, saved.leased_to, saved.stopped_by)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
+        workers = {name: EarlierWorker(*known) for name, known in saved.workers.items()}
+        self.workers.resume(workers)
+        self.supervision.ended_workers = {name for name, known in workers.items() if known.state == ENDED}
+        self.awaited_workers = {name for name, known in workers.items() if known.state == LIVE}
         if len(saved.shard_incarnations) == self.options.shards:  # else another placement: other shards
             self.earlier_incarnations = list(saved.shard_incarnations)
         self.rounds.rollbacks, self.resumes = saved.rollbacks, saved.resumes
+        self.leases.speculative_leases = saved.speculative_leases
         self.workers_wanted, self.scale_requests = saved.workers_wanted, saved.scale_requests
         self.workers.fingerprint = saved.fingerprint
-        self.progress.resume(saved.examples, saved.training_s)
+        self.progress.resume(saved.training_s + (gap_s if saved.training_s else 0.0), saved.losses)
 
     def started_anew(self) -> None:
         """Forget the incarnations and scalings that an earlier coordinator knew of: its user has resumed the run."""
         self.resumes += 1
         self.workers_wanted, self.scale_requests = self.options.workers, 0  # as the user says now
         self.earlier_incarnations = [0] * self.options.shards
+        self.progress.goes_on = False
+        self.workers.started_anew()
+        self.awaited_workers.clear()
+        self.supervision.ended_workers.clear()
 
     @property
     def why_no_step(self) -> str:

@@ -5,6 +5,7 @@ Pure: `now_s` is an argument. Knows which processes are alive, not what they com
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,10 +26,29 @@ class Worker:
     token: int = 0  # drawn by its process; 0: it has none
     live: bool = True
     sequence: int = 0
+    stored: int = 0  # the last call whose report is stored for a later coordinator
     restarts: int = 0
+    restarted: bool = False  # this incarnation is another process than the one before
     steps_complete: int = 0
     computing: tuple[int, ...] = ()  # steps that it has announced to compute
     phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+
+ANY_PROCESS = -1
+"""The token of a worker whose next process is no restart."""
+
+
+LIVE, GONE, ENDED = 0, 1, 2
+"""States of an earlier worker: heard of within its lease time, silent or left, and a process whose end is counted."""
+
+
+class EarlierWorker(NamedTuple):
+    """A worker as an earlier coordinator knew it."""
+
+    token: int
+    restarts: int
+    steps_complete: int
+    state: int = LIVE
 
 
 def shown(incarnation: int) -> str:
@@ -56,6 +76,23 @@ class Workers:
         self._same_arithmetic = same_arithmetic
         self.fingerprint = ""
         self.by_name: dict[str, Worker] = {}
+        self._earlier: dict[str, EarlierWorker] = {}  # those that have not joined this coordinator yet
+
+    def resume(self, earlier: Mapping[str, EarlierWorker]) -> None:
+        """Take over the workers that an earlier coordinator knew."""
+        self._earlier = dict(earlier)
+
+    def started_anew(self) -> None:
+        """Take the processes that join next for no restarts: the run's user has started them."""
+        self._earlier = {name: known._replace(token=ANY_PROCESS, state=GONE) for name, known in self._earlier.items()}
+
+    def known(self, ended: Collection[str]) -> dict[str, EarlierWorker]:
+        """Return what a later coordinator is to know of each worker; the processes of those in `ended` have ended."""
+        here = {}
+        for name, worker in self.by_name.items():
+            state = ENDED if name in ended else LIVE if worker.live else GONE
+            here[name] = EarlierWorker(worker.token, worker.restarts, worker.steps_complete, state)
+        return self._earlier | here
 
     @property
     def live(self) -> list[Worker]:
@@ -89,9 +126,11 @@ class Workers:
         earlier = self.by_name.get(name)
         incarnation = earlier.incarnation + 1 if earlier else self._first_incarnation
         worker = Worker(name, incarnation, device, http_address, now_s, token)
-        if earlier:
-            worker.restarts = earlier.restarts + 1
-            worker.steps_complete = earlier.steps_complete
+        before = earlier or self._earlier.pop(name, None)
+        if before:
+            worker.restarted = bool(earlier) or before.token not in (ANY_PROCESS, token)
+            worker.restarts = before.restarts + worker.restarted
+            worker.steps_complete = before.steps_complete
         self.by_name[name] = worker
         return worker
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from parashard.display.figures import metric
@@ -68,12 +69,13 @@ class Progress:
 
     def __init__(self, against_divergence: str = "lower optimizer.learning_rate") -> None:
         self._advice = against_divergence
-        self.examples = 0
         self.steps = 0
         self.loss = math.nan
         self.first_lease_s: float | None = None
         self.last_step_s: float | None = None
         self._earlier_s = 0.0
+        self.goes_on = False
+        """An earlier coordinator has leased steps, which workers may be computing: time counts from the first call."""
         self._best_loss = math.inf
         self._first_loss = 0.0
         self._told = 0
@@ -82,13 +84,24 @@ class Progress:
         self._rate = Rate()
         self._rate_by_worker: dict[str, Rate] = {}
 
-    def resume(self, examples: int, training_s: float) -> None:
-        """Go on from what earlier coordinators counted; the time in which none lived is not in it."""
-        self.examples, self._earlier_s = examples, training_s
+    def resume(self, training_s: float, losses: Sequence[float]) -> None:
+        """Go on from what earlier coordinators measured."""
+        self._earlier_s, self.goes_on = training_s, training_s > 0
+        if losses:
+            self.loss, self._first_loss, self._best_loss = losses
+
+    def begin(self, now_s: float) -> None:
+        """Take note of the first call, from which on time counts where the training goes on."""
+        if self.goes_on and self.first_lease_s is None:
+            self.first_lease_s = now_s
+
+    def losses(self) -> tuple[float, ...]:
+        """Return the smoothed loss, the first and the best one; empty before the first step."""
+        seen = not math.isnan(self.loss)
+        return (self.loss, self._first_loss, min(self._best_loss, self.loss)) if seen else ()
 
     def step_completed(self, worker: str, step: int, examples: int, loss: float | None, now_s: float) -> list[Change]:
-        """Count a step; return which problems its loss shows, and which are over."""
-        self.examples += examples
+        """Take note of a step that every shard has; return which problems its loss shows, and which are over."""
         self.steps += 1
         self.last_step_s = now_s
         self._rate.add(examples, now_s)

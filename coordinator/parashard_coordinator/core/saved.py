@@ -12,7 +12,21 @@ from parashard.checkpoints.encoding import Record
 from parashard.checkpoints.manifest import Steps
 from parashard.settings.table import key
 
-_LATER = ("evaluated", "evaluated_weights", "judged_steps", "learning_rates", "leased_to", "epoch_losses", "stopped_by")
+_LATER = (
+    "evaluated",
+    "evaluated_weights",
+    "judged_steps",
+    "learning_rates",
+    "leased_to",
+    "epoch_losses",
+    "stopped_by",
+    "workers",
+    "not_finite_epochs",
+    "counted",
+    "losses",
+    "speculative_leases",
+    "stored_at",
+)
 
 
 class Saved(Record):
@@ -37,17 +51,23 @@ class Saved(Record):
     learning_rates: tuple[tuple[int, float, int], ...] = ()  # first step, rate, milestone
     leased_to: int = 0  # no step at or past it was ever leased, where callbacks may decide
     epoch_losses: dict[str, tuple[int, int]] = key(default_factory=dict)  # sums of epochs that are not handled
+    not_finite_epochs: tuple[int, ...] = ()  # of these
+    counted: Steps = ()  # steps whose figures are in `examples` and in the sums
+    losses: tuple[float, ...] = ()  # of the training: smoothed, first and best
     stopped_by: int | None = None  # the milestone whose callbacks ended the training early
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
+    workers: dict[str, tuple[int, int, int, int]] = key(default_factory=dict)  # token, restarts, steps, state
     shard_incarnations: tuple[int, ...] = ()  # the last known incarnation of each shard, 0 where it was never heard of
     rollbacks: int = 0
+    speculative_leases: int = 0
     resumes: int = 0  # how often its user has started the run again
     workers_wanted: int = 0
     scale_requests: int = 0  # how often a number of workers was requested; 0: the manifests' number
     examples: int = 0
     training_s: float = 0.0
+    stored_at: float = 0.0  # seconds since 1970; 0: not known
     fingerprint: str = ""  # of the arithmetic that the job began with
 
     def plain(self) -> dict[str, Any]:
@@ -69,6 +89,8 @@ class Saved(Record):
             learning_rates=tuple(rate for rate in self.learning_rates if rate[2] < steps),
             leased_to=0,
             epoch_losses={},
+            not_finite_epochs=(),
+            counted=tuple((start, min(stop, steps)) for start, stop in self.counted if start < steps),
             stopped_by=self.stopped_by if self.target <= steps else None,
             skips=tuple(step for step in self.skips if step < steps),
             final="",

@@ -39,7 +39,8 @@ class Supervision:
         self._start_s = start_s
         self._started_s: dict[ProcessName, float] = {}
         self._heard = 0
-        self._expected: set[str] = set()  # workers whose end was seen: their next incarnation is no surprise
+        self.ended_workers: set[str] = set()
+        """Workers whose end is counted, and whose next process has not joined yet."""
 
     def new_exits(self, exits: Iterable[Exit]) -> list[Exit]:
         """Return the exits that are new: each is told until it is heard, and counts once."""
@@ -58,7 +59,7 @@ class Supervision:
         self.worker_exits += is_worker
         fatal = None if accounted else self._launcher.exited(exit_, now_s, was_up=was_up)
         if is_worker and not fatal:
-            self._expected.add(str(exit_.process))
+            self.ended_workers.add(str(exit_.process))
             self.worker_restarts += exit_.process.index < workers_wanted  # else it was scaled down
         return fatal
 
@@ -67,11 +68,11 @@ class Supervision:
         self.pod_ends[end.pod.role, end.reason] += 1
         return str(end) if end.exit_code == CONFIGURATION else None
 
-    def joined(self, worker: str, incarnations_before: int) -> None:
-        """Count a worker's new incarnation as a restart, unless its end was counted already."""
-        if worker in self._expected:
-            self._expected.discard(worker)
-        elif incarnations_before:
+    def joined(self, worker: str, *, restarted: bool) -> None:
+        """Count a worker that was restarted, unless its end was counted already."""
+        if worker in self.ended_workers:
+            self.ended_workers.discard(worker)
+        elif restarted:
             self.worker_restarts += 1
 
     def step_completed(self) -> None:

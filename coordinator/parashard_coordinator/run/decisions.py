@@ -75,16 +75,18 @@ class DecisionStore:
             saved = core.job.saved()
             if saved == self._saved:
                 self.check_claim()
+                core.job.is_stored()
             else:
-                self._save(saved)
+                self._save(core, saved)
 
         self._core.run_exclusive(save)
 
-    def _save(self, saved: Saved) -> bool:
+    def _save(self, core: Core, saved: Saved) -> bool:
         if not self._saving.attempt(lambda: self._run_store.save(saved)):
             return False
         self._saved, self._stored_skips, self._stored_fingerprint = saved, frozenset(saved.skips), saved.fingerprint
         self._stored_rates, self._stored_leased_to = len(saved.learning_rates), saved.leased_to
+        core.job.is_stored()
         return True
 
     def check_claim(self) -> None:
@@ -107,7 +109,7 @@ class DecisionStore:
         """
         deadline_s = time.monotonic() + SKIP_RETRY_S_MAX
         try:
-            while not self._save(core.job.saved()):
+            while not self._save(core, core.job.saved()):
                 if self._harms_nothing_if_forgotten(core):
                     break
                 if time.monotonic() > deadline_s:

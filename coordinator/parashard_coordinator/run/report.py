@@ -83,7 +83,7 @@ def report(
         "partly_skipped": job.partly_skipped,
         "problems": job.problems.texts,
         "speculative_leases": job.leases.speculative_leases,
-        "examples_per_s": round(job.progress.examples / training_s, 3) if training_s > 0 else None,
+        "examples_per_s": round(job.figures.examples / training_s, 3) if training_s > 0 else None,
         "wall_s": round(job.progress.elapsed_s(now_s), 3),
         "training_loss": _finite(job.progress.loss),
         "held_out": {name: _finite(value) for name, value in sorted(metrics.items())},

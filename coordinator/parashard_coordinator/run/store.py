@@ -390,7 +390,7 @@ class RunStore:
         Superseded
             If a later coordinator has claimed the run: it may not have seen this, so this one must end.
         """
-        record = saved.replaced(plan_version=self._plan_version)
+        record = saved.replaced(plan_version=self._plan_version, stored_at=time.time())
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(record))
         failpoints.hit("coordinator.state.saved")
         self.check_newest()

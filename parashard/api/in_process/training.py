@@ -53,6 +53,7 @@ from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.leases import Grant
+from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.run.history import History
 from parashard_coordinator.run.job_start import Callbacks, new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
@@ -64,6 +65,7 @@ from parashard_worker.round_weights import round_weights
 NAME = "fit"
 LOOK_S = 0.25  # between two looks at time: the view, checkpoints
 HISTORY_S = 1.0
+RECORDS_S = 2.0
 
 
 def train(fit: Fit, strategy: InProcessStrategy) -> dict[str, Any]:
@@ -136,7 +138,9 @@ class Training:
         self._call = LeaseCall(NAME, 0, 0)
         self._error: BaseException | None = None  # of the user's code, the last one
         self._look_s = self._history_s = 0.0
+        self._records_s = time.monotonic() + RECORDS_S
         self._stored = -1  # decisions of the core that are stored
+        self._saved: Saved | None = None
         self._milestone = 0  # callbacks hear of nothing before so many steps are complete
 
     def run(self) -> dict[str, Any]:
@@ -278,6 +282,10 @@ class Training:
         if round_ is not None:
             self._state.save_soon(round_)
             core.job.rounds.cut_named()
+        if now_s >= self._records_s:
+            self._records_s = now_s + RECORDS_S
+            with suppress(StoreFailed):  # it costs durability, never training
+                self._save_records()
         kept = now_s >= self._history_s
         if kept or not isinstance(self._view, NoView):
             status = self._present_status(now_s)
@@ -332,6 +340,9 @@ class Training:
 
     def _save_what_is_in(self) -> None:
         """Save the last round that is in, and a report; on a full disk the earlier checkpoint stays the newest."""
+        if self._call.completed:  # steps that are in the weights, and not reported yet
+            self._call = self._call._replace(sequence=self._call.sequence + 1, want=0, evaluated=())
+            self._core.lease(self._call, time.monotonic())
         with suppress(StoreFailed, OSError):
             self._state.save()
             self._save_records()
@@ -344,7 +355,10 @@ class Training:
     def _save_records(self) -> None:
         """Store what a resumed run cannot learn from the checkpoint: evaluations, an early stop, counts."""
         self._stored = self._core.job.decisions
-        self._run.records.save(self._core.job.saved())
+        saved = self._core.job.saved()
+        if saved != self._saved:
+            self._run.records.save(saved)
+            self._saved = saved
 
 
 def _record(run: Run, follower: CallbackFollower, *, resume: bool) -> JobRecord:

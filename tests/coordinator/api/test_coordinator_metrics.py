@@ -71,7 +71,7 @@ def test_a_job_on_its_way() -> None:
     assert set(shown) - set(expected) == {"last_progress_timestamp_seconds"}
 
 
-def test_steps_that_a_shard_lost_are_no_longer_complete_and_count_again_as_work() -> None:
+def test_steps_that_a_shard_lost_are_no_longer_complete_and_their_examples_count_once() -> None:
     core = core_of()
     caller = Caller(core)
     caller.lease(1)
@@ -81,7 +81,7 @@ def test_steps_that_a_shard_lost_are_no_longer_complete_and_count_again_as_work(
     assert (scraped(core)["steps_complete"], scraped(core)["examples_total"]) == (0, 8)
     caller.lease(1)
     caller.call(completed=done(0, incarnations=(1, 2)))
-    assert (scraped(core)["steps_complete"], scraped(core)["examples_total"]) == (1, 16)
+    assert (scraped(core)["steps_complete"], scraped(core)["examples_total"]) == (1, 8)
 
 
 def test_a_shard_that_is_silent_is_not_live_until_it_is_restarted() -> None:

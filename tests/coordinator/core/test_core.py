@@ -48,7 +48,7 @@ def test_a_lease_from_grant_to_receipt() -> None:
     assert caller.lease(1, now_s=1.0) == [0]
     assert core.job.progress.first_lease_s == 1.0
     assert caller.complete_all(want=1, now_s=3.0) == [1]
-    assert (core.job.progress.steps, core.job.progress.examples, caller.worker.steps_complete) == (1, 8, 1)
+    assert (core.job.progress.steps, core.job.figures.examples, caller.worker.steps_complete) == (1, 8, 1)
     assert not core.job.complete
     caller.complete_all(now_s=4.0)
     assert core.job.complete

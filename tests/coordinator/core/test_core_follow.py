@@ -66,7 +66,7 @@ def test_a_successor_goes_on_with_the_rates_and_the_losses() -> None:
     successor = core_of(Sync(2), saved)
     follow(successor.job, FollowCall(handled=0, learning_rate=0.5))
     assert successor.job.saved().learning_rates == ((0, 0.5, 0),)
-    assert successor.job.following.epoch_losses() == core.job.following.epoch_losses()
+    assert successor.job.figures.losses() == core.job.figures.losses() == {0: (1 << 63, 16)}
 
 
 def test_a_milestone_that_was_told_lies_below_all_that_is_decided_at_it() -> None:  # P12 may lose steps of all

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from parashard.errors import ConfigurationError
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.following import ENDS_KEPT, LEASED_AHEAD, Following
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
+from parashard_coordinator.core.training_figures import TrainingFigures
 
 TOTAL, EPOCH = 12, 4
 
 
 def following_of(policy: LeasingPolicy, judged: list[int], *, decides: bool = True) -> tuple[Following, Evaluations]:
     evaluations = Evaluations(judged, policy, TOTAL)
-    return Following(TOTAL, EPOCH, policy, evaluations, decides=decides), evaluations
+    return Following(TOTAL, EPOCH, TrainingFigures(TOTAL, EPOCH), policy, evaluations, decides=decides), evaluations
 
 
 def milestones(
@@ -84,37 +83,16 @@ def test_without_rounds_only_the_first_step_waits() -> None:
     assert following.lease_limit(TOTAL) > TOTAL
 
 
-def test_the_loss_of_an_epoch_is_the_mean_over_its_examples_in_any_order_and_each_step_counts_once() -> None:
-    losses = {0: (0.1, 3), 1: (0.2, 3), 2: (0.3, 3), 3: (1e-7, 1)}
-    found = set()
-    for order in ([0, 1, 2, 3], [3, 2, 1, 0, 0], [2, 0, 3, 2, 1]):
-        following, _ = following_of(Async(), [])
-        for step in order:
-            following.step_completed(step, *losses[step])
-        reached = following.reached(4, TOTAL)
-        assert reached is not None
-        found.update(reached.epoch_losses)
-    assert len(found) == 1
-    assert found.pop() == pytest.approx(1.8000001 / 10, rel=1e-12)
-
-
-def test_a_loss_that_is_not_finite_or_not_known_is_nan() -> None:
-    following, _ = following_of(Async(), [])
-    following.step_completed(0, math.inf, 4)
-    following.step_completed(1, 1.0, 4)
-    reached = following.reached(4, TOTAL)
-    assert reached is not None
-    assert math.isnan(reached.epoch_losses[0])
-
-
 def test_completed_steps_are_told_from_where_one_asks_and_what_is_forgotten_is_counted() -> None:
-    following = Following(1 << 20, 1 << 20, Async(), Evaluations([], Async(), 1 << 20))
+    following = Following(
+        1 << 20, 1 << 20, TrainingFigures(1 << 20, 1 << 20), Async(), Evaluations([], Async(), 1 << 20)
+    )
     for step in (2, 0, 2, 1):
-        following.step_completed(step, 0.5, 1)
+        following.step_completed(step, 0.5)
     ends, seen, missed = following.ends_since(1)
     assert ([end.step for end in ends], seen, missed) == ([0, 1], 3, 0)
     for step in range(3, ENDS_KEPT + 10):
-        following.step_completed(step, None, 1)
+        following.step_completed(step, None)
     ends, seen, missed = following.ends_since(3)
     assert (ends[0].step, missed, seen) == (10, 7, 10 + len(ends))
 
@@ -135,7 +113,7 @@ def test_no_rate_governs_what_an_earlier_coordinator_may_have_leased() -> None: 
     assert following.leases(3 + LEASED_AHEAD)
     assert following.decide(0.5, after_steps=4, frontier=6) == (6, 0.5, 4)
     successor, _ = following_of(Async(), [])
-    successor.resume(following.rates, following.leased_to, {}, None)
+    successor.resume(following.rates, following.leased_to, None)
     assert successor.decide(0.25, after_steps=8, frontier=9) == (following.leased_to, 0.25, 8)
 
 
@@ -146,6 +124,6 @@ def test_in_rounds_nothing_is_noted_of_leases_which_wait_for_the_decision() -> N
 
 def test_there_is_a_most_of_decisions() -> None:
     following, _ = following_of(Async(), [])
-    following.resume([following.decide(0.5, 0, 0)] * 10_000, 0, {}, None)  # type: ignore[list-item]
+    following.resume([following.decide(0.5, 0, 0)] * 10_000, 0, None)  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="10,000 times"):
         following.decide(0.5, 8, 9)

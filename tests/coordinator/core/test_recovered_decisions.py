@@ -21,10 +21,11 @@ from support.coordinator_cases import Caller, announce, announce_all, core_after
 def test_what_was_counted_goes_on() -> None:
     earlier = core_of(Sync(4), skip_bad_steps=True)
     earlier.job.supervision.worker_restarts, earlier.job.shard_restarts = 3, 2
-    earlier.job.rounds.rollbacks = 5
+    earlier.job.rounds.rollbacks, earlier.job.leases.speculative_leases = 5, 4
     earlier.scale(7)
     core = core_after(earlier, Sync(4))
     assert (core.job.supervision.worker_restarts, core.job.shard_restarts) == (3, 2)
+    assert core.job.leases.speculative_leases == 4
     assert (core.job.rounds.rollbacks, core.job.workers_wanted, core.job.scale_requests) == (5, 7, 1)
     assert core_after(core, Sync(4)).job.saved() == earlier.job.saved(), "however often"
 
@@ -277,5 +278,7 @@ def test_the_final_weights_are_judged_again_where_a_shard_has_an_incarnation_tha
     announce_all(known, [(0, 40)], [(0, 40)])
     announce(unknown, 0, 2, [(0, 40)])
     announce(unknown, 1, 1, [(0, 40)])
+    for core in (known, unknown):
+        Caller(core, "worker-0").call()
     assert (known.job.complete, unknown.job.complete) == (True, False)
     assert unknown.job.evaluations.results().keys() == {20}, "what was judged on the way is history"
