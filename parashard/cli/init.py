@@ -23,6 +23,7 @@ def init(
     label: Annotated[
         str | None, typer.Option(help="The column to predict (data.label).", show_default="the last one")
     ] = None,
+    encoding: Annotated[str, typer.Option(help="Encoding of the table (data.encoding), such as latin-1.")] = "utf-8",
     output: Annotated[
         Path | None, typer.Option(help="The job file.", show_default="TABLE.toml beside the table")
     ] = None,
@@ -37,7 +38,7 @@ def init(
     check_path(path.absolute(), f"job file {path.name!r}")
     name = re.sub(r"[^a-z0-9]+", "-", table.stem.lower()).strip("-") or "table"
     shown = os.path.relpath(table, path.parent)
-    starter = starter_of(table, label, name, shown)
+    starter = starter_of(table, label, name, shown, encoding)
     job_from_toml(starter.text)  # a job file that could not be read is not written
     try:
         with path.open("x", encoding="utf-8") as file:

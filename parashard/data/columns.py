@@ -103,12 +103,15 @@ class Table(NamedTuple):
         The line of the file that each row ends on, for messages; None: the file has no lines.
     pandas_index : sequence of str
         The columns that the file calls an index of a table of pandas.
+    warnings : sequence of str
+        Likely mistakes in how the file is read.
     """
 
     path: Path
     columns: Mapping[str, Column]
     lines: Sequence[int] | None = None
     pandas_index: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     def cell(self, name: str, row: int) -> str:
         """Return the place of a cell, for a message."""

@@ -124,10 +124,18 @@ class TableOptions(SplitOptions):
             raise ValueError("unknown_texts is of columns in vocabularies, and no column is")
 
 
-def _one_character(separator: str) -> str:
-    if not separator or separator[0] in '"\r\n' or separator[1:].strip(" "):
-        raise ValueError(f"must be one character and then only spaces, found {separator!r}")
+def _separator(separator: str) -> str:
+    if not separator or any(sign in separator for sign in '"\r\n'):
+        raise ValueError(f"must be one character or more, and no quote or line end, found {separator!r}")
     return separator
+
+
+def _encoding(encoding: str) -> str:
+    try:
+        "a".encode(encoding)
+    except (LookupError, ValueError, TypeError):
+        raise ValueError(f'must be an encoding of text, such as "utf-8" or "latin-1", found {encoding!r}') from None
+    return encoding
 
 
 def _distinct(columns: tuple[str, ...]) -> tuple[str, ...]:
@@ -192,7 +200,7 @@ class CriteoOptions(SplitOptions):
 class CsvOptions(TableOptions):
     """One text table, or one for training and one held out."""
 
-    source: Literal["csv"] = key(default="csv", description="Separated text in UTF-8.")
+    source: Literal["csv"] = key(default="csv", description="Separated text, compressed with gzip or not.")
     columns: Annotated[tuple[str, ...], key(min_length=2), After(_distinct)] | None = key(
         default=None, description="Names of the columns of files without a header row."
     )
@@ -200,10 +208,23 @@ class CsvOptions(TableOptions):
         default="", description="The training table's name in the folder `path`; empty: `path` is the table itself."
     )
     held_out_file: str = key(default="", description="The held-out table's name in that folder.")
-    separator: Annotated[str, After(_one_character)] = key(
-        default=",", description="One character, and then spaces if they follow it in the files."
+    separator: Annotated[str, After(_separator)] = key(
+        default=",",
+        description='One character, and then spaces if they follow it in the files; or several, such as "::", where '
+        "quotes are letters like others.",
     )
-    comment: str = key(default="", description="Lines that begin with this are skipped; empty: none are.")
+    quote: Annotated[str, key(max_length=1)] = key(
+        default='"',
+        description="What a cell with separators or line ends in it begins and ends with, twice where it is in the "
+        'cell; "": nothing, quotes are letters like others.',
+    )
+    encoding: Annotated[str, After(_encoding)] = key(
+        default="utf-8", description='Encoding of the files, such as "latin-1"; of UTF-8 a byte order mark is skipped.'
+    )
+    comment: str = key(
+        default="",
+        description="Lines that begin with this are skipped, but for lines of a quoted cell; empty: none are.",
+    )
     strip_label: str = key(
         default="", description='Removed from the end of a label, such as the "." in the test file of UCI Adult.'
     )
@@ -213,6 +234,13 @@ class CsvOptions(TableOptions):
         super().check()
         if self.held_out_file and (self.held_out_path is not None or not self.file):
             raise ValueError("held_out_file is in the folder of file, in place of held_out_path")
+        if self.quote in ("\r", "\n", " ", self.separator[0]) and not self.has_long_separator:
+            raise ValueError(f"quote must not be the separator, a space or a line end, found {self.quote!r}")
+
+    @property
+    def has_long_separator(self) -> bool:
+        """Whether the separator is more than one character and spaces."""
+        return bool(self.separator[1:].strip(" "))
 
     @property
     def table(self) -> Path:

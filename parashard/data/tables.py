@@ -101,6 +101,7 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
         target=_described(options.label, classes, train_targets, origin),
         missing=options.missing,
         warnings=(
+            *(f"{one.path}: {said}" for one in (table, held_out) if one is not None for said in one.warnings),
             *_of_index(options, table),
             *_warnings(whole, keyed, options.categorical),
             *collisions,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parashard.data.columns import Cells, Numbers, Table, as_words, typed
-from parashard.data.csv import open_csv, read_csv
+from parashard.data.csv import open_csv, opened_text, read_csv
 from parashard.data.input_columns import MAX_CATEGORIES
 from parashard.data.labels import kind_of_labels
 from parashard.data.options import CsvOptions, TargetKind, is_index
@@ -37,7 +37,7 @@ class Starter(NamedTuple):
     summary: str
 
 
-def starter_of(path: Path, label: str | None, name: str, shown: str) -> Starter:
+def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: str = "utf-8") -> Starter:
     """Return a job file that trains on a table, with the guesses in it as comments.
 
     Parameters
@@ -50,13 +50,15 @@ def starter_of(path: Path, label: str | None, name: str, shown: str) -> Starter:
         Of the job.
     shown : str
         The table's path as the job file has it.
+    encoding : str
+        Of the table.
 
     Raises
     ------
     BadData
         The table cannot be read, or has nothing to learn from.
     """
-    options = CsvOptions(path=path, label="", separator=_separator(path))
+    options = CsvOptions(path=path, label="", separator=_separator(path, encoding), encoding=encoding)
     table = read_csv(path, options)
     options = options.replaced(label=list(table.columns)[-1] if label is None else label)
     target = _target(options, table)
@@ -68,15 +70,10 @@ def starter_of(path: Path, label: str | None, name: str, shown: str) -> Starter:
     return Starter(_text(options, name, shown, ignore, batch, epochs), spec.summary())
 
 
-def _separator(path: Path) -> str:
+def _separator(path: Path, encoding: str) -> str:
     """Return the separator that the header has most of."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            header = file.readline()
-    except OSError as error:
-        raise BadData(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise BadData(f"{path}: is not text in UTF-8: {error}") from None
+    with opened_text(path, encoding) as file:
+        header = file.readline()
     found = max(SEPARATORS, key=header.count)
     return f"{found} " if found != "\t" and header.count(f"{found} ") == header.count(found) > 0 else found
 
@@ -134,6 +131,7 @@ def _text(options: CsvOptions, name: str, shown: str, ignore: dict[str, str], ba
         'source = "csv"',
         _line(f"path = {_quoted(shown)}", "relative to this file"),
         *([f"separator = {_quoted(options.separator)}"] if options.separator != "," else []),
+        *([f"encoding = {_quoted(options.encoding)}"] if options.encoding != "utf-8" else []),
         _line(f"label = {_quoted(options.label)}", "the column to predict"),
         _line(f"target = {_quoted(options.target or 'class')}", meaning),
         _line("held_out = 0.2", "the share of the rows that is kept to judge the model"),

@@ -104,6 +104,15 @@ def test_an_index_is_no_input_of_a_new_job(parashard: Command) -> None:
     )
 
 
+def test_the_encoding_of_a_table_is_in_its_job(parashard: Command) -> None:
+    Path("t.csv").write_bytes(b"a,y\n" + b"".join(f"{n % 3},caf\xe9{n % 2}\n".encode("latin-1") for n in range(60)))
+    assert "is not text in UTF-8" in parashard("init", "t.csv").err
+    assert parashard("init", "t.csv", "--encoding", "latin-1").exit_code == 0
+    options: Any = load_job(Path("t.toml"), environ={}).job.data
+    assert options.encoding == "latin-1"
+    assert "unknown encoding 'x-1'" in parashard("init", "t.csv", "--encoding", "x-1").err
+
+
 def test_another_column_can_be_the_label(parashard: Command) -> None:
     houses()
     assert parashard("init", "My Houses.csv", "--label", "district", "--output", "o.toml").exit_code == 0

@@ -1,12 +1,14 @@
 """Text tables: kinds of columns, encodings, and every kind of damage is BadData that names the file."""
 
+import gzip
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from parashard.data.csv import CsvOptions, open_csv
+from parashard.data.csv import CsvOptions, open_csv, read_csv
 from parashard.errors import BadData
 from parashard.settings.validation import validated
 
@@ -82,6 +84,88 @@ def test_reads_the_format_of_uci(tmp_path):
 def test_classes_are_the_sorted_labels_numbers_by_value(tmp_path, labels, classes):
     rows = "".join(f"{i},{label}\n" for i, label in enumerate(labels.split()))
     assert everything(load(tmp_path, "a,label\n" + rows))[1] == classes
+
+
+def texts_of(path, content, **options):
+    path.write_bytes(content)
+    table = read_csv(path, CsvOptions(path=path, label="y", **options))
+    columns = {name: [column.vocabulary[code] for code in column.codes] for name, column in table.columns.items()}
+    return columns, table
+
+
+def test_lines_of_a_quoted_cell_are_no_comments(tmp_path):
+    content = b'# made today\nx,note,y\n1,"to do:\n# one\n# two\nend",0\n# between\n2,"a\n#b",1\n'
+    columns, table = texts_of(tmp_path / "a.csv", content, comment="#")
+    assert columns == {"x": ["1", "2"], "note": ["to do:\n# one\n# two\nend", "a\n#b"], "y": ["0", "1"]}
+    assert table.lines == [6, 9]
+
+
+TITLES = b'x\ttitle\ty\n1\tplain\t0\n2\t"open\t1\n3\tplain\t0\n4\tmore"\t1\n5\tend\t0\n'
+
+
+def test_quotes_that_join_lines_and_do_nothing_else_are_warned_of(tmp_path):
+    columns, table = texts_of(tmp_path / "a.tsv", TITLES, separator="\t")
+    assert len(columns["x"]) == 3
+    assert table.warnings == (
+        "lines 3 to 5 are one row, as quotes join them, and only such rows have quotes; if quotes are letters like "
+        'others, say data.quote = ""',
+    )
+    columns, table = texts_of(tmp_path / "a.tsv", TITLES, separator="\t", quote="")
+    assert (columns["title"], table.warnings) == (["plain", '"open', "plain", 'more"', "end"], ())
+    assert texts_of(tmp_path / "b.csv", b'x,y\n"1\n2",0\n"3",1\n')[1].warnings == ()
+
+
+def test_warnings_of_reading_are_warnings_of_the_data(tmp_path):
+    content = "x\ty\n" + '1\t0\n"2\n"\t1\n' * 2
+    assert "lines 3 to 4 are one row" in load(tmp_path, content, label="y", separator="\t").spec.warnings[0]
+
+
+def test_a_quote_in_a_cell_is_refused_with_the_key(tmp_path):
+    content = 'x\ttitle\ty\n1\tplain\t0\n2\t"Heroes" of the night\t1\n'
+    with pytest.raises(
+        BadData, match=r"row 2 \(line 3\) cannot be parsed.*letters like others here, say data.quote = .."
+    ):
+        load(tmp_path, content, label="y", separator="\t")
+    assert load(tmp_path, content, label="y", separator="\t", quote="").spec.examples == 2
+    assert texts_of(tmp_path / "a.csv", b"x,y\n'a,b',1\n", quote="'")[0]["x"] == ["a,b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        ('x::t::y\n1::Caf\xe9, "La"::0\n2::b:::1\n'.encode("latin-1"), {"separator": "::", "encoding": "latin-1"}),
+        ('x | t | y\n1 | Caf\xe9, "La" | 0\n2 | b: | 1\n'.encode("utf-16"), {"separator": " | ", "encoding": "utf-16"}),
+    ],
+)
+def test_long_separators_and_other_encodings_are_read(tmp_path, content, options):
+    due = {"x": ["1", "2"], "t": ['Caf\xe9, "La"', "b:" if "|" in options["separator"] else "b"], "y": ["0", "1"]}
+    if "|" not in options["separator"]:
+        due["y"][1] = ":1"  # the first separator of ":::" ends the cell
+    assert texts_of(tmp_path / "a.txt", content, **options)[0] == due
+
+
+def test_another_encoding_is_named_where_text_is_no_utf_8(tmp_path):
+    with pytest.raises(
+        BadData, match=r"is not text in UTF-8: .*data.encoding names another encoding, such as .latin-1"
+    ):
+        texts_of(tmp_path / "a.csv", "x,y\nCaf\xe9,1\n".encode("latin-1"))
+
+
+def test_a_file_may_be_compressed(tmp_path):
+    zipped = gzip.compress(b"x,y\n1,a\n2,b\n")
+    assert texts_of(tmp_path / "a.csv.gz", zipped)[0] == {"x": ["1", "2"], "y": ["a", "b"]}
+    for damaged in (zipped[:-9], zipped[:12] + b"\xff" + zipped[13:]):
+        with pytest.raises(BadData, match=r"a\.csv\.gz: the gzip stream is damaged"):
+            texts_of(tmp_path / "a.csv.gz", damaged)
+
+
+def test_cells_may_be_long(tmp_path):
+    assert load(tmp_path, f"a,note,label\n1,{'n' * 200_000},x\n2,b,y\n", ignore=("note",)).spec.examples == 2
+
+
+def test_a_parquet_file_is_named_as_what_it_is(tmp_path):
+    with pytest.raises(BadData, match=r"is a Parquet file, and due is a text table; data.source = .parquet. reads it"):
+        texts_of(tmp_path / "a.csv", b"PAR1\0\xff\0PAR1")
 
 
 def test_codes_can_be_declared_categorical(tmp_path):
@@ -168,7 +252,18 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"separator": ""}, {"separator": ",,"}, {"separator": '"'}, {"columns": ("a", "a")}, {"columns": ("a",)}]
+    "wrong",
+    [
+        {"separator": ""},
+        {"separator": ",\n"},
+        {"separator": '"'},
+        {"columns": ("a", "a")},
+        {"columns": ("a",)},
+        {"quote": "''"},
+        {"quote": ","},
+        {"encoding": "latin-99"},
+        {"encoding": "rot13"},
+    ],
 )
 def test_refuses_wrong_options(tmp_path, wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
