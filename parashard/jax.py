@@ -15,7 +15,6 @@ from parashard.data.base import Array, Batch
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table
-from parashard.metrics import Sums
 from parashard.models.base import Initial
 from parashard.models.blame import named_with_line
 from parashard.models.framework import (
@@ -31,7 +30,7 @@ from parashard.models.framework import (
 from parashard.models.jax_arrays import all_borrowed, array_of, borrowed, is_zero, jax, result_of, tensor_of
 from parashard.models.jax_rows import gathered, like_gathered, marked, parted, summed, tables_and_keys
 from parashard.models.jax_variables import check, kinds_of, leaves_of
-from parashard.models.judging import Given, judged, metrics_by_name
+from parashard.models.judging import Given, Told, judged, metrics_by_name
 from parashard.models.looking_up import placed
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.weighted import PARAMETER, takes_weights
@@ -239,13 +238,13 @@ class Model:
             if self._kinds[name] != FROZEN
         }
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, the mean over the batch, and the metrics' states."""
         parameters = self._tree_of(self._arguments(variables))
         inputs, targets = all_borrowed(batch.inputs), all_borrowed(batch.targets)
         rows = _named(gathered(variables, batch))
         loss = self._judged(parameters, inputs, targets, **rows, **_weights(batch))
-        values: dict[str, float | Sums] = {"loss": float(loss)}
+        values: dict[str, Told] = {"loss": float(loss)}
         if self._metrics and self._apply is not None:
             outputs = self._apply(parameters, inputs, **rows)
             values |= judged(self._metrics, outputs, targets, rows_of(batch.inputs), _on_host)

@@ -30,6 +30,7 @@ from parashard.models.framework import (
     step_seed,
     unscaled,
 )
+from parashard.models.judging import Told
 from parashard.models.keras_backends import open_backend
 from parashard.models.keras_embeddings import Embedding
 from parashard.models.keras_functions import Functions
@@ -156,6 +157,9 @@ class Model:
         array, found = self._backend.array, self._found
         return {name: initial_of(name, array(v.value), found.kinds[name]) for name, v in found.variables.items()}
 
+    tells_means = False
+    """As in Keras, an evaluation's loss is the mean of the batches' losses by their examples, whatever the loss is."""
+
     def check(self, batch: Batch) -> None:
         """Raise WrongModel, or what the model raises, if a step or an evaluation cannot be computed of such a batch."""
         first = {
@@ -195,7 +199,7 @@ class Model:
         return self._backend.result(loss, xp), gradients
 
     @turn()
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, the mean over the batch, and the states of the compiled metrics."""
         state, (pulled, data) = self._state(variables, batch), self._data(variables, batch, xp)
         loss, sums = self._judged(pulled, *state, *data)

@@ -18,7 +18,6 @@ from parashard.data.base import Array, Batch
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table
-from parashard.metrics import Sums
 from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
     LOSS_SCALE,
@@ -31,7 +30,7 @@ from parashard.models.framework import (
     step_seed,
     unscaled,
 )
-from parashard.models.judging import Given, judged, metrics_by_name
+from parashard.models.judging import Given, Told, judged, metrics_by_name
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, tensor_of, torch
 from parashard.models.torch_embeddings import (
@@ -44,6 +43,7 @@ from parashard.models.torch_embeddings import (
     named_ids,
     rows_lent,
 )
+from parashard.models.torch_losses import loss_kind
 from parashard.models.torch_variables import Place, check, kinds_of, lent, named, places_of, plain_name, tensors_of
 from parashard.models.weighted import weighted_loss
 from parashard.plan.embedding import EmbeddingTable, Keys
@@ -130,6 +130,8 @@ class Model:
         self._scale = 1.0
         self._loss = loss
         self._weighted = weighted_loss(loss)
+        self._loss_kind = loss_kind(loss)
+        self.adds_losses = self._loss_kind is not None and self._loss_kind.adds
         self._metrics = metrics_by_name(metrics)
         self._seed = 0
         self._module: torch.nn.Module | None = None
@@ -164,6 +166,18 @@ class Model:
             self._module = None
         self._seed = seed
         self._ready()
+
+    def loss_divisor(self, batch: Batch) -> str:
+        """Return what the loss divides by in place of the number of examples; "": by that, or nobody knows."""
+        if self._loss_kind is None or batch.weights is not None:
+            return ""
+        return self._loss_kind.differs(self._trees(batch.targets))
+
+    def share(self, piece: Batch, whole: Batch) -> float:
+        """Return how much the loss of a piece of a batch counts in that of the whole."""
+        if self._loss_kind is None or whole.weights is not None:
+            return rows_of(piece.inputs) / rows_of(whole.inputs)
+        return self._loss_kind.share(self._trees(piece.targets), self._trees(whole.targets))
 
     def for_thread(self) -> Model:
         """Return one with a module of its own, made or copied anew; it computes in turn, for generators are shared."""
@@ -257,14 +271,16 @@ class Model:
         return float(loss.detach()), gradients
 
     @turn()
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
-        """Return the loss, the mean over the batch, and the metrics' states."""
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
+        """Return the loss, the mean over the batch or its state, and the metrics' states."""
         with torch.no_grad():
             outputs = self._outputs(variables, batch.inputs, batch.keys)
             targets = self._trees(batch.targets)
             with self._precision(self._own):
                 loss = float(self._loss_of(outputs, targets, batch.weights))
-            return {"loss": loss, **judged(self._metrics, outputs, targets, rows_of(batch.inputs), _on_host)}
+            kind = self._loss_kind if batch.weights is None else None
+            told: Told = loss if kind is None else kind.sums(loss, targets)
+            return {"loss": told, **judged(self._metrics, outputs, targets, rows_of(batch.inputs), _on_host)}
 
     @turn()
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:

@@ -6,7 +6,7 @@ Owns the meaning of `batch_size`, `global_batch_size` and `gradient_accumulation
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -107,6 +107,11 @@ def epochs_of_a_job(epochs: int, initial_epoch: int) -> dict[str, int]:
     return {"epochs": epochs - initial_epoch, "first_epoch": int(initial_epoch)}
 
 
+def piece_size(examples: int, pieces: int) -> int:
+    """Return how many examples a piece of a step has; the last piece may have fewer."""
+    return -(-examples // pieces)
+
+
 class Accumulated:
     """A model whose gradient is computed in pieces of a batch, one after the other: the mean over all its examples.
 
@@ -120,7 +125,9 @@ class Accumulated:
     def __init__(self, model: Model, pieces: int) -> None:
         self._model, self._pieces = model, pieces
         self._added = _added(model)
+        self._share: Callable[[Batch, Batch], float] = getattr(model, "share", _share_of_rows)
         self.evaluate = model.evaluate
+        self.adds_losses: bool = getattr(model, "adds_losses", False)
         self.tables: Any = getattr(model, "tables", ())
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
@@ -139,9 +146,9 @@ class Accumulated:
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
-        """Return the mean of the pieces' losses and gradients, each by its examples; what is added up is their sum."""
+        """Return the loss and gradients of all examples: the pieces' by their shares; what is added up is their sum."""
         rows = rows_of(batch.inputs)
-        size = -(-rows // self._pieces)
+        size = piece_size(rows, self._pieces)
         total, sums = 0.0, dict[str, Any]()
         for part, start in enumerate(range(0, rows, size)):
             piece = _cut(batch, part, slice(start, min(rows, start + size)))
@@ -149,7 +156,7 @@ class Accumulated:
                 piece = self._placed(piece, batch.keys, xp)
             loss, gradients = self._model.loss_and_gradients(variables, piece, xp)
             assert isinstance(gradients, Mapping), "a model that a trainer takes has gradients"
-            share = (min(rows, start + size) - start) / rows
+            share = self._share(piece, batch)
             total += float(loss) * share
             for name, gradient in gradients.items():
                 factor = xp.float32(1.0 if name in self._added else share)
@@ -165,6 +172,11 @@ class Accumulated:
         on_host = replace(piece, inputs=map_leaves(host_array, piece.inputs))
         places = placed(self._model, on_host, keys, keys).places
         return replace(piece, keys=keys, places={name: xp.asarray(place) for name, place in places.items()})
+
+
+def _share_of_rows(piece: Batch, whole: Batch) -> float:
+    """Return how much the loss of a piece counts where it is a mean over examples."""
+    return rows_of(piece.inputs) / rows_of(whole.inputs)
 
 
 def _added(model: Model) -> frozenset[str]:

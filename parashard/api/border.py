@@ -6,6 +6,8 @@ Knows no call. Called by what users call.
 from __future__ import annotations
 
 import functools
+import sys
+import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -14,6 +16,14 @@ from parashard.models.blame import with_users_lines
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+
+
+def warn(text: str) -> None:
+    """Warn the user, at the line that made the call."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "parashard":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, UserWarning, stacklevel=level)
 
 
 def bordered(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

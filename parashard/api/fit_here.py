@@ -37,7 +37,7 @@ class Here:
                 f"this call trains in its own process, by {type(self._strategy).__name__}, in this worker, and by "
                 "worker processes in the one that started it: a script makes the same calls wherever it runs"
             )
-        call.present.try_step(call.source)
+        call.present.try_step(call.source, call.loaded.job, call.pieces)
 
     def train(self, fit: Fit) -> dict[str, Any]:
         """Train by this process's own shard and replicas."""

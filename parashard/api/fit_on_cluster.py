@@ -63,7 +63,7 @@ class OnCluster:
                 check,
                 lambda theirs: check_same_job(loaded, theirs),
             )
-        call.present.try_step(call.source)
+        call.present.try_step(call.source, call.loaded.job, call.pieces)
         if not self.runs_script:
             SCRIPT.check_thread()
             for_thread(call.model)  # what no thread could have is said before there is a run

@@ -52,6 +52,8 @@ class FitCall(NamedTuple):
         As `parashard.callbacks.running.checked` returned them.
     trainer : object
         What they see as `self.trainer`.
+    pieces : int
+        Of a step (`gradient_accumulation`).
     """
 
     loaded: LoadedJob
@@ -61,6 +63,7 @@ class FitCall(NamedTuple):
     code_sha256: str
     callbacks: list[Callback]
     trainer: object
+    pieces: int
 
 
 class Fit(NamedTuple):

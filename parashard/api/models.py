@@ -13,8 +13,9 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from parashard.api.batching import Accumulated, checked_size
+from parashard.api.batching import Accumulated, checked_size, piece_size
 from parashard.api.examples import Indexed, joined, of_the_data
+from parashard.api.loss_checks import EXAMPLES_TRIED, warn_of_loss
 from parashard.api.optimizers import Mapped, variable_settings
 from parashard.api.rows import PresentRows, tables_of_model
 from parashard.callbacks.base import Training
@@ -23,6 +24,7 @@ from parashard.data.tree import Tree, leaves, rows_of
 from parashard.errors import BadData, ConfigurationError, ParashardError
 from parashard.job.declaration import parts_of
 from parashard.job.declared_table import Table
+from parashard.job.schema import Job
 from parashard.models.base import Checked, FrameworkModel, HoldsRows, Initial, Model, Seeded
 from parashard.models.blame import named_with_line
 from parashard.models.framework import WrongModel
@@ -153,23 +155,29 @@ class PresentModel:
         self._inputs = _inputs_of(source.spec.fields)
         return Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
 
-    def try_step(self, source: DataSource) -> None:
-        """Try the model on two examples, if it can: what no worker could compute is said before any is started."""
+    def try_step(self, source: DataSource, job: Job, pieces: int) -> None:
+        """Try the model on a piece of a step, if it can: what no worker could compute is said before any is started."""
         tables = {name: table.embedding for name, table in self.tables().items()}
-        if isinstance(self.given, Checked) or tables:
-            indices = np.arange(min(1 if source.spec.batched else 2, source.spec.examples))
-            with of_the_data():
-                examples = examples_of(source, 0, indices)
-            try:
-                batch = Batch(0, 0, indices, *examples)
-                if tables:
-                    batch = looked_up(self.given, batch, tables)
-                if isinstance(self.given, Checked):
-                    self.given.check(batch)
-            except (ConfigurationError, WrongModel) as error:
-                raise ConfigurationError(str(error)) from None
-            except Exception as error:
-                raise ConfigurationError(f"the model cannot compute a step: {named_with_line(error)}") from error
+        tells = isinstance(self.given, FrameworkModel) and not tables
+        if not isinstance(self.given, Checked) and not tables and not tells:
+            return
+        indices = np.arange(min(piece_size(job.job.batch_size, pieces), source.spec.examples))
+        with of_the_data():
+            examples = examples_of(source, 0, indices)
+        try:
+            batch = Batch(0, 0, indices, *examples)
+            if tables:
+                batch = looked_up(self.given, batch, tables)
+            if isinstance(self.given, Checked):
+                self.given.check(batch)
+        except (ConfigurationError, WrongModel) as error:
+            raise ConfigurationError(str(error)) from None
+        except Exception as error:
+            raise ConfigurationError(f"the model cannot compute a step: {named_with_line(error)}") from error
+        if tells:
+            policy = job.consistency.policy
+            steps = policy.bound if policy.kind == "sync" and job.consistency.reduce == "mean" else 1
+            warn_of_loss(self.given, self.weights(), batch, source.spec.held_out > 0, pieces, steps)
 
     def evaluate(self, data: Indexed, batch_size: int) -> dict[str, float]:
         """Return the metrics of the present weights, over all examples."""
@@ -264,10 +272,14 @@ def figures_over(
     """
     totals = Totals()
     judged = 0
+    if len(data) > (1 if data.batched else batch_size) and not keys:
+        first = next(_batches(data, EXAMPLES_TRIED))
+        warn_of_loss(model, values, first, judges=True)
     for batch in _batches(data, batch_size):
         rows = rows_of(batch.inputs)
         judged += rows
-        totals.add(model.evaluate(values, placed(model, batch, keys, keys) if keys else batch, np), rows)
+        there = placed(model, batch, keys, keys) if keys else batch
+        totals.add(model.evaluate(values, there, np), rows)
     if not judged:
         raise BadData("data has no examples")
     return totals.figures()

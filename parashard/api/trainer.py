@@ -323,7 +323,7 @@ class Trainer:
         loaded = job_of(self._parts(program.stem), program, sizes)
         text = SCRIPT.sha256 if self._has_script else ""
         code_sha256 = hashlib.sha256(f"{text}{present.fixed_sha256()}".encode()).hexdigest()
-        return FitCall(loaded, present, model, source, code_sha256, called, self)
+        return FitCall(loaded, present, model, source, code_sha256, called, self, gradient_accumulation)
 
     def _parts(self, name: str) -> Parts:
         return Parts(

@@ -21,10 +21,9 @@ from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table
 from parashard.layers.base import Layer, LooksUpLayer, Pass, Pullback, Shape, Shapes
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
-from parashard.metrics import Sums
 from parashard.models.base import HeldTable
 from parashard.models.framework import WrongModel
-from parashard.models.judging import Given, judged, metrics_by_name
+from parashard.models.judging import Given, Told, judged, metrics_by_name
 from parashard.models.looking_up import placed
 from parashard.models.row_places import rows_held
 from parashard.models.weighted import PARAMETER, takes_weights
@@ -158,7 +157,7 @@ class Sequential:
         loss, gradient = self._loss(outputs, batch.targets, xp, **_weights(batch))
         return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, the mean over the batch, and the metrics' states."""
         outputs, _ = self.forward(variables, batch.inputs, None, xp, batch.places)
         loss = float(self._loss(outputs, batch.targets, xp, **_weights(batch))[0])

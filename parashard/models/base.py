@@ -13,8 +13,8 @@ from parashard.plan.variables import Float32s, Variable
 
 if TYPE_CHECKING:
     from parashard.checkpoints.tables import StoredRows
-    from parashard.metrics import Sums  # which makes metrics with this package
     from parashard.models.due_rows import Applied
+    from parashard.models.judging import Told  # which makes metrics with this package
 
 Initial = Variable | Float32s | tuple[Variable, Float32s]
 """What a model starts from under one name."""
@@ -68,7 +68,7 @@ class Model(Protocol):
             as arrays of JAX: the worker reads the next step's examples before it waits for them.
         """
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return metrics that are means over the batch's examples, such as {"loss": 0.1, "accuracy": 0.97}.
 
         Of a metric that is no mean it is the state: `parashard.metrics.AUC().of(outputs, targets)`.

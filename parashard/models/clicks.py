@@ -18,9 +18,9 @@ from parashard.job.keys import dotted
 from parashard.layers.losses import sigmoid_cross_entropy
 from parashard.layers.row_sums import sum_by_place
 from parashard.layers.sequential import Sequential
-from parashard.metrics import AUC, BinaryAccuracy, Metric, NormalizedEntropy, Sums
+from parashard.metrics import AUC, BinaryAccuracy, Metric, NormalizedEntropy
 from parashard.models.combining import PullBack, bags_of, combined, keys_of_lists
-from parashard.models.judging import judged
+from parashard.models.judging import Told, judged
 from parashard.models.perceptron import dense_layers
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Variable
@@ -107,7 +107,7 @@ class ClickModel(ABC):
         loss, gradient = sigmoid_cross_entropy(logits, batch.targets, xp)
         return loss, pull_back(gradient)
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, "auc", "accuracy" and "normalized_entropy"."""
         logits, _ = self.logits(variables, batch, None, xp)
         loss = float(sigmoid_cross_entropy(logits, batch.targets, xp)[0])

@@ -6,15 +6,25 @@ The one place where batches are put together. Knows no framework. Called by the 
 
 from __future__ import annotations
 
+import copy
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from parashard.data.tree import map_leaves
+import numpy as np
+
+from parashard.data.base import Indices
+from parashard.data.tree import leaves, map_leaves
 from parashard.errors import ConfigurationError
 from parashard.metrics import NAMED, Mean, Metric, Sums
+from parashard.models.framework import WrongModel
 
 Given = str | Metric | Callable[[Any, Any], Any]
-"""A known name, a metric, or a function of outputs and targets."""
+"""A known name, a metric, a function of outputs and targets, or an object such as those of torchmetrics."""
+
+_SNAKE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_TOLERANCE, _NOISE = 1e-4, 1e-2  # of a figure; noise is a difference that the order of the examples makes
 
 
 def metrics_by_name(metrics: Sequence[Given]) -> dict[str, Metric]:
@@ -34,7 +44,9 @@ def metrics_by_name(metrics: Sequence[Given]) -> dict[str, Metric]:
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"metric {given!r} has no name: give the class a text as its name")
         if name in found or name == "loss":
-            raise ConfigurationError(f"two metrics are named {name!r}")
+            raise ConfigurationError(
+                f"two metrics are named {name!r}: give one of them an attribute `name`, or a function another __name__"
+            )
         found[name] = metric
     return found
 
@@ -46,16 +58,66 @@ def _metric(given: Given) -> Metric:
         return NAMED[given](given)
     if isinstance(given, type) and issubclass(given, Metric):
         raise ConfigurationError(f"metric {given.__name__} is a class: give a metric, such as {given.__name__}()")
+    if all(callable(getattr(given, method, None)) for method in ("update", "compute", "reset")):
+        return Updated(given)
+    if callable(getattr(given, "update_state", None)):
+        raise ConfigurationError(
+            f"metric {type(given).__name__} keeps a state between its calls, so its figure would depend on the size of "
+            "the batches; allowed: ps.metrics, a function, or an object with update(outputs, targets), compute() and "
+            "reset()"
+        )
     if isinstance(given, str) or not callable(given):
         raise ConfigurationError(
             f"metric {given!r} is unknown; allowed: {', '.join(NAMED)}, one of ps.metrics, or a function"
         )
-    return Mean(given, getattr(given, "__name__", "metric"))
+    return Mean(given, getattr(getattr(given, "func", given), "__name__", type(given).__name__))
+
+
+class Updated(Metric):
+    """A metric that keeps its own state, such as one of torchmetrics: an object with `update`, `compute`, `reset`.
+
+    It is copied for each evaluation, updated by each batch of it, and computed once.
+    """
+
+    def __init__(self, given: Any) -> None:
+        if isinstance(given, Mapping) or hasattr(given, "keys"):
+            raise ConfigurationError(f"metric {type(given).__name__} has several figures: list its metrics one by one")
+        named = getattr(given, "name", None)
+        self.name = named if isinstance(named, str) else _SNAKE.sub("_", type(given).__name__).lower()
+        self._given = given
+
+    def begun(self, outputs: Any) -> Any:
+        """Return a copy without a state, where the outputs are."""
+        state = copy.deepcopy(self._given)
+        state.reset()
+        device = getattr(next((leaf for _, leaf in leaves(outputs)), None), "device", None)
+        return state.to(device) if device is not None and callable(getattr(state, "to", None)) else state
+
+    def figure_of(self, state: Any) -> float:
+        """Return the figure of a state."""
+        found = state.compute()
+        shape = tuple(getattr(found, "shape", ()))
+        if not hasattr(found, "__float__") or any(size != 1 for size in shape):
+            what = f"an array of shape {shape}" if shape else type(found).__name__
+            raise WrongModel(f"metric {self.name!r}: compute() returned {what}; due is one number")
+        return float(found)
+
+
+class Update(NamedTuple):
+    """What a batch adds to the state of a metric that keeps its own."""
+
+    metric: Updated
+    outputs: Any
+    targets: Any
+
+
+Told = float | Sums | Update
+"""What a model tells of a batch: a number that is a mean over its examples, or what is added to a state."""
 
 
 def judged(
     metrics: Mapping[str, Metric], outputs: Any, targets: Any, examples: int, host: Callable[[Any], Any]
-) -> dict[str, Sums]:
+) -> dict[str, Sums | Update]:
     """Return the states of metrics for a batch.
 
     Parameters
@@ -68,11 +130,14 @@ def judged(
     host : callable
         From such an array to NumPy's; other values pass.
     """
-    found: dict[str, Sums] = {}
+    found: dict[str, Sums | Update] = {}
     on_host: tuple[Any, Any] | None = None
     for name, metric in metrics.items():
         if isinstance(metric, Mean):
             found[name] = Sums(metric, metric.sums_of(host(metric.function(outputs, targets)), examples))
+            continue
+        if isinstance(metric, Updated):
+            found[name] = Update(metric, outputs, targets)
             continue
         if on_host is None:
             on_host = map_leaves(host, outputs), map_leaves(host, targets)
@@ -85,10 +150,16 @@ class Totals:
 
     def __init__(self) -> None:
         self._sums: dict[str, Sums] = {}
+        self._states: dict[str, tuple[Updated, Any]] = {}  # of metrics that keep their own
 
     def add(self, metrics: Mapping[str, Any], examples: int) -> None:
         """Add what a model tells of a batch: states, and numbers that are means over so many examples."""
         for name, value in metrics.items():
+            if isinstance(value, Update):
+                if name not in self._states:
+                    self._states[name] = value.metric, value.metric.begun(value.outputs)
+                self._states[name][1].update(value.outputs, value.targets)
+                continue
             sums = (
                 value
                 if isinstance(value, Sums)
@@ -98,7 +169,44 @@ class Totals:
 
     def figures(self) -> dict[str, float]:
         """Return the figures of all batches by name."""
-        return {name: float(sums) for name, sums in self._sums.items()}
+        found = {name: float(sums) for name, sums in self._sums.items()}
+        return found | {name: metric.figure_of(state) for name, (metric, state) in self._states.items()}
+
+
+def no_means(evaluate: Callable[[Indices], Mapping[str, Any]], order: Indices) -> dict[str, tuple[float, float]]:
+    """Return the figures of a batch that are no means over its examples, each with the mean of its two halves.
+
+    Only numbers, and what functions of a model's metrics return, can be so. Where the order of the examples changes a
+    figure, such as by random numbers, nothing can be told of it.
+
+    Parameters
+    ----------
+    evaluate : callable (indices) -> mapping
+        What the model tells of these examples of the batch.
+    order : ndarray of int64
+        The examples, at least 2, as they are halved: the less alike the halves are, the more is seen.
+    """
+    examples, half = len(order), len(order) // 2
+    parts = np.sort(order), np.sort(order)[::-1], order[:half], order[half:]
+    whole, turned, first, second = ({name: _mean(value) for name, value in evaluate(part).items()} for part in parts)
+    found = {}
+    for name, value in whole.items():
+        if value is None or not math.isfinite(value):
+            continue
+        of_halves = (first[name] * half + second[name] * (examples - half)) / examples
+        noise = abs(value - turned[name])
+        rounded = not np.float32(value).view(np.uint32) & 0x1FFF  # to 16 bits, perhaps
+        tolerance = (_NOISE if rounded else _TOLERANCE) * abs(value) + 10 * noise
+        if noise <= _NOISE * abs(value) and not abs(value - of_halves) <= tolerance:
+            found[name] = value, of_halves
+    return found
+
+
+def _mean(value: Any) -> Any:
+    """Return a figure that should be a mean over examples; None: it is made of a state."""
+    if isinstance(value, Update) or (isinstance(value, Sums) and not isinstance(value.metric, Mean)):
+        return None
+    return float(value)
 
 
 def _no_function(outputs: Any, targets: Any) -> Any:

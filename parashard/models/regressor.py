@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
 from parashard.layers.base import Layer
 from parashard.layers.sequential import Sequential
 from parashard.metrics import Sums
+from parashard.models.judging import Told
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import NO_KEYS
@@ -52,9 +53,11 @@ class Regressor(Sequential):
         """Return the mean squared error of the standardised targets, and its gradient by every variable."""
         return super().loss_and_gradients(variables, self._standardised(variables, batch), xp)
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float | Sums]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, and in the targets' own unit "mean_squared_error" and "mean_absolute_error"."""
-        found = super().evaluate(variables, self._standardised(variables, batch), xp)
+        found = cast(
+            "Mapping[str, float | Sums]", super().evaluate(variables, self._standardised(variables, batch), xp)
+        )
         loss, error = float(found["loss"]), float(found["mean_absolute_error"])
         return {
             "loss": loss,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -258,6 +259,16 @@ def test_a_loss_is_tried_before_a_job_begins_without_computing(wrong: Any, says:
     with pytest.raises((WrongModel, TypeError)) as refused:
         model(loss=wrong).check(batch())
     assert says in str(refused.value)
+
+
+def test_a_loss_may_need_the_batch_in_its_own_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_fours = ps.jax.Model(
+        lambda key: {"w": jnp.zeros(4)}, lambda p, x, y, k: ((x @ p["w"] - y) ** 2).reshape(4, -1).mean()
+    )
+    trainer = ps.Trainer(in_fours, ps.SGD(0.01), ps.OneDeviceStrategy(), name="fours")
+    history = trainer.fit((X, Y), batch_size=8, verbose=0)
+    assert history.report["steps_applied"] == [1]
 
 
 def test_a_loss_may_be_linear_in_the_parameters_alone() -> None:

@@ -20,7 +20,7 @@ from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.metrics import Sums
 from parashard.models.base import Model, Nothing
 from parashard.models.blame import place_of
-from parashard.models.judging import Totals
+from parashard.models.judging import Told, Totals, Update
 from parashard.models.looking_up import keys_of_all, looked_up, placed
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.partition import Plan
@@ -184,16 +184,16 @@ class Task(NamedTuple):
             raise self._wrong(f"returned {_in_words(loss)} as the loss; due is a number, the mean over the batch")
         return _scalar(loss), pushed
 
-    def _judged(self, metrics: object) -> dict[str, float | Sums]:
+    def _judged(self, metrics: object) -> dict[str, Told]:
         """Return a model's metrics as floats and states if that is what it returned."""
         due = "due is a mapping of names to numbers, which are means over the batch"
         if not isinstance(metrics, Mapping):
             raise self._wrong(f"returned {_in_words(metrics)}; {due}", "evaluate")
-        judged: dict[str, float | Sums] = {}
+        judged: dict[str, Told] = {}
         for name, value in metrics.items():
             if not isinstance(name, str) or name != name.encode("utf-8", "replace").decode():
                 raise self._wrong(f"returned {name!a} as a metric's name; due is text", "evaluate")
-            if isinstance(value, Sums):
+            if isinstance(value, Sums | Update):
                 judged[name] = value
                 continue
             if not _is_number(value):

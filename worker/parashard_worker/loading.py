@@ -117,7 +117,7 @@ def load_task(
         clip_norm=job.optimizer.clip_norm,
         round_steps=policy.bound if policy.kind == "sync" else None,
         tables={table.name: table for table in tables},
-        weights=round_weights(job, steps, opened),
+        weights=round_weights(job, steps, opened, built),
     )
 
 

@@ -15,6 +15,7 @@ from parashard.data.base import DataSource, examples_of
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.schema import Job
+from parashard.models.base import Model
 from parashard.plan.steps import StepPlan
 
 
@@ -74,10 +75,14 @@ class RoundWeights:
         return self._rows[int(self._steps.indices(step)[0]) == self._last]
 
 
-def round_weights(job: Job, steps: StepPlan, source: DataSource | None = None) -> RoundWeights | None:
-    """Return the factors of a job's steps; None: all are 1, as no mean is taken over several steps."""
+def round_weights(
+    job: Job, steps: StepPlan, source: DataSource | None = None, model: Model | None = None
+) -> RoundWeights | None:
+    """Return the factors of a job's steps; None: all are 1, as no mean is taken, or each step's loss is a sum."""
     policy = job.consistency.policy
     if policy.kind != "sync" or policy.bound == 1 or job.consistency.reduce != "mean":
+        return None
+    if getattr(model, "adds_losses", False):
         return None
     return RoundWeights(steps, policy.bound, source if source is not None and source.spec.batched else None)
 

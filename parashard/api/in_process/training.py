@@ -124,7 +124,7 @@ class Training:
             clip_norm=job.optimizer.clip_norm,
             round_steps=self._round_steps,
             tables={table.name: table for table in tables_of(job)},
-            weights=round_weights(job, resolved.steps, fit.source),
+            weights=round_weights(job, resolved.steps, fit.source, fit.model),
         )
         self._computing: Computing = Replicas(self._task)
         if isinstance(strategy, TPUStrategy):

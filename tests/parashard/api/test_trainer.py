@@ -289,10 +289,18 @@ class Checked(Line):
             raise self.wrong
 
 
-def test_a_model_is_tried_on_two_examples_before_a_job_begins(runs: Runs) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "tried"),
+    [
+        ({"batch_size": 3}, 3),
+        ({"batch_size": 100}, 6),
+        ({"batch_size": 2, "gradient_accumulation": 2}, 2),
+    ],
+)
+def test_a_model_is_tried_on_a_batch_of_its_own_size_before_a_job_begins(runs: Runs, sizes: Any, tried: int) -> None:
     model = Checked(None)
-    ps.Trainer(model).fit((X, Y), batch_size=3, verbose=0)
-    assert [batch.inputs.tolist() for batch in model.tried] == [[[0.0, 1.0], [2.0, 3.0]]]
+    ps.Trainer(model).fit((X, Y), verbose=0, **sizes)
+    assert [batch.inputs.tolist() for batch in model.tried] == [X[:tried].tolist()]
     assert len(runs.jobs) == 1
 
 

@@ -1,0 +1,110 @@
+"""What is said of a loss, and refused of a metric, that is no mean over examples: its figures depend on the batch size.
+
+It is tried on a batch and on its halves. Knows no framework and no run. Called by `parashard.api.models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from parashard.api.border import warn
+from parashard.data.base import Batch, Indices
+from parashard.data.tree import leaves, map_leaves, rows_of
+from parashard.errors import ConfigurationError
+from parashard.models.base import FrameworkModel, Model
+from parashard.models.judging import no_means
+from parashard.plan.variables import Float32s
+
+EXAMPLES_TRIED = 32
+_INSTEAD = "A loss of each example (reduction='none'), and then its .mean(), is one"
+
+
+def warn_of_loss(
+    model: Model,
+    values: Mapping[str, Float32s],
+    batch: Batch,
+    judges: bool,
+    pieces: int = 1,
+    round_steps: int = 1,
+) -> None:
+    """Warn of a loss that is no mean over examples where something is computed in parts; refuse such a metric.
+
+    Parameters
+    ----------
+    model : Model
+    values : mapping of str to ndarray of float32
+        The present weights.
+    batch : Batch
+        On the host.
+    judges : bool
+        Whether examples are evaluated in several batches.
+    pieces, round_steps : int
+        Of a step, and of a round whose mean is taken.
+
+    Raises
+    ------
+    ConfigurationError
+        If a metric is a function that returns no mean over examples.
+    """
+    if not isinstance(model, FrameworkModel) or not getattr(model, "tells_means", True):
+        return
+    rows = min(EXAMPLES_TRIED, rows_of(batch.inputs))
+    found = _no_means(model, values, batch, rows)
+    loss = found.pop("loss", None)
+    for name, (whole, halves) in found.items():
+        raise ConfigurationError(
+            f"metric {name!r} is no mean over examples: of {rows} examples it is {whole:.4g}, and the mean of two "
+            f"halves is {halves:.4g}, so its figure would depend on the size of the batches; give a class derived from "
+            "ps.metrics.Metric with the sums that it is made of, or an object with update(outputs, targets), compute() "
+            "and reset(), such as those of torchmetrics"
+        )
+    divisor = getattr(model, "loss_divisor", _unknown)(batch)
+    wrong = []
+    if round_steps > 1 and (divisor or loss):
+        wrong.append(
+            f"the gradient of a round of {round_steps} steps is the mean of theirs, not that of all its examples"
+        )
+    if pieces > 1 and loss:
+        wrong.append("the gradient of a step in pieces (gradient_accumulation) is the mean of theirs")
+    if judges and loss:
+        wrong.append("the loss of an evaluation depends on the size of its batches")
+    if wrong:
+        what = (
+            f"it divides by {divisor}"
+            if divisor
+            else "of {} examples it is {:.4g}, and the mean of two halves is {:.4g}"
+        )
+        told = what if divisor or loss is None else what.format(rows, *loss)
+        warn(f"the loss is no mean over examples ({told}): {'; '.join(wrong)}. {_INSTEAD}")
+
+
+def _no_means(model: Model, values: Mapping[str, Float32s], batch: Batch, rows: int) -> dict[str, tuple[float, float]]:
+    """Return the figures that are no means over examples; none, where halves of a batch cannot be computed."""
+    for order in (_by_target(batch.targets, rows), np.arange(rows)) if rows > 1 else ():
+        with suppress(Exception), np.errstate(all="ignore"):  # such as a metric that is not defined for one class
+            return no_means(lambda part: model.evaluate(values, _part(batch, part), np), order)
+    return {}
+
+
+def _by_target(targets: Any, rows: int) -> Indices:
+    """Return the examples such that those with like targets are together: halves have other classes then."""
+    first = leaves(targets)[0][1][:rows]
+    return np.argsort(first.reshape(rows, -1).sum(axis=1, dtype=np.float64), kind="stable")
+
+
+def _unknown(batch: Batch) -> str:
+    return ""
+
+
+def _part(batch: Batch, part: Indices) -> Batch:
+    def cut(array: Any) -> Any:
+        return array[part]
+
+    inputs, targets = map_leaves(cut, (batch.inputs, batch.targets))
+    weights = None if batch.weights is None else cut(batch.weights)
+    return replace(batch, indices=part, inputs=inputs, targets=targets, weights=weights)

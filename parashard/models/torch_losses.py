@@ -1,0 +1,97 @@
+"""Losses of PyTorch that are no mean over examples: what their value over several batches is.
+
+`reduction="sum"` adds up; cross entropy and the negative log likelihood divide by what counts, which is each target but
+those of `ignore_index`, times its class's weight. Invariant: loss(all) = sum(share * loss(piece)) over the pieces of a
+batch. A function of the user's own is not looked into. Called by `parashard.torch`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from typing import Any
+
+import torch
+
+from parashard.metrics import Metric, Sums
+
+_DIVIDING: tuple[Any, ...] = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
+_DIVIDING_FUNCTIONS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
+
+
+class LossKind:
+    """How a loss that is no mean over examples is put together.
+
+    Parameters
+    ----------
+    adds : bool
+        The loss is a sum over examples; else a mean over what counts.
+    weight : tensor, optional
+        Of each class.
+    ignore_index : int
+        A target that does not count.
+    """
+
+    def __init__(self, *, adds: bool, weight: torch.Tensor | None = None, ignore_index: int = -100) -> None:
+        self.adds = adds
+        self._weight, self._ignore_index = weight, ignore_index
+
+    def share(self, piece: torch.Tensor, whole: torch.Tensor) -> float:
+        """Return what the loss of a piece is multiplied by in that of the whole, by the targets of both."""
+        if self.adds:
+            return 1.0
+        return self._counted(piece) / (self._counted(whole) or math.nan)
+
+    def sums(self, loss: float, targets: torch.Tensor) -> Sums:
+        """Return the state of a batch, which is added to those of others."""
+        counted = 1.0 if self.adds else self._counted(targets)
+        return Sums(_Sum() if self.adds else _Mean(), [loss * counted if counted else 0.0, counted])
+
+    def differs(self, targets: torch.Tensor) -> str:
+        """Return what the loss divides by in place of the number of targets; "": by that, or by nothing."""
+        if self.adds or targets.is_floating_point():
+            return ""
+        if self._weight is not None:
+            return "the weights of the classes"
+        return "the targets that are not ignored" if bool((targets == self._ignore_index).any()) else ""
+
+    def _counted(self, targets: torch.Tensor) -> float:
+        if targets.is_floating_point():  # probabilities of classes: each example counts, whatever its weight
+            return float(len(targets))
+        counting = targets[targets != self._ignore_index]
+        return float(len(counting) if self._weight is None else self._weight.to(targets.device)[counting].sum())
+
+
+class _Mean(Metric):
+    name = "loss"
+
+
+class _Sum(Metric):
+    name = "loss"
+
+    def figure(self, values: Any) -> float:
+        """Return the sum."""
+        return float(values[0])
+
+
+def loss_kind(loss: Any) -> LossKind | None:
+    """Return how a loss of PyTorch is put together; None: it is a mean over examples, or not PyTorch's."""
+    if isinstance(loss, torch.nn.modules.loss._Loss):
+        if type(loss).forward.__module__ != torch.nn.modules.loss.__name__:
+            return None
+        given: dict[str, Any] = {name: getattr(loss, name, None) for name in ("reduction", "weight", "ignore_index")}
+        divides = isinstance(loss, _DIVIDING)
+    else:
+        function = loss.func if isinstance(loss, functools.partial) else loss
+        if getattr(function, "__module__", None) != torch.nn.functional.__name__:
+            return None
+        parameters = inspect.signature(function).parameters
+        given = {name: parameter.default for name, parameter in parameters.items()}
+        given |= loss.keywords if isinstance(loss, functools.partial) else {}
+        divides = function in _DIVIDING_FUNCTIONS
+    if given.get("reduction") == "sum":
+        return LossKind(adds=True)
+    if divides and given.get("reduction") == "mean":
+        return LossKind(adds=False, weight=given.get("weight"), ignore_index=given["ignore_index"])
+    return None

@@ -1,0 +1,133 @@
+"""Losses of PyTorch that are no means over examples: figures and gradients that do not depend on the batch size."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parashard as ps
+from parashard.errors import ConfigurationError
+
+torch = pytest.importorskip("torch")
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 3)).astype(np.float32)
+Y = (RNG.random(64) < 0.2).astype(np.int64)
+TOKENS = np.where(np.arange(5) < RNG.integers(1, 6, (64, 1)), RNG.integers(0, 4, (64, 5)), -100)
+WEIGHT = torch.tensor([1.0, 20.0])
+functional = torch.nn.functional
+LOSSES = {
+    "weight": torch.nn.CrossEntropyLoss(weight=WEIGHT),
+    "partial": functools.partial(functional.cross_entropy, weight=WEIGHT, label_smoothing=0.1),
+    "ignored": torch.nn.CrossEntropyLoss(ignore_index=1),
+    "sum": torch.nn.CrossEntropyLoss(reduction="sum"),
+    "likelihood": lambda outputs, targets: functional.nll_loss(outputs.log_softmax(1), targets, weight=WEIGHT),
+    "mean": functional.cross_entropy,
+}
+KNOWN = sorted(LOSSES.keys() - {"likelihood"})
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self, outputs: int = 2) -> None:
+        super().__init__(torch.nn.Linear(3, outputs))
+
+
+class Tagger(torch.nn.Sequential):
+    """Five words of four classes."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(3, 20), torch.nn.Unflatten(1, (4, 5)))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def trainer(loss: Any, module: Any = Net, strategy: Any = None, **more: Any) -> ps.Trainer:
+    return ps.Trainer(ps.torch.Model(module, loss, **more), ps.SGD(0.01), strategy or ps.OneDeviceStrategy(), name="it")
+
+
+def fit(trainer: ps.Trainer, targets: Any = Y, **more: Any) -> Any:
+    return trainer.fit((X, targets), verbose=0, **more)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_an_evaluation_is_that_of_all_examples_at_once(name: str) -> None:
+    ours = trainer(LOSSES[name])
+    due = LOSSES[name](ours.model()(torch.tensor(X)), torch.tensor(Y)).item()
+    assert [ours.evaluate((X, Y), batch_size=size)["loss"] for size in (64, 7, 1)] == pytest.approx([due] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_pieces_have_the_gradient_of_the_whole(name: str) -> None:
+    whole, pieces = trainer(LOSSES[name]), trainer(LOSSES[name])
+    fit(whole, batch_size=12)
+    fit(pieces, batch_size=4, gradient_accumulation=3)
+    for one, other in zip(whole.model().parameters(), pieces.model().parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_words_that_are_ignored_count_nowhere() -> None:
+    loss = torch.nn.CrossEntropyLoss()
+    whole, pieces = trainer(loss, Tagger), trainer(loss, Tagger)
+    due = loss(whole.model()(torch.tensor(X)), torch.tensor(TOKENS)).item()
+    assert whole.evaluate((X, TOKENS), batch_size=5)["loss"] == pytest.approx(due, rel=1e-5)
+    fit(whole, TOKENS, batch_size=8)
+    fit(pieces, TOKENS, batch_size=2, gradient_accumulation=4)
+    for one, other in zip(whole.model().parameters(), pieces.model().parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_a_sum_in_a_round_weighs_each_example_the_same() -> None:
+    class Weights(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(5))
+
+        def forward(self, x: Any) -> Any:
+            return x @ self.w
+
+    for given in (functools.partial(functional.l1_loss, reduction="sum"), torch.nn.L1Loss(reduction="sum")):
+        ours = ps.Trainer(ps.torch.Model(Weights, given), ps.SGD(1.0), ps.MirroredStrategy(2), name="it")
+        ours.fit((np.eye(5, dtype=np.float32), -np.ones(5, np.float32)), batch_size=3, verbose=0)
+        assert ours.model().w.tolist() == [-0.5] * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "more", "says"),
+    [
+        ("weight", 2, {}, r"it divides by the weights of the classes\): the gradient of a round of 2 steps"),
+        ("ignored", 2, {}, r"it divides by the targets that are not ignored\): the gradient of a round of 2 steps"),
+        ("likelihood", 2, {}, "the gradient of a round of 2 steps is the mean of theirs"),
+        ("likelihood", 1, {"gradient_accumulation": 2}, "the gradient of a step in pieces"),
+        ("likelihood", 1, {"validation_split": 0.5}, "the loss of an evaluation depends on the size of its batches"),
+        ("likelihood", 1, {}, ""),
+        ("weight", 1, {"gradient_accumulation": 2, "validation_split": 0.5}, ""),
+        ("mean", 2, {"gradient_accumulation": 2, "validation_split": 0.5}, ""),
+    ],
+)
+def test_what_depends_on_the_size_of_batches_is_told(name: str, strategy: int, more: Any, says: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(trainer(LOSSES[name], strategy=ps.MirroredStrategy(strategy)), **more)
+    ours = [warning for warning in caught if "no mean over examples" in str(warning.message)]
+    assert len(ours) == bool(says)
+    if says:
+        assert ours[0].filename == __file__
+        assert re.search(says, str(ours[0].message))
+
+
+def test_a_ratio_is_refused_by_name_before_the_start() -> None:
+    def recall(outputs: Any, targets: Any) -> Any:
+        return ((outputs.argmax(1) == 1) & (targets == 1)).sum() / (targets == 1).sum()
+
+    with pytest.raises(ConfigurationError, match="metric 'recall' is no mean over examples: of 32 examples it is"):
+        fit(trainer(LOSSES["mean"], metrics=[recall]))
+    assert not Path("runs").exists()
