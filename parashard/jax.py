@@ -27,7 +27,16 @@ from parashard.models.framework import (
     step_seed,
     unscaled,
 )
-from parashard.models.jax_arrays import all_borrowed, array_of, borrowed, is_zero, jax, result_of, tensor_of
+from parashard.models.jax_arrays import (
+    all_borrowed,
+    array_of,
+    borrowed,
+    check_width,
+    is_zero,
+    jax,
+    result_of,
+    tensor_of,
+)
 from parashard.models.jax_rows import gathered, like_gathered, marked, parted, summed, tables_and_keys
 from parashard.models.jax_variables import check, kinds_of, leaves_of
 from parashard.models.judging import Given, Told, judged, metrics_by_name
@@ -241,7 +250,7 @@ class Model:
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, the mean over the batch, and the metrics' states."""
         parameters = self._tree_of(self._arguments(variables))
-        inputs, targets = all_borrowed(batch.inputs), all_borrowed(batch.targets)
+        inputs, targets = self._data((batch.inputs, batch.targets))
         rows = _named(gathered(variables, batch))
         loss = self._judged(parameters, inputs, targets, **rows, **_weights(batch))
         values: dict[str, Told] = {"loss": float(loss)}
@@ -259,7 +268,7 @@ class Model:
             raise ConfigurationError("predict needs the model's apply=, a function of parameters and inputs")
         batch = Batch(-1, -1, np.arange(rows_of(inputs)), inputs, None)
         there = placed(self, batch, keys, keys) if keys else batch
-        outputs = self._apply(self._tree(values), all_borrowed(inputs), **_named(gathered(values, there)))
+        outputs = self._apply(self._tree(values), self._data(inputs), **_named(gathered(values, there)))
         return jax.tree_util.tree_map(np.array, outputs)
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
@@ -300,7 +309,13 @@ class Model:
     def _batch(self, batch: Batch) -> tuple[Any, Any, Any]:
         """Return inputs, targets and the seed of a step."""
         seed = np.int64(step_seed("jax", self._seed, batch.step, batch.part))
-        return all_borrowed(batch.inputs), all_borrowed(batch.targets), seed
+        return *self._data((batch.inputs, batch.targets)), seed
+
+    def _data(self, tree: Any) -> Any:
+        """Return a tree of data for one call; with tables, of which NumPy has the ids, JAX may cut them."""
+        if not self._tables:
+            check_width(tree)
+        return all_borrowed(tree)
 
     def _judge(self, parameters: Any, inputs: Any, targets: Any, **further: Any) -> Any:
         found = self._loss(parameters, inputs, targets, None, **further)

@@ -141,9 +141,12 @@ def rows_array(values: Any, what: str) -> AnyArray:
         raise BadData(f"{what} must be an array of numbers with one axis for the examples, found {_kind(array)}")
     if isinstance(array, np.memmap):
         return array
-    converted = np.ascontiguousarray(array, allowed(array.dtype))
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        converted = np.ascontiguousarray(array, allowed(array.dtype))
     if converted.dtype.kind == "f" and not np.isfinite(converted).all():
-        raise BadData(f"{what}: example {_first_bad(converted)} has a value that is not finite")
+        first = _first_bad(converted)
+        found = "too large for float32" if np.isfinite(array[first]).all() else "not finite"
+        raise BadData(f"{what}: example {first} has a value that is {found}")
     return converted
 
 
@@ -158,22 +161,20 @@ def numbers_of(values: Any, what: str) -> AnyArray:
         array: AnyArray = values
     else:
         if hasattr(values, "detach"):  # a tensor of PyTorch, wherever it is
-            values = values.detach().cpu()
-            half = values.is_floating_point() and values.element_size() < 4  # NumPy has no bfloat16
-            values = (values.float() if half else values).numpy()
+            values = _of_tensor(values, what)
         pandas = sys.modules.get("pandas")
         if pandas is not None and isinstance(values, pandas.DataFrame | pandas.Series):
             values = columns_array(pandas, values, what)
+        if isinstance(values, np.ma.MaskedArray):
+            raise BadData(f"{what} are a masked array, and a mask would be lost: .filled(value) says what is there")
         try:
             array = np.asarray(values)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:  # rows of several lengths; keys of JAX
             raise BadData(f"{what} are no array: {error}") from None
     if array.dtype.kind == "V" and array.dtype.name == "bfloat16":  # of JAX
         array = array.astype(np.float32)
-    if array.dtype.kind in "SU":
-        raise BadData(f"{what} are text, and due are numbers: np.unique(names, return_inverse=True)[1] numbers classes")
     if array.dtype.kind not in "biuf":
-        raise BadData(f"{what} must be an array of numbers with one axis for the examples, found {_kind(array)}")
+        raise BadData(f"{what} {_why_no_numbers(array)}")
     if not isinstance(array, np.memmap):  # whose rows are looked at when they are taken
         check_int64(array, what)
     return array
@@ -181,10 +182,10 @@ def numbers_of(values: Any, what: str) -> AnyArray:
 
 @functools.cache
 def allowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type that numbers are handed out in: float32, int64, or uint8."""
+    """Return the type that numbers are handed out in: float32, int64, uint8 or bool."""
     if dtype.kind == "f":
         return np.dtype(np.float32)
-    return np.dtype(np.uint8) if dtype == np.uint8 else np.dtype(np.int64)
+    return dtype if dtype in (np.uint8, np.bool_) else np.dtype(np.int64)
 
 
 def spread(length: int, most: int) -> Indices:
@@ -198,6 +199,32 @@ def _taken(array: AnyArray, indices: Indices) -> AnyArray:
         check_int64(rows, str(array.filename))
         return rows.astype(allowed(array.dtype), copy=False)
     return array.take(indices, axis=0)
+
+
+def _of_tensor(tensor: Any, what: str) -> Any:
+    """Return a tensor of PyTorch as an array of NumPy, which has no bfloat16."""
+    try:
+        values = tensor.detach().cpu()
+        half = values.is_floating_point() and values.element_size() < 4
+        return (values.float() if half else values).numpy()
+    except (RuntimeError, TypeError, NotImplementedError):
+        layout = str(getattr(tensor, "layout", "")).removeprefix("torch.")
+        dense = "; .to_dense() makes numbers of each" if "sparse" in layout else ""
+        raise BadData(f"{what} are a tensor that is no array in memory: {layout} on {tensor.device}{dense}") from None
+
+
+def _why_no_numbers(array: AnyArray) -> str:
+    """Return what is wrong with an array of another kind than numbers, and what to do."""
+    if array.dtype.kind in "SU":
+        return "are text, and due are numbers: np.unique(names, return_inverse=True)[1] numbers classes"
+    if array.dtype.kind == "c":
+        return f"are {array.dtype}, and due are real numbers: np.stack([x.real, x.imag], -1) has both parts"
+    if array.dtype.kind in "mM":
+        return f"are {array.dtype}, and due are numbers: such as (x - x.min()) / np.timedelta64(1, 'D')"
+    if array.dtype.names:
+        names = ", ".join(array.dtype.names)
+        return f"have the fields {names}, and due are numbers: {{name: x[name] for name in x.dtype.names}} is a dict"
+    return f"must be an array of numbers with one axis for the examples, found {_kind(array)}"
 
 
 def _is_several(value: Any) -> bool:

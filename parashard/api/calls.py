@@ -184,17 +184,19 @@ def decoded(content: bytes) -> Any:
 
 
 def numpy_of(value: Any) -> NDArray[Any]:
-    """Return an array of any framework as one of NumPy."""
+    """Return an array of any framework as one of NumPy; bfloat16, which NumPy lacks, as float32."""
     if hasattr(value, "detach"):  # a tensor of PyTorch, wherever it is
         value = value.detach().cpu()
-    return np.asarray(value)
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def _tree(value: Any, arrays: dict[str, NDArray[Any]], depth: int) -> Any:  # one for each kind
     if depth > DEPTH_MAX:
         raise ConfigurationError(f"a value is nested more than {DEPTH_MAX} times")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value if not isinstance(value, np.generic) else value.item()
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.float64)):
+        return value.item() if isinstance(value, np.generic) else value
     if isinstance(value, PerWorker):
         return {"per_worker": [value.number, value.function]}
     if isinstance(value, tuple | list):

@@ -22,7 +22,7 @@ def is_frame(data: Any) -> bool:
 
 
 def columns_array(pandas: Any, given: Any, what: str) -> AnyArray:
-    """Return a Series as one axis and a DataFrame as two; whole numbers as int64, others as float32.
+    """Return a Series as one axis and a DataFrame as two: bool, int64 for whole numbers, or float32.
 
     Raises
     ------
@@ -51,7 +51,11 @@ def columns_array(pandas: Any, given: Any, what: str) -> AnyArray:
             check_int64(numbers, f"{what}: column {name!r}")
         else:
             check_digits(numbers, f"{what}: column {name!r}")
-    array: AnyArray = given.to_numpy(dtype=np.int64 if whole else np.float32)
+    if all(types.is_bool_dtype(column.dtype) for _, column in columns):
+        dtype: type = np.bool_
+    else:
+        dtype = np.int64 if whole else np.float32
+    array: AnyArray = given.to_numpy(dtype=dtype)
     return array
 
 

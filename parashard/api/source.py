@@ -203,7 +203,7 @@ def _checked_weights(given: Any, training: Indexed) -> dict[int, float] | None:
     if "weights" in fields:
         raise BadData("class_weight and weights of examples: allowed is one of the two")
     labels = fields.get("targets")
-    if labels is None or labels.dtype != "int64" or labels.shape not in ((), (1,)):
+    if labels is None or labels.dtype not in ("int64", "bool") or labels.shape not in ((), (1,)):
         raise BadData("class_weight needs targets of one whole number an example, the label of its class")
     if not isinstance(given, Mapping) or not given:
         raise BadData(f"class_weight is a dict of labels and weights, such as {{0: 1.0, 1: 5.0}}, found {given!r}")

@@ -122,9 +122,17 @@ def parts_of(name: str, value: Any) -> tuple[Variable, Float32s | None]:
     if variable is not None and value is None:
         return variable, None
     try:
-        array = np.array(value, np.float32, order="C")
+        given = np.asarray(value)
+        if given.dtype.kind not in "biuf" and given.dtype.name != "bfloat16":
+            raise ConfigurationError(f"the model's initial value of {name!r} is {given.dtype}; due are real numbers")
+        array = np.array(given, np.float32, order="C")
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"the model's initial value of {name!r} is not an array: {error}") from None
+    if given.dtype.kind in "iu" and (array.astype(np.float64) != given).any():
+        raise ConfigurationError(
+            f"the model's initial value of {name!r} has whole numbers that float32 lacks; variables are float32, which "
+            "has all up to 16,777,216"
+        )
     if not np.isfinite(array).all():
         raise ConfigurationError(f"the model's initial values of {name!r} are not all finite")
     if variable is not None and array.shape != variable.shape:

@@ -27,7 +27,7 @@ def softmax_cross_entropy(
     ----------
     logits : array of float32 or float64, shape (..., classes)
         Unchanged. The mean is over all axes but the last.
-    targets : array of int64, of the logits' shape without its last axis
+    targets : array of int64 or bool, of the logits' shape without its last axis
         Each in [0, classes).
     sample_weight : array, shape (examples,), optional
         Multiplies the loss of each example.
@@ -45,12 +45,14 @@ def softmax_cross_entropy(
         If the targets are no class labels of these logits.
     """
     classes = logits.shape[-1]
-    if targets.shape != logits.shape[:-1] or targets.dtype.kind not in "iu":
+    if targets.shape != logits.shape[:-1] or targets.dtype.kind not in "biu":
         raise WrongModel(
             f"softmax_cross_entropy: targets are {targets.dtype} of shape {targets.shape}; due for outputs of shape "
             f"{logits.shape} are class labels (whole numbers) of shape {logits.shape[:-1]}"
         )
     shape, logits, targets = logits.shape, logits.reshape(-1, classes), targets.reshape(-1)
+    if targets.dtype.kind == "b":
+        targets = targets.astype(np.int64)
     if isinstance(targets, np.ndarray) and targets.size and not 0 <= targets.min() <= targets.max() < classes:
         wrong = targets.max() if targets.max() >= classes else targets.min()
         raise WrongModel(f"softmax_cross_entropy: found class {wrong}; the outputs have classes 0 to {classes - 1}")

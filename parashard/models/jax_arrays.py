@@ -11,6 +11,7 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
+from parashard.models.framework import WrongModel
 
 try:
     import jax
@@ -18,7 +19,9 @@ try:
 except ImportError:
     raise ConfigurationError("ps.jax needs JAX: pip install 'parashard[jax]'") from None
 
-__all__ = ["all_borrowed", "array_of", "borrowed", "is_zero", "jax", "result_of", "tensor_of"]
+__all__ = ["all_borrowed", "array_of", "borrowed", "check_width", "is_zero", "jax", "result_of", "tensor_of"]
+
+_INT32 = np.iinfo(np.int32)
 
 
 def tensor_of(array: Any) -> Any:
@@ -34,6 +37,20 @@ def borrowed(array: Any) -> Any:
 def all_borrowed(tree: Any) -> Any:
     """Return a tree of arrays as `borrowed` does each."""
     return jax.tree_util.tree_map(borrowed, tree)
+
+
+def check_width(tree: Any) -> None:
+    """Refuse whole numbers of more than 32 bits where JAX has none: it would keep the lower ones without a word."""
+    if jax.config.jax_enable_x64:
+        return
+    for array in jax.tree_util.tree_leaves(tree):
+        if array.dtype == np.int64 and array.size:
+            for found in (int(array.min()), int(array.max())):
+                if not _INT32.min <= found <= _INT32.max:
+                    raise WrongModel(
+                        f"the data have the whole number {found}, and JAX has 32 bits of it: start the script with "
+                        "JAX_ENABLE_X64=1, or number the values anew, such as by np.unique(x, return_inverse=True)[1]"
+                    )
 
 
 def array_of(leaf: Any) -> np.ndarray[Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from parashard.data.base import Array
 from parashard.models.framework import WrongModel
-from parashard.models.jax_arrays import array_of, borrowed, jax, result_of
+from parashard.models.jax_arrays import array_of, borrowed, check_width, jax, result_of
 from parashard.models.keras_backends import Computed, Function, Gradients, Outputs
 from parashard.models.keras_rows import Asking, Gathered, Given, Pulled, lent
 
@@ -21,6 +21,7 @@ class Jax:
 
     def tensor(self, array: Any) -> Any:
         """Return the array itself: compiled functions take it, and are done with it once their results are there."""
+        check_width(array)
         return borrowed(array)
 
     def array(self, tensor: Any) -> Any:

@@ -18,7 +18,7 @@ from parashard.models.base import LooksUp, Model
 from parashard.models.blame import place_of
 from parashard.models.distinct_keys import distinct_keys
 from parashard.models.framework import WrongModel
-from parashard.plan.embedding import EmbeddingTable, Keys, mixed
+from parashard.plan.embedding import EmbeddingTable, Keys, mixed_ids
 
 Tables = Mapping[str, EmbeddingTable]
 
@@ -108,7 +108,7 @@ def _named(model: Model, batch: Batch, tables: Collection[str]) -> dict[str, Key
             raise WrongModel(f"{where}keys named the table {name!r}; the job has: {', '.join(sorted(tables))}")
         try:
             found = np.asarray(keys)
-            words[name] = mixed(found).reshape(found.shape)
+            words[name] = mixed_ids(found).reshape(found.shape)
         except (ConfigurationError, ValueError) as error:
             raise WrongModel(f"{where}keys returned for table {name!r} what is no key: {error}") from error
     return words

@@ -16,7 +16,7 @@ from parashard.errors import ConfigurationError, ShapeMismatch
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.distinct_keys import distinct_keys
 from parashard.models.row_places import Places
-from parashard.plan.embedding import EmbeddingTable, Keys, mixed
+from parashard.plan.embedding import EmbeddingTable, Keys, mixed_ids
 from parashard.plan.variables import Float32s
 
 Tables = Mapping[str, EmbeddingTable]
@@ -88,7 +88,7 @@ def named_rows(named: Any, tables: Tables) -> NamedRows:
             raise ConfigurationError(f"keys named the table {name!r}; the job has: {', '.join(sorted(tables))}")
         array = np.asarray(ids)
         try:
-            words = mixed(array).reshape(array.shape)
+            words = mixed_ids(array).reshape(array.shape)
         except ConfigurationError as error:
             raise ConfigurationError(f"keys returned for table {name!r} what is no key: {error.message}") from None
         keys, places = distinct_keys(words)

@@ -17,7 +17,7 @@ from parashard.job.declared_table import Table
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.base import HeldTable
 from parashard.models.framework import WrongModel
-from parashard.plan.embedding import EmbeddingTable, Keys, found_among, mixed, unmixed
+from parashard.plan.embedding import EmbeddingTable, Keys, found_among, mixed, mixed_ids, unmixed
 from parashard.plan.variables import Float32s
 
 Places = npt.NDArray[np.intp]
@@ -88,7 +88,7 @@ def check_width(ids: np.dtype[Any], keys: Keys, table: str) -> None:
 
 def rows_held(held: HeldTable, ids: npt.NDArray[Any]) -> Float32s:
     """Return the rows of ids, shape (ids, row_elements); of one that has none, its first values."""
-    words = mixed(ids)
+    words = mixed_ids(ids)
     places, there = found_among(words, held.keys)
     rows = held.rows[places] if len(held.keys) else np.empty((len(places), held.rows.shape[1]), np.float32)
     if not there.all():

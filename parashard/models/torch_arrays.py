@@ -34,10 +34,11 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def output_of(value: Any) -> np.ndarray[Any, Any]:
-    """Return an output of a module as a NumPy array; ConfigurationError: it is no tensor."""
+    """Return an output of a module as a NumPy array of its type, bfloat16 as float32; ConfigurationError: no tensor."""
     if not isinstance(value, torch.Tensor):
         raise ConfigurationError(f"predict needs a module that returns tensors, found {type(value).__name__}")
-    return array_of(value)
+    values = value.detach().cpu()
+    return np.array((values.float() if values.dtype == torch.bfloat16 else values).numpy())
 
 
 def gradient_of(gradient: torch.Tensor, xp: Any, scale: float = 1.0) -> Array:

@@ -50,6 +50,10 @@ BUCKET_BITS = 12
 BUCKETS = 1 << BUCKET_BITS
 """Parts of the key space that are placed, moved and compared as one; a job's tables have them in common."""
 KEY_BYTES = 8
+NO_IDS_FROM = -(1 << 16)
+"""From here to -1 programs have what is no id: -1 for padding, -100 for what a loss ignores."""
+_INT64_MAX = 2**63 - 1
+_NAN_AS_INT64 = -(2**63)
 FLOAT16_MAX = np.float32(65504)
 BFLOAT16 = np.dtype("V2")
 """Stands for bfloat16, which NumPy lacks: two bytes, which no arithmetic and no cast takes by mistake."""
@@ -240,6 +244,35 @@ def mixed(keys: npt.ArrayLike) -> Keys:
         raise ConfigurationError(f"keys are whole numbers of up to 64 bits, found {found.dtype}")
     words: Keys = splitmix64(found.astype(np.int64 if found.dtype.kind == "i" else _U64).view(_U64).copy(), 0)
     return words
+
+
+def mixed_ids(ids: npt.ArrayLike) -> Keys:
+    """Return the mixed form of ids that a program names.
+
+    Parameters
+    ----------
+    ids : array of int
+        From 0 to 2^63 - 1, or 64-bit hashes as int64, of which half are negative.
+
+    Raises
+    ------
+    ConfigurationError
+        If they are no whole numbers, or one is not an id: above 2^63 - 1, or a number that programs have in place of
+        an id. Of a thousand million hashes one is such a number with a probability of 4e-6.
+    """
+    found = np.asarray(ids)
+    if found.size and found.dtype.kind in "iu":
+        if found.dtype.kind == "u" and (most := int(found.max())) > _INT64_MAX:
+            raise ConfigurationError(
+                f"id {most} is above 2^63 - 1; give hashes as int64: ids.view(numpy.int64) has the same bits"
+            )
+        if found.dtype.kind == "i" and found.min() < 0:
+            wrong = found[((found >= NO_IDS_FROM) & (found < 0)) | (found == _NAN_AS_INT64)]
+            if wrong.size:
+                raise ConfigurationError(
+                    f"id {wrong[0]} stands for none, and has no row: leave it out, or give the layer padding_key="
+                )
+    return mixed(found)
 
 
 def unmixed(words: Keys) -> Keys:

@@ -19,8 +19,8 @@ BACKEND = keras.config.backend()
 
 RNG = np.random.default_rng(0)
 USERS, ITEMS = ps.Table("users", 8, scale=0.1), ps.Table("items", 4, optimizer=ps.Momentum(0.1), scale=0.1)
-X = {"user": RNG.integers(-25, 25, 400), "items": RNG.integers(-(10**15), 10**15, 30)[RNG.integers(0, 30, (400, 3))]}
-Y = (RNG.normal(size=50)[X["user"] + 25] > 0).astype(np.float32)
+X = {"user": RNG.integers(0, 50, 400), "items": RNG.integers(-(10**15), 10**15, 30)[RNG.integers(0, 30, (400, 3))]}
+Y = (RNG.normal(size=50)[X["user"]] > 0).astype(np.float32)
 
 
 def net() -> Any:

@@ -24,8 +24,8 @@ import parashard as ps
 
 slow, calls = Path("slow"), []
 rng = np.random.default_rng(0)
-users, items = rng.integers(-25, 25, 400), rng.integers(-10**15, 10**15, 30)[rng.integers(0, 30, (400, 3))]
-y = (rng.normal(size=50)[users + 25] > 0).astype(np.float32)
+users, items = rng.integers(0, 50, 400), rng.integers(-10**15, 10**15, 30)[rng.integers(0, 30, (400, 3))]
+y = (rng.normal(size=50)[users] > 0).astype(np.float32)
 x = {"user": users, "items": items}
 keys = lambda inputs: {"users": inputs["user"], "items": inputs["items"]}
 tables = ps.Table("users", 8, scale=0.1), ps.Table("items", 4, optimizer=ps.Momentum(0.1), scale=0.1)

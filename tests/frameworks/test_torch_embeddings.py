@@ -25,7 +25,7 @@ torch = pytest.importorskip(
 functional = torch.nn.functional
 
 USERS, ITEMS = ps.Table("users", 3, scale=0.5), ps.Table("items", 2, scale=0.5)
-ALL = np.array([-7, 10**15, 3, 0, -(2**63), 2**63 - 1], np.int64)
+ALL = np.array([-(7**20), 10**15, 3, 0, 1 - 2**63, 2**63 - 1], np.int64)
 """Keys, by their places in a dense table."""
 PADDING = -1
 RNG = np.random.default_rng(0)

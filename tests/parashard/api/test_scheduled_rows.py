@@ -21,7 +21,7 @@ from parashard.models.looking_up import looked_up, uses_tables
 
 WEIGHTS = {"b": np.zeros(2, np.float32)}
 USERS = ps.Table("users", 3, scale=0.5, keys_per_step_max=4)
-IDS = np.array([[7, -3], [10**15, 7]])
+IDS = np.array([[7, -(3**39)], [10**15, 7]])
 
 
 class Worker:

@@ -103,13 +103,13 @@ def test_targets_may_be_rounded() -> None:
         (np.zeros(3, np.float64), np.float32),
         (np.zeros(3, np.float16), np.float32),
         (np.zeros(3, np.int32), np.int64),
-        (np.zeros(3, bool), np.int64),
+        (np.zeros(3, bool), np.bool_),
         (np.zeros(3, np.uint8), np.uint8),
         ([1, 2, 3], np.int64),
         (Tensor(np.zeros(3)), np.float32),
     ],
 )
-def test_numbers_have_one_of_three_types(given: Any, dtype: Any) -> None:
+def test_numbers_have_one_of_four_types(given: Any, dtype: Any) -> None:
     assert rows_array(given, "inputs").dtype == dtype
 
 

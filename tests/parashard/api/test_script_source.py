@@ -31,10 +31,10 @@ def test_inputs_may_be_a_dict_of_arrays() -> None:
     assert source.held_out(1, 2)[0]["ids"].tolist() == [[3, 4, 5]]
     assert source.spec.fields == (
         Field("inputs/ids", (3,), "int64"),
-        Field("inputs/mask", (3,), "int64"),
+        Field("inputs/mask", (3,), "bool"),
         Field("targets", (), "int64"),
     )
-    assert "inputs ids (3) int64, mask (3) int64; 3 classes" in source.spec.summary()
+    assert "inputs ids (3) int64, mask (3) bool; 3 classes" in source.spec.summary()
 
 
 def test_names_are_part_of_the_fingerprint() -> None:

@@ -21,7 +21,7 @@ from parashard.plan.optimizers import SGD
 L = ps.layers
 USERS, ITEMS = ps.Table("users", 3, scale=0.5), ps.Table("items", 2, scale=0.5)
 RNG = np.random.default_rng(0)
-ALL = np.array([-7, 10**15, 3, 0, 2**63 - 1], np.int64)
+ALL = np.array([-(7**20), 10**15, 3, 0, 2**63 - 1], np.int64)
 IDS = RNG.integers(0, 5, (8, 4))
 Y = np.arange(8) % 2
 NAMED = {

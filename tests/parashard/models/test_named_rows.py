@@ -11,7 +11,7 @@ from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD
 
 TABLES = {"users": EmbeddingTable("users", 2, SGD(0.1))}
-IDS = np.array([[7, -3, 7], [10**15, 7, 0]])
+IDS = np.array([[7, -(3**39), 7], [10**15, 7, 0]])
 
 
 def test_rows_are_in_the_shape_of_the_ids_and_gradients_are_summed_by_row() -> None:
