@@ -567,7 +567,7 @@ class CreateCheckpointReply(_message.Message):
     def __init__(self, checkpoint: _Optional[str] = ..., error: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("run_id", "handled", "stop_reason", "learning_rate", "wants_steps", "steps_seen", "coordinator")
+    __slots__ = ("run_id", "handled", "stop_reason", "learning_rate", "wants_steps", "steps_seen", "coordinator", "decision", "between")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLED_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -575,6 +575,8 @@ class FollowRequest(_message.Message):
     WANTS_STEPS_FIELD_NUMBER: _ClassVar[int]
     STEPS_SEEN_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    BETWEEN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     handled: int
     stop_reason: str
@@ -582,16 +584,17 @@ class FollowRequest(_message.Message):
     wants_steps: bool
     steps_seen: int
     coordinator: int
-    def __init__(self, run_id: _Optional[str] = ..., handled: _Optional[int] = ..., stop_reason: _Optional[str] = ..., learning_rate: _Optional[float] = ..., wants_steps: _Optional[bool] = ..., steps_seen: _Optional[int] = ..., coordinator: _Optional[int] = ...) -> None: ...
+    decision: int
+    between: bool
+    def __init__(self, run_id: _Optional[str] = ..., handled: _Optional[int] = ..., stop_reason: _Optional[str] = ..., learning_rate: _Optional[float] = ..., wants_steps: _Optional[bool] = ..., steps_seen: _Optional[int] = ..., coordinator: _Optional[int] = ..., decision: _Optional[int] = ..., between: _Optional[bool] = ...) -> None: ...
 
 class FollowReply(_message.Message):
-    __slots__ = ("coordinator", "state", "milestone", "steps", "steps_seen", "steps_missed", "steps_total", "learning_rate", "stopped_by")
+    __slots__ = ("coordinator", "state", "milestone", "steps", "steps_seen", "steps_total", "learning_rate", "stopped_by")
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MILESTONE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     STEPS_SEEN_FIELD_NUMBER: _ClassVar[int]
-    STEPS_MISSED_FIELD_NUMBER: _ClassVar[int]
     STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     STOPPED_BY_FIELD_NUMBER: _ClassVar[int]
@@ -600,14 +603,13 @@ class FollowReply(_message.Message):
     milestone: Milestone
     steps: _containers.RepeatedCompositeFieldContainer[StepEnd]
     steps_seen: int
-    steps_missed: int
     steps_total: int
     learning_rate: LearningRate
     stopped_by: int
-    def __init__(self, coordinator: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., milestone: _Optional[_Union[Milestone, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepEnd, _Mapping]]] = ..., steps_seen: _Optional[int] = ..., steps_missed: _Optional[int] = ..., steps_total: _Optional[int] = ..., learning_rate: _Optional[_Union[LearningRate, _Mapping]] = ..., stopped_by: _Optional[int] = ...) -> None: ...
+    def __init__(self, coordinator: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., milestone: _Optional[_Union[Milestone, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepEnd, _Mapping]]] = ..., steps_seen: _Optional[int] = ..., steps_total: _Optional[int] = ..., learning_rate: _Optional[_Union[LearningRate, _Mapping]] = ..., stopped_by: _Optional[int] = ...) -> None: ...
 
 class Milestone(_message.Message):
-    __slots__ = ("after_steps", "first_epoch", "epoch_losses", "evaluated", "metrics", "weights", "judged_steps")
+    __slots__ = ("after_steps", "first_epoch", "epoch_losses", "evaluated", "metrics", "weights", "judged_steps", "learning_rates")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -622,6 +624,7 @@ class Milestone(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     JUDGED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATES_FIELD_NUMBER: _ClassVar[int]
     after_steps: int
     first_epoch: int
     epoch_losses: _containers.RepeatedScalarFieldContainer[float]
@@ -629,7 +632,8 @@ class Milestone(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     weights: str
     judged_steps: int
-    def __init__(self, after_steps: _Optional[int] = ..., first_epoch: _Optional[int] = ..., epoch_losses: _Optional[_Iterable[float]] = ..., evaluated: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., weights: _Optional[str] = ..., judged_steps: _Optional[int] = ...) -> None: ...
+    learning_rates: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, after_steps: _Optional[int] = ..., first_epoch: _Optional[int] = ..., epoch_losses: _Optional[_Iterable[float]] = ..., evaluated: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., weights: _Optional[str] = ..., judged_steps: _Optional[int] = ..., learning_rates: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StepEnd(_message.Message):
     __slots__ = ("step", "loss")

@@ -1,16 +1,17 @@
 """CallbackFollower: feeds callbacks with what a run's coordinator tells, each event once, whatever is killed.
 
-Owns the order that makes it so: an event is recorded in the run's folder before callbacks hear of it, and what they
-decided before the coordinator does. So after a crash an effect may be lost, and is never repeated. Implements rule P38
-of docs/protocol.md. Called by `parashard.launch.running` or `parashard.api.in_process.training`, and by
-`parashard.api.fits` at the end.
+Owns the record that makes it so, `callbacks.json` in the run's folder: how far callbacks are, with their states. It is
+written before each call of a user's hook, and before the coordinator hears what was decided. After a crash the next
+process goes on behind the call that was under way. Implements rule P38 of docs/protocol.md. Called by
+`parashard.launch.running` or `parashard.api.in_process.training`, and by `parashard.api.fits` at the end.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,8 @@ STATE_FILE = "callbacks.json"
 """In a run's folder: how far callbacks are, and their states."""
 AT_ONCE = 16
 """Milestones that are handled until the run is supervised again."""
+BEST_FILE = "best_weights.safetensors"
+"""In a run's folder: evaluated weights that a callback has restored."""
 HERE = Path(__file__).parent.parent
 
 
@@ -72,14 +75,15 @@ class CallbackFollower:
         self._say = say
         self._begun = False
         self._earlier = _stored(self._path, callbacks.names) if resume else None
-        self._fired = 0
+        self._handled = 0  # the milestone of which all callbacks have heard
+        self._telling: Milestone | None = None  # the one of which they hear now
         self._decision = Decision()
         self._steps = IntervalSet()  # that on_train_batch_end was called for
         self._steps_seen = 0
         self._coordinator = 0
-        self._state: dict[str, Any] = {}  # of the callbacks, before the event that is being fired
-        self._unsaved = False  # callbacks have fired, and what they decided is not recorded yet
+        self._unsaved = False  # callbacks were called, and what they decided is not recorded yet
         self._trouble = ""
+        callbacks.training.copy_weights = self._copy
 
     @property
     def arguments(self) -> Sequence[str]:
@@ -98,29 +102,25 @@ class CallbackFollower:
         return self._callbacks.uses_weights
 
     @property
-    def learning_rate(self) -> float:
-        """The rate that callbacks have left, before the optimizer's schedule."""
-        return self._callbacks.training.learning_rate
-
-    @property
     def wants_steps(self) -> bool:
         """Whether a callback is told of every step."""
         return self._callbacks.wants_steps
 
-    def look(self, follow: Follow, *, last: bool) -> None:
+    def look(self, follow: Follow) -> None:
         """Ask what has happened, and call the callbacks."""
-        if not self._begun:
-            self._begin()
-        # At the end nothing is supervised any more: all is told that is left.
-        for _ in itertools.count() if last else range(AT_ONCE):
+        if not self._begun and not self._begin():
+            return
+        for _ in range(AT_ONCE):
             if self._unsaved and not self._record():
                 return
             reply = follow(self._request())
-            more = self._tell_steps(reply)
-            if reply.HasField("milestone"):
-                if not self._handle(reply.milestone):
+            if reply.steps:
+                if not self._tell_steps(reply):
                     return
-            elif not more:
+            elif not reply.HasField("milestone"):
+                return
+            told = reply.HasField("milestone") and not self._unsaved  # else the coordinator hears of a new rate first
+            if told and not self._tell(_milestone(reply.milestone)):
                 return
 
     @property
@@ -131,37 +131,53 @@ class CallbackFollower:
     def end(self) -> Path | None:
         """Call the callbacks' last hook; return the weights to go on with, if not the final ones."""
         self._callbacks.end()
+        restored = self._callbacks.training.restored
+        path = self._bring(restored) if isinstance(restored, str) else restored
         if self._callbacks.uses_weights:
-            self._forget_weights(None)
-        return self._callbacks.training.restored
+            with suppress(StoreFailed):
+                store = self._stored()
+                for name in store.names(EVALUATED):
+                    if path is None or path != store.local_path(f"{EVALUATED}/{name}"):
+                        store.delete(f"{EVALUATED}/{name}")
+        return path
 
-    def _begin(self) -> None:
-        """Begin, or go on from the record."""
+    def _begin(self) -> bool:
+        """Begin, or go on from the record; return False if nothing can be recorded."""
         earlier, callbacks = self._earlier, self._callbacks
-        if earlier is not None:
-            self._fired, self._steps = earlier["fired"], IntervalSet(map(tuple, earlier["steps"]))
-            self._decision = Decision(**earlier["decision"])
-        self._fire(lambda: callbacks.begin(None if earlier is None else earlier["state"]))
-        self._begun = True
         if earlier is None:
-            self._decision = self._fire(callbacks.begin_epoch)
-        self._state, self._unsaved = callbacks.state(), True
+            self._fire(callbacks.begin)
+            self._begun = self._tell(Milestone(0))
+            return self._begun
+        self._handled, self._steps = earlier["fired"], IntervalSet(map(tuple, earlier["steps"]))
+        self._decision = Decision(**earlier["decision"])
+        self._fire(lambda: callbacks.begin(earlier["state"]))
+        self._begun = True
+        if earlier.get("telling"):
+            return self._tell(Milestone(**earlier["telling"]))
+        self._decided(callbacks.changed_rate())  # in on_train_begin
+        return True
 
     def _request(self) -> pb.FollowRequest:
         return pb.FollowRequest(
-            handled=self._fired,
+            handled=self._handled,
             stop_reason=self._decision.stop_reason,
-            learning_rate=self._decision.learning_rate or 0.0,
+            learning_rate=self._decision.learning_rate,
+            decision=self._decision.number,
+            between=self._decision.between,
             wants_steps=self._callbacks.wants_steps,
             steps_seen=self._steps_seen,
             coordinator=self._coordinator,
         )
 
+    def _decided(self, decision: Decision) -> None:
+        """Have the coordinator hear of a learning rate that was set between milestones."""
+        if decision.learning_rate is not None:
+            self._decision = decision._replace(stop_reason=self._decision.stop_reason)
+            self._unsaved = True
+
     def _tell_steps(self, reply: pb.FollowReply) -> bool:
-        """Tell of completed steps, each once; return whether there are more of them."""
+        """Tell of completed steps, each once; return False if they could not be recorded, so that they come again."""
         new = [StepEnd(end.step, end.loss) for end in reply.steps if end.step not in self._steps]
-        if reply.steps_missed:
-            self._say(f"{reply.steps_missed:,} steps were forgotten before on_train_batch_end could be called for them")
         if new:
             for end in new:
                 self._steps.add(end.step)
@@ -169,45 +185,39 @@ class CallbackFollower:
                 for end in new:
                     self._steps.discard(end.step)
                 return False
-            self._fire(lambda: self._callbacks.steps_ended(new))
-            self._state = self._callbacks.state()
+            self._decided(self._fire(lambda: self._callbacks.steps_ended(new)))
         self._steps_seen, self._coordinator = reply.steps_seen, reply.coordinator
-        return bool(reply.steps)
+        return True
 
-    def _handle(self, reached: pb.Milestone) -> bool:
+    def _tell(self, milestone: Milestone) -> bool:
         """Tell of a milestone; return False if it could not be recorded, so that it comes again."""
-        before = self._fired, self._decision
-        self._fired, self._decision = reached.after_steps, Decision()
+        self._telling = milestone
         if not self._record():
-            self._fired, self._decision = before
+            self._telling = None
             return False
-        milestone = Milestone(
-            reached.after_steps,
-            reached.first_epoch,
-            list(reached.epoch_losses),
-            {name: reached.metrics[name] for name in sorted(reached.metrics)} if reached.evaluated else None,
-            self._copier(reached.weights) if reached.weights else None,
-            reached.judged_steps,
-        )
-        if reached.evaluated and self._callbacks.uses_weights and not reached.weights:
-            self._say(f"the weights evaluated after step {reached.after_steps:,} could not be stored, and are not kept")
-        self._decision = self._fire(lambda: self._callbacks.reached(milestone))
-        self._state, self._unsaved = self._callbacks.state(), True
+        if milestone.metrics is not None and self._callbacks.uses_weights and not milestone.weights:
+            after = f"{milestone.after_steps:,}"
+            warnings.warn(
+                f"the weights evaluated after step {after} could not be stored: callbacks lack them", stacklevel=2
+            )
+        self._decision = self._fire(lambda: self._callbacks.reached(milestone, self._record))
+        self._handled, self._telling, self._unsaved = milestone.after_steps, None, True
         if self._record() and self._callbacks.uses_weights:
-            self._forget_weights(reached.after_steps)
+            self._forget_weights(milestone.after_steps)
         return True
 
     def _record(self) -> bool:
-        """Store what was fired and decided, durably; return False if that fails, as on a full disk."""
+        """Store how far callbacks are, durably; return False if that fails, as on a full disk."""
         content = {
             "callbacks": self._callbacks.names,
-            "fired": self._fired,
+            "fired": self._handled,
+            "telling": None if self._telling is None else self._telling._asdict(),
             "steps": list(self._steps.intervals()),
             "decision": self._decision._asdict(),
-            "state": self._state,
+            "state": self._fire(self._callbacks.state),
         }
         try:
-            write_durably(self._path, (json.dumps(content) + "\n").encode())
+            write_durably(self._path, (json.dumps(content, default=float) + "\n").encode())
         except OSError as error:
             if not self._trouble:
                 self._trouble = why_failed(error)
@@ -226,23 +236,35 @@ class CallbackFollower:
 
     # --- the weights that were evaluated ---
 
-    def _copier(self, name: str) -> Callable[[Path], None]:
-        def copy(path: Path) -> None:
-            store = self._stored()
-            local = store.local_path(name)
-            if local is not None:
-                replace_durably(path, lambda temporary: shutil.copyfile(local, temporary))
+    def _copy(self, name: str, path: Path) -> None:
+        """Copy evaluated weights to a file, which is replaced at once."""
+        store = self._stored()
+        local = store.local_path(name)
+        if local is not None:
+            replace_durably(path, lambda temporary: shutil.copyfile(local, temporary))
+        else:
+            replace_durably(path, lambda temporary: temporary.write_bytes(store.read(name, store.size(name))))
+
+    def _bring(self, name: str) -> Path:
+        """Move evaluated weights to the run's folder, which takes no room where the store is on the same disk."""
+        path, local = self._path.parent / BEST_FILE, self._stored().local_path(name)
+        try:
+            if local is None:
+                self._copy(name, path)
             else:
-                replace_durably(path, lambda temporary: temporary.write_bytes(store.read(name, store.size(name))))
+                os.replace(local, path)
+        except OSError as error:
+            if local is None:
+                raise StoreFailed(f"{path} cannot be written: {why_failed(error)}; {name} has the weights") from None
+            return local
+        return path
 
-        return copy
-
-    def _forget_weights(self, up_to: int | None) -> None:
-        """Delete the stored weights of handled evaluations, which later ones replace."""
+    def _forget_weights(self, up_to: int) -> None:
+        """Delete the stored weights of handled evaluations but those that callbacks hold."""
         with suppress(StoreFailed):
-            store = self._stored()
+            store, held = self._stored(), self._callbacks.held_weights
             for name in store.names(EVALUATED):
-                if up_to is None or int(name.partition("-")[0]) <= up_to:
+                if int(name.partition("-")[0]) <= up_to and f"{EVALUATED}/{name}" not in held:
                     store.delete(f"{EVALUATED}/{name}")
 
     def _stored(self) -> Store:
@@ -265,6 +287,19 @@ def _stored(path: Path, names: list[str]) -> dict[str, Any] | None:
             f"{', '.join(names) or '(none)'}: give the same ones, in the same order"
         )
     return found
+
+
+def _milestone(reached: pb.Milestone) -> Milestone:
+    """Return what the coordinator tells as callbacks are told it."""
+    return Milestone(
+        reached.after_steps,
+        reached.first_epoch,
+        list(reached.epoch_losses),
+        {name: reached.metrics[name] for name in sorted(reached.metrics)} if reached.evaluated else None,
+        reached.weights,
+        reached.judged_steps,
+        list(reached.learning_rates),
+    )
 
 
 def _from_its_own_lines(error: Exception) -> Exception:

@@ -26,7 +26,6 @@ from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
 from parashard.api.models import PresentModel
 from parashard.api.optimizers import optimizer_for
-from parashard.api.present_optimizer import PresentOptimizer
 from parashard.api.resuming import Resumed, answered, resumed
 from parashard.api.rows import check_callbacks
 from parashard.api.script import SCRIPT
@@ -82,7 +81,7 @@ class Trainer:
             raise ConfigurationError(f'settings is a dict such as {{"checkpoint.every_s": 5}}, found {settings!r}')
         seed = _checked_seed(seed)
         self._present = PresentModel(model, seed)
-        self._optimizer = PresentOptimizer(optimizer_for(optimizer, model, seed))
+        self._optimizer = optimizer_for(optimizer, model, seed)
         self._strategy = checked_strategy(strategy)
         self._place = _place_of(self._strategy)
         self._seed = seed
@@ -112,7 +111,7 @@ class Trainer:
         verbose: int = 1,
         **others: Never,
     ) -> History:
-        """Train, and return how it went; a second call goes on from weights, rows and the optimizer's state.
+        """Train, and return how it went; a second call goes on from the weights, with the optimizer's state new.
 
         Parameters
         ----------
@@ -205,7 +204,6 @@ class Trainer:
                     )
         run_dir = Path(call.answer["run_dir"])
         self._present.go_on_from(run_dir, Path(call.answer.get("weights", run_dir / WEIGHTS_FILE)))
-        self._optimizer.go_on_from(run_dir, call.answer)
         return History(call.answer["report"], run_dir, call.answer.get("history"), first_epoch=initial_epoch)
 
     @bordered
@@ -322,24 +320,19 @@ class Trainer:
         present.begin()
         check_callbacks(called, present.tables())
         program = SCRIPT.path if self._has_script else Path(INTERACTIVE)
-        parts = self._parts(program.stem)
-        parts = parts._replace(optimizer=self._optimizer.spec, updates_before=self._optimizer.updates)
-        loaded = job_of(parts, program, sizes)
+        loaded = job_of(self._parts(program.stem), program, sizes)
         text = SCRIPT.sha256 if self._has_script else ""
         code_sha256 = hashlib.sha256(f"{text}{present.fixed_sha256()}".encode()).hexdigest()
-        return FitCall(
-            loaded, present, model, source, code_sha256, called, self, gradient_accumulation, self._optimizer
-        )
+        return FitCall(loaded, present, model, source, code_sha256, called, self, gradient_accumulation)
 
     def _parts(self, name: str) -> Parts:
-        mapped = self._optimizer.mapped
         return Parts(
             self._name or name,
-            mapped.spec,
+            self._optimizer.spec,
             self._strategy,
             self._seed,
             self._settings,
-            self._present.variable_settings(mapped),
+            self._present.variable_settings(self._optimizer),
             self._present.tables(),
         )
 

@@ -48,10 +48,13 @@ class Training:
         self.stop_training = False
         self.stop_reason = ""
         self.run_dir = run_dir
-        self._learning_rate = learning_rate
-        self._save: Callable[[Path], None] | None = None
+        self._first_rate = self._learning_rate = learning_rate
+        self._applied_rate: float | None = None
+        self._ended = False
+        self.weights_name = ""  # of the present event's evaluation, in the checkpoint store
+        self.copy_weights: Callable[[str, Path], None] = _nowhere  # from there to a file
         self._values: dict[str, Float32s] | None = None
-        self.restored: Path | None = None
+        self.restored: Path | str | None = None  # a file, or a name in the checkpoint store
         self.judged_newer = True  # this event's evaluation judged newer weights than all before it
 
     @property
@@ -62,14 +65,27 @@ class Training:
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         rate = number(value)
-        if not 0.0 < rate < math.inf:
-            raise ConfigurationError(f"a learning rate must be a finite number of more than 0, found {value!r}")
+        if not 0.0 <= rate < math.inf:
+            raise ConfigurationError(f"a learning rate must be a finite number, 0 or more, found {value!r}")
+        if self._ended:
+            raise ConfigurationError(
+                "a learning rate was set in on_train_end, when no step is left: set it in another hook, or give the "
+                "next Trainer an optimizer with it"
+            )
         self._learning_rate = rate
+
+    @property
+    def applied_learning_rate(self) -> float:
+        """In `on_epoch_end`: the learning rate that the last step of the epoch was computed with.
+
+        In `async` and `ssp:K` a rate may be set when the epoch's steps are under way or over; then it is not this one.
+        """
+        return self._learning_rate if self._applied_rate is None else self._applied_rate
 
     @property
     def has_weights(self) -> bool:
         """Whether the weights that were evaluated last are at hand."""
-        return self._save is not None
+        return bool(self.weights_name)
 
     def save_weights(self, path: str | Path) -> None:
         """Write the weights that the present event's evaluation judged, as safetensors, replacing the file at once.
@@ -81,14 +97,14 @@ class Training:
         OSError
             If the file cannot be written.
         """
-        if self._save is None:
+        if not self.weights_name:
             raise ConfigurationError(
                 "no weights are at hand: those of an evaluation are, in its event, where a callback has "
                 "`uses_weights = True`; give fit validation_data"
             )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._save(path)
+        self.copy_weights(self.weights_name, path)
 
     def weights(self) -> dict[str, Float32s]:
         """Return the weights that the present event's evaluation judged, by variable; as `save_weights`."""
@@ -103,9 +119,21 @@ class Training:
         """Let the trainer go on with the weights of a file once the training has ended."""
         self.restored = Path(path)
 
-    def at(self, save: Callable[[Path], None] | None) -> None:
+    def restore_held(self, name: str) -> None:
+        """Let the trainer go on with an evaluation's weights, which a callback has held."""
+        self.restored = name
+
+    def at(self, weights: str) -> None:
         """Have an event's weights at hand, or none."""
-        self._save, self._values = save, None
+        self.weights_name, self._values = weights, None
+
+    def applied(self, rate: float | None) -> None:
+        """Take the learning rate of the epoch that ends; NaN: that of the optimizer; None: no epoch ends."""
+        self._applied_rate = self._first_rate if rate is not None and math.isnan(rate) else rate
+
+    def ended(self) -> None:
+        """Refuse further learning rates: no step is left."""
+        self._ended = True
 
 
 class Callback:
@@ -130,6 +158,7 @@ class Callback:
 
     decides: ClassVar[bool] = True
     uses_weights: bool = False
+    held_weights: str = ""  # `model.weights_name` of an evaluation whose weights are not deleted yet
     monitor: str | None = None
     model: Training
     trainer: Any
@@ -138,7 +167,7 @@ class Callback:
         """The training begins, or goes on after a resume."""
 
     def on_train_end(self, logs: Logs) -> None:
-        """The training is done; not called where it failed or was interrupted."""
+        """The training is done; not called where it failed or was interrupted. `logs` are those of the last epoch."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         """Epoch `epoch`, counted from 0, is next; where training is asynchronous some of its steps may be under way."""
@@ -147,7 +176,10 @@ class Callback:
         """All steps of an epoch are in the weights, and the evaluation due there, if any, has its result."""
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        """A step is in the weights; `batch` is its number in its epoch. Steps come in the order of their completion."""
+        """A step is in the weights; `batch` is its number in its epoch. Steps come in the order of their completion.
+
+        `logs["loss"]` is the mean over this batch, where Keras has the mean over the epoch so far.
+        """
 
     def on_test_begin(self, logs: Logs) -> None:
         """Comes just before `on_test_end`: a worker has evaluated."""
@@ -182,6 +214,10 @@ class LambdaCallback(Callback):
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+def _nowhere(name: str, path: Path) -> None:
+    raise AssertionError("whoever feeds callbacks knows where weights are")
 
 
 def number(value: Any) -> float:

@@ -6,8 +6,7 @@ train in one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -19,7 +18,7 @@ class StepEnd(NamedTuple):
 
 
 class Milestone(NamedTuple):
-    """A number of steps at which epochs have ended, or the model was evaluated, or both.
+    """A number of steps at which epochs have ended, or the model was evaluated, or both; after 0 steps neither.
 
     Attributes
     ----------
@@ -31,22 +30,39 @@ class Milestone(NamedTuple):
         By epoch from that one on: mean loss of its examples; NaN if it is not known. Empty: no epoch ended.
     metrics : mapping of str to float, optional
         Of the evaluation; None: there was none.
-    save_weights : callable, optional
-        Writes the weights that were evaluated to a file, as safetensors; None: they are not at hand.
+    weights : str
+        The file of the weights that were evaluated, in the checkpoint store; "": they are not at hand.
     judged_steps : int
         Steps in the weights that were evaluated; 0: exactly `after_steps`.
+    learning_rates : sequence of float
+        By epoch, as `epoch_losses`: the rate that its last step was leased with; NaN: the job's own.
     """
 
     after_steps: int
-    first_epoch: int
+    first_epoch: int = 0
     epoch_losses: Sequence[float] = ()
     metrics: Mapping[str, float] | None = None
-    save_weights: Callable[[Path], None] | None = None
+    weights: str = ""
     judged_steps: int = 0
+    learning_rates: Sequence[float] = ()
 
 
 class Decision(NamedTuple):
-    """What callbacks decided at a milestone: why to stop ("": go on), and another learning rate, if so."""
+    """What callbacks decided.
+
+    Attributes
+    ----------
+    stop_reason : str
+        Why to stop; "": go on.
+    learning_rate : float, optional
+        Another learning rate.
+    number : int
+        How many other learning rates there were, with this one.
+    between : bool
+        Decided after one milestone and before the next, not at one.
+    """
 
     stop_reason: str = ""
     learning_rate: float | None = None
+    number: int = 0
+    between: bool = False

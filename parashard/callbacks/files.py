@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from parashard.callbacks.base import Callback, Logs
 from parashard.callbacks.stopping import Mode, Monitor
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, StoreFailed
+from parashard.process.full_disk import disk_failed
+from parashard.process.side_effects import why_failed
 
 SUFFIX = ".safetensors"
 
@@ -75,11 +79,12 @@ class ModelCheckpoint(Callback):
         """Keep the weights, if they were evaluated and are to be kept."""
         if not self.model.has_weights:
             return
+        best = self.best
         if self._best_only:
             value = self._monitor.value(self, logs)
             if value is None or not self._monitor.better(value, self.best):
                 return
-            self.best = value
+            best = value
         try:
             path = self._filepath.format(epoch=epoch + 1, **logs)
         except (KeyError, IndexError, ValueError) as error:
@@ -87,10 +92,17 @@ class ModelCheckpoint(Callback):
                 f"ModelCheckpoint: filepath {self._filepath!r} cannot be filled in ({error}); there are epoch, "
                 f"{', '.join(sorted(logs))}"
             ) from None
-        self.model.save_weights(path)
+        try:
+            self.model.save_weights(path)
+        except (OSError, StoreFailed) as error:
+            if not disk_failed(error):
+                raise
+            warnings.warn(f"ModelCheckpoint: {path} cannot be written: {why_failed(error)}", stacklevel=2)
+        else:
+            self.best = best
 
     def get_state(self) -> dict[str, Any]:
-        """Return the best value."""
+        """Return the best value that was kept."""
         return {"best": self.best if math.isfinite(self.best) else None}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -118,34 +130,51 @@ class CSVLogger(Callback):
         self._separator = separator
         self._append = append
         self._columns: list[str] = []
+        self._bytes = 0  # of the file, up to the last line
+        self._waiting = ""  # lines that the disk has had no room for
 
     def on_train_begin(self, logs: Logs) -> None:
         """Begin anew."""
-        self._columns = []
+        self._columns, self._bytes = [], 0
         if self._append and self._path.exists():
             with self._path.open(newline="") as file:
                 self._columns = next(csv.reader(file, delimiter=self._separator), [])
+            self._bytes = self._path.stat().st_size
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Write a line; figures that the first epoch did not have are left out."""
         begins = not self._columns
         self._columns = self._columns or ["epoch", *sorted(logs)]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("w" if begins else "a", newline="") as file:
-            writer = csv.DictWriter(
-                file, self._columns, restval="NA", extrasaction="ignore", delimiter=self._separator, lineterminator="\n"
-            )
-            if begins:
-                writer.writeheader()
-            writer.writerow({"epoch": epoch, **logs})
+        text = io.StringIO()
+        writer = csv.DictWriter(
+            text, self._columns, restval="NA", extrasaction="ignore", delimiter=self._separator, lineterminator="\n"
+        )
+        if begins:
+            writer.writeheader()
+        writer.writerow({"epoch": epoch, **logs})
+        self._waiting += text.getvalue()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("r+b" if self._bytes else "wb") as file:
+                file.truncate(self._bytes)  # a line that was written just before a crash comes again
+                file.seek(self._bytes)
+                file.write(self._waiting.encode())
+        except OSError as error:
+            if not disk_failed(error):
+                raise
+            warnings.warn(f"CSVLogger: {self._path} waits for room: {why_failed(error)}", stacklevel=2)
+        else:
+            self._bytes, self._waiting = self._bytes + len(self._waiting.encode()), ""
 
     def get_state(self) -> dict[str, Any]:
-        """Return the columns."""
-        return {"columns": self._columns}
+        """Return the columns, how long the file is, and the lines that wait for room on its disk."""
+        return {"columns": self._columns, "bytes": self._bytes, "waiting": self._waiting}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on with them."""
-        self._columns = list(state["columns"])
+        self._columns, self._waiting = list(state["columns"]), state.get("waiting", "")
+        there = self._path.stat().st_size if self._path.exists() else 0
+        self._bytes = min(there, state.get("bytes", there))
 
 
 class BackupAndRestore(Callback):

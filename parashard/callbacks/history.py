@@ -24,6 +24,10 @@ class History(Callback):
         self.epoch: list[int] = []
         self.history: dict[str, list[float]] = {}
 
+    def on_train_begin(self, logs: Logs) -> None:
+        """Begin anew."""
+        self.epoch, self.history = [], {}
+
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Keep an epoch's figures."""
         self.epoch.append(epoch)

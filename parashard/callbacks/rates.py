@@ -37,8 +37,8 @@ class LearningRateScheduler(Callback):
         self.model.learning_rate = self._schedule(epoch, rate) if self._with_rate else self._schedule(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Tell the rate."""
-        logs["learning_rate"] = self.model.learning_rate
+        """Tell the rate that the epoch's last step had."""
+        logs["learning_rate"] = self.model.applied_learning_rate
 
 
 def _takes(function: Any, arguments: int) -> bool:
@@ -104,7 +104,7 @@ class ReduceLROnPlateau(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Look at the figure."""
-        logs["learning_rate"] = self.model.learning_rate
+        logs["learning_rate"] = self.model.applied_learning_rate
         value = self._monitor.value(self, logs)
         if value is None:
             return

@@ -1,16 +1,16 @@
 """Callbacks: runs a user's callbacks, event by event, and says what they decided.
 
-Owns the order of hooks within an event, and the callbacks' state as JSON. Knows neither where events come from nor
-where the state is kept. Called by `parashard.api.following`, and by strategies that train in one process.
+Owns the order of hooks within an event, and the callbacks' state as JSON, also in the midst of an event. Knows neither
+where events come from nor where the state is kept. Called by `parashard.api.following`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from parashard.callbacks.base import NEVER, Callback, Logs, Training, overrides
+from parashard.callbacks.base import NEVER, Callback, LambdaCallback, Logs, Training, overrides
 from parashard.callbacks.events import Decision, Milestone, StepEnd
 from parashard.callbacks.history import History
 from parashard.errors import ConfigurationError
@@ -55,6 +55,18 @@ def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Cal
     return list(callbacks)
 
 
+def _nothing() -> None:
+    """Record nothing."""
+
+
+class Place(NamedTuple):
+    """How far epochs are: which one begins next or has begun, and the most steps in weights that were evaluated."""
+
+    epoch: int = 0
+    epoch_begun: bool = False
+    judged_steps: int = 0
+
+
 class Callbacks:
     """The callbacks of one `fit`, with a `History` after them.
 
@@ -88,9 +100,14 @@ class Callbacks:
         self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
         self._first_epoch = first_epoch  # what callbacks are told for 0
-        self._epoch = 0  # whose on_epoch_begin was called last, or is to be
-        self._begun = False
-        self._judged_steps = 0  # most steps in weights that were evaluated
+        self._place = Place()  # where the present event begins
+        self._last_logs: Logs = {}  # of the last epoch that ended
+        self._rate = training.learning_rate  # as last decided
+        self._rates_decided = 0
+        self._calls = 0  # of hooks, in the present event
+        self._made = 0  # of these, the ones that an earlier process began
+        self._logs: Logs = {}  # of the present call
+        self._record: Callable[[], object] = _nothing
         for callback in self._all:
             callback.model = training
             callback.trainer = trainer
@@ -103,80 +120,127 @@ class Callbacks:
         """The classes of the user's callbacks, in order."""
         return [type(callback).__name__ for callback in self._all[:-1]]
 
+    @property
+    def held_weights(self) -> set[str]:
+        """Names of evaluated weights that a callback needs further."""
+        return {callback.held_weights for callback in self._all} - {""}
+
     def begin(self, state: Mapping[str, Any] | None = None) -> None:
         """Begin the training, or go on from a state."""
+        training = self.training
+        if state:
+            training.learning_rate = state["learning_rate"]
+            self._rate, self._rates_decided = state.get("rate", training.learning_rate), state.get("rates_decided", 0)
         self._call("on_train_begin", {})
         if state:
-            self.training.learning_rate = state["learning_rate"]
-            self._epoch, self._begun = state["epoch"], state["epoch_begun"]
-            self._judged_steps = state["judged_steps"]
+            self._place = Place(state["epoch"], state["epoch_begun"], state["judged_steps"])
+            self._last_logs = state.get("last_logs", {})
+            training.stop_training = state.get("stop_training", False)
+            training.stop_reason = state.get("stop_reason", "")
+            self._made, self._logs = state.get("calls", 0), state.get("logs", {})
             for callback, one in zip(self._all, state["callbacks"], strict=True):
                 callback.set_state(one)
 
-    def begin_epoch(self) -> Decision:
-        """Begin the present epoch, unless that was done; return what is decided by then."""
-        before = self.training.learning_rate
-        self._begin_epoch()
-        return self._decision(before)
-
-    def steps_ended(self, ends: Sequence[StepEnd]) -> None:
-        """Tell of steps, in the order of their completion."""
+    def steps_ended(self, ends: Sequence[StepEnd]) -> Decision:
+        """Tell of steps, in the order of their completion; return the learning rate that is decided, if one is."""
         for end in ends:
             logs = {} if math.isnan(end.loss) else {"loss": end.loss}
             self._call("on_train_batch_end", end.step % self._steps_per_epoch, logs)
+        return self.changed_rate()
 
-    def reached(self, milestone: Milestone) -> Decision:
-        """Tell of a milestone; return what the callbacks decided."""
-        before, training = self.training.learning_rate, self.training
-        training.at(milestone.save_weights)
+    def reached(self, milestone: Milestone, record: Callable[[], object] = _nothing) -> Decision:
+        """Tell of a milestone; return what the callbacks decided. One after 0 steps begins the first epoch.
+
+        Parameters
+        ----------
+        milestone : Milestone
+            Of which calls may have been made before `begin` got the state: these are left out.
+        record : callable
+            Stores `state()`; called before each call of a user's own hook, which is so made once.
+        """
+        training, place = self.training, self._place
+        self._record = record
+        training.at(milestone.weights)
         if milestone.metrics is not None:
             judged_steps = milestone.judged_steps or milestone.after_steps
-            training.judged_newer = judged_steps > self._judged_steps
-            self._judged_steps = max(self._judged_steps, judged_steps)
-        if milestone.metrics is not None:
-            self._call("on_test_begin", {})
-            self._call("on_test_end", dict(milestone.metrics))
+            training.judged_newer = judged_steps > place.judged_steps
+            place = place._replace(judged_steps=max(place.judged_steps, judged_steps))
+            self._tell("on_test_begin", {})
+            self._tell("on_test_end", dict(milestone.metrics))
         last = len(milestone.epoch_losses) - 1
         for index, loss in enumerate(milestone.epoch_losses):
-            self._epoch = milestone.first_epoch + index
-            self._begin_epoch()
+            place = self._begin_epoch(place._replace(epoch=milestone.first_epoch + index))
             logs: Logs = {} if math.isnan(loss) else {"loss": loss}
             if index == last:
                 logs |= {f"val_{name}": value for name, value in (milestone.metrics or {}).items()}
                 if milestone.judged_steps:
                     logs["val_steps"] = milestone.judged_steps
-            self._call("on_epoch_end", self._first_epoch + self._epoch, logs)
-            self._epoch, self._begun = self._epoch + 1, False
-        if last >= 0 and not training.stop_training:
-            self._begin_epoch()
-        training.at(None)
-        return self._decision(before)
+            training.applied(milestone.learning_rates[index] if milestone.learning_rates else None)
+            self._tell("on_epoch_end", self._first_epoch + place.epoch, logs)
+            self._last_logs = logs
+            place = place._replace(epoch=place.epoch + 1, epoch_begun=False)
+        training.applied(None)
+        if not training.stop_training:
+            place = self._begin_epoch(place)
+        training.at("")
+        self._place, self._calls, self._made, self._logs = place, 0, 0, {}
+        reason = (training.stop_reason or "callbacks ended the training") if training.stop_training else ""
+        return self.changed_rate()._replace(stop_reason=reason, between=False)
+
+    def changed_rate(self) -> Decision:
+        """Return the learning rate, if it is another one than was returned last."""
+        rate = self.training.learning_rate
+        if rate == self._rate:
+            return Decision(number=self._rates_decided)
+        self._rate, self._rates_decided = rate, self._rates_decided + 1
+        return Decision("", rate, self._rates_decided, between=True)
 
     def end(self) -> None:
         """End the training: it is done."""
-        self._call("on_train_end", {})
+        self.training.ended()
+        self._call("on_train_end", dict(self._last_logs))
 
     def state(self) -> dict[str, Any]:
         """Return what `begin` goes on from, as JSON."""
+        training = self.training
         return {
-            "learning_rate": self.training.learning_rate,
-            "epoch": self._epoch,
-            "epoch_begun": self._begun,
-            "judged_steps": self._judged_steps,
+            "learning_rate": training.learning_rate,
+            "rate": self._rate,
+            "rates_decided": self._rates_decided,
+            "stop_training": training.stop_training,
+            "stop_reason": training.stop_reason,
+            **self._place._asdict(),
+            "last_logs": self._last_logs,
+            "calls": max(self._calls, self._made),
+            "logs": self._logs,
             "callbacks": [callback.get_state() for callback in self._all],
         }
 
-    def _begin_epoch(self) -> None:
-        if not self._begun and self._epoch < self._epochs:
-            self._begun = True
-            self._call("on_epoch_begin", self._first_epoch + self._epoch, {})
-
-    def _decision(self, rate_before: float) -> Decision:
-        training = self.training
-        rate = training.learning_rate
-        reason = (training.stop_reason or "callbacks ended the training") if training.stop_training else ""
-        return Decision(reason, rate if rate != rate_before else None)
+    def _begin_epoch(self, place: Place) -> Place:
+        if place.epoch_begun or place.epoch >= self._epochs:
+            return place
+        self._tell("on_epoch_begin", self._first_epoch + place.epoch, {})
+        return place._replace(epoch_begun=True)
 
     def _call(self, hook: str, *arguments: Any) -> None:
         for callback in self._all:
             getattr(callback, hook)(*arguments)
+
+    def _tell(self, hook: str, *arguments: Any) -> None:
+        """Call a hook in the present event, but for calls that an earlier process began."""
+        logs = arguments[-1]
+        if self._calls < self._made <= self._calls + len(self._all):
+            logs.update(self._logs)  # what the calls that were made had added
+        for callback in self._all:
+            self._calls += 1
+            if self._calls <= self._made:
+                continue
+            if overrides(callback, hook) and not _is_built_in(callback):
+                self._logs = logs
+                self._record()
+            getattr(callback, hook)(*arguments)
+
+
+def _is_built_in(callback: Callback) -> bool:
+    """Tell whether to call a hook twice has the effect of one call."""
+    return type(callback).__module__.startswith(__package__) and not isinstance(callback, LambdaCallback)

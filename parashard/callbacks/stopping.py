@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -133,7 +134,7 @@ class EarlyStopping(Callback):
     def _reset(self) -> None:
         self.best, self.best_epoch, self.wait = self._monitor.worst, -1, 0
         self.stopped_epoch = 0
-        self._best_weights = ""
+        self._held, self.held_epoch, self.held_weights = self._monitor.worst, -1, ""
 
     def on_train_begin(self, logs: Logs) -> None:
         """Begin anew."""
@@ -145,12 +146,10 @@ class EarlyStopping(Callback):
         if value is None or epoch < self._start_from_epoch:
             return
         self.wait += 1
+        if self.uses_weights and self.model.has_weights and self._monitor.better(value, self._held):
+            self._held, self.held_epoch, self.held_weights = value, epoch, self.model.weights_name
         if self._monitor.better(value, self.best):
             self.best, self.best_epoch = value, epoch
-            if self.uses_weights and self.model.has_weights:
-                path = self.model.run_dir / "best_weights.safetensors"
-                self.model.save_weights(path)
-                self._best_weights = str(path)
             if self._baseline is None or self._monitor.better(value, self._baseline):
                 self.wait = 0
                 return
@@ -162,21 +161,29 @@ class EarlyStopping(Callback):
 
     def on_train_end(self, logs: Logs) -> None:
         """Have the trainer go on with the best weights, if it is to."""
-        if self._best_weights:
-            self.model.restore_weights(self._best_weights)
+        if self.uses_weights and self.held_epoch != self.best_epoch:
+            lost = f"EarlyStopping: the weights of epoch {self.best_epoch + 1}, the best, could not be stored"
+            kept = f"those of epoch {self.held_epoch + 1} are restored" if self.held_weights else "none are restored"
+            warnings.warn(f"{lost}; {kept}", stacklevel=2)
+        if self.held_weights:
+            self.model.restore_held(self.held_weights)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the best value and how long ago it was."""
+        """Return the best value and how long ago it was, and what is held of weights."""
         return {
             "best": self.best if math.isfinite(self.best) else None,
             "best_epoch": self.best_epoch,
             "wait": self.wait,
             "stopped_epoch": self.stopped_epoch,
-            "weights": self._best_weights,
+            "held": self._held if math.isfinite(self._held) else None,
+            "held_epoch": self.held_epoch,
+            "held_weights": self.held_weights,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from it."""
         self.best = self._monitor.worst if state["best"] is None else state["best"]
         self.best_epoch, self.wait = state["best_epoch"], state["wait"]
-        self.stopped_epoch, self._best_weights = state["stopped_epoch"], state["weights"]
+        self.stopped_epoch = state["stopped_epoch"]
+        self._held = self._monitor.worst if state.get("held") is None else state["held"]
+        self.held_epoch, self.held_weights = state.get("held_epoch", -1), state.get("held_weights", "")

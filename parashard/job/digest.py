@@ -54,8 +54,6 @@ def job_identity(
     }
     if job.job.first_epoch:  # left out otherwise: earlier jobs keep their digest
         identity["job"]["first_epoch"] = job.job.first_epoch
-    if job.job.updates_before is not None:  # the same
-        identity["job"]["updates_before"] = job.job.updates_before
     if job.tables:  # the same
         identity["tables"] = identity_of(job.tables)
     if initial_sha256:

@@ -29,8 +29,8 @@ class Follower(Protocol):
     def arguments(self) -> Sequence[str]:
         """What the coordinator is started with."""
 
-    def look(self, follow: Follow, *, last: bool) -> None:
-        """Ask what has happened, and act on it; called many times a second, and with `last` once the job is done.
+    def look(self, follow: Follow) -> None:
+        """Ask what has happened, and act on it; called many times a second until the job is over.
 
         Raises
         ------

@@ -176,10 +176,9 @@ class Running:
                 self._show()
             if orders.state in (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED):
                 self._wait_for_report(orders.state)
-                self._tell_follower(last=orders.state == pb.JOB_STATE_DONE)
                 return orders.state, orders.reason
             self._obey(orders)
-            self._tell_follower(last=False)
+            self._tell_follower()
             self._pause()
 
     def _pause(self) -> None:
@@ -188,7 +187,7 @@ class Running:
         else:
             self._steering.pause(SUPERVISE_S)
 
-    def _tell_follower(self, *, last: bool) -> None:
+    def _tell_follower(self) -> None:
         """Have the follower ask what has happened; while the coordinator does not answer, later."""
         if self._follower is None or self._client is None:
             return
@@ -199,7 +198,7 @@ class Running:
             return client.follow(request)
 
         try:
-            self._follower.look(follow, last=last)
+            self._follower.look(follow)
         except RetryLater:
             pass
         except CallbackFailed as error:

@@ -163,6 +163,70 @@ def test_after_a_crash_of_the_script_an_effect_may_be_lost_and_is_never_repeated
     assert weights == [4.0] * 60
 
 
+LATE = """
+class Late(ps.callbacks.Callback):
+    decides = False
+    def on_epoch_end(self, epoch, logs):
+        print("end", epoch, flush=True)
+        if epoch == 2:
+            client = CoordinatorClient(find_coordinator(str(self.model.run_dir)), where=str(self.model.run_dir))
+            while client.get_status().steps_complete < 15 * EPOCHS:
+                time.sleep(0.05)
+            client.close()
+            send(self.model.run_dir, "coordinator", signal.SIGKILL)
+
+best = ps.callbacks.EarlyStopping("val_least", mode="max", patience=99, restore_best_weights=True)
+best.decides = False
+history = trainer.fit(data, epochs=EPOCHS, batch_size=4, verbose=0, validation_data=data, callbacks=[Late(), best])
+restarts = history.report["coordinator_restarts"]
+print(json.dumps([trainer.evaluate(data)["least"], restarts, history.history["val_least"]]))
+"""
+IMPORTS = """
+import signal
+from parashard.launch.run_processes import send
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+"""
+
+
+@pytest.mark.parametrize("consistency", ["sync:2", "async"])
+def test_callbacks_hear_of_each_epoch_though_the_coordinator_dies_when_every_step_is_in(  # P38
+    start: Callable[..., ScriptRun], consistency: str
+) -> None:
+    run = start("6", consistency, text=LEDGER + IMPORTS + LATE)
+    assert run.wait() == 0, run.complaint()
+    *_, last = lines = run.output().splitlines()
+    assert lines[:-1] == [f"end {epoch}" for epoch in range(6)]
+    least, restarts, judged = json.loads(last)
+    assert (least, restarts, len(judged)) == (6.0, 1, 6)
+    assert consistency == "async" or judged == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+KILLED = """
+class Killed(ps.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs):
+        print("end", epoch, flush=True)
+        if epoch == 1 and "resume" not in sys.argv:
+            os.kill(os.getpid(), 9)
+
+first = ps.callbacks.EarlyStopping("val_least", mode="min", patience=99, restore_best_weights=True)
+history = trainer.fit(data, epochs=EPOCHS, batch_size=4, verbose=0, validation_data=data, resume="resume" in sys.argv,
+    callbacks=[first, ps.callbacks.CSVLogger("log.csv"), Killed()])
+print(json.dumps([trainer.evaluate(data)["least"], history.history["val_least"]]))
+"""
+
+
+def test_a_kill_in_a_hook_leaves_no_hole_in_figures_and_repeats_no_call(  # P38
+    start: Callable[..., ScriptRun], tmp_path: Path
+) -> None:
+    run = start("3", "sync:2", text=LEDGER + KILLED)
+    assert run.wait() == -9
+    assert run.output() == "end 0\nend 1\n"
+    again = start("3", "sync:2", "resume", text=LEDGER + KILLED)
+    assert again.wait() == 0, again.complaint()
+    assert again.output().splitlines() == ["end 2", json.dumps([1.0, [1.0, 2.0, 3.0]])]
+    assert [line.split(",")[0] for line in (tmp_path / "log.csv").read_text().splitlines()] == ["epoch", "0", "1", "2"]
+
+
 RAISING = """
 def fail(epoch, logs):
     if epoch == 1:

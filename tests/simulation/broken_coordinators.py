@@ -42,7 +42,12 @@ def record_following(following: type[Following]) -> type[JobRecord]:
         ) -> None:
             super().__init__(options, policy, evaluations, launcher, rounds)
             self.following = following(
-                options.steps_total, options.steps_per_epoch, policy, evaluations, decides=options.callbacks_decide
+                options.steps_total,
+                options.steps_per_epoch if options.followed else 0,
+                self.figures,
+                policy,
+                evaluations,
+                decides=options.callbacks_decide,
             )
 
     return Variant

@@ -69,16 +69,19 @@ class Follower(Process):
 
     async def work(self) -> None:
         """Follow the job to its end."""
-        ending, handled = self._ending, 0
+        ending, handled, seen, coordinator = self._ending, 0, 0, 0
         while ending.by is None:
+            rate, number = ending.decided.get(handled), len(ending.decided)
             request = pb.FollowRequest(
-                run_id=RUN_ID, handled=handled, learning_rate=ending.decided.get(handled, 0.0), wants_steps=True
+                run_id=RUN_ID, handled=handled, learning_rate=rate, decision=number, wants_steps=True
             )
+            request.steps_seen, request.coordinator = seen, coordinator
             try:
                 reply: pb.FollowReply = await self._network.call(self, COORDINATOR, request, DEADLINE_S)
             except RetryLater:
                 await self.world.sleep(self.world.rng.uniform(*FOLLOW_PAUSE_S))
                 continue
+            seen, coordinator = reply.steps_seen, reply.coordinator
             if reply.HasField("learning_rate"):
                 now = reply.learning_rate
                 rate = Rate(now.first_step, now.learning_rate, now.after_steps)

@@ -11,7 +11,6 @@ from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
-from parashard.errors import MalformedFrame
 from parashard.process import failpoints
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import SERVER_THREADS, Server
@@ -169,18 +168,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
         answer = self._core.run_exclusive(first)
         if request.want and request.wait_s > 0 and _nothing(answer):
-            answer = self._wait_for_work(request, answer, context)
+            answer = self._wait_for_work(request, answer)
         failpoints.hit("coordinator.lease.decided")
         reply = lease_reply(answer)
         self._observer.answered(request, reply)
         return reply
 
-    def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer, context: Any) -> LeaseAnswer:
+    def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer) -> LeaseAnswer:
         def again(core: Core, now_s: float) -> LeaseAnswer | None:
-            gone = (
-                context is not None and not context.is_active()
-            )  # what is granted to nobody waits for its lease's end
-            if gone or not core.job.workers.waits(request.worker, request.incarnation, request.sequence):
+            if not core.job.workers.waits(request.worker, request.incarnation, request.sequence):
                 return None
             worker = core.job.workers.by_name[request.worker]
             return core.grant(worker, request.want, now_s, answer.revoked, steps_only=request.steps_only)
@@ -335,7 +331,9 @@ def follow_call(request: pb.FollowRequest) -> FollowCall:
     return FollowCall(
         handled=request.handled,
         stop_reason=readable(request.stop_reason, REASON_BYTES_MAX),
-        learning_rate=request.learning_rate,
+        learning_rate=request.learning_rate if request.HasField("learning_rate") else None,
+        decision=request.decision,
+        between=request.between,
         wants_steps=request.wants_steps,
         steps_seen=request.steps_seen,
         coordinator=request.coordinator,
@@ -358,10 +356,10 @@ def follow_reply(answer: FollowAnswer) -> pb.FollowReply:
             metrics=reached.metrics,
             weights=reached.weights,
             judged_steps=reached.judged_steps,
+            learning_rates=reached.learning_rates,
         ),
         steps=[pb.StepEnd(step=end.step, loss=end.loss) for end in answer.steps],
         steps_seen=answer.steps_seen,
-        steps_missed=answer.steps_missed,
         steps_total=answer.steps_total,
         learning_rate=None if answer.rate is None else pb.LearningRate(**answer.rate._asdict()),
         stopped_by=answer.stopped_by,
@@ -374,8 +372,6 @@ def _nothing(answer: LeaseAnswer) -> bool:
 
 
 def _process(name: pb.ProcessName) -> ProcessName:
-    if name.role not in ("shard", "worker"):
-        raise MalformedFrame(f"a process is a shard or a worker, found {readable(name.role, NAME_BYTES_MAX)!r}")
     return ProcessName(name.role, name.index)
 
 

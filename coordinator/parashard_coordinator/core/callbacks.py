@@ -11,7 +11,10 @@ from parashard.display.figures import metric
 from parashard.errors import ConfigurationError, NotReady
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
 from parashard_coordinator.core.early_stop import stop_at_frontier
+from parashard_coordinator.core.following import ENDS_AT_ONCE
 from parashard_coordinator.core.job_record import JobRecord
+
+UNUSED_RATE = "unused-rate"  # a problem's key
 
 
 def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
@@ -27,39 +30,44 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     following = job.following
     if job.state is JobState.STARTING:
         raise NotReady("not every shard is up")
-    if call.learning_rate and not 0.0 < call.learning_rate < math.inf:
-        raise ConfigurationError(f"a learning rate must be finite and more than 0, found {call.learning_rate!r}")
-    if (call.learning_rate or call.stop_reason) and not following.decides:
+    rate = call.learning_rate
+    if rate is not None and not 0.0 <= rate < math.inf:
+        raise ConfigurationError(f"a learning rate must be finite and not below 0, found {rate!r}")
+    if (rate is not None or call.stop_reason) and not following.decides:
         raise ConfigurationError("callbacks decide nothing in this run: it was started without --callbacks=decide")
     if call.handled > following.handled:
         job.leases.reach(call.handled - 1)  # an earlier coordinator told of it, so all before was leased
     all_leased = job.leases.leased_so_far() >= job.leases.target  # then nothing is left for a decision to govern
-    if call.learning_rate and not (job.over or all_leased):
-        decided = following.decide(call.learning_rate, call.handled, job.leases.leased_so_far())
+    if rate is not None and not (job.over or all_leased):
+        frontier = job.leases.leased_so_far()
+        decided = following.decide(rate, call.decision, call.handled, frontier, between=call.between)
         if decided is not None:
             job.decisions += 1
             job.add_event(
                 f"the learning rate is {metric(decided.learning_rate)} from step {decided.first_step:,} on: "
                 f"callbacks decided it after step {decided.after_steps:,}"
             )
+    elif rate is not None and call.decision > following.decided and call.handled < job.leases.target:
+        job.warn(UNUSED_RATE, f"the learning rate {metric(rate)} came when every step was leased, and is not used")
     if call.stop_reason and job.state is JobState.RUNNING and following.stopped_by is None and not all_leased:
         following.stopped_by = call.handled
         job.decisions += 1
         stop_at_frontier(job, call.stop_reason)
     following.handle(call.handled)
+    following.want_ends(call.wants_steps)
     target = job.leases.target
+    ends, seen = following.ends_since(call.steps_seen if call.coordinator == job.options.incarnation else 0)
     milestone = following.reached(job.leases.lowest_incomplete, target)
-    if milestone is not None and job.awaited_workers and job.figures.missing_in(milestone.epochs):
+    if len(ends) == ENDS_AT_ONCE:
+        milestone = None  # it comes after its steps
+    elif milestone is not None and job.awaited_workers and job.figures.missing_in(milestone.epochs):
         milestone = None  # a worker is about to report steps again that an earlier coordinator has not stored
-    seen = call.steps_seen if call.coordinator == job.options.incarnation else 0
-    ends, seen, missed = following.ends_since(seen) if call.wants_steps else ([], 0, 0)
     return FollowAnswer(
         job.options.incarnation,
         job.state,
         milestone,
         ends,
         seen,
-        missed,
         target,
         following.rates[-1] if following.rates else None,
         following.stopped_by,

@@ -140,7 +140,9 @@ class FollowCall(NamedTuple):
 
     handled: int = 0
     stop_reason: str = ""
-    learning_rate: float = 0.0  # 0: unchanged
+    learning_rate: float | None = None  # None: unchanged
+    decision: int = 0  # number of the last decision about it
+    between: bool = False  # it was made after `handled`, and before the next milestone
     wants_steps: bool = False
     steps_seen: int = 0
     coordinator: int = 0  # that told `steps_seen`
@@ -154,7 +156,6 @@ class FollowAnswer(NamedTuple):
     milestone: Milestone | None
     steps: Sequence[StepEnd]
     steps_seen: int
-    steps_missed: int
     steps_total: int
     rate: Rate | None
     stopped_by: int | None

@@ -35,6 +35,7 @@ from parashard_coordinator.kubernetes.ledger import PodEnd
 
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0
+CALLBACKS_WAIT_SHOWN_S = 10.0
 NO_WORKER = "no worker"
 SLOW = "slow"
 
@@ -53,6 +54,8 @@ class Core:
         self._shard_seen_s: dict[int, float] = {}
         self._began_s = math.inf  # its first tick
         self._slow_told = False
+        self._callbacks_s: float | None = None  # the last look at them
+        self._callbacks_waited_s = 0.0
 
     # --- shards ---
 
@@ -221,6 +224,7 @@ class Core:
         if now_s - self._began_s > self.job.options.lease_ttl_s:
             self.job.awaited_workers.clear()
         self._check_slow(now_s)
+        self._check_callbacks(now_s)
 
     # --- operators and the launcher ---
 
@@ -402,6 +406,16 @@ class Core:
             job.warn(SLOW, f"{worker} has been at {what} {number} for {held_s:.0f} s")
             self._slow_told = True
 
+    def _check_callbacks(self, now_s: float) -> None:
+        """Tell, once, that training has waited for callbacks for long."""
+        job, since_s = self.job, self._callbacks_s
+        self._callbacks_s = now_s
+        waits = job.state is JobState.RUNNING and job.callbacks_limit <= job.leases.leased_so_far() < job.steps_due
+        if waits and since_s is not None and self._callbacks_waited_s < CALLBACKS_WAIT_SHOWN_S:
+            self._callbacks_waited_s += now_s - since_s
+            if self._callbacks_waited_s >= CALLBACKS_WAIT_SHOWN_S:
+                job.add_event(f"training has waited {CALLBACKS_WAIT_SHOWN_S:.0f} s for callbacks so far: they are slow")
+
     def _exited(self, exit_: Exit, now_s: float) -> None:
         job = self.job
         job.add_event(f"{exit_.process} ended: {exit_.reason}")
@@ -431,8 +445,7 @@ class Core:
         """Return the first step that must wait: for a result, for a drain, or for shards that return."""
         job = self.job
         drain = job.drain_target
-        callbacks = job.following.lease_limit(job.leases.target)
-        limit = min(job.evaluations.lease_limit(), job.rounds.lease_limit(), callbacks, job.steps_due)
+        limit = min(job.evaluations.lease_limit(), job.rounds.lease_limit(), job.callbacks_limit, job.steps_due)
         return limit if drain is None else min(limit, drain)
 
     def _begin(self, now_s: float) -> None:

@@ -18,7 +18,7 @@ from parashard_coordinator.core.policies import LeasingPolicy
 
 ATTEMPTS_MAX = 5
 SLOW_S = 60.0  # after that a warning names it
-RESULTS_KEPT = 100  # with their metrics, those after the most steps; of earlier ones only that they are in
+RESULTS_KEPT = 100  # with their metrics, those after the most steps; of earlier ones that callbacks have heard of, none
 
 
 @dataclass(slots=True)
@@ -63,6 +63,8 @@ class Evaluations:
         self._done: dict[int, Evaluation] = {}  # the newest results, by the steps before them
         self._forgotten = IntervalSet()  # of steps; one that is due there has its result, whose metrics are not kept
         self._unreported: set[int] = set()  # of these, the ones whose result is not reported yet
+        self.handled: float = math.inf
+        """Callbacks have heard of the results after up to so many steps; later ones are kept for them."""
 
     @property
     def latest(self) -> Evaluation | None:
@@ -230,7 +232,8 @@ class Evaluations:
 
     def _forget_oldest(self) -> None:
         """Keep the metrics of the newest results only, and of those that are still to be reported."""
-        reported = sorted(after_step for after_step in self._done if after_step not in self._unreported)
+        heard = [after_step for after_step in self._done if after_step <= self.handled]
+        reported = sorted(after_step for after_step in heard if after_step not in self._unreported)
         for after_step in reported[:-RESULTS_KEPT]:
             del self._done[after_step]
             self._forget(after_step)

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from parashard.errors import ConfigurationError
@@ -20,12 +21,16 @@ from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.training_figures import TrainingFigures
 
-ENDS_KEPT = 1 << 14
-"""Completed steps that are remembered for who asks for them."""
+ENDS_MAX = 1 << 14
+"""Completed steps that callbacks have not heard of yet: with more of them nothing new is leased."""
 ENDS_AT_ONCE = 4096
+MILESTONES_AHEAD, MILESTONES_AHEAD_STORED = 100, 8
+"""How many milestones training may be ahead of callbacks; the second where each has a file of weights."""
+SMALLEST_RATE = 5e-324
+"""Stands for a rate of 0 on leases, where 0 means the job's own rate: in float32 it is 0."""
 RATES_MAX = 10_000
 LEASED_AHEAD = 1024
-"""Steps that may be leased between two records of how far that has gone (`async` and `ssp`)."""
+"""Steps that may be leased between two records of how far that has gone, where callbacks may decide."""
 _NO_LIMIT = 1 << 62
 
 
@@ -47,6 +52,7 @@ class Milestone(NamedTuple):
     metrics: Mapping[str, float]
     weights: str
     judged_steps: int = 0
+    learning_rates: Sequence[float] = ()  # by epoch: its last step's; NaN: the job's own
 
     @property
     def epochs(self) -> range:
@@ -79,8 +85,10 @@ class Following:
     evaluations : Evaluations
         When they are due, and their results.
     decides : bool
-        Whether callbacks may decide. Nothing is leased then before they have begun, and in rounds nothing past a
-        milestone until it is handled.
+        Whether callbacks may decide. Nothing is leased then before they have begun; in rounds nothing past a
+        milestone until it is handled, without rounds nothing past the one after it.
+    stores_evaluated : bool
+        Whether the weights of each evaluation are stored until callbacks have handled it.
     """
 
     def __init__(
@@ -92,6 +100,7 @@ class Following:
         evaluations: Evaluations,
         *,
         decides: bool = False,
+        stores_evaluated: bool = False,
     ) -> None:
         self._steps_total = steps_total
         self._steps_per_epoch = steps_per_epoch
@@ -100,46 +109,58 @@ class Following:
         self._evaluations = evaluations
         self.decides = decides
         self._has_rounds = policy.round_of(0) is not None
+        self._ahead = MILESTONES_AHEAD_STORED if stores_evaluated else MILESTONES_AHEAD
+        if decides:
+            self._ahead = 0 if self._has_rounds else 1
+        self._limit = (-1, -1, 0)  # of leases: of which handled milestone and target, and the limit
         self._epochs = range(-(-steps_total // steps_per_epoch)) if steps_per_epoch else range(0)
         self.handled = -1
         """The last milestone that callbacks have handled; 0: they have begun; -1: not heard of yet."""
         self.stopped_by: int | None = None
         """The milestone that ended the training early."""
         self.rates: list[Rate] = []
+        self.decided = 0
+        """Number of the last decision about the rate, as callbacks count them."""
         self.leased_to = 0
-        """No coordinator has leased a step at or past this one (`async` and `ssp`, where callbacks may decide)."""
+        """No coordinator has leased a step at or past this one, where callbacks may decide."""
         self._leased_before = 0  # what an earlier coordinator left of that
         self._ended = IntervalSet()
-        self._ends: deque[StepEnd] = deque(maxlen=ENDS_KEPT)
-        self._ends_total = 0
+        self._ends: deque[StepEnd] = deque()  # that callbacks have not heard of
+        self._ends_heard = 0
+        self._wants_ends = True
+        if steps_per_epoch:
+            evaluations.handled = 0
 
     # --- what happens ---
 
     def step_completed(self, step: int, loss: float | None) -> None:
         """Take note of a step that every shard has now; once, whatever is computed again."""
-        if self._steps_per_epoch and self._ended.add(step):
+        if self._steps_per_epoch and self._ended.add(step) and self._wants_ends:
             self._ends.append(StepEnd(step, math.nan if loss is None else loss))
-            self._ends_total += 1
 
-    def ends_since(self, seen: int) -> tuple[list[StepEnd], int, int]:
-        """Return the completed steps after the first `seen`, how many that makes, and how many are forgotten."""
-        first_kept = self._ends_total - len(self._ends)
-        missed = max(0, first_kept - seen)
-        start = max(seen, first_kept) - first_kept
-        some = [self._ends[i] for i in range(start, min(len(self._ends), start + ENDS_AT_ONCE))]
-        return some, seen + missed + len(some), missed
+    def ends_since(self, heard: int) -> tuple[list[StepEnd], int]:
+        """Return completed steps after the first `heard`, which are forgotten, and how many that makes in all."""
+        while self._ends and self._ends_heard < heard:
+            self._ends.popleft()
+            self._ends_heard += 1
+        some = list(islice(self._ends, ENDS_AT_ONCE))
+        return some, self._ends_heard + len(some)
+
+    def want_ends(self, wanted: bool) -> None:
+        """Keep completed steps for callbacks, or none."""
+        self._wants_ends = wanted
+        if not wanted:
+            self._ends.clear()
 
     # --- milestones ---
 
     def next_milestone(self, target: int) -> Milestone | None:
         """Return the first milestone after what is handled, reached or not; None: there is none up to `target`."""
         handled = max(0, self.handled)
-        first = bisect_right(self._epochs, handled, key=self._end_of)
-        ends = self._end_of(self._epochs[first]) if first < len(self._epochs) else _NO_LIMIT
-        due = self._evaluations.due_after(handled)
-        after = min(ends, _NO_LIMIT if due is None else due)
+        after = self._milestone_after(handled)
         if after > target:
             return None
+        first = bisect_right(self._epochs, handled, key=self._end_of)
         stop = bisect_right(self._epochs, after, key=self._end_of)
         result = self._evaluations.result_of(after)
         return Milestone(
@@ -150,7 +171,15 @@ class Following:
             {} if result is None else result.metrics or {},
             "" if result is None else result.weights,
             0 if result is None else result.judged_steps,
+            [self._rate_at_end_of(epoch) for epoch in range(first, stop)],
         )
+
+    def _milestone_after(self, steps: int) -> int:
+        """Return the first milestone after so many steps; `_NO_LIMIT`: there is none."""
+        epoch = bisect_right(self._epochs, steps, key=self._end_of)
+        ends = self._end_of(self._epochs[epoch]) if epoch < len(self._epochs) else _NO_LIMIT
+        due = self._evaluations.due_after(steps)
+        return min(ends, _NO_LIMIT if due is None else due)
 
     def reached(self, lowest_incomplete: int, target: int) -> Milestone | None:
         """Return the next milestone, if all its steps are complete and its evaluation has its result."""
@@ -159,54 +188,80 @@ class Following:
             return None
         return None if self._evaluations.is_open(milestone.after_steps) else milestone
 
-    def lease_limit(self, target: int) -> int:
-        """Return the first step that must wait for callbacks: the very first one, and in rounds that of a milestone."""
-        if not self.decides:
+    def told(self, target: int) -> bool:
+        """Tell whether callbacks have handled all that happens up to `target`; of a job that nobody follows, True."""
+        if not self._steps_per_epoch:
+            return True
+        return self.handled >= 0 and not self._ends and self._milestone_after(self.handled) > target
+
+    def lease_limit(self, target: int, frontier: int) -> int:
+        """Return the first step that must wait for callbacks; `frontier` is the first that was never leased.
+
+        Where they may decide the very first one waits; and always what is too far ahead of the last handled milestone.
+        """
+        if not self._steps_per_epoch:
             return _NO_LIMIT
-        if self.handled < 0:
+        if self.decides and self.handled < 0:
             return 0
-        if not self._has_rounds:
-            return _NO_LIMIT
-        milestone = self.next_milestone(target)
-        return _NO_LIMIT if milestone is None else milestone.after_steps
+        if self._limit[:2] != (self.handled, target):
+            limit = self._milestone_after(max(0, self.handled))
+            for _ in range(self._ahead):
+                limit = self._milestone_after(limit) if limit < target else limit
+            self._limit = (self.handled, target, limit if limit < target else _NO_LIMIT)
+        return min(self._limit[2], frontier) if len(self._ends) >= ENDS_MAX else self._limit[2]
 
     def handle(self, after_steps: int) -> None:
         """Take note that everything up to a milestone is handled."""
-        self.handled = max(self.handled, after_steps)
+        self.handled = self._evaluations.handled = max(self.handled, after_steps)
         self._figures.forget([epoch for epoch in self._figures.epochs() if self._end_of(epoch) <= self.handled])
 
     # --- learning rates ---
 
-    def decide(self, learning_rate: float, after_steps: int, frontier: int) -> Rate | None:
-        """Let a milestone set the learning rate of the steps from `frontier` on; None: it has decided before.
+    def decide(
+        self, learning_rate: float, number: int, after_steps: int, frontier: int, *, between: bool = False
+    ) -> Rate | None:
+        """Set the learning rate of the steps from `frontier` on; None: this decision or a later one was taken before.
 
-        In `async` and `ssp` an earlier coordinator may have leased more than this one knows: then from there on.
+        An earlier coordinator may have leased more than this one knows: then from there on. In rounds that is nothing
+        past the milestone `after_steps`, and nothing past the next one where callbacks decided `between` the two.
         """
-        if self.rates and after_steps <= self.rates[-1].after_steps:
+        if number <= self.decided:
             return None
         if len(self.rates) >= RATES_MAX:
             raise ConfigurationError(
                 f"the learning rate was changed {RATES_MAX:,} times in this run, which is the most"
             )
-        decided = Rate(max(frontier, self._leased_before), learning_rate, after_steps)
+        leased = self._leased_before
+        if self._has_rounds:
+            leased = min(leased, self._milestone_after(after_steps)) if between else after_steps
+        decided = Rate(self._policy.boundary(max(frontier, leased)), learning_rate, after_steps)
         self.rates.append(decided)
+        self.decided = number
         return decided
 
     def rate_of(self, step: int) -> float:
-        """Return the learning rate of a step; 0: the job's own."""
+        """Return the learning rate that a step is leased with; 0: the job's own."""
+        decided = self._decided_for(step)
+        return 0.0 if decided is None else decided.learning_rate or SMALLEST_RATE
+
+    def _rate_at_end_of(self, epoch: int) -> float:
+        decided = self._decided_for(min(self._steps_total, (epoch + 1) * self._steps_per_epoch) - 1)
+        return math.nan if decided is None else decided.learning_rate
+
+    def _decided_for(self, step: int) -> Rate | None:
         governs = bisect_right(self.rates, step, key=lambda rate: rate.first_step)
-        return self.rates[governs - 1].learning_rate if governs else 0.0
+        return self.rates[governs - 1] if governs else None
 
     def leases(self, step: int) -> bool:
         """Take note that a step is being leased; return whether that has to be stored first."""
-        if not self.decides or self._has_rounds or step < self.leased_to:
+        if not self.decides or step < self.leased_to:
             return False
         self.leased_to = step + LEASED_AHEAD
         return True
 
-    def resume(self, rates: Sequence[Rate], leased_to: int, stopped_by: int | None) -> None:
+    def resume(self, rates: Sequence[Rate], leased_to: int, stopped_by: int | None, decided: int = 0) -> None:
         """Take over what an earlier coordinator decided."""
-        self.rates, self.stopped_by = list(rates), stopped_by
+        self.rates, self.stopped_by, self.decided = list(rates), stopped_by, decided
         self.leased_to = self._leased_before = leased_to
 
     def _end_of(self, epoch: int) -> int:

@@ -118,6 +118,7 @@ class JobRecord:
             policy,
             evaluations,
             decides=options.callbacks_decide,
+            stores_evaluated=options.stores_evaluated,
         )
         self.awaited_workers: set[str] = set()
         """Workers of an earlier coordinator that may still report steps which it has not stored."""
@@ -161,8 +162,9 @@ class JobRecord:
 
     @property
     def complete(self) -> bool:
-        """Every step, evaluation and figure is in: the last checkpoint and the report can be written."""
+        """Every step, evaluation and figure is in, and told to callbacks: the last checkpoint can be taken."""
         in_ = self.leases.finished and self.evaluations.finished and self.shards.all_registered
+        in_ = in_ and self.following.told(self.leases.target)
         if self.awaited_workers and self.figures.missing(0, self.leases.target):
             return False
         return in_ and self.rounds.returning_to is None and not self.over
@@ -292,6 +294,7 @@ class JobRecord:
             not_finite_epochs=self.figures.not_finite(),
             counted=self.figures.counted(),
             stopped_by=self.following.stopped_by,
+            rates_decided=self.following.decided,
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
@@ -331,7 +334,7 @@ class JobRecord:
         sums = {int(epoch): sums for epoch, sums in saved.epoch_losses.items()}
         self.figures.resume(saved.examples, saved.counted, sums, saved.not_finite_epochs)
         rates = [Rate(*rate) for rate in saved.learning_rates]
-        self.following.resume(rates, saved.leased_to, saved.stopped_by)
+        self.following.resume(rates, saved.leased_to, saved.stopped_by, saved.rates_decided)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
         workers = {name: EarlierWorker(*known) for name, known in saved.workers.items()}
         self.workers.resume(workers)
@@ -356,11 +359,18 @@ class JobRecord:
         self.supervision.ended_workers.clear()
 
     @property
+    def callbacks_limit(self) -> int:
+        """The first step that must wait for callbacks."""
+        return self.following.lease_limit(self.leases.target, self.leases.leased_so_far())
+
+    @property
     def why_no_step(self) -> str:
         """Why no worker gets a step now, for people."""
         if self.leases.finished:
-            rest = "the report follows" if self.evaluations.finished else "an evaluation is under way"
-            return f"every step is in; {rest}"
+            if not self.evaluations.finished:
+                return "every step is in; an evaluation is under way"
+            told = self.following.told(self.leases.target)
+            return f"every step is in; {'the report follows' if told else 'callbacks hear of the last ones'}"
         if self.rounds.returning_to is not None:
             return f"the shards return to round {self.rounds.returning_to}"
         drain = self.drain_target
@@ -370,7 +380,7 @@ class JobRecord:
         limits = (
             (self.steps_due, "nothing is scheduled"),
             (self.evaluations.lease_limit(), "waiting for an evaluation's result"),
-            (self.following.lease_limit(self.leases.target), "waiting for callbacks"),
+            (self.callbacks_limit, "waiting for callbacks"),
         )
         return next((why for limit, why in limits if limit <= lowest), self.policy.reason(lowest))
 

@@ -26,6 +26,7 @@ _LATER = (
     "losses",
     "speculative_leases",
     "stored_at",
+    "rates_decided",
 )
 
 
@@ -55,6 +56,7 @@ class Saved(Record):
     counted: Steps = ()  # steps whose figures are in `examples` and in the sums
     losses: tuple[float, ...] = ()  # of the training: smoothed, first and best
     stopped_by: int | None = None  # the milestone whose callbacks ended the training early
+    rates_decided: int = 0  # number of callbacks' last decision about the learning rate
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0

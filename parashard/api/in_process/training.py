@@ -47,6 +47,7 @@ from parashard_coordinator.core.calls import (
     FailedStep,
     FailureKind,
     JobState,
+    LeaseAnswer,
     LeaseCall,
 )
 from parashard_coordinator.core.core import Core
@@ -150,16 +151,14 @@ class Training:
             self._core.announced(0, self._state.announcement(), now_s)
             device = self._task.device
             worker = self._core.register_worker(NAME, device.fingerprint(), device.name, "", now_s)
-            self._call = LeaseCall(worker.name, worker.incarnation, 0, want=self._round_steps)
+            self._call = LeaseCall(worker.name, worker.incarnation, 0)
             self._save_records()
             while not job.over and not job.complete and not self._stop.asked:
                 self._step()
                 self._look()
             self._look(now=True)
             if job.complete:
-                report = self._finished()
-                self._follow(last=True)
-                return report
+                return self._finished()
             if job.over:
                 raise self._failed()
         except KeyboardInterrupt:
@@ -176,12 +175,12 @@ class Training:
 
     def _step(self) -> None:
         """Report what was done to the core, and do what it grants: a round, or what is left of it, or an evaluation."""
-        self._call = self._call._replace(sequence=self._call.sequence + 1)
-        answer = self._core.lease(self._call, time.monotonic())
-        self._call = self._call._replace(completed=(), failed=(), evaluated=())
-        if self._core.job.decisions != self._stored:
-            self._save_records()
-        handled = self._follow()
+        handled = False
+        if self._follower.wants_steps:  # callbacks hear of the last step before the next one has its learning rate
+            self._lease(want=0)
+            handled = self._follow()
+        answer = self._lease(want=self._round_steps)
+        handled = self._follow() or handled
         if answer.evaluations:
             store = answer.stores_evaluated
             self._call = self._call._replace(
@@ -191,6 +190,15 @@ class Training:
             self._round(answer.granted)
         elif not handled and not self._core.job.over and not self._core.job.complete:
             time.sleep(answer.retry_after_s)  # a step failed, and is due again after a pause
+
+    def _lease(self, want: int) -> LeaseAnswer:
+        """Report what was done, and ask for steps; what the core decides is stored."""
+        self._call = self._call._replace(sequence=self._call.sequence + 1, want=want)
+        answer = self._core.lease(self._call, time.monotonic())
+        self._call = self._call._replace(completed=(), failed=(), evaluated=())
+        if self._core.job.decisions != self._stored:
+            self._save_records()
+        return answer
 
     def _round(self, grants: Sequence[Grant]) -> None:
         """Compute what is granted of a round, and push it."""
@@ -255,15 +263,15 @@ class Training:
 
     # --- callbacks ---
 
-    def _follow(self, *, last: bool = False) -> bool:
+    def _follow(self) -> bool:
         """Have the follower ask what has happened, if anything has; return whether callbacks have handled something."""
         job, following = self._core.job, self._core.job.following
-        told = last or self._follower.wants_steps or job.state is not JobState.RUNNING
+        told = self._follower.wants_steps or job.state is not JobState.RUNNING
         if not told and job.leases.lowest_incomplete < self._milestone:
             return False
         before = following.handled
         with suppress(RetryLater):  # nothing is leased yet
-            self._follower.look(lambda request: follow_reply(follow(self._core.job, follow_call(request))), last=last)
+            self._follower.look(lambda request: follow_reply(follow(self._core.job, follow_call(request))))
         ahead = following.next_milestone(job.leases.target)
         self._milestone = 0 if ahead is None else ahead.after_steps
         return following.handled > before

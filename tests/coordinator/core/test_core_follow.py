@@ -50,28 +50,28 @@ def test_a_round_after_a_milestone_has_the_rate_that_was_decided_there() -> None
     assert reached is not None
     assert (reached.after_steps, reached.epoch_losses) == (4, [0.5])
     decisions = core.job.decisions
-    follow(core.job, FollowCall(handled=4, learning_rate=0.25))
+    follow(core.job, FollowCall(handled=4, learning_rate=0.25, decision=1))
     assert core.job.decisions == decisions + 1  # it is stored before anyone hears of it
-    follow(core.job, FollowCall(handled=4, learning_rate=0.25))
+    follow(core.job, FollowCall(handled=4, learning_rate=0.25, decision=1))
     assert core.job.decisions == decisions + 1
     assert lease(core, 5) == {4: 0.25, 5: 0.25}
 
 
 def test_a_successor_goes_on_with_the_rates_and_the_losses() -> None:
     core = core_of(Sync(2))
-    follow(core.job, FollowCall(handled=0, learning_rate=0.5))
+    follow(core.job, FollowCall(handled=0, learning_rate=0.5, decision=1))
     lease(core, 1)
     lease(core, 2, 0, 1)
     saved = core.job.saved()
     successor = core_of(Sync(2), saved)
-    follow(successor.job, FollowCall(handled=0, learning_rate=0.5))
+    follow(successor.job, FollowCall(handled=0, learning_rate=0.5, decision=1))
     assert successor.job.saved().learning_rates == ((0, 0.5, 0),)
     assert successor.job.figures.losses() == core.job.figures.losses() == {0: (1 << 63, 16)}
 
 
 def test_a_milestone_that_was_told_lies_below_all_that_is_decided_at_it() -> None:  # P12 may lose steps of all
     core = core_of(Sync(2))
-    follow(core.job, FollowCall(handled=4, learning_rate=0.25))
+    follow(core.job, FollowCall(handled=4, learning_rate=0.25, decision=1))
     assert core.job.following.rates == [(4, 0.25, 4)]
     follow(core.job, FollowCall(handled=4, stop_reason="enough"))
     assert (core.job.leases.target, core.job.state) == (4, JobState.DRAINING)
@@ -103,7 +103,7 @@ def test_what_is_decided_after_the_last_step_was_leased_changes_nothing() -> Non
         follow(core.job, FollowCall(handled=0))
         core.job.leases.reach(TOTAL - 1)
         before = core.job.saved()
-        answer = follow(core.job, FollowCall(handled=TOTAL, learning_rate=0.5, stop_reason="enough"))
+        answer = follow(core.job, FollowCall(handled=TOTAL, learning_rate=0.5, decision=1, stop_reason="enough"))
         assert (answer.rate, answer.stopped_by, core.job.state) == (None, None, JobState.RUNNING)
         assert core.job.saved() == before
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from parashard.errors import ConfigurationError
 from parashard_coordinator.core.evaluations import Evaluations
-from parashard_coordinator.core.following import ENDS_KEPT, LEASED_AHEAD, Following
+from parashard_coordinator.core.following import (
+    ENDS_AT_ONCE,
+    ENDS_MAX,
+    LEASED_AHEAD,
+    MILESTONES_AHEAD,
+    SMALLEST_RATE,
+    Following,
+)
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
 from parashard_coordinator.core.training_figures import TrainingFigures
 
@@ -16,6 +26,10 @@ TOTAL, EPOCH = 12, 4
 def following_of(policy: LeasingPolicy, judged: list[int], *, decides: bool = True) -> tuple[Following, Evaluations]:
     evaluations = Evaluations(judged, policy, TOTAL)
     return Following(TOTAL, EPOCH, TrainingFigures(TOTAL, EPOCH), policy, evaluations, decides=decides), evaluations
+
+
+def long_epoch(total: int = 1 << 20) -> Following:
+    return Following(total, total, TrainingFigures(total, total), Async(), Evaluations([], Async(), total))
 
 
 def milestones(
@@ -68,42 +82,110 @@ def test_a_milestone_waits_for_its_evaluation() -> None:
 
 def test_rounds_wait_for_callbacks_that_decide_and_for_no_others() -> None:
     following, _ = following_of(Sync(2), [])
-    assert following.lease_limit(TOTAL) == 0
+    assert following.lease_limit(TOTAL, 0) == 0
     following.handle(0)
-    assert following.lease_limit(TOTAL) == 4
+    assert following.lease_limit(TOTAL, 0) == 4
     following.handle(4)
-    assert following.lease_limit(TOTAL) == 8
-    assert following_of(Sync(2), [], decides=False)[0].lease_limit(TOTAL) > TOTAL
+    assert following.lease_limit(TOTAL, 0) == 8
+    assert following_of(Sync(2), [], decides=False)[0].lease_limit(TOTAL, 0) > TOTAL
 
 
-def test_without_rounds_only_the_first_step_waits() -> None:
+def test_without_rounds_the_first_step_waits_and_what_is_an_epoch_ahead_of_callbacks_that_decide() -> None:
     following, _ = following_of(Async(), [])
-    assert following.lease_limit(TOTAL) == 0
+    assert following.lease_limit(TOTAL, 0) == 0
     following.handle(0)
-    assert following.lease_limit(TOTAL) > TOTAL
+    assert following.lease_limit(TOTAL, 0) == 8
+    following.handle(4)
+    assert following.lease_limit(TOTAL, 0) > TOTAL
 
 
-def test_completed_steps_are_told_from_where_one_asks_and_what_is_forgotten_is_counted() -> None:
+@pytest.mark.parametrize("policy", [Async(), Sync(1)])
+def test_leasing_waits_for_callbacks_that_are_far_behind_and_nothing_is_forgotten_that_they_have_not_heard(
+    policy: LeasingPolicy,
+) -> None:
+    epochs = 3 * MILESTONES_AHEAD
+    evaluations = Evaluations(list(range(1, epochs + 1)), policy, epochs)
+    following = Following(epochs, 1, figures := TrainingFigures(epochs, 1), policy, evaluations)
+    ahead = following.lease_limit(epochs, 0)
+    assert ahead == MILESTONES_AHEAD + 1
+    for step in range(ahead):
+        figures.count(step, 1, 1.0)
+        evaluations.finish(step + 1, {"loss": float(step)})
+        evaluations.unreported()
+    for handled in range(ahead):
+        assert following.lease_limit(epochs, 0) == min(ahead + handled, following.lease_limit(epochs, 0))
+        reached = following.reached(ahead, epochs)
+        assert reached is not None
+        assert (reached.after_steps, reached.epoch_losses, reached.metrics) == (handled + 1, [1.0], {"loss": handled})
+        following.handle(handled + 1)
+
+
+def test_leasing_waits_for_callbacks_that_have_many_steps_to_hear_of() -> None:
     following = Following(
-        1 << 20, 1 << 20, TrainingFigures(1 << 20, 1 << 20), Async(), Evaluations([], Async(), 1 << 20)
+        total := 1 << 20, total, TrainingFigures(total, total), Async(), Evaluations([], Async(), total)
+    )
+    for step in range(ENDS_MAX):
+        following.step_completed(step, 0.5)
+    assert following.lease_limit(1 << 20, ENDS_MAX + 3) == ENDS_MAX + 3
+    following.ends_since(1)
+    assert following.lease_limit(1 << 20, ENDS_MAX + 3) > 1 << 20
+
+
+def test_a_job_is_told_when_callbacks_have_handled_all_milestones_and_steps() -> None:
+    following, _ = following_of(Async(), [])
+    assert not following.told(TOTAL)
+    following.step_completed(0, 0.5)
+    following.handle(TOTAL)
+    assert not following.told(TOTAL)
+    following.ends_since(1)
+    assert following.told(TOTAL)
+    assert Following(TOTAL, 0, TrainingFigures(TOTAL, 0), Async(), Evaluations([], Async(), TOTAL)).told(
+        TOTAL
+    )  # nobody follows it
+
+
+def test_completed_steps_are_told_from_where_one_asks() -> None:
+    following = Following(
+        total := 1 << 20, total, TrainingFigures(total, total), Async(), Evaluations([], Async(), total)
     )
     for step in (2, 0, 2, 1):
         following.step_completed(step, 0.5)
-    ends, seen, missed = following.ends_since(1)
-    assert ([end.step for end in ends], seen, missed) == ([0, 1], 3, 0)
-    for step in range(3, ENDS_KEPT + 10):
+    ends, heard = following.ends_since(1)
+    assert ([end.step for end in ends], heard) == ([0, 1], 3)
+    for step in range(3, 3 * ENDS_AT_ONCE):
         following.step_completed(step, None)
-    ends, seen, missed = following.ends_since(3)
-    assert (ends[0].step, missed, seen) == (10, 7, 10 + len(ends))
+    told = 0
+    while ends:
+        told += len(ends)
+        ends, heard = following.ends_since(heard)
+    assert (told, heard) == (3 * ENDS_AT_ONCE - 1, 3 * ENDS_AT_ONCE)
+    following.want_ends(False)
+    following.step_completed(1 << 19, 0.5)
+    assert following.ends_since(heard)[0] == []
 
 
 def test_a_learning_rate_is_a_function_of_the_step() -> None:  # P37
     following, _ = following_of(Async(), [])
     assert following.rate_of(3) == 0.0
-    assert following.decide(0.5, after_steps=4, frontier=6) == (6, 0.5, 4)
-    assert following.decide(0.9, after_steps=4, frontier=7) is None  # the same milestone, told again
-    following.decide(0.25, after_steps=8, frontier=9)
-    assert [following.rate_of(step) for step in (0, 5, 6, 8, 9, 11)] == [0.0, 0.0, 0.5, 0.5, 0.25, 0.25]
+    assert following.decide(0.5, 1, after_steps=4, frontier=6) == (6, 0.5, 4)
+    assert following.decide(0.9, 1, after_steps=4, frontier=7) is None  # the same decision, told again
+    following.decide(0.0, 2, after_steps=4, frontier=9)
+    rates = [following.rate_of(step) for step in (0, 5, 6, 8, 9, 11)]
+    assert rates == [0.0, 0.0, 0.5, 0.5, SMALLEST_RATE, SMALLEST_RATE]
+    assert np.float32(SMALLEST_RATE) == 0.0
+
+
+def test_a_milestone_tells_which_rate_the_last_step_of_each_epoch_had() -> None:
+    following, _ = following_of(Sync(9), [])
+    following.decide(0.5, 1, after_steps=0, frontier=4)  # from step 9 on, where a round begins
+    reached = following.next_milestone(TOTAL)
+    assert reached is not None
+    assert [math.isnan(rate) for rate in reached.learning_rates] == [True, True]
+    following, _ = following_of(Async(), [])
+    following.decide(0.0, 1, after_steps=0, frontier=3)
+    reached = following.next_milestone(TOTAL)
+    assert reached is not None
+    assert reached.learning_rates == [0.0]
 
 
 def test_no_rate_governs_what_an_earlier_coordinator_may_have_leased() -> None:  # P37
@@ -111,19 +193,26 @@ def test_no_rate_governs_what_an_earlier_coordinator_may_have_leased() -> None: 
     assert following.leases(3)
     assert not following.leases(2 + LEASED_AHEAD)
     assert following.leases(3 + LEASED_AHEAD)
-    assert following.decide(0.5, after_steps=4, frontier=6) == (6, 0.5, 4)
+    assert following.decide(0.5, 1, after_steps=4, frontier=6) == (6, 0.5, 4)
     successor, _ = following_of(Async(), [])
-    successor.resume(following.rates, following.leased_to, None)
-    assert successor.decide(0.25, after_steps=8, frontier=9) == (following.leased_to, 0.25, 8)
+    successor.resume(following.rates, following.leased_to, None, following.decided)
+    assert successor.decide(0.9, 1, after_steps=4, frontier=9) is None
+    assert successor.decide(0.25, 2, after_steps=8, frontier=9) == (following.leased_to, 0.25, 8)
 
 
-def test_in_rounds_nothing_is_noted_of_leases_which_wait_for_the_decision() -> None:
+def test_in_rounds_a_rate_decided_at_a_milestone_holds_from_there_and_one_decided_later_from_a_round_on() -> None:
+    predecessor, _ = following_of(Sync(2), [])
+    assert predecessor.leases(3)
+    for between, first in ((False, 4), (True, 8)):  # nothing past the next milestone was leased by anybody
+        following, _ = following_of(Sync(2), [])
+        following.resume([], predecessor.leased_to, None)
+        assert following.decide(0.5, 1, after_steps=4, frontier=4, between=between) == (first, 0.5, 4)
     following, _ = following_of(Sync(2), [])
-    assert not following.leases(3)
+    assert following.decide(0.5, 1, after_steps=4, frontier=5, between=True) == (6, 0.5, 4)
 
 
 def test_there_is_a_most_of_decisions() -> None:
     following, _ = following_of(Async(), [])
-    following.resume([following.decide(0.5, 0, 0)] * 10_000, 0, None)  # type: ignore[list-item]
+    following.resume([following.decide(0.5, 1, 0, 0)] * 10_000, 0, None, 1)  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="10,000 times"):
-        following.decide(0.5, 8, 9)
+        following.decide(0.5, 2, 8, 9)

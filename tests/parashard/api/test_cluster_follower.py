@@ -69,52 +69,87 @@ def recorded(folder: Path) -> list[object]:
     return [content["fired"], content["decision"]["learning_rate"]]
 
 
+def told(folder: Path) -> int | None:
+    """Return the milestone that callbacks are hearing of, as it is recorded."""
+    telling = json.loads((folder / STATE_FILE).read_text())["telling"]
+    return telling and telling["after_steps"]
+
+
 def test_each_milestone_is_handled_once_and_what_it_decided_is_told(tmp_path: Path) -> None:
     halving, coordinator = Halving(), Coordinator(2)
     it = follower_of(tmp_path, [halving])
-    it.look(coordinator.follow, last=False)
-    it.look(coordinator.follow, last=True)
+    it.look(coordinator.follow)
+    it.look(coordinator.follow)
     assert halving.heard == [0, 1]
     assert coordinator.decided == [(0, 0.0), (4, 0.5), (8, 0.25), (8, 0.25)]
     assert recorded(tmp_path) == [8, 0.25]
 
 
-def test_all_that_is_left_at_the_end_is_told_without_going_deeper(
+def test_callbacks_that_have_much_to_hear_let_the_run_be_supervised_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "AT_ONCE", 1)
-    halving, coordinator, depths = Halving(), Coordinator(4), set()
-
-    def follow(request: pb.FollowRequest) -> pb.FollowReply:
-        depths.add(len(traceback.extract_stack()))
-        return coordinator.follow(request)
-
+    halving, coordinator = Halving(), Coordinator(3)
     it = follower_of(tmp_path, [halving])
-    it.look(follow, last=False)
-    assert halving.heard == [0]
-    it.look(follow, last=True)
-    assert (halving.heard, len(depths)) == ([0, 1, 2, 3], 1)
+    for heard in ([0], [0, 1], [0, 1, 2], [0, 1, 2]):
+        it.look(coordinator.follow)
+        assert halving.heard == heard
 
 
 def test_the_record_goes_before_the_effect_and_the_decision_after_it(tmp_path: Path) -> None:
     seen: list[list[object]] = []
-    watching = LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(recorded(tmp_path)))
+    watching = LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append([*recorded(tmp_path), told(tmp_path)]))
     coordinator = Coordinator()
-    follower_of(tmp_path, [Halving(), watching]).look(coordinator.follow, last=False)
-    assert (seen, recorded(tmp_path)) == ([[4, None]], [4, 0.5])
+    follower_of(tmp_path, [Halving(), watching]).look(coordinator.follow)
+    assert (seen, recorded(tmp_path), told(tmp_path)) == ([[0, None, 4]], [4, 0.5], None)
 
 
-def test_a_crash_in_a_callback_loses_its_effect_and_repeats_none(tmp_path: Path) -> None:
+def test_a_crash_in_a_callback_loses_no_other_effect_and_repeats_none(tmp_path: Path) -> None:
     def crash(epoch: int, logs: dict[str, float]) -> None:
         if epoch == 1:
             raise SystemExit
 
     with pytest.raises(SystemExit):
-        follower_of(tmp_path, [Halving(), LambdaCallback(on_epoch_end=crash)]).look(Coordinator(2).follow, last=False)
+        follower_of(tmp_path, [Halving(), LambdaCallback(on_epoch_end=crash)]).look(Coordinator(2).follow)
     halving, coordinator = Halving(), Coordinator(3)
-    follower_of(tmp_path, [halving, LambdaCallback()], resume=True).look(coordinator.follow, last=False)
+    follower_of(tmp_path, [halving, LambdaCallback()], resume=True).look(coordinator.follow)
     assert halving.heard == [2]
-    assert coordinator.decided == [(8, 0.0), (12, 0.25)]
+    assert coordinator.decided == [(8, 0.25), (12, 0.125)]
+
+
+def test_after_a_crash_built_in_callbacks_hear_the_whole_event_with_the_figures_that_it_had(tmp_path: Path) -> None:
+    def crash(epoch: int, logs: dict[str, float]) -> None:
+        if epoch == 1:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        follower_of(tmp_path, [LambdaCallback(on_epoch_end=crash)]).look(Coordinator(2).follow)
+    again = follower_of(tmp_path, [LambdaCallback()], resume=True)
+    again.look(Coordinator(0).follow)  # before its coordinator has got so far again
+    assert again.history == {"loss": [0.5, 0.5]}
+
+
+def test_a_record_of_an_earlier_version_is_gone_on_from(tmp_path: Path) -> None:
+    state = {"learning_rate": 0.5, "epoch": 1, "epoch_begun": True, "judged_steps": 0}
+    state["callbacks"] = [{}, {"epoch": [0], "history": {"loss": [0.25]}}]
+    decision = {"stop_reason": "", "learning_rate": 0.5}
+    earlier = {"callbacks": ["Halving"], "fired": 4, "steps": [], "decision": decision, "state": state}
+    (tmp_path / STATE_FILE).write_text(json.dumps(earlier))
+    it, coordinator = follower_of(tmp_path, [Halving()], resume=True), Coordinator(2)
+    it.look(coordinator.follow)
+    assert it.history == {"loss": [0.25, 0.5]}
+    assert coordinator.decided == [(4, 0.5), (8, 0.25)]
+
+
+def test_a_rate_set_after_a_step_is_told_before_the_next_milestone_is_heard(tmp_path: Path) -> None:
+    it, coordinator = follower_of(tmp_path, [callback := Halving()]), Coordinator()
+    callback.on_train_batch_end = lambda batch, logs: setattr(callback.model, "learning_rate", 0.125)  # type: ignore[method-assign]
+    it = follower_of(tmp_path, [callback])
+    coordinator.steps = [0]
+    it.look(coordinator.follow)
+    asked = [(request.handled, request.learning_rate, request.between) for request in coordinator.requests]
+    assert asked == [(0, 0.0, False), (0, 0.125, True), (4, 0.0625, False)]
+    assert [request.decision for request in coordinator.requests] == [0, 1, 2]
 
 
 def test_a_crash_before_the_coordinator_heard_has_the_decision_told_again(tmp_path: Path) -> None:
@@ -124,14 +159,14 @@ def test_a_crash_before_the_coordinator_heard_has_the_decision_told_again(tmp_pa
         return Coordinator().follow(request)
 
     with pytest.raises(Unreachable):
-        follower_of(tmp_path, [Halving()]).look(once, last=False)
+        follower_of(tmp_path, [Halving()]).look(once)
     halving, coordinator = Halving(), Coordinator()
-    follower_of(tmp_path, [halving], resume=True).look(coordinator.follow, last=False)
+    follower_of(tmp_path, [halving], resume=True).look(coordinator.follow)
     assert (halving.heard, coordinator.decided) == ([], [(4, 0.5)])
 
 
 def test_other_callbacks_do_not_go_on_with_a_run(tmp_path: Path) -> None:
-    follower_of(tmp_path, [Halving()]).look(Coordinator().follow, last=False)
+    follower_of(tmp_path, [Halving()]).look(Coordinator().follow)
     with pytest.raises(ConfigurationError, match=r"has the callbacks Halving, this call \(none\)"):
         follower_of(tmp_path, [], resume=True)
 
@@ -141,9 +176,9 @@ def test_steps_are_told_once_whichever_coordinator_counts_them(tmp_path: Path) -
     it = follower_of(tmp_path, [LambdaCallback(on_train_batch_end=lambda batch, logs: told.append(batch))])
     coordinator = Coordinator(0)
     coordinator.steps = [2, 0]
-    it.look(coordinator.follow, last=False)
+    it.look(coordinator.follow)
     coordinator.steps += [1, 2]
-    it.look(coordinator.follow, last=False)
+    it.look(coordinator.follow)
     assert told == [2, 0, 1]
     assert coordinator.requests[-1].wants_steps
 
@@ -156,9 +191,9 @@ def test_nothing_fires_that_cannot_be_recorded(tmp_path: Path, monkeypatch: pyte
     it = follower_of(tmp_path, [halving])
     with monkeypatch.context() as patch:
         patch.setattr(following, "write_durably", full)
-        it.look(coordinator.follow, last=False)
+        it.look(coordinator.follow)
     assert halving.heard == []
-    it.look(coordinator.follow, last=False)
+    it.look(coordinator.follow)
     assert halving.heard == [0]
 
 
@@ -167,7 +202,7 @@ def test_an_error_begins_with_the_users_own_line(tmp_path: Path) -> None:
         raise RuntimeError("no more room")
 
     with pytest.raises(CallbackFailed) as raised:
-        follower_of(tmp_path, [LambdaCallback(on_epoch_end=fail)]).look(Coordinator().follow, last=False)
+        follower_of(tmp_path, [LambdaCallback(on_epoch_end=fail)]).look(Coordinator().follow)
     lines = traceback.extract_tb(raised.value.error.__traceback__)
     assert [frame.name for frame in lines] == ["fail"]
 
@@ -178,7 +213,7 @@ def test_a_state_that_is_no_json_is_named(tmp_path: Path) -> None:
             return {"file": object()}
 
     with pytest.raises(CallbackFailed, match="a callback's state is no JSON"):
-        follower_of(tmp_path, [Odd()]).look(Coordinator().follow, last=False)
+        follower_of(tmp_path, [Odd()]).look(Coordinator().follow)
 
 
 def test_evaluated_weights_are_copied_and_then_forgotten(tmp_path: Path) -> None:
@@ -198,7 +233,7 @@ def test_evaluated_weights_are_copied_and_then_forgotten(tmp_path: Path) -> None
         folder = tmp_path / str(number)
         folder.mkdir()
         it = CallbackFollower(running, folder, lambda store=store: store, print, resume=False)
-        it.look(coordinator.follow, last=False)
+        it.look(coordinator.follow)
         assert (tmp_path / "kept-0").read_bytes() == b"weights"
         assert store.names("evaluated") == ["000000000008-cd.safetensors"]
         it.end()

@@ -43,8 +43,7 @@ def run(
         if epoch == crash_after:
             state = json.loads(json.dumps(it.state()))
             it = _begun(type(callback)(**_GIVEN[callback]), folder, state)
-        save = lambda path, value=value: path.write_text(f"{value}") and None  # noqa: E731
-        it.reached(Milestone(epoch + 1, epoch, [1.0], {name: value}, save, judged[epoch] if judged else 0))
+        it.reached(Milestone(epoch + 1, epoch, [1.0], {name: value}, f"{value}", judged[epoch] if judged else 0))
         if it.training.stop_training:
             break
     it.end()
@@ -52,9 +51,12 @@ def run(
 
 
 def _begun(callback: Callback, folder: Path, state: Any = None) -> Callbacks:
-    it = Callbacks([callback], Training(0.1, folder), None, steps_per_epoch=1, epochs=99)
+    training = Training(0.1, folder)
+    training.copy_weights = lambda name, path: path.write_text(name) and None
+    it = Callbacks([callback], training, None, steps_per_epoch=1, epochs=99)
     it.begin(state)
-    it.begin_epoch()
+    if state is None:
+        it.reached(Milestone(0))
     return it
 
 
@@ -106,8 +108,30 @@ def test_epochs_whose_evaluations_judged_the_same_weights_count_once(tmp_path: P
 def test_early_stopping_has_the_weights_of_the_best_value_restored(tmp_path: Path, crash_after: int | None) -> None:
     callback = made(EarlyStopping, patience=2, restore_best_weights=True)
     it = run(callback, [3, 1, 2, 2], tmp_path, crash_after=crash_after)
-    assert it.training.restored is not None
-    assert it.training.restored.read_text() == "1"
+    assert (it.training.restored, it.held_weights) == ("1", {"1"})
+
+
+def test_where_the_best_weights_could_not_be_stored_the_best_that_were_come_back_and_a_warning_says_so(
+    tmp_path: Path,
+) -> None:
+    it = _begun(EarlyStopping(patience=9, restore_best_weights=True), tmp_path)
+    for epoch, (value, stored) in enumerate([(5, "a"), (1, ""), (4, "b"), (6, "c")]):
+        it.reached(Milestone(epoch + 1, epoch, [1.0], {"loss": value}, stored))
+    with pytest.warns(UserWarning, match="the weights of epoch 2, the best, could not be stored; those of epoch 3 are"):
+        it.end()
+    assert it.training.restored == "b"
+
+
+def test_of_two_callbacks_that_restore_weights_the_last_one_wins(tmp_path: Path) -> None:
+    for modes in (("min", "max"), ("max", "min")):
+        stopping = [EarlyStopping(mode=mode, patience=9, restore_best_weights=True) for mode in modes]
+        it = Callbacks(stopping, Training(0.1, tmp_path), None, steps_per_epoch=1, epochs=99)
+        it.begin()
+        for epoch, value in enumerate([2.0, 1.0, 3.0]):
+            it.reached(Milestone(epoch + 1, epoch, [1.0], {"loss": value}, f"{value}"))
+        assert it.held_weights == {"1.0", "3.0"}
+        it.end()
+        assert it.training.restored == {"min": "1.0", "max": "3.0"}[modes[1]]
 
 
 def test_a_figure_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -242,3 +266,32 @@ def test_tensorboard_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'parashard\[tensorboard\]'"):
         TensorBoard()
+
+
+def test_a_line_written_just_before_a_crash_comes_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    it = _begun(CSVLogger(path), tmp_path)
+    it.reached(Milestone(1, 0, [0.5]))
+    state = json.loads(json.dumps(it.state()))
+    it.reached(Milestone(2, 1, [0.25]))  # and then it dies
+    _begun(CSVLogger(path), tmp_path, state).reached(Milestone(2, 1, [0.25]))
+    assert path.read_text() == "epoch,loss\n0,0.5\n1,0.25\n"
+
+
+def test_a_full_disk_keeps_no_callback_from_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    path, keeping = tmp_path / "log.csv", ModelCheckpoint(tmp_path / "{epoch}.safetensors", save_best_only=True)
+    it, kept = _begun(CSVLogger(path), tmp_path), _begun(keeping, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        kept.training.copy_weights = full
+        for each, what in ((it, "CSVLogger"), (kept, "ModelCheckpoint")):
+            with pytest.warns(UserWarning, match=rf"{what}: .* no space left on device"):
+                each.reached(Milestone(1, 0, [0.5], {"loss": 1.0}, "a"))
+    kept.training.copy_weights = lambda name, path: path.write_text(name) and None
+    for each in (it, kept):
+        each.reached(Milestone(2, 1, [0.25], {"loss": 2.0}, "b"))
+    assert path.read_text() == "epoch,loss,val_loss\n0,0.5,1.0\n1,0.25,2.0\n"
+    assert (tmp_path / "2.safetensors").read_text() == "b"  # the best that could be kept

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parashard.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau, Training
+from parashard.callbacks import (
+    Callback,
+    EarlyStopping,
+    History,
+    LambdaCallback,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    Training,
+)
 from parashard.callbacks.base import HOOKS
 from parashard.callbacks.events import Decision, Milestone, StepEnd
 from parashard.callbacks.running import Callbacks, checked, listed
@@ -30,7 +39,7 @@ def test_hooks_come_in_the_order_that_keras_has() -> None:
     calls: list[tuple[Any, ...]] = []
     it = running(recorder(calls), epochs=2)
     it.begin()
-    it.begin_epoch()
+    it.reached(Milestone(0))
     it.steps_ended([StepEnd(1, 0.5), StepEnd(5, float("nan"))])
     it.reached(Milestone(4, 0, [0.25], {"loss": 0.75}))
     it.reached(Milestone(8, 1, [float("nan")]))
@@ -53,7 +62,7 @@ def test_hooks_come_in_the_order_that_keras_has() -> None:
 def test_epochs_that_end_at_once_are_told_one_by_one_and_the_last_has_the_evaluation() -> None:
     calls: list[tuple[Any, ...]] = []
     it = running(recorder(calls))
-    it.begin_epoch()
+    it.reached(Milestone(0))
     it.reached(Milestone(8, 0, [0.5, 0.25], {"least": 1.0}))
     assert [call for call in calls if "epoch" in call[0]] == [
         ("epoch_begin", 0, {}),
@@ -72,22 +81,102 @@ class Deciding(Callback):
 
 def test_what_they_set_is_what_they_decided() -> None:
     it = running(Deciding())
-    assert it.begin_epoch() == Decision()
-    assert it.reached(Milestone(4, 0, [0.5])) == Decision("", 0.05)
-    assert it.reached(Milestone(8, 1, [0.5])) == Decision("callbacks ended the training", 0.025)
+    assert it.reached(Milestone(0)) == Decision()
+    assert it.reached(Milestone(4, 0, [0.5])) == Decision("", 0.05, 1)
+    assert it.reached(Milestone(8, 1, [0.5])) == Decision("callbacks ended the training", 0.025, 2)
+
+
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_test_end", "on_epoch_end"])
+def test_a_rate_that_is_set_in_any_hook_is_decided_with_that_event(hook: str) -> None:
+    it = running(LambdaCallback(**{hook: lambda *given: setattr(it.training, "learning_rate", 0.0)}))
+    it.begin()
+    begun = it.reached(Milestone(0))
+    ended = it.reached(Milestone(4, 0, [0.5], {"loss": 1.0}))
+    decided = Decision("", 0.0, 1)
+    assert [begun, ended] == ([decided, Decision(number=1)] if "begin" in hook else [Decision(), decided])
+
+
+def test_a_rate_that_is_set_after_a_step_is_decided_then_and_one_at_the_end_is_refused() -> None:
+    def set_it(*given: Any) -> None:
+        it.training.learning_rate = 0.5
+
+    it = running(LambdaCallback(on_train_batch_end=set_it, on_train_end=set_it))
+    it.reached(Milestone(0))
+    assert it.steps_ended([StepEnd(0, 1.0)]) == Decision("", 0.5, 1, between=True)
+    assert it.steps_ended([StepEnd(1, 1.0)]) == Decision(number=1)
+    with pytest.raises(ConfigurationError, match="set in on_train_end, when no step is left"):
+        it.end()
+
+
+def test_logs_have_the_rate_that_the_last_step_of_the_epoch_had() -> None:
+    it = running(ReduceLROnPlateau("loss", patience=0))
+    it.begin()
+    it.reached(Milestone(0))
+    it.training.learning_rate = 0.5
+    it.reached(Milestone(4, 0, [0.5], learning_rates=[float("nan")]))
+    it.reached(Milestone(8, 1, [0.5], learning_rates=[0.25]))
+    assert it.history.history["learning_rate"] == [0.1, 0.25]
 
 
 def test_after_a_crash_they_go_on_where_they_were() -> None:
     calls: list[tuple[Any, ...]] = []
     it = running(Deciding())
     it.begin()
-    it.begin_epoch()
+    it.reached(Milestone(0))
     it.reached(Milestone(4, 0, [0.5]))
     again = running(recorder(calls))
     again.begin(it.state())
-    assert again.begin_epoch() == Decision()
+    assert again.changed_rate() == Decision(number=1)
     assert calls == [("train_begin", {})]  # epoch 1 had begun
     assert (again.training.learning_rate, again.history.history) == (0.05, {"loss": [0.5]})
+
+
+class Best(EarlyStopping):
+    """One of a user's own."""
+
+
+def test_after_a_crash_in_the_midst_of_an_event_each_call_of_a_users_hook_that_had_not_begun_is_made() -> None:
+    event, records, told = Milestone(4, 0, [0.5], {"loss": 0.25}), list[dict[str, Any]](), list[str]()
+
+    def added(epoch: int, logs: dict[str, float]) -> None:
+        told.append("added")
+        logs["added"] = 1.0
+
+    def kill(epoch: int, logs: dict[str, float]) -> None:
+        told.append("kill")
+        raise SystemExit
+
+    def last(epoch: int, logs: dict[str, float]) -> None:
+        told.append(f"last {sorted(logs)}")
+
+    def made() -> tuple[Callbacks, Best]:
+        own, hooks = Best(patience=9), [LambdaCallback(on_epoch_end=hook) for hook in (added, kill, last)]
+        return running(own, EarlyStopping(patience=9), *hooks), own
+
+    it, _ = made()
+    it.begin()
+    it.reached(Milestone(0))
+    with pytest.raises(SystemExit):
+        it.reached(event, lambda: records.append(json.loads(json.dumps(it.state()))))
+    again, own = made()
+    again.begin(records[-1])
+    assert again.state()["calls"] == records[-1]["calls"]  # until the event is over
+    again.reached(event)
+    assert told == ["added", "kill", "last ['added', 'loss', 'val_loss']"]
+    assert again.history.history == {"loss": [0.5], "val_loss": [0.25], "added": [1.0]}
+    assert own.best == 0.25
+    assert again.state()["calls"] == 0
+
+
+def test_a_history_of_ones_own_begins_anew_with_each_fit_and_the_end_has_the_last_figures() -> None:
+    own, ends = History(), list[dict[str, float]]()
+    for _ in range(2):
+        it = running(own, LambdaCallback(on_train_end=ends.append))
+        it.begin()
+        it.reached(Milestone(4, 0, [0.5], {"loss": 0.25}))
+        it.end()
+    assert own.history == {"loss": [0.5], "val_loss": [0.25]}
+    assert ends == [{"loss": 0.5, "val_loss": 0.25}] * 2
 
 
 def test_hooks_that_cannot_be_true_are_refused_by_name() -> None:
@@ -122,10 +211,10 @@ def test_one_callback_and_none_are_taken_as_keras_takes_them() -> None:
     assert [listed(None), listed(one), listed([one])] == [(), [one], [one]]
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf"), None, "0.1", True, [1, 2]])
-def test_a_learning_rate_is_a_positive_number(rate: Any) -> None:
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf"), None, "0.1", True, [1, 2]])
+def test_a_learning_rate_is_a_finite_number(rate: Any) -> None:
     training = Training(0.1, Path())
-    with pytest.raises(ConfigurationError, match=f"finite number of more than 0, found {re.escape(repr(rate))}"):
+    with pytest.raises(ConfigurationError, match=f"finite number, 0 or more, found {re.escape(repr(rate))}"):
         training.learning_rate = rate
     assert training.learning_rate == 0.1
 
@@ -142,7 +231,8 @@ def test_weights_are_at_hand_in_the_event_of_their_evaluation_only(tmp_path: Pat
                 self.model.save_weights(tmp_path / "deep" / "kept")
 
     it = running(Keeping())
-    it.reached(Milestone(4, 0, [0.5], {}, lambda path: path.write_bytes(b"w") and None))
+    it.training.copy_weights = lambda name, path: path.write_text(name) and None
+    it.reached(Milestone(4, 0, [0.5], {}, "w"))
     it.reached(Milestone(8, 1, [0.5]))
     assert (seen, (tmp_path / "deep" / "kept").read_text()) == ([True, False], "w")
     with pytest.raises(ConfigurationError, match="no weights are at hand"):

@@ -261,6 +261,40 @@ def test_a_learning_rate_that_a_callback_sets_is_that_of_the_steps_after_it() ->
         np.testing.assert_allclose(values, expected[name], atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("hook", "first"),
+    [
+        ("on_train_begin", 0),
+        ("on_epoch_begin", 0),
+        ("on_train_batch_end", 1),
+        ("on_test_end", EPOCH),
+        ("on_epoch_end", EPOCH),
+    ],
+)
+def test_a_rate_set_in_a_hook_is_that_of_the_next_step_which_nobody_has_begun(hook: str, first: int) -> None:
+    class Still(ps.callbacks.Callback):
+        pass
+
+    setattr(Still, hook, lambda self, *given: setattr(self.model, "learning_rate", 0))
+    plateau = ps.callbacks.ReduceLROnPlateau("loss", patience=99)
+    callbacks = [Still(), plateau]
+    history = fit(trainer(ps.OneDeviceStrategy()), epochs=2, validation_data=(X, Y), callbacks=callbacks)
+    rates = history.report["callbacks"]["learning_rates"]
+    assert [(rate["first_step"], rate["learning_rate"]) for rate in rates] == [(first, 0.0)]
+    assert history.history["learning_rate"] == [0.05 if first == EPOCH else 0.0, 0.0]
+    moved = read_arrays(history.run_dir / "weights.safetensors")["w"] - Line().initial_variables()["w"]
+    assert moved.any() == (first > 0)
+
+
+def test_callbacks_hear_of_each_step_before_the_next_one_and_of_all_before_the_end() -> None:
+    heard: list[Any] = []
+    notes = ps.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: heard.append(batch), on_epoch_end=lambda epoch, logs: heard.append("end")
+    )
+    fit(trainer(ps.OneDeviceStrategy()), epochs=2, callbacks=[notes])
+    assert heard == [*range(EPOCH), "end"] * 2
+
+
 def test_the_best_weights_are_those_that_were_evaluated() -> None:
     kept = trainer()
     stop = ps.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
