@@ -55,6 +55,7 @@ __all__ = ["Embedding", "EmbeddingBag", "Model"]
 
 Loss = Callable[[Any, Any], Any]
 
+BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -166,6 +167,11 @@ class Model:
             self._module = None
         self._seed = seed
         self._ready()
+
+    @property
+    def normalises_batches(self) -> bool:
+        """Whether the module normalises by statistics of a batch, which one example may not have."""
+        return any(isinstance(within, BatchNorm) for within in self._ready().modules())
 
     def loss_divisor(self, batch: Batch) -> str:
         """Return what the loss divides by in place of the number of examples; "": by that, or nobody knows."""

@@ -50,10 +50,10 @@ the place that the value came from. `examples/` has some to start from.
   directory.
 - **Errors.** An unknown key, a value of another type, a value out of its bounds and two values that exclude each other
   are errors: exit code 2, and one line per problem with its origin, its key, what was found and what is allowed.
-- **Identity.** Two jobs are the same job where seed, epochs, `first_epoch`, batch size, `on_bad_step`, the content of
-  the data, the model, the optimizer, the policy, `reduce`, the variables and the tables (but `keys_per_step_max` and
-  `rows_max`) are the same. The SHA-256 of these is the job's digest, and every message names it. The job's name, its
-  paths, `[evaluation]` and `[cluster]` are not in it.
+- **Identity.** Two jobs are the same job where seed, epochs, `first_epoch`, batch size, `steps_per_epoch`, `drop_last`,
+  `shuffle`, `on_bad_step`, the content of the data, the model, the optimizer, the policy, `reduce`, the variables and
+  the tables (but `keys_per_step_max` and `rows_max`) are the same. The SHA-256 of these is the job's digest, and every
+  message names it. The job's name, its paths, `[evaluation]` and `[cluster]` are not in it.
 
 In the tables below "needed" means that the key has no default, and "unset" that it is off until it is given.
 """

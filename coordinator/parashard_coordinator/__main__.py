@@ -256,7 +256,7 @@ def taken_up_core(
 ) -> Core:
     """Return the core of a job, with what an earlier coordinator has stored, and take the run over from it."""
     job = new_job_record(resolved, run_id, run_store.incarnation, callbacks, open_=open_)
-    job.opened(resolved.summary(), resolved.spec.warnings)
+    job.opened(resolved.summary(), resolved.warnings)
     saved = run_store.load_saved()
     if saved is not None:
         gap_s = (

@@ -33,7 +33,7 @@ class ArrayExamples:
     weights : ndarray of float32, shape (examples,), optional
     """
 
-    batched = varying = False
+    batched = varying = drop_last = False
     batch_size: int | None = None
 
     def __init__(self, inputs: Tree, targets: Tree = (), weights: AnyArray | None = None) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from parashard.data.base import Array, Batch
+from parashard.api.examples import Indexed
+from parashard.data.base import Array, Batch, DataSource
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
@@ -20,6 +21,7 @@ from parashard.models.state import host_array
 from parashard.models.threaded import for_thread
 from parashard.plan.embedding import Keys
 from parashard.plan.state import COUNTER, SUM
+from parashard.plan.steps import StepPlan
 
 BATCH_SIZE = 32
 
@@ -110,6 +112,56 @@ def epochs_of_a_job(epochs: int, initial_epoch: int) -> dict[str, int]:
 def piece_size(examples: int, pieces: int) -> int:
     """Return how many examples a piece of a step has; the last piece may have fewer."""
     return -(-examples // pieces)
+
+
+def order_of_a_job(
+    steps_per_epoch: int | None, drop_last: bool | None, shuffle: bool, source: DataSource
+) -> dict[str, Any]:
+    """Return the keys of a job that say which examples its steps have; none of what is as by default.
+
+    Raises
+    ------
+    ConfigurationError
+        If one is not what it is allowed to be, or does not go with the data.
+    """
+    for name, value in (("drop_last", drop_last), ("shuffle", shuffle)):
+        if value not in (True, False) and not (name == "drop_last" and value is None):
+            raise ConfigurationError(f"{name} is True or False, found {value!r}")
+    if drop_last and source.spec.batched:
+        raise ConfigurationError(
+            "drop_last: the items of these data are batches already; let the dataset be shorter by its last one"
+        )
+    if drop_last is None:
+        drop_last = getattr(source, "drop_last", False)
+    keys: dict[str, Any] = {}
+    if steps_per_epoch is not None:
+        keys["steps_per_epoch"] = int(checked_size("steps_per_epoch", steps_per_epoch))
+    if drop_last:
+        keys["drop_last"] = True
+    if not shuffle:
+        keys["shuffle"] = False
+    return keys
+
+
+def validation_examples(validation_steps: int | None, batch_size: int | None) -> Callable[[Indexed], int] | None:
+    """Return how many of some examples so many batches have; None: all.
+
+    A batch has as many examples as the data themselves say, else as one of the training.
+    """
+    if validation_steps is None:
+        return None
+    steps = checked_size("validation_steps", validation_steps)
+    return lambda held_out: steps * (held_out.batch_size or batch_size or BATCH_SIZE)
+
+
+def piece_sizes(steps: StepPlan, pieces: int) -> list[int]:
+    """Return how many examples the pieces of a job's steps have: first those of most, then others, descending."""
+    found: dict[int, None] = {}
+    for examples in (steps.size(0), *([steps.short] if steps.short else [])):
+        size = piece_size(examples, pieces)
+        found |= dict.fromkeys([size, examples % size or size])
+    first, *others = found
+    return [first, *sorted(others, reverse=True)]
 
 
 class Accumulated:

@@ -46,7 +46,7 @@ class DatasetExamples:
         What the data say themselves.
     """
 
-    batched = False
+    batched = drop_last = False
 
     def __init__(
         self,
@@ -128,6 +128,7 @@ class BatchExamples:
 
     batched = varying = True
     batch_size: int | None = 1
+    drop_last = False
 
     def __init__(self, dataset: Any, what: str, *, inputs_only: bool = False) -> None:
         self._dataset, self._what, self._inputs_only = dataset, what, inputs_only

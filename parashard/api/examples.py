@@ -33,11 +33,14 @@ class Indexed(Protocol):
         Shapes may differ from batch to batch.
     batch_size : int or None
         What the data say themselves; None: nothing.
+    drop_last : bool
+        Whether they leave out a last batch that is shorter.
     """
 
     batched: bool
     varying: bool
     batch_size: int | None
+    drop_last: bool
 
     def __len__(self) -> int: ...
 
@@ -99,12 +102,22 @@ def indexed_inputs(inputs: Any, what: str) -> Indexed:
     """Return the examples of inputs alone; of a dataset whose items have targets too, without these."""
     found = _dataset(inputs, what, None, inputs_only=True)
     if found is not None:
+        check_all(found, what)
         return found
     tree = tree_of(inputs, what)
     if len({len(array) for _, array in leaves(tree)}) > 1:
         counts = " and ".join(f"{len(array):,} {name}" for name, array in leaves(tree, what))
         raise BadData(f"{what} have equally many rows, found {counts}")
     return ArrayExamples(tree)
+
+
+def check_all(examples: Indexed, what: str) -> None:
+    """Refuse data that leave out some of their examples where each is judged."""
+    if examples.drop_last and len(examples) % (examples.batch_size or 1):
+        raise BadData(
+            f"{what}: the DataLoader drops the last {len(examples) % (examples.batch_size or 1)} of {len(examples):,} "
+            "examples (drop_last), and only training may: pass its dataset, or a torch.utils.data.Subset"
+        )
 
 
 def joined(parts: list[Tree]) -> Tree:
@@ -133,13 +146,17 @@ def _dataset(data: Any, what: str, targets: Targets, *, inputs_only: bool) -> In
     if keras is not None and isinstance(data, keras.utils.PyDataset):
         _check_py_dataset(keras.utils.PyDataset, data, what)
         return BatchExamples(data, what, inputs_only=inputs_only)
-    collate, batch_size = None, None
+    collate, batch_size, drop_last = None, None, False
     if is_loader(data):
-        data, batch_size, collate = unwrapped(data, what)
+        data, batch_size, collate, drop_last = unwrapped(data, what)
     if collate is None and _has_tensors(data):
-        return _of_tensors(data, what, batch_size, inputs_only=inputs_only)
+        tensors = _of_tensors(data, what, batch_size, inputs_only=inputs_only)
+        tensors.drop_last = drop_last
+        return tensors
     if _is_listed(data) or _is_dataset(data):
-        return DatasetExamples(data, what, targets, collate=collate, inputs_only=inputs_only, batch_size=batch_size)
+        items = DatasetExamples(data, what, targets, collate=collate, inputs_only=inputs_only, batch_size=batch_size)
+        items.drop_last = drop_last
+        return items
     if hasattr(data, "__iter__") and not _is_array(data):
         raise BadData(
             f"{what}: {type(data).__name__} can only be iterated, and a step names its examples by index, so that it "

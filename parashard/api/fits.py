@@ -28,7 +28,6 @@ from parashard.launch.programs import write_program
 from parashard.launch.run_files import CALLS_FILE, CHECKPOINTS, ORIGIN_FILE, PROGRAM_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, owned, unchanged_if_refused
 from parashard.models.base import Model
-from parashard.plan.steps import StepPlan
 from parashard.store import open_store
 
 RECORDS = (CODE_FILE, CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, RECORD_FILE, VALUES_FILE, ROWS_FILE)
@@ -191,8 +190,7 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
 def _follower(call: FitCall, run_dir: Path, view: JobView, *, resume: bool) -> CallbackFollower:
     """Return what runs the callbacks, which see the weights that were evaluated as the trainer's own."""
     job = call.loaded.job
-    first_epoch = job.job.first_epoch or 0
-    steps = StepPlan(call.source.spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, first_epoch)
+    steps = job.job.steps(call.source.spec.examples)
     call.present.training = training = Training(job.optimizer.learning_rate, run_dir)
     callbacks = Callbacks(
         call.callbacks,

@@ -34,6 +34,9 @@ _ARGUMENTS = {
     "job.epochs": "epochs",
     "job.first_epoch": "initial_epoch",
     "job.batch_size": "batch_size",
+    "job.steps_per_epoch": "steps_per_epoch",
+    "job.drop_last": "drop_last",
+    "job.shuffle": "shuffle",
     "consistency.policy": "consistency",
 }
 """What a script calls keys that it sets by an argument."""

@@ -14,11 +14,12 @@ from parashard.errors import BadData
 
 
 class Unwrapped(NamedTuple):
-    """What of a loader is used; `collate` is None where items are only stacked."""
+    """What of a loader is used; `collate` is None where items are only stacked, `drop_last` of a shorter last batch."""
 
     dataset: Any
     batch_size: int
     collate: Callable[[list[Any]], Any] | None
+    drop_last: bool
 
 
 def is_loader(data: Any) -> bool:
@@ -55,10 +56,5 @@ def unwrapped(loader: Any, what: str) -> Unwrapped:
             f"{what}: the DataLoader's sampler is {type(sampler).__name__}, and a job has each example once in each "
             f"epoch, in an order of its own: {instead}, or a torch.utils.data.Subset"
         )
-    if loader.drop_last and len(loader.dataset) % loader.batch_size:
-        raise BadData(
-            f"{what}: the DataLoader drops the last {len(loader.dataset) % loader.batch_size} of "
-            f"{len(loader.dataset):,} examples (drop_last), and a job has each in each epoch: {instead}"
-        )
     collate = None if loader.collate_fn is torch_data.default_collate else loader.collate_fn
-    return Unwrapped(loader.dataset, loader.batch_size, collate)
+    return Unwrapped(loader.dataset, loader.batch_size, collate, bool(loader.drop_last))

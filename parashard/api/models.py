@@ -13,14 +13,16 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from parashard.api.batching import Accumulated, checked_size, piece_size
+from parashard.api.batching import Accumulated, checked_size, piece_sizes
 from parashard.api.examples import Indexed, joined, of_the_data
+from parashard.api.generators import kept_generators
 from parashard.api.loss_checks import EXAMPLES_TRIED, warn_of_loss
 from parashard.api.optimizers import Mapped, variable_settings
 from parashard.api.rows import PresentRows, tables_of_model
 from parashard.callbacks.base import Training
 from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of
 from parashard.data.tree import Tree, leaves, rows_of
+from parashard.display.figures import counted
 from parashard.errors import BadData, ConfigurationError, ParashardError
 from parashard.job.declaration import parts_of
 from parashard.job.declared_table import Table
@@ -30,7 +32,7 @@ from parashard.models.blame import named_with_line
 from parashard.models.framework import WrongModel
 from parashard.models.judging import Totals
 from parashard.models.looking_up import looked_up, placed
-from parashard.plan.embedding import KeyedRows, Keys
+from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys
 from parashard.plan.variables import Float32s, as_imported, initial_rows
 from parashard.protocol.messages import NO_KEYS
 from parashard.store.arrays import read_arrays
@@ -156,28 +158,48 @@ class PresentModel:
         return Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
 
     def try_step(self, source: DataSource, job: Job, pieces: int) -> None:
-        """Try the model on a piece of a step, if it can: what no worker could compute is said before any is started."""
+        """Try the model on pieces of a step, if it can: what no worker could compute is said before any is started."""
         tables = {name: table.embedding for name, table in self.tables().items()}
         tells = isinstance(self.given, FrameworkModel) and not tables
         if not isinstance(self.given, Checked) and not tables and not tells:
             return
-        indices = np.arange(min(piece_size(job.job.batch_size, pieces), source.spec.examples))
-        with of_the_data():
-            examples = examples_of(source, 0, indices)
+        steps = job.job.steps(source.spec.examples)
+        size, *others = piece_sizes(steps, pieces)
         try:
-            batch = Batch(0, 0, indices, *examples)
-            if tables:
-                batch = looked_up(self.given, batch, tables)
-            if isinstance(self.given, Checked):
-                self.given.check(batch)
+            batch = self._tried(source, size, tables)
         except (ConfigurationError, WrongModel) as error:
             raise ConfigurationError(str(error)) from None
         except Exception as error:
             raise ConfigurationError(f"the model cannot compute a step: {named_with_line(error)}") from error
+        for other in others:
+            try:
+                alone = self._tried(source, other, tables)
+                if other == 1 and getattr(self.given, "normalises_batches", False):
+                    with kept_generators():
+                        self.given.loss_and_gradients(self.weights(), alone, np)
+            except Exception as error:
+                what = "the last step of a pass" if steps.short and pieces == 1 else "a piece of a step"
+                raise ConfigurationError(
+                    f"{what} has {counted(other, 'example')}, where others have {size}, and the model cannot compute "
+                    f"it: {named_with_line(error)}; allowed: drop_last=True, which leaves a shorter last step out, or "
+                    "another batch_size"
+                ) from error
         if tells:
             policy = job.consistency.policy
-            steps = policy.bound if policy.kind == "sync" and job.consistency.reduce == "mean" else 1
-            warn_of_loss(self.given, self.weights(), batch, source.spec.held_out > 0, pieces, steps)
+            of_round = policy.bound if policy.kind == "sync" and job.consistency.reduce == "mean" else 1
+            warn_of_loss(self.given, self.weights(), batch, source.spec.held_out > 0, pieces, of_round)
+
+    def _tried(self, source: DataSource, size: int, tables: Mapping[str, EmbeddingTable]) -> Batch:
+        """Return a batch of so many examples, which the model could compute, if it can say so."""
+        indices = np.arange(size)
+        with of_the_data():
+            examples = examples_of(source, 0, indices)
+        batch = Batch(0, 0, indices, *examples)
+        if tables:
+            batch = looked_up(self.given, batch, tables)
+        if isinstance(self.given, Checked):
+            self.given.check(batch)
+        return batch
 
     def evaluate(self, data: Indexed, batch_size: int) -> dict[str, float]:
         """Return the metrics of the present weights, over all examples."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from parashard.api.arrays import ArrayExamples
 from parashard.api.datasets import Targets
-from parashard.api.examples import Indexed, indexed, of_the_data
+from parashard.api.examples import Indexed, check_all, indexed, of_the_data
 from parashard.api.transforms import Transform, transform_of
 from parashard.data.arrays import AnyArray, count_classes
 from parashard.data.base import DataSource, DataSpec, Examples, Field, Indices
@@ -38,6 +38,12 @@ class Part(NamedTuple):
     def take(self, indices: Indices, seed: int) -> Examples:
         """Return the examples with these indices."""
         return self.examples.take(indices if self.rows is None else self.rows[indices], seed)
+
+    def first(self, count: int) -> Part:
+        """Return the part that has at most so many of them."""
+        if count >= len(self):
+            return self
+        return Part(self.examples, (np.arange(len(self)) if self.rows is None else self.rows)[:count])
 
 
 class ScriptSource:
@@ -75,6 +81,7 @@ class ScriptSource:
             fields = (*fields, Field("weights", (), "float32"))
         parts = [part for part in (training, held_out) if part is not None]
         self.batch_size = training.examples.batch_size
+        self.drop_last = training.examples.drop_last
         # Items and transforms may draw from the process's generators, which a model seeds and draws from.
         self.any_thread = transform is None and all(isinstance(part.examples, ArrayExamples) for part in parts)
         # What is in memory is taken in less time than another thread is told to.
@@ -120,6 +127,7 @@ def source_of(
     validation_split: float = 0.0,
     seed: int = 0,
     *,
+    held_out_max: Callable[[Indexed], int] | None = None,
     targets: Targets = None,
     sample_weight: Any = None,
     class_weight: Mapping[int, float] | None = None,
@@ -128,13 +136,15 @@ def source_of(
 ) -> DataSource:
     """Return the source of a script's `fit`; a `DataSource` is one already.
 
+    `held_out_max` says how many of the held-out examples are judged, the first ones.
+
     Raises
     ------
     BadData
         If what is given is no data, or what is said of it does not go together.
     """
     if not isinstance(data, type) and all(hasattr(data, name) for name in ("spec", "examples", "held_out")):
-        others = validation_data, targets, sample_weight, class_weight, transform, fingerprint
+        others = validation_data, held_out_max, targets, sample_weight, class_weight, transform, fingerprint
         if validation_split or any(other is not None for other in others):
             raise BadData("a data source has its own targets, weights, transforms and held-out examples")
         return cast("DataSource", data)
@@ -148,9 +158,14 @@ def source_of(
         training = indexed(data, "data", targets=targets, sample_weight=sample_weight)
         if not len(training):
             raise BadData("data has no examples")
-        parts = _split(training, validation_data, validation_split, seed, targets)
+        trained, held_out = _split(training, validation_data, validation_split, seed, targets)
+        if held_out_max is not None:
+            if held_out is None:
+                raise BadData("validation_steps needs validation_data or validation_split")
+            held_out = held_out.first(held_out_max(held_out.examples))
         made = ScriptSource(
-            *parts,
+            trained,
+            held_out,
             seed,
             class_weight=_checked_weights(class_weight, training),
             transform=transform_of(transform, training.batched),
@@ -165,6 +180,7 @@ def _split(
 ) -> tuple[Part, Part | None]:
     if validation_data is not None:
         held_out = indexed(validation_data, "validation_data", targets=targets)
+        check_all(held_out, "validation_data")
         if not len(held_out):
             raise BadData("validation_data has no examples")
         _check_same_kind(training, held_out)

@@ -7,7 +7,6 @@ what process this is.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any, Never
 
 import numpy as np
 
-from parashard.api.batching import epochs_of_a_job, examples_of_a_step
+from parashard.api.arguments import check_none, one_data
+from parashard.api.batching import epochs_of_a_job, examples_of_a_step, order_of_a_job, validation_examples
 from parashard.api.border import bordered
-from parashard.api.examples import indexed, indexed_inputs, of_the_data
+from parashard.api.examples import check_all, indexed, indexed_inputs, of_the_data
 from parashard.api.fit_here import Here
 from parashard.api.fit_on_cluster import OnCluster
 from parashard.api.fits import FitCall, Place, run_fit
@@ -91,15 +91,20 @@ class Trainer:
     @bordered
     def fit(
         self,
-        data: Any,
+        data: Any = None,
+        y: Any = None,
         *apart: Never,
         epochs: int = 1,
         initial_epoch: int = 0,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
         gradient_accumulation: int = 1,
+        steps_per_epoch: int | None = None,
+        drop_last: bool | None = None,
+        shuffle: bool = True,
         validation_data: Any = None,
         validation_split: float = 0.0,
+        validation_steps: int | None = None,
         targets: str | Sequence[str] | None = None,
         sample_weight: Any = None,
         class_weight: Mapping[int, float] | None = None,
@@ -119,6 +124,8 @@ class Trainer:
             Arrays, tensors, tables of pandas, or dicts, tuples and lists of them, with one example after the other; an
             object with a length whose items are such examples; a `DataLoader` of PyTorch; a `PyDataset` of Keras, of
             which each item is a step; a `DataSource`.
+        y : array, or dicts, tuples and lists of them, optional
+            The targets, where `data` is the inputs alone.
         epochs : int
             How often every example is used, with the epochs before `initial_epoch`.
         initial_epoch : int
@@ -129,10 +136,20 @@ class Trainer:
             Examples of a round, instead; a round of async and ssp:K is one step.
         gradient_accumulation : int
             A step has so many pieces of `batch_size` examples, one after the other; its gradient is the mean.
+        steps_per_epoch : int, optional
+            Steps of an epoch, in place of those that have every example once; the next epoch goes on with the examples
+            after them.
+        drop_last : bool, optional
+            True: leave out the last step of a pass over the examples where it is shorter than the others. Default: as
+            the DataLoader says, else False.
+        shuffle : bool
+            False: each pass has the examples in their own order.
         validation_data : as data, optional
             Judged after every epoch.
         validation_split : float
             Fraction of `data` to keep for that instead.
+        validation_steps : int, optional
+            Judge only the first so many batches of these.
         callbacks : sequence of parashard.callbacks.Callback
             Called in this process on steps, epochs and evaluations; one that raises ends the run, saved, and its error
             is raised here.
@@ -162,8 +179,8 @@ class Trainer:
         KeyboardInterrupt
             After Ctrl-C, once the state is saved: `resume=True` goes on with it.
         """
-        _check_one("fit", apart)
-        _check_none(others)
+        data = one_data("fit", data, y, apart, others)
+        check_none(Trainer.fit, others)
         if resume not in (True, False):
             raise ConfigurationError(f"ps.Trainer.fit: resume is True or False, found {resume!r}")
         callbacks = listed(callbacks)
@@ -177,6 +194,7 @@ class Trainer:
                     validation_data,
                     validation_split,
                     self._seed,
+                    held_out_max=validation_examples(validation_steps, batch_size),
                     targets=targets,
                     sample_weight=sample_weight,
                     class_weight=class_weight,
@@ -191,7 +209,8 @@ class Trainer:
                     getattr(source, "batch_size", None),
                     batched=source.spec.batched,
                 )
-                sizes = {**epochs_of_a_job(epochs, initial_epoch), "batch_size": examples}
+                order = order_of_a_job(steps_per_epoch, drop_last, shuffle, source)
+                sizes = {**epochs_of_a_job(epochs, initial_epoch), "batch_size": examples, **order}
                 fit = self._call(source, sizes, gradient_accumulation, callbacks)
                 earlier = self._resumed() if resume else None
                 if earlier is not None and earlier.answer:
@@ -209,30 +228,37 @@ class Trainer:
     @bordered
     def evaluate(
         self,
-        data: Any,
+        data: Any = None,
+        y: Any = None,
         *apart: Never,
         batch_size: int = EXAMPLES_AT_ONCE,
         targets: str | Sequence[str] | None = None,
+        verbose: int = 0,
+        **others: Never,
     ) -> dict[str, float]:
         """Return the loss and the metrics of the weights on some data; computed in this process.
 
         Parameters
         ----------
-        data, targets
+        data, y, targets
             As in `fit`.
         batch_size : int
             Examples that are judged at once.
+        verbose : int
+            Taken, as in Keras; nothing is shown.
         """
-        _check_one("evaluate", apart)
+        data = one_data("evaluate", data, y, apart, others)
+        check_none(Trainer.evaluate, others)
         with SCRIPT.call("evaluate") as call:
             if not call.answer:
                 with of_the_data():
                     examples = indexed(data, "data", targets=targets)
+                    check_all(examples, "data")
                     call.answer = {"metrics": self._present.evaluate(examples, batch_size)}
         return dict(call.answer["metrics"])
 
     @bordered
-    def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> Tree:
+    def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE, verbose: int = 0, **others: Never) -> Tree:
         """Return the model's outputs, in the order of the inputs; computed in this process.
 
         Parameters
@@ -241,12 +267,15 @@ class Trainer:
             As those of the data in `fit`; of a dataset, targets and weights are left out.
         batch_size : int
             Examples that are computed at once.
+        verbose : int
+            Taken, as in Keras; nothing is shown.
 
         Returns
         -------
         ndarray, or a dict, tuple or list of them as the model returns it
             One row for each example.
         """
+        check_none(Trainer.predict, others)
         with of_the_data():
             return self._present.predict(indexed_inputs(inputs, "inputs"), batch_size)
 
@@ -371,31 +400,3 @@ def _checked_seed(seed: Any) -> int:
             f"process; found {seed!r}"
         )
     return number
-
-
-_ELSEWHERE = {
-    "x": "the data are one pair: fit((x, y))",
-    "y": "the data are one pair: fit((x, y))",
-    "shuffle": "each epoch has an order of its own, by the seed",
-    "steps_per_epoch": "an epoch has every example once",
-    "validation_steps": "an evaluation has every example once",
-    "validation_freq": "evaluation.every_epochs is a setting of the Trainer",
-    "validation_batch_size": "an evaluation's figures do not depend on it",
-    "workers": "ps.ParameterServerStrategy(workers=...) has it",
-    "optimizer": "the Trainer has it",
-}
-"""What `fit` has elsewhere that Keras' has, or its users look for."""
-
-
-def _check_none(others: Mapping[str, object]) -> None:
-    """Refuse arguments that `fit` has not."""
-    for name in others:
-        allowed = [key for key in inspect.signature(Trainer.fit).parameters if key not in ("self", "apart", "others")]
-        hint = f"{_ELSEWHERE[name]}; " if name in _ELSEWHERE else ""
-        raise ConfigurationError(f"fit has no {name}=; {hint}allowed: {', '.join(allowed)}")
-
-
-def _check_one(call: str, apart: Sequence[object]) -> None:
-    """Refuse inputs and targets as two arguments, as Keras has them."""
-    if apart:
-        raise ConfigurationError(f"{call} takes inputs and targets as one pair: {call}((x, y))")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from parashard.errors import ConfigurationError
 from parashard.job.policy import Policy
 from parashard.plan.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
+from parashard.plan.steps import StepPlan
 from parashard.settings.table import Before, OneOf, Table, key
 from parashard.transports.base import TransportKind
 
@@ -70,6 +71,18 @@ class JobOptions(Table):
         description="Number of the first epoch, 0 unless others were trained before: each has an order of its own.",
     )
     batch_size: int = key(ge=1, le=2**31 - 1, description="Examples of one step.")
+    steps_per_epoch: int | None = key(
+        default=None,
+        ge=1,
+        le=10**12,
+        description="Steps of an epoch, in place of one pass over the examples; the next epoch goes on in the pass.",
+    )
+    drop_last: bool = key(
+        default=False, description="Whether the last step of a pass is left out where it is shorter than the others."
+    )
+    shuffle: bool = key(
+        default=True, description="Whether each pass has an order of its own; false: the examples' own order."
+    )
     max_attempts: int = key(
         default=5,
         ge=1,
@@ -79,6 +92,19 @@ class JobOptions(Table):
     on_bad_step: Literal["stop", "skip"] = key(
         default="stop", description="Whether a bad step stops the job, or is skipped on every shard and counted."
     )
+
+    def steps(self, examples: int) -> StepPlan:
+        """Return the job's steps over so many training examples."""
+        return StepPlan(
+            examples,
+            self.batch_size,
+            self.epochs,
+            self.seed,
+            self.first_epoch or 0,
+            self.steps_per_epoch,
+            self.drop_last,
+            self.shuffle,
+        )
 
 
 class ConsistencyOptions(Table):

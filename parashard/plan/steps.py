@@ -24,9 +24,10 @@ BLOCK_EXAMPLES = 4096  # indices that are computed at once
 class StepPlan:
     """The numbered steps 0 .. total - 1 of a job.
 
-    The e-th epoch is the steps [e * steps_per_epoch, (e + 1) * steps_per_epoch); they cut its own permutation of all
-    examples into batches, so each example is in exactly one step of each epoch. Where `batch_size` does not divide
-    `examples`, the last step of every epoch is shorter: nothing is dropped, nothing is taken twice.
+    A pass cuts its own permutation of all examples into batches, so each example is in exactly one step of it. Where
+    `batch_size` does not divide `examples`, the last step of a pass is shorter, or left out. The e-th epoch is the
+    steps [e * steps_per_epoch, (e + 1) * steps_per_epoch): one pass, unless `epoch_steps` says otherwise; passes go on
+    from one epoch into the next.
 
     Parameters
     ----------
@@ -40,6 +41,12 @@ class StepPlan:
         The job's seed.
     first_epoch : int
         The number of the epoch that step 0 lies in, >= 0: those before it were another job's.
+    epoch_steps : int, optional
+        Steps of an epoch; None: those of a pass.
+    drop_last : bool
+        Leave the shorter last step of a pass out.
+    shuffle : bool
+        False: each pass has the examples in their own order.
 
     Examples
     --------
@@ -55,6 +62,9 @@ class StepPlan:
     epochs: int
     seed: int
     first_epoch: int = 0
+    epoch_steps: int | None = None
+    drop_last: bool = False
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.examples <= MAX_LENGTH:
@@ -63,16 +73,36 @@ class StepPlan:
             raise ConfigurationError(f"batch_size must be at least 1, found {self.batch_size}")
         if self.epochs < 1:
             raise ConfigurationError(f"epochs must be at least 1, found {self.epochs}")
+        if not self.steps_per_pass:
+            raise ConfigurationError(
+                f"drop_last leaves no step: a step has {self.batch_size} examples, and there are {self.examples}"
+            )
+
+    @property
+    def steps_per_pass(self) -> int:
+        """Steps that have each example once: ceil(examples / batch_size), or floor where the last is dropped."""
+        return self.examples // self.batch_size if self.drop_last else -(-self.examples // self.batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in one epoch: ceil(examples / batch_size)."""
-        return -(-self.examples // self.batch_size)
+        """Steps in one epoch."""
+        return self.epoch_steps or self.steps_per_pass
+
+    @property
+    def dropped(self) -> int:
+        """Examples that each pass leaves out, others each time where it is shuffled."""
+        return self.examples % self.batch_size if self.drop_last else 0
 
     @property
     def total(self) -> int:
         """Steps in the whole job."""
         return self.epochs * self.steps_per_epoch
+
+    @property
+    def short(self) -> int:
+        """Examples of the shorter last step of a pass; 0: the job has none."""
+        rest = self.examples % self.batch_size
+        return rest if not self.drop_last and self._place(0)[1] + self.total >= self.steps_per_pass else 0
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch that a step lies in; ValueError if the job has no such step."""
@@ -82,7 +112,7 @@ class StepPlan:
 
     def size(self, step: int) -> int:
         """Return how many examples a step has."""
-        return min(self.batch_size, self.examples - step % self.steps_per_epoch * self.batch_size)
+        return min(self.batch_size, self.examples - self._place(step)[1] * self.batch_size)
 
     def indices(self, step: int) -> Indices:
         """Return the examples of a step.
@@ -90,19 +120,26 @@ class StepPlan:
         Returns
         -------
         ndarray of int64, shape (size,)
-            A new array of `batch_size` distinct indices, fewer in the last step of an epoch.
+            A new array of `batch_size` distinct indices, fewer in the last step of a pass.
 
         Raises
         ------
         ValueError
             The job has no such step.
         """
-        epoch = self.epoch_of(step)
+        self.epoch_of(step)  # there is such a step
+        number, place = self._place(step)
+        if not self.shuffle:
+            return np.arange(place * self.batch_size, min((place + 1) * self.batch_size, self.examples), dtype=np.int64)
         of_block = max(1, BLOCK_EXAMPLES // self.batch_size)
-        block, place = divmod(step % self.steps_per_epoch, of_block)
+        block, place = divmod(place, of_block)
         start = place * self.batch_size
         size = of_block * self.batch_size
-        return _block(self.examples, self.seed, epoch, block * size, size)[start : start + self.batch_size].copy()
+        return _block(self.examples, self.seed, number, block * size, size)[start : start + self.batch_size].copy()
+
+    def _place(self, step: int) -> tuple[int, int]:
+        """Return the number of the pass that a step lies in, and its place there."""
+        return divmod(self.first_epoch * self.steps_per_epoch + step, self.steps_per_pass)
 
     def examples_in_words(self, step: int) -> str:
         """Return " (examples ...)", the first examples of a step, to append to an error message."""
@@ -112,12 +149,12 @@ class StepPlan:
 
 
 @lru_cache(maxsize=8)  # the steps of a worker are near each other
-def _block(examples: int, seed: int, epoch: int, start: int, size: int) -> Indices:
-    """Return a run of an epoch's permutation: much cheaper an index than a step's few."""
+def _block(examples: int, seed: int, number: int, start: int, size: int) -> Indices:
+    """Return a run of a pass's permutation: much cheaper an index than a step's few."""
     positions = np.arange(start, min(start + size, examples), dtype=np.int64)
-    return _permutation(examples, seed, epoch)(positions)
+    return _permutation(examples, seed, number)(positions)
 
 
-@lru_cache(maxsize=4)  # around an epoch's end the leases of two epochs alternate
-def _permutation(length: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(length, seed, epoch)
+@lru_cache(maxsize=4)  # around a pass's end the leases of two alternate
+def _permutation(length: int, seed: int, number: int) -> Permutation:
+    return Permutation(length, seed, number)

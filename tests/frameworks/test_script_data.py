@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.examples import indexed
+from parashard.api.examples import indexed, indexed_inputs
 from parashard.api.source import source_of
 from parashard.data.base import Batch
 from parashard.data.tree import leaves
@@ -84,7 +84,6 @@ def test_batches_are_what_a_loader_s_collate_fn_makes_of_them() -> None:
     [
         (torch_data.DataLoader(Stream()), "the DataLoader's dataset can only be iterated"),
         (Stream(), "Stream can only be iterated"),
-        (torch_data.DataLoader(TENSORS, batch_size=3, drop_last=True), "drops the last 2 of 8 examples (drop_last)"),
         (torch_data.DataLoader(TENSORS, batch_size=None), "makes its batches itself"),
         (
             torch_data.DataLoader(TENSORS, sampler=torch_data.WeightedRandomSampler([1.0] * 8, 8)),
@@ -105,6 +104,18 @@ def test_a_loader_that_is_not_plain_says_what_to_pass(loader: Any, says: str) ->
     with pytest.raises(BadData) as refused:
         source_of(loader)
     assert says in refused.value.message
+
+
+@pytest.mark.parametrize("dataset", [TENSORS, torch_data.Subset(TENSORS, range(8))])
+def test_a_loader_may_drop_its_last_batch_in_training_alone(dataset: Any) -> None:
+    loader = torch_data.DataLoader(dataset, batch_size=3, drop_last=True)
+    source: Any = source_of(loader)
+    assert (source.drop_last, source.batch_size, source.spec.examples) == (True, 3, 8)
+    for evaluate in (lambda: source_of(loader, loader), lambda: indexed_inputs(loader, "inputs")):
+        with pytest.raises(
+            BadData, match=r"the DataLoader drops the last 2 of 8 examples \(drop_last\), and only training may"
+        ):
+            evaluate()
 
 
 def test_what_a_dataset_draws_from_pytorch_is_of_the_seed() -> None:

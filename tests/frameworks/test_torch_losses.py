@@ -131,3 +131,40 @@ def test_a_ratio_is_refused_by_name_before_the_start() -> None:
     with pytest.raises(ConfigurationError, match="metric 'recall' is no mean over examples: of 32 examples it is"):
         fit(trainer(LOSSES["mean"], metrics=[recall]))
     assert not Path("runs").exists()
+
+
+# --- batches of one, where a module normalises ---
+
+
+class Normalised(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "what"),
+    [
+        ({"batch_size": 21}, "the last step of a pass has 1 example, where others have 21"),
+        ({"batch_size": 7, "gradient_accumulation": 3}, "a piece of a step has 1 example, where others have 7"),
+    ],
+)
+def test_a_batch_of_one_is_refused_where_it_cannot_be_normalised(sizes: Any, what: str) -> None:
+    says = f"{what}, and the model cannot compute it: ValueError: Expected more than 1 value.*allowed: drop_last=True"
+    with pytest.raises(ConfigurationError, match=says):
+        fit(trainer(LOSSES["mean"], Normalised), **sizes)
+    assert not Path("runs").exists()
+    history = fit(trainer(LOSSES["mean"], Normalised), **sizes, drop_last=True, epochs=2)
+    assert (history.report["steps_applied"], history.report["data"]["dropped"]) == ([6], 1)
+    fit(trainer(LOSSES["mean"]), **sizes)
+
+
+def test_a_picture_alone_can_be_normalised() -> None:
+    class Pictures(torch.nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(
+                torch.nn.Unflatten(1, (1, 1, 3)), torch.nn.BatchNorm2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 2)
+            )
+
+    drawn = torch.get_rng_state()
+    assert fit(trainer(LOSSES["mean"], Pictures), batch_size=21).report["steps_applied"] == [4]
+    assert torch.equal(drawn, torch.get_rng_state())

@@ -25,7 +25,6 @@ from parashard.models import build_model, code_sha256
 from parashard.models.base import Model
 from parashard.models.looking_up import check_looks_up
 from parashard.plan.partition import Plan
-from parashard.plan.steps import StepPlan
 from parashard.process.compute_threads import limit_threads, thread_variables, threads_for
 from parashard.process.logs import log
 from parashard.protocol.proto_conversion import plan_from
@@ -107,7 +106,7 @@ def load_task(
     tables = tables_of(job)
     built = build_model(job.model, spec, job.job.seed, folder, tables) if model is None else model
     check_looks_up(built, {table.name: table for table in tables})
-    steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0)
+    steps = job.job.steps(spec.examples)
     return Task(
         model=built,
         source=opened,

@@ -175,9 +175,7 @@ class Session:
                 self._task = load_task(reply, job, threads=None, device="cpu")
             self._check_keys()
             self._job_seed, self._clip_norm = job.job.seed, job.optimizer.clip_norm
-            self._steps = StepPlan(
-                reply.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0
-            )
+            self._steps = job.job.steps(reply.examples)
             self._weights = round_weights(job, self._steps)
             membership = Membership(coordinator, reply, job, self._plan, credentials=credentials)
             # P13: the program's arithmetic is its own, and in sync:N every worker's must be the same.

@@ -109,7 +109,7 @@ def report(
                 if rate.first_step < steps  # an early stop may have come before it
             ],
         },
-        "data": resolved.spec.figures(),
+        "data": {**resolved.spec.figures(), "dropped": resolved.steps.dropped},
         "parameters": resolved.parameters,
         "staleness": {
             "p50": quantile(staleness, 0.5),

@@ -64,6 +64,14 @@ class ResolvedJob(NamedTuple):
         """Number of elements of the model's variables."""
         return sum(math.prod(variable.shape) for variable in self.plan.variables.values())
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user may have overlooked in the data, or in what the job leaves out of them."""
+        if not self.steps.dropped:
+            return self.spec.warnings
+        left_out = f"drop_last leaves out {self.steps.dropped:,} of {self.spec.examples:,} examples in each pass"
+        return (left_out, *self.spec.warnings)
+
     def summary(self) -> str:
         """Return the model and the data, on one line."""
         return f"{self.spec.summary()}; {self.job.model.kind} with {self.parameters:,} parameters"
@@ -116,7 +124,12 @@ def resolve(
     _check_memory(job, variables, memory_bytes())
     plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
     _check_push_memory(job, plan)
-    steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed, job.job.first_epoch or 0)
+    steps = job.job.steps(spec.examples)
+    if declared.auditor is not None and (job.job.drop_last or job.job.steps_per_epoch):
+        raise ConfigurationError(
+            f"model {job.model.kind!r} counts each example once in each epoch; allowed: neither job.drop_last nor "
+            "job.steps_per_epoch"
+        )
     digest = identity_digest(identity)
     return ResolvedJob(job, spec, declared.auditor, plan, steps, identity, digest, arrays, sha256, rows)
 

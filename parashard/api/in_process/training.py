@@ -373,7 +373,7 @@ def _record(run: Run, follower: CallbackFollower, *, resume: bool) -> JobRecord:
     """Return the state of the job, with what the run has stored of it."""
     callbacks = Callbacks(followed=True, decide=follower.decides, store_evaluated=follower.stores_evaluated)
     job = new_job_record(run.resolved, run.run_id, run.records.incarnation, callbacks)
-    job.opened(run.resolved.summary(), run.resolved.spec.warnings)
+    job.opened(run.resolved.summary(), run.resolved.warnings)
     saved = run.records.load_saved()
     if saved is not None:
         job.resume(saved)

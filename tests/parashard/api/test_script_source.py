@@ -53,6 +53,16 @@ def test_targets_of_a_dict_of_arrays_are_named() -> None:
     assert (sorted(inputs), targets.tolist()) == (["ids", "mask"], [1])
 
 
+@pytest.mark.parametrize(("given", "due"), [({"validation_data": (IDS, LABELS)}, 4), ({"validation_split": 0.5}, 3)])
+def test_validation_steps_judge_the_first_of_the_held_out_examples(given: Any, due: int) -> None:
+    whole = source_of((IDS, LABELS), **given)
+    some = source_of((IDS, LABELS), **given, held_out_max=lambda held_out: due)
+    assert (some.spec.held_out, some.spec.examples) == (due, whole.spec.examples)
+    assert some.held_out(0, due)[0].tolist() == whole.held_out(0, due)[0].tolist()
+    assert some.spec.fingerprint != whole.spec.fingerprint
+    assert source_of((IDS, LABELS), **given, held_out_max=lambda held_out: 99).spec == whole.spec
+
+
 def test_a_source_of_a_job_file_is_taken_as_it_is() -> None:
     source = SyntheticSource(SyntheticOptions(examples=4, held_out=2))
     assert source_of(source) is source

@@ -16,7 +16,7 @@ from parashard.api import fit_on_cluster
 from parashard.api.jobs import check_same_model
 from parashard.data.base import Batch, DataSpec
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.declaration import declare, write_declaration
+from parashard.job.declaration import declare, read_declaration, write_declaration
 from parashard.models.framework import WrongModel
 from support.played_fits import Line, Runs, X, Y, played_runs  # noqa: F401  # a fixture
 
@@ -292,16 +292,35 @@ class Checked(Line):
 @pytest.mark.parametrize(
     ("sizes", "tried"),
     [
-        ({"batch_size": 3}, 3),
-        ({"batch_size": 100}, 6),
-        ({"batch_size": 2, "gradient_accumulation": 2}, 2),
+        ({"batch_size": 3}, [3]),
+        ({"batch_size": 100}, [6]),
+        ({"batch_size": 4}, [4, 2]),
+        ({"batch_size": 4, "drop_last": True}, [4]),
+        ({"batch_size": 2, "gradient_accumulation": 2}, [2, 1]),
     ],
 )
-def test_a_model_is_tried_on_a_batch_of_its_own_size_before_a_job_begins(runs: Runs, sizes: Any, tried: int) -> None:
+def test_a_model_is_tried_on_a_batch_of_its_own_size_before_a_job_begins(runs: Runs, sizes: Any, tried: Any) -> None:
     model = Checked(None)
     ps.Trainer(model).fit((X, Y), verbose=0, **sizes)
-    assert [batch.inputs.tolist() for batch in model.tried] == [X[:tried].tolist()]
+    assert [batch.inputs.tolist() for batch in model.tried] == [X[:size].tolist() for size in tried]
     assert len(runs.jobs) == 1
+
+
+def test_a_last_step_that_cannot_be_computed_is_refused_before_the_first(runs: Runs) -> None:
+    class Even(Checked):
+        def check(self, batch: Batch) -> None:
+            if len(batch.indices) % 4:
+                raise ValueError("not in fours")
+
+    says = (
+        "the last step of a pass has 2 examples, where others have 4, and the model cannot compute it: ValueError: not"
+    )
+    with pytest.raises(
+        ConfigurationError, match=f"{says}.*allowed: drop_last=True, which leaves a shorter last step out"
+    ):
+        ps.Trainer(Even(None)).fit((X, Y), batch_size=4, verbose=0)
+    assert runs.jobs == []
+    ps.Trainer(Even(None)).fit((X, Y), batch_size=4, drop_last=True, verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -328,9 +347,10 @@ def test_names_are_imported_when_they_are_used() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("shuffle", "each epoch has an order of its own"),
-        ("steps_per_epoch", "an epoch has every example once"),
-        ("bath_size", "allowed: data, epochs, "),
+        ("max_epochs", "it is epochs="),
+        ("gradient_clip_val", "it is clip_norm= of the optimizer"),
+        ("validation_batch_size", "an evaluation's figures do not depend on it"),
+        ("bath_size", "allowed: data, y, epochs, "),
     ],
 )
 def test_an_argument_that_fit_has_not_is_a_sentence(runs: Runs, name: str, says: str) -> None:
@@ -353,7 +373,39 @@ def test_a_mistake_has_no_traceback_of_what_is_beneath_and_its_cause_the_users_l
     assert "test_trainer.py" in {Path(frame.filename).name for frame in traceback.extract_tb(cause.__traceback__)}
 
 
-@pytest.mark.parametrize("call", ["fit", "evaluate"])
-def test_inputs_and_targets_are_one_argument(runs: Runs, call: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{call} takes inputs and targets as one pair: {call}\(\(x, y\)\)"):
-        getattr(ps.Trainer(Line()), call)(X, Y)
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_inputs_and_targets_may_be_two_arguments(runs: Runs, verbose: int) -> None:
+    trainer = ps.Trainer(Line())
+    due = trainer.evaluate((X, Y))
+    assert due == trainer.evaluate(X, Y, verbose=verbose) == trainer.evaluate(x=X, y=Y)
+    for given in ({"data": (X, Y)}, {"data": X, "y": Y}, {"x": X, "y": Y}):
+        trainer.fit(**given, verbose=0)
+    assert len({read_declaration(run_dir).spec.fingerprint for _, run_dir in runs.jobs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "named", "says"),
+    [
+        ("fit", (X, Y, 32), {}, r"fit takes the data as fit\(x, y\) or fit\(\(x, y\)\), and all else by name"),
+        ("evaluate", (X, Y, 32), {}, r"evaluate takes the data as evaluate\(x, y\)"),
+        ("fit", (X,), {"x": X}, "fit was given its data twice"),
+        ("fit", (), {}, "fit needs data"),
+        ("evaluate", (X, Y), {"steps": 3}, "evaluate has no steps=; all examples are judged"),
+        ("predict", (X,), {"callbacks": []}, "predict has no callbacks=; fit has them"),
+        ("fit", (X, Y), {"drop_last": 1.5}, "drop_last is True or False, found 1.5"),
+        ("fit", (X, Y), {"shuffle": "batch"}, "shuffle is True or False, found 'batch'"),
+        ("fit", (X, Y), {"steps_per_epoch": 0}, "steps_per_epoch must be a whole number of at least 1, found 0"),
+        ("fit", (X, Y), {"validation_steps": 1}, "validation_steps needs validation_data or validation_split"),
+    ],
+)
+def test_what_cannot_be_data_or_order_is_a_sentence(runs: Runs, call: str, given: Any, named: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        getattr(ps.Trainer(Line()), call)(*given, **named)
+
+
+def test_the_order_of_the_examples_is_the_job_s(runs: Runs) -> None:
+    ps.Trainer(Line()).fit(X, Y, batch_size=4, verbose=0, steps_per_epoch=5, drop_last=True, shuffle=False)
+    ps.Trainer(Line()).fit(X, Y, batch_size=4, verbose=0)
+    chosen, default = (loaded.job.job for loaded, _ in runs.jobs)
+    assert (chosen.steps_per_epoch, chosen.drop_last, chosen.shuffle) == (5, True, False)
+    assert (default.steps_per_epoch, default.drop_last, default.shuffle) == (None, False, True)

@@ -74,3 +74,50 @@ def test_epochs_before_the_first_were_another_job_s():
     for step in range(rest.total):
         assert rest.epoch_of(step) == whole.epoch_of(9 + step)
         assert rest.indices(step).tolist() == whole.indices(9 + step).tolist()
+
+
+# --- what an epoch is ---
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 4), st.integers(1, 30), st.booleans(), st.booleans())
+def test_passes_go_on_from_one_epoch_into_the_next(examples, batch_size, epochs, epoch_steps, drop_last, shuffle):
+    if drop_last and batch_size > examples:
+        return
+    plan = StepPlan(examples, batch_size, epochs, 5, 0, epoch_steps, drop_last, shuffle)
+    passes = StepPlan(examples, batch_size, plan.total, 5, drop_last=drop_last, shuffle=shuffle)
+    assert plan.total == epochs * epoch_steps
+    for step in range(plan.total):
+        assert plan.epoch_of(step) == step // epoch_steps
+        assert plan.indices(step).tolist() == passes.indices(step).tolist()
+        assert plan.size(step) == len(plan.indices(step))
+    sizes = {plan.size(step) for step in range(plan.total)}
+    assert sizes == {plan.size(0)} | ({plan.short} if plan.short else set())
+    rest = StepPlan(examples, batch_size, epochs, 5, 2, epoch_steps, drop_last, shuffle)
+    whole = StepPlan(examples, batch_size, epochs + 2, 5, 0, epoch_steps, drop_last, shuffle)
+    for step in range(rest.total):
+        assert rest.indices(step).tolist() == whole.indices(2 * epoch_steps + step).tolist()
+        assert rest.epoch_of(step) == whole.epoch_of(2 * epoch_steps + step)
+
+
+@given(st.integers(1, 300), st.integers(1, 100))
+def test_a_pass_leaves_out_less_than_a_step(examples, batch_size):
+    if batch_size > examples:
+        with pytest.raises(ConfigurationError, match=f"a step has {batch_size} examples, and there are {examples}"):
+            StepPlan(examples, batch_size, 1, 0, drop_last=True)
+        return
+    plan = StepPlan(examples, batch_size, 1, 0, drop_last=True)
+    seen = np.concatenate([plan.indices(step) for step in range(plan.total)])
+    assert {plan.size(step) for step in range(plan.total)} == {batch_size}
+    assert len(set(seen.tolist())) == len(seen) == examples - plan.dropped
+
+
+def test_each_pass_leaves_others_out():
+    plan = StepPlan(10, 4, 9, 0, drop_last=True)
+    of_pass = [{*plan.indices(2 * number).tolist(), *plan.indices(2 * number + 1).tolist()} for number in range(9)]
+    assert set.union(*of_pass) == set(range(10))
+
+
+def test_without_shuffling_examples_come_in_their_own_order():
+    plan = StepPlan(10, 4, 2, 0, shuffle=False)
+    due = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [plan.indices(step).tolist() for step in range(plan.total)] == due * 2

@@ -1,0 +1,64 @@
+"""Arguments as Keras' and Lightning's users write them: what is taken as it is, and where else another is.
+
+Called by `parashard.api.trainer`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from parashard.errors import ConfigurationError
+
+_EVALUATION = 'the Trainer has settings={"evaluation.every_epochs": ...}'
+_ELSEWHERE = {
+    "validation_freq": _EVALUATION,
+    "check_val_every_n_epoch": _EVALUATION,
+    "val_check_interval": f"{_EVALUATION}, a fraction of an epoch, too",
+    "validation_batch_size": "an evaluation's figures do not depend on it",
+    "workers": "ps.ParameterServerStrategy(workers=...) has it",
+    "optimizer": "the Trainer has it",
+    "max_epochs": "it is epochs=",
+    "max_steps": "steps_per_epoch= times epochs= is as many",
+    "limit_train_batches": "it is steps_per_epoch=",
+    "limit_val_batches": "it is validation_steps=",
+    "accumulate_grad_batches": "it is gradient_accumulation=",
+    "gradient_clip_val": "it is clip_norm= of the optimizer, such as ps.Adam(1e-3, clip_norm=1.0)",
+    "gradient_clip_algorithm": "the optimizer has clip_norm= and clip_value=",
+    "ckpt_path": "resume=True goes on with this script's newest run",
+    "train_dataloaders": "it is the first argument",
+    "val_dataloaders": "it is validation_data=",
+    "dataloaders": "it is the first argument",
+    "steps": "all examples are judged; give fewer of them",
+    "callbacks": "fit has them",
+}
+"""What is elsewhere that users of Keras and Lightning look for."""
+
+
+def one_data(call: str, data: Any, y: Any, apart: Sequence[object], others: dict[str, Any]) -> Any:
+    """Return the data of a call, which may have inputs and targets apart, as Keras has them: call(x, y).
+
+    Raises
+    ------
+    ConfigurationError
+        If there are none, or more of them.
+    """
+    if "x" in others:
+        if data is not None:
+            raise ConfigurationError(f"{call} was given its data twice: as the first argument and as x=")
+        data = others.pop("x")
+    if apart:
+        raise ConfigurationError(f"{call} takes the data as {call}(x, y) or {call}((x, y)), and all else by name")
+    if data is None:
+        raise ConfigurationError(f"{call} needs data: {call}(x, y), {call}((x, y)) or a dataset")
+    return data if y is None else (data, y)
+
+
+def check_none(call: Callable[..., Any], others: Mapping[str, object]) -> None:
+    """Refuse arguments that a call has not."""
+    for name in others:
+        parameters = inspect.signature(call).parameters
+        allowed = [key for key in parameters if key not in ("self", "apart", "others")]
+        hint = f"{_ELSEWHERE[name]}; " if name in _ELSEWHERE and name not in allowed else ""
+        raise ConfigurationError(f"{call.__name__} has no {name}=; {hint}allowed: {', '.join(allowed)}")
