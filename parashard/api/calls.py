@@ -12,9 +12,9 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,16 +31,30 @@ _CALL, _RESULT, _ERROR = "call", "result", "error"
 _ALLOWED = "allowed are arrays, numbers, text, None, and lists, tuples and dicts (by text) of them"
 
 
+_ITERATORS = itertools.count()
+
+
 @dataclass(frozen=True)
 class PerWorker:
-    """In arguments: an iterator that each worker makes once, by a function without arguments."""
+    """In arguments: a dataset that each worker makes once, by a function without arguments, or an iterator over it.
+
+    Parameters
+    ----------
+    number : int
+        Of the dataset.
+    function : str
+        What makes it.
+    iterator : int, optional
+        The number of an iterator over it; None: it is the dataset.
+    """
 
     number: int
     function: str
+    iterator: int | None = None
 
-    def __iter__(self) -> Self:
-        """Return itself: TensorFlow's programs pass `iter(dataset)`."""
-        return self
+    def __iter__(self) -> PerWorker:
+        """Return a new iterator over the dataset, which begins anew in each worker; one of an iterator is itself."""
+        return self if self.iterator is not None else replace(self, iterator=next(_ITERATORS))
 
     def __next__(self) -> Any:
         """Refuse: only workers have elements."""
@@ -198,7 +212,7 @@ def _tree(value: Any, arrays: dict[str, NDArray[Any]], depth: int) -> Any:  # on
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.float64)):
         return value.item() if isinstance(value, np.generic) else value
     if isinstance(value, PerWorker):
-        return {"per_worker": [value.number, value.function]}
+        return {"per_worker": [value.number, value.function, value.iterator]}
     if isinstance(value, tuple | list):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [_tree(item, arrays, depth + 1) for item in value]}
@@ -231,5 +245,5 @@ def _value(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:  # noqa: PLR09
         case "scalar":
             return arrays[content][()]
         case "per_worker":
-            return PerWorker(int(content[0]), str(content[1]))
+            return PerWorker(*content)
     raise ValueError(f"{kind!r} is unknown")

@@ -249,13 +249,17 @@ class Coordinator:
         return value
 
     def create_per_worker_dataset(self, function: Callable[[], Any]) -> PerWorker:
-        """Return an argument for `schedule` that is an iterator of its own in each worker.
+        """Return an argument for `schedule` that is a dataset of its own in each worker.
+
+        A function iterates over it from the beginning in each call; `next` of it goes on where the worker's last call
+        was. `iter(...)` of it is another argument: an iterator, which begins anew in each worker and goes on over calls.
 
         Parameters
         ----------
         function : callable
-            At the script's top level, without arguments; each worker calls it once, and iterates over what it returns.
-            A worker that is started again begins anew. `iter(...)` of the argument is the argument, as in TensorFlow.
+            At the script's top level, without arguments; each worker calls it once and iterates over what it returns.
+            One that returns an iterator, such as a generator, is called again for each iteration. A worker that is
+            started again begins anew.
         """
         name = name_of(function, self._defined, "coordinator.create_per_worker_dataset")
         self._per_worker += 1

@@ -8,7 +8,7 @@ again where it died. Owns what a function gets and what of its answer is a gradi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +28,8 @@ from parashard.plan.variables import Float32s
 NO_TABLES: Mapping[str, Table] = MappingProxyType({})
 WRONG_KEYS_MAX = 1024
 """Of calls whose keys could not be named, until they are called: more than any worker has read ahead."""
+ITERATORS_MAX = 1024
+"""Over per-worker datasets, of which a worker keeps the newest."""
 STEPS_MAX = 1 << 32
 """Of a job of open length: the length that it is declared with."""
 
@@ -71,7 +73,7 @@ class ScheduledFunctions:
         self.tables = tuple(tables.values())
         self._tables = {name: table.embedding for name, table in tables.items()}
         self._wrong_keys: dict[int, Exception | SystemExit] = {}  # by step, until it is called
-        self._iterators: dict[int, Iterator[Any]] = {}
+        self._datasets = WorkerDatasets()
 
     def initial_variables(self) -> Mapping[str, Any]:
         """Return the first values."""
@@ -174,11 +176,9 @@ class ScheduledFunctions:
         return found
 
     def _resolved(self, value: Any) -> Any:
-        """Return an argument, with this worker's own iterators in it."""
+        """Return an argument, with this worker's own datasets and iterators in it."""
         if isinstance(value, PerWorker):
-            if value.number not in self._iterators:
-                self._iterators[value.number] = iter(found(value.function)())
-            return self._iterators[value.number]
+            return self._datasets.of(value)
         if isinstance(value, list):
             return [self._resolved(item) for item in value]
         if isinstance(value, tuple):
@@ -186,6 +186,63 @@ class ScheduledFunctions:
         if isinstance(value, dict):
             return {name: self._resolved(item) for name, item in value.items()}
         return value
+
+
+class WorkerDataset:
+    """A dataset of a worker: each `for` begins anew, and `next` takes the next item of all calls of this worker.
+
+    Parameters
+    ----------
+    make : callable
+        The user's function. It is called again for a new iterator where it returns one that cannot begin anew, such as
+        a generator.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._made = make()
+        self._is_fresh = True
+        self._running: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = iter(self._made)
+        if iterator is self._made and not self._is_fresh:
+            self._made = self._make()
+            iterator = iter(self._made)
+        self._is_fresh = False
+        return iterator
+
+    def __next__(self) -> Any:
+        if self._running is None:
+            self._running = iter(self)
+        return next(self._running)
+
+
+class WorkerDatasets:
+    """The datasets of a worker, and iterators over them, of which the newest are kept."""
+
+    def __init__(self) -> None:
+        self._datasets: dict[int, WorkerDataset] = {}
+        self._iterators: dict[int, Iterator[Any]] = {}
+        self._forgotten = -1  # the highest number of an iterator that is not kept
+
+    def of(self, argument: PerWorker) -> WorkerDataset | Iterator[Any]:
+        """Return the dataset or iterator that an argument stands for."""
+        if argument.number not in self._datasets:
+            self._datasets[argument.number] = WorkerDataset(found(argument.function))
+        dataset, number = self._datasets[argument.number], argument.iterator
+        if number is None:
+            return dataset
+        if number not in self._iterators:
+            if number <= self._forgotten:
+                raise ConfigurationError(
+                    f"an iterator of a per-worker dataset is used after {ITERATORS_MAX:,} newer ones: make a new one"
+                )
+            self._iterators[number] = iter(dataset)
+            if len(self._iterators) > ITERATORS_MAX:
+                self._forgotten = min(self._iterators)
+                del self._iterators[self._forgotten]
+        return self._iterators[number]
 
 
 def _has_iterators(value: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parashard.api import scheduled
 from parashard.api.calls import Call, Calls, PerWorker
 from parashard.api.functions import Function
 from parashard.api.scheduled import ScheduledFunctions
@@ -28,6 +29,16 @@ def answer(weights: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
 def data() -> Iterator[int]:
     made.append(1)
     return iter(range(5))
+
+
+def numbers() -> Iterator[int]:
+    made.append(1)
+    return (number for number in (1, 2, 3))
+
+
+def listed() -> list[int]:
+    made.append(1)
+    return [1, 2, 3]
 
 
 class Worker:
@@ -113,3 +124,39 @@ def test_an_iterator_is_this_workers_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(made) == 2
     with pytest.raises(ConfigurationError, match="has its elements in workers: pass it to"):
         next(mine)
+
+
+def test_each_iterator_begins_anew_and_goes_on_over_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.clear()
+    dataset = PerWorker(0, f"{__name__}:numbers")
+    worker = Worker(tmp_path, monkeypatch, lambda weights, items: [next(items), *items], pushes=0)
+    for epoch in range(3):
+        iterator = iter(dataset)
+        assert iter(iterator) is iterator
+        for step, due in ((2 * epoch, [1, 2, 3]), (2 * epoch + 1, None)):
+            worker.run(step, iterator)
+            assert (worker.calls.error(step) == "") == (due is not None), "the second call finds it at its end"
+            if due:
+                assert worker.calls.result(step) == due
+    assert len(made) == 3, "a generator is made anew for each"
+
+
+@pytest.mark.parametrize("name", ["numbers", "listed"])
+def test_a_dataset_begins_anew_in_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    made.clear()
+    worker = Worker(tmp_path, monkeypatch, lambda weights, items: [sum(items), next(items)], pushes=0)
+    for step in range(3):
+        worker.run(step, PerWorker(0, f"{__name__}:{name}"))
+        assert worker.calls.result(step) == [6, step + 1], "next goes on"
+    assert len(made) == (4 if name == "numbers" else 1)
+
+
+def test_an_iterator_that_is_forgotten_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduled, "ITERATORS_MAX", 2)
+    dataset = PerWorker(0, f"{__name__}:listed")
+    worker = Worker(tmp_path, monkeypatch, lambda weights, items: next(items), pushes=0)
+    iterators = [iter(dataset) for _ in range(3)]
+    for step, place in enumerate([0, 1, 2, 2, 1, 0]):
+        worker.run(step, iterators[place])
+    assert [worker.calls.error(step) != "" for step in range(6)] == [False] * 5 + [True]
+    assert "is used after 2 newer ones: make a new one" in worker.calls.error(5)
