@@ -32,7 +32,7 @@ from parashard.models.framework import (
 )
 from parashard.models.judging import Given, Told, judged, metrics_by_name
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
-from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, tensor_of, torch
+from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, stored, tensor_of, torch
 from parashard.models.torch_embeddings import (
     Embedding,
     EmbeddingBag,
@@ -43,15 +43,27 @@ from parashard.models.torch_embeddings import (
     named_ids,
     rows_lent,
 )
+from parashard.models.torch_export import Vocabulary, exportable
 from parashard.models.torch_losses import loss_kind
-from parashard.models.torch_variables import Place, check, kinds_of, lent, named, places_of, plain_name, tensors_of
+from parashard.models.torch_variables import (
+    Place,
+    check,
+    compute_again,
+    copied,
+    kinds_of,
+    lent,
+    named,
+    places_of,
+    plain_name,
+    tensors_of,
+)
 from parashard.models.weighted import weighted_loss
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s
 from parashard.process.turns import turn
 from parashard.protocol.messages import NO_KEYS
 
-__all__ = ["Embedding", "EmbeddingBag", "Model"]
+__all__ = ["Embedding", "EmbeddingBag", "Model", "Vocabulary", "exportable"]
 
 Loss = Callable[[Any, Any], Any]
 
@@ -141,6 +153,8 @@ class Model:
         self._own: dict[str, torch.Tensor] = {}
         self._places: dict[str, list[Place]] = {}  # where the module has each; a tensor that is tied has more than one
         self._modules: list[tuple[str, torch.nn.Module]] = []  # all within, by what their tensors' names begin with
+        self._kept_in_eval: set[str] = set()  # of them
+        self._has_looked_for_writes = False
         self._dtype: torch.dtype | None = None
 
     @property
@@ -166,7 +180,10 @@ class Model:
         if seed != self._seed and not isinstance(self._given, torch.nn.Module):
             self._module = None
         self._seed = seed
-        self._ready()
+        if self._module is None:
+            self._ready()
+        else:
+            self._look_at(self._module)
 
     @property
     def normalises_batches(self) -> bool:
@@ -191,7 +208,7 @@ class Model:
         own._module = None
         made = own._ready() if not isinstance(self._given, torch.nn.Module) else mine
         if made is mine:  # also of a factory that returns the same one each time
-            own._module, own._given = None, copy.deepcopy(mine)
+            own._module, own._given = None, copied(mine)
             own._ready()
         if own.fixed_sha256() != self.fixed_sha256():
             raise ConfigurationError(
@@ -228,11 +245,15 @@ class Model:
 
     def _computed(self, variables: Mapping[str, Array], batch: Batch, xp: Any, scale: float) -> Computed:
         module = self._ready()
-        if not all(within.training for _, within in self._modules):
-            module.train()
+        self._train_mode(module)
         pulled = self._pulled(variables)
         seed_generators(step_seed("torch", self._seed, batch.step, batch.part))
         trained = {name: tensor.requires_grad_() for name, tensor in pulled.items() if not self._kinds[name]}
+        for name, tensor in trained.items():
+            for hook in (self._own[name]._backward_hooks or {}).values():
+                tensor.register_hook(hook)
+        first = {} if self._has_looked_for_writes else {name: t.detach().clone() for name, t in trained.items()}
+        self._has_looked_for_writes = True
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
         state = {name: tensor.clone() for name, tensor in pulled.items() if name not in trained}
         constants = {name: b for name, b in self._buffers().items() if name not in pulled}
@@ -251,6 +272,8 @@ class Model:
                 "the loss has no gradient by any parameter: it is made without them, or by detach(), item() or numpy()"
             )
         written = [name for name, tensor in trained.items() if tensor._version != versions[name]]
+        # Writes through .data are not counted, and are looked for once.
+        written += [name for name, before in first.items() if not torch.equal(trained[name], before)]
         if written:
             raise WrongModel(f"parameter {written[0]!r} is written in place while a step is computed: {NOT_IN_PLACE}")
         now = self._buffers() if constants else constants
@@ -258,9 +281,21 @@ class Model:
         frozen = [name for name in state if self._kinds[name] == FROZEN]
         written += [name for name in frozen if not torch.equal(tensors[name], pulled[name])]
         if written:
+            said = {
+                name: "average:0.1" if {**constants, **state}[name].is_floating_point() else "counter"
+                for name in written
+            }
             raise WrongModel(
-                f"{written[0]!r} is written while a step is computed, and has no gradient to push; say how it changes: "
-                f"state={{{written[0]!r}: 'average:0.1'}} for a running average, 'counter' for whole numbers, 'sum'"
+                f"{', '.join(map(repr, written))}: written while a step is computed, and without a gradient to push; "
+                f"say how: state={said}, where 'average:M' is a running average ('average:1' keeps the newest), "
+                "'counter' counts, and 'sum' is any other change"
+            )
+        turned = [name for name, tensor in trained.items() if not tensor.requires_grad]
+        turned += [name for name in frozen if tensors[name].requires_grad]
+        if turned:
+            raise WrongModel(
+                f"requires_grad of {turned[0]!r} is changed while a step is computed: set it before fit, which reads "
+                "it as it begins"
             )
         single = loss.reshape(()) if loss.ndim else loss
         whole = single if scale == 1 else single.float() * scale
@@ -300,11 +335,17 @@ class Model:
     @turn()
     def own(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
         """Return a copy of the module with these weights in it."""
-        module = copy.deepcopy(self._ready())
+        module = copied(self._ready()).eval()
         with torch.no_grad():
             for name, tensor in tensors_of(module, self._kinds).items():
                 tensor.copy_(tensor_of(value_of(values[name], self._kinds[name])).reshape(tensor.shape))
-        return module.eval()
+        compute_again(module)
+        return module
+
+    def state_dict(self, values: Mapping[str, Float32s]) -> dict[str, Any]:
+        """Return the `state_dict` of the module with these weights as arrays; what is no tensor is left out."""
+        found = self.own(values).state_dict()
+        return {plain_name(name): stored(value) for name, value in found.items() if isinstance(value, torch.Tensor)}
 
     def hold(self, own: torch.nn.Module, tables: Mapping[str, HeldTable]) -> None:
         """Give a module that `own` returned the rows of all tables."""
@@ -378,16 +419,34 @@ class Model:
     def _ready(self) -> torch.nn.Module:
         if self._module is None:
             self._module = self._built()
-            self._kinds = kinds_of(self._module, self._state_kinds)  # once, not in each step
-            self._own = tensors_of(self._module, self._kinds)
-            self._places = places_of(self._module)
-            self._look_ups = look_ups_in(self._module)
-            self._modules = [(plain_name(f"{p}." if p else ""), within) for p, within in self._module.named_modules()]
-            half = any(parameter.dtype == torch.float16 for parameter in self._module.parameters())
-            self._scale = LOSS_SCALE if half or self._autocast == torch.float16 else 1.0
-            types = {parameter.dtype for parameter in self._module.parameters()}
-            self._dtype = types.pop() if len(types) == 1 else None
+            self._look_at(self._module)
         return self._module
+
+    def _look_at(self, module: torch.nn.Module) -> None:
+        """Note what a module has, as each fit begins: a user may have frozen, unfrozen or hooked it since the last."""
+        check(module)
+        check_keys(module, self.keys_function)
+        self._kinds = kinds_of(module, self._state_kinds)
+        self._own = tensors_of(module, self._kinds)
+        self._places = places_of(module)
+        self._look_ups = look_ups_in(module)
+        self._modules = [(plain_name(f"{path}." if path else ""), within) for path, within in module.named_modules()]
+        if module.training:
+            self._kept_in_eval = {path for path, within in self._modules if not within.training}
+        self._has_looked_for_writes = False
+        half = any(parameter.dtype == torch.float16 for parameter in module.parameters())
+        self._scale = LOSS_SCALE if half or self._autocast == torch.float16 else 1.0
+        types = {parameter.dtype for parameter in module.parameters()}
+        self._dtype = types.pop() if len(types) == 1 else None
+
+    def _train_mode(self, module: torch.nn.Module) -> None:
+        """Set a module to training, but for those within that the user has set to evaluation."""
+        if all(within.training != (path in self._kept_in_eval) for path, within in self._modules):
+            return
+        module.train()
+        for path, within in self._modules:
+            if path in self._kept_in_eval:
+                within.training = False
 
     def _built(self) -> torch.nn.Module:
         module = self._given
@@ -395,8 +454,6 @@ class Model:
             with torch.random.fork_rng(devices=[]):  # the user's own draws go on as if nothing had been drawn
                 torch.manual_seed(self._seed)
                 module = made_by(module, "module()")
-        check(module)
-        check_keys(module, self.keys_function)
         return module
 
 

@@ -252,7 +252,7 @@ class Coordinator:
         """Return an argument for `schedule` that is a dataset of its own in each worker.
 
         A function iterates over it from the beginning in each call; `next` of it goes on where the worker's last call
-        was. `iter(...)` of it is another argument: an iterator, which begins anew in each worker and goes on over calls.
+        was. `iter(...)` of it is another argument: an iterator that begins anew in each worker and goes on over calls.
 
         Parameters
         ----------

@@ -25,7 +25,7 @@ from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, DeclaredJob, declare
 from parashard.job.load import LoadedJob
 from parashard.launch.programs import write_program
-from parashard.launch.run_files import CALLS_FILE, CHECKPOINTS, ORIGIN_FILE, PROGRAM_FILE, WEIGHTS_FILE
+from parashard.launch.run_files import CALLS_FILE, CHECKPOINTS, ORIGIN_FILE, PROGRAM_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, owned, unchanged_if_refused
 from parashard.models.base import Model
 from parashard.store import open_store
@@ -181,7 +181,8 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
             report = note_code(run_dir, place.train(fit))
     finally:
         view.close()
-    weights, history = follower.end() or run_dir / WEIGHTS_FILE, follower.history
+    variables = call.present.save_state_dict(run_dir)
+    weights, history = follower.end() or variables, follower.history
     if not quiet:
         say_end(History(report, run_dir, history))
     return {"report": report, "run_dir": str(run_dir), "weights": str(weights), "history": history}

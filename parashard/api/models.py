@@ -6,6 +6,7 @@ Owns what a trainer asks of a model, and the weights between its calls. Knows no
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,8 @@ from parashard.errors import BadData, ConfigurationError, ParashardError
 from parashard.job.declaration import parts_of
 from parashard.job.declared_table import Table
 from parashard.job.schema import Job
-from parashard.models.base import Checked, FrameworkModel, HoldsRows, Initial, Model, Seeded
+from parashard.launch.run_files import VARIABLES_FILE, WEIGHTS_FILE
+from parashard.models.base import Checked, FrameworkModel, HasStateDict, HoldsRows, Initial, Model, Seeded
 from parashard.models.blame import named_with_line
 from parashard.models.framework import WrongModel
 from parashard.models.judging import Totals
@@ -35,7 +37,8 @@ from parashard.models.looking_up import looked_up, placed
 from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys
 from parashard.plan.variables import Float32s, as_imported, initial_rows
 from parashard.protocol.messages import NO_KEYS
-from parashard.store.arrays import read_arrays
+from parashard.store.arrays import read_arrays, write_arrays
+from parashard.store.durable import replace_durably
 
 METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
@@ -80,15 +83,33 @@ class PresentModel:
         self._run_dir: Path | None = None  # of the last fit
         self._weights: Path | None = None  # of the same
         self._values: dict[str, Float32s] | None = None
+        self._first: dict[str, tuple[Any, ...]] = {}  # digests of what the model began with, at the last fit
 
     def begin(self) -> None:
-        """Seed the model, if it can be."""
+        """Seed the model, if it can be.
+
+        Raises
+        ------
+        ConfigurationError
+            If the user has changed its first values since a fit, which the present weights would hide.
+        """
         if isinstance(self.given, Seeded):
             self.given.seed(self._seed)
+        if self._weights is not None and isinstance(self.given, FrameworkModel):
+            now = self._first_values()
+            changed = sorted(name for name in self._first | now if self._first.get(name) != now.get(name))
+            if changed:
+                raise ConfigurationError(
+                    f"{changed[0]!r} of the model was changed after a fit, and the trainer goes on from the weights of "
+                    "that fit: change what trainer.model() returns, and give it to a new trainer"
+                )
 
     def go_on_from(self, run_dir: Path, weights: Path) -> None:
         """Take the weights of a file, and the rows of a run, as the present ones."""
         self._run_dir, self._weights, self._values = run_dir, weights, None
+        if isinstance(self.given, FrameworkModel):
+            self.given.seed(self._seed)
+            self._first = self._first_values()
 
     def tables(self) -> dict[str, Table]:
         """Return the embedding tables whose rows the model looks up, by name."""
@@ -236,6 +257,25 @@ class PresentModel:
             raise BadData("inputs has no examples")
         return joined(parts)
 
+    def save_state_dict(self, run_dir: Path) -> Path:
+        """Have a run's file of weights as the model's framework loads them; return the file that has the variables.
+
+        Where the disk is full the file stays as it is, with the variables.
+        """
+        weights, variables = run_dir / WEIGHTS_FILE, run_dir / VARIABLES_FILE
+        if not isinstance(self.given, HasStateDict):
+            return weights
+        arrays = read_arrays(weights)
+        own = self.given.state_dict(as_imported(arrays))
+        if _forms(own) == _forms(arrays):
+            return weights
+        try:
+            replace_durably(variables, lambda path: write_arrays(path, arrays))
+            replace_durably(weights, lambda path: write_arrays(path, own))
+        except OSError:
+            return weights
+        return variables
+
     def own(self) -> Any:
         """Return the user's own object with the present weights."""
         model, rows = self._framework("own"), self.rows()
@@ -243,6 +283,16 @@ class PresentModel:
         if rows is not None and isinstance(model, HoldsRows):
             model.hold(own, rows.all_held())
         return own
+
+    def _first_values(self) -> dict[str, tuple[Any, ...]]:
+        """Return shapes and digests of what the model begins with, by variable."""
+        found = {}
+        for name, value in self.given.initial_variables().items():
+            variable, array = parts_of(name, value)
+            digest = "" if array is None else hashlib.sha256(array.tobytes()).hexdigest()
+            if not variable.state:  # a call of the user's own module moves that
+                found[name] = (variable.shape, digest)
+        return found
 
     def _check_weighted(self) -> None:
         if not getattr(self.given, "weighted", False):
@@ -305,6 +355,10 @@ def figures_over(
     if not judged:
         raise BadData("data has no examples")
     return totals.figures()
+
+
+def _forms(arrays: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
 
 def _inputs_of(fields: Iterable[Field]) -> dict[str, Field]:

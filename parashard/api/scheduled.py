@@ -205,7 +205,7 @@ class WorkerDataset:
         self._running: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = iter(self._made)
+        iterator: Iterator[Any] = iter(self._made)
         if iterator is self._made and not self._is_fresh:
             self._made = self._make()
             iterator = iter(self._made)

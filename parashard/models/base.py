@@ -132,6 +132,14 @@ class FrameworkModel(Model, Seeded, Protocol):
 
 
 @runtime_checkable
+class HasStateDict(Protocol):
+    """A model whose framework loads weights from arrays by name."""
+
+    def state_dict(self, values: Mapping[str, Float32s]) -> Mapping[str, Any]:
+        """Return these weights as the framework's own object saves them: names, shapes and types."""
+
+
+@runtime_checkable
 class HoldsRows(Protocol):
     """A model whose user's own object can look rows up by itself."""
 

@@ -11,13 +11,14 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
+from parashard.plan.embedding import BFLOAT16
 
 try:
     import torch
 except ImportError:
     raise ConfigurationError("ps.torch needs PyTorch: pip install 'parashard[torch]'") from None
 
-__all__ = ["array_of", "gradient_of", "output_of", "seed_generators", "tensor_of", "torch"]
+__all__ = ["array_of", "gradient_of", "output_of", "seed_generators", "stored", "tensor_of", "torch"]
 
 
 def tensor_of(array: Any) -> torch.Tensor:
@@ -39,6 +40,14 @@ def output_of(value: Any) -> np.ndarray[Any, Any]:
         raise ConfigurationError(f"predict needs a module that returns tensors, found {type(value).__name__}")
     values = value.detach().cpu()
     return np.array((values.float() if values.dtype == torch.bfloat16 else values).numpy())
+
+
+def stored(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor's values as files have them: in its type, bfloat16 as `parashard.plan.embedding.BFLOAT16`."""
+    values = tensor.detach().cpu().contiguous()
+    if values.dtype == torch.bfloat16:
+        return np.array(values.view(torch.int16).numpy()).view(BFLOAT16)
+    return np.array(values.numpy())
 
 
 def gradient_of(gradient: torch.Tensor, xp: Any, scale: float = 1.0) -> Array:

@@ -75,6 +75,11 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
                 f"the rows of table {name!r} are on the shards: trainer.predict looks them up, and trainer.model() "
                 "returns the module with all of them"
             )
+        if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
+            raise ConfigurationError(
+                f"a trace would keep the rows of table {name!r} that it has looked up, and no others: trace what "
+                "ps.torch.exportable(net) returns"
+            )
         if not ids.numel():
             return torch.empty(0, self.dimension, dtype=self._rows.dtype, device=ids.device)
         return self._rows.look_up(name, ids)
@@ -312,6 +317,10 @@ class HeldRows:
     def __init__(self, tables: Mapping[str, HeldTable], dtype: torch.dtype | None) -> None:
         self._tables = tables
         self.dtype = dtype or torch.float32
+
+    def held(self, table: str) -> HeldTable:
+        """Return all rows of a table."""
+        return self._tables[table]
 
     def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ids; of one that has none, its first values."""

@@ -5,6 +5,7 @@ Knows no step. Called by `parashard.torch`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,20 +18,53 @@ from parashard.plan.state import AVERAGE, COUNTER
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+"""Modules around a module that compute it in several places, which is what a strategy does here."""
+
+
 def check(module: Any) -> None:
     """Refuse what cannot be trained."""
     if not isinstance(module, torch.nn.Module):
         raise ConfigurationError(f"module() returned {type(module).__name__}; due is a torch.nn.Module")
+    for path, within in module.named_modules():
+        _check_module(within, plain_name(f"{path}." if path else ""))
     for name, tensor in named([*module.named_parameters(), *module.named_buffers()]).items():
         if torch.nn.parameter.is_lazy(tensor):
             raise ConfigurationError(
                 f"{name!r} of a lazy layer has no shape yet: call the module once on an example before it is given"
             )
+        if tensor.is_meta:
+            raise ConfigurationError(f"{name!r} is on the meta device and has no values: make the module on a real one")
     for name, parameter in module.named_parameters():
-        if parameter.dtype not in FLOATING:
-            raise ConfigurationError(f"parameter {name!r} is {parameter.dtype}; allowed: real floating point")
+        _check_parameter(name, parameter)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigurationError(f"{type(module).__name__} has no parameter that needs a gradient")
+
+
+def _check_module(module: torch.nn.Module, prefix: str) -> None:
+    if type(module).__name__ in WRAPPERS:
+        raise ConfigurationError(
+            f"{type(module).__name__} computes a module in several places, which a strategy does here: give the module "
+            "in it"
+        )
+    for name, value in vars(module).items():
+        if isinstance(value, torch.Generator):
+            raise ConfigurationError(
+                f"{prefix}{name} is a generator of the module's own, and a step that is computed again would draw "
+                "other numbers: draw from PyTorch's default generator, which is seeded before each step"
+            )
+
+
+def _check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
+    if parameter.dtype not in FLOATING:
+        raise ConfigurationError(f"parameter {name!r} is {parameter.dtype}; allowed: real floating point")
+    if parameter.layout != torch.strided:
+        raise ConfigurationError(f"parameter {name!r} is {parameter.layout}; allowed: dense, such as by to_dense()")
+    if parameter._post_accumulate_grad_hooks:
+        raise ConfigurationError(
+            f"parameter {name!r} has a hook of register_post_accumulate_grad_hook, and the shards accumulate "
+            "gradients: register_hook is called here, too"
+        )
 
 
 def kinds_of(module: torch.nn.Module, declared: Mapping[str, str]) -> dict[str, str]:
@@ -114,3 +148,30 @@ def lent(tensors: dict[str, torch.Tensor], places: Mapping[str, Sequence[Place]]
     finally:
         for holder, key, tensor in own:
             holder[key] = tensor
+
+
+def copied(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a deep copy, also of a module with tensors that it has computed, such as one that is pruned.
+
+    Hooks of parameters, which PyTorch does not copy, are those of the original.
+    """
+    computed = {
+        id(value): value.detach().clone()
+        for within in module.modules()
+        for value in vars(within).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }
+    made = copy.deepcopy(module, computed)
+    for own, of_copy in zip(module.parameters(), made.parameters(), strict=True):
+        for hook in (own._backward_hooks or {}).values():
+            of_copy.register_hook(hook)
+    return made
+
+
+def compute_again(module: torch.nn.Module) -> None:
+    """Have tensors that PyTorch's own hooks compute of parameters follow these: of pruning and the old weight norm."""
+    with torch.no_grad():
+        for within in module.modules():
+            for hook in within._forward_pre_hooks.values():
+                if type(hook).__module__.startswith("torch.nn.utils."):
+                    hook(within, ())
