@@ -96,12 +96,17 @@ These rules are the same for `csv` and `parquet`. `criteo` has a format of its o
 
 - **Missing.** An empty cell, `NA`, `N/A`, `NaN`, `null` (in any case) and what `missing` names are missing values, in
   every column; so are Parquet's nulls. In a numeric column a missing value becomes the mean, and if the training rows
-  have one, a second input says 1 where it was missing. In a text column missing is a category of its own. A row whose
-  label is missing is an error.
+  have one, a second input says 1 where it was missing. In a text column missing is a category of its own, and
+  `not_missing` says which of those texts are names there. A row whose label is missing is an error.
 - **Numeric or text.** A column whose other cells all hold finite numbers is numeric, also where Parquet has it as
   text. If half of its cells, or of its distinct cells, hold numbers and one does not, such as `hello` or `inf`, that
-  is an error which names row, column and cell. `categorical` makes a column text. Every other column is text. A
-  Boolean column of Parquet is numeric, 0 or 1.
+  is an error which names row, column and cell. `categorical` makes a column text, and so do whole numbers with leading
+  zeros, such as `04064`. Every other column is text. A Boolean column of Parquet is numeric, 0 or 1.
+- **Equal texts.** Texts are compared without the spaces around them, whole numbers without leading zeros and `.0`, and
+  `true` and `false` in any case: `1.0`, ` 1` and `01` are `1`. So are labels, categories and keys, in held-out tables
+  and afterwards; a vocabulary may tell `01` and `1` apart by a line for each. Other texts that differ in case are two.
+  The report counts for each column the cells that are missing, the unknown texts of held-out rows, and the texts that
+  are read as another one (`data.cells`); a column of whose held-out texts half are unknown is warned of.
 - **Inputs.** A numeric column becomes (x - mean) / standard deviation, a text column one input for each of its
   categories. Both are learned from the training rows alone, and saved: [preprocessing](preprocessing.md). A text that
   only held-out rows have is 0 in all of them. An index of pandas without a name ("", `Unnamed: 0`,

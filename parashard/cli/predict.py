@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from parashard.cli.app import complain
 from parashard.cli.options import complete_runs
 from parashard.launch.prediction import predict_file, print_predictions, write_predictions
 from parashard.launch.run_folders import run_named
@@ -36,6 +37,8 @@ def predict(
     A class comes with its probability; a number is in the unit of the table.
     """
     predictions = predict_file(run_named(run), file)
+    for note in predictions.notes:
+        complain(f"{file}: {note}")
     if output is not None:
         write_predictions(predictions, output)
         typer.echo(f"wrote {output}: {len(predictions.outputs):,} predictions")

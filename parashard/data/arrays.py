@@ -7,16 +7,19 @@ sources of this folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from parashard.data.base import MAX_CLASSES, DataSpec, Field, HashedTexts, Indices
+from parashard.data.base import MAX_CLASSES, CellCounts, DataSpec, Field, HashedTexts, Indices
+from parashard.data.columns import NO_MARKS
 from parashard.data.input_columns import InputColumn
 from parashard.data.preprocessing import ClassTarget, Preprocessing, ValueTarget, fitted_value
 from parashard.data.ragged import Ragged
+from parashard.data.texts import Marks
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
 
@@ -53,14 +56,16 @@ class ArraySource:
         Number of classes; 0 where targets are real numbers.
     input_scale : float
         Inputs are divided by it as they are handed out, in float32: 255 for bytes that mean [0, 1].
-    columns, missing
-        Of a table, as in `Preprocessing`.
+    columns, marks
+        Of a table: its columns, as in `Preprocessing`, and what stands for a missing value.
     target : ClassTarget or ValueTarget, optional
         What a target means; by default the classes are numbered, and values have the training split's scale.
     warnings : sequence of str
         Likely mistakes in the data, for the user.
     hashed : HashedTexts, optional
         Of a table with hashed keys, how many texts and keys it has.
+    cells : mapping of str to CellCounts
+        Of a table, as in `DataSpec`.
     """
 
     def __init__(
@@ -71,10 +76,11 @@ class ArraySource:
         input_scale: float = 1.0,
         *,
         columns: tuple[InputColumn, ...] | None = None,
-        missing: str = "",
+        marks: Marks = NO_MARKS,
         target: ClassTarget | ValueTarget | None = None,
         warnings: Sequence[str] = (),
         hashed: HashedTexts | None = None,
+        cells: Mapping[str, CellCounts] = MappingProxyType({}),
     ) -> None:
         self._training, self._held_out = training, held_out
         self._scale = np.float32(input_scale)
@@ -96,12 +102,14 @@ class ArraySource:
                 input_shape=shape,
                 divide_by=input_scale,
                 columns=columns,
-                missing=missing,
+                missing=marks.also[0] if len(marks.also) == 1 else marks.also or "",
+                not_missing=marks.never,
                 target=target or _numbered(classes) or fitted_value("", training.targets.astype(np.float64), "targets"),
             ),
             warnings=tuple(warnings),
             fields=_fields(training) if several else (),
             hashed=hashed,
+            cells=cells,
         )
 
     @property

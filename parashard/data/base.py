@@ -78,6 +78,24 @@ class HashedTexts(NamedTuple):
         return min(1.0, self.texts**2 / 2.0**65)
 
 
+class CellCounts(NamedTuple):
+    """Cells of a table's column that have no value of their own, in training and held-out rows.
+
+    Parameters
+    ----------
+    missing : int
+        Cells without a value.
+    unknown : int
+        Texts that the training rows, or the column's vocabulary, do not have.
+    merged : int
+        Distinct texts that are read as another one, such as "1.0" as "1".
+    """
+
+    missing: int
+    unknown: int
+    merged: int
+
+
 @dataclass(frozen=True)
 class DataSpec:
     """Properties of a data source that a job needs before it reads an example.
@@ -102,6 +120,8 @@ class DataSpec:
         Each index names a whole batch, as in a `PyDataset` of Keras; then `examples` and `held_out` count batches.
     hashed : HashedTexts, optional
         Of tables whose texts became keys by hashing, training and held-out rows together; None: none did.
+    cells : mapping of str to CellCounts
+        By column of a table; those whose counts are 0 are left out.
     """
 
     examples: int
@@ -114,6 +134,7 @@ class DataSpec:
     fields: tuple[Field, ...] = ()
     batched: bool = False
     hashed: HashedTexts | None = None
+    cells: Mapping[str, CellCounts] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
         """Return the data's sizes by name, for the report."""
@@ -128,6 +149,8 @@ class DataSpec:
         if columns is not None:
             figures["numeric_columns"] = sum(column.kind in ("number", "log_number") for column in columns)
             figures["text_columns"] = len(columns) - figures["numeric_columns"]
+        if self.cells:
+            figures["cells"] = {name: counts._asdict() for name, counts in self.cells.items()}
         if self.hashed is not None:
             figures["hashed_texts"], figures["hashed_keys"] = self.hashed
             figures["collision_chance"] = self.hashed.chance

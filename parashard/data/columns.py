@@ -18,13 +18,12 @@ import numpy.typing as npt
 
 from parashard.data.base import Indices
 from parashard.data.ragged import places_of_rows
+from parashard.data.texts import Marks, canonical, has_leading_zero, number_of
 from parashard.errors import SHOWN_CHARACTERS, BadData, shortened
 
 Float64s = npt.NDArray[np.float64]
 
-MISSING = ("", "na", "n/a", "nan", "null")
-"""Cells that stand for a missing value in every column, in small letters and without the spaces around them."""
-
+NO_MARKS = Marks()
 _DIGITS_KEPT = 15
 """Every whole number with so many digits is a float64."""
 
@@ -63,9 +62,14 @@ class Words(NamedTuple):
         return sorted(self.vocabulary[code] for code in np.flatnonzero(self.counts()))
 
     def places(self, of: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Return for every row the place of its word in `of`; -1 for a word that is not there or is missing."""
-        place = {word: i for i, word in enumerate(of)}
-        return np.array([place.get(word, -1) for word in self.vocabulary] + [-1])[self.codes]  # code -1: the last
+        """Return for every row the place of its word in `of`; -1 for a word that is not there or is missing.
+
+        A word that is not there as it is has the place of the first that means the same.
+        """
+        same = {canonical(word): i for i, word in reversed(list(enumerate(of)))}
+        exact = {word: i for i, word in enumerate(of)}
+        found = [exact.get(word, same.get(canonical(word), -1)) for word in self.vocabulary]
+        return np.array([*found, -1])[self.codes]  # code -1: the last
 
 
 class Lists(NamedTuple):
@@ -149,42 +153,45 @@ def digits_lost(where: str, number: object) -> BadData:
     )
 
 
-def number_of(text: str) -> float | None:
-    """Return the finite number that a cell holds; None if it holds none."""
-    try:
-        value = math.nan if "_" in text else float(text)  # Python accepts 1_000, which no table means
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def is_missing(text: str, also: str = "") -> bool:
-    """Return whether a cell stands for a missing value: those of `MISSING` in any case, and `also`."""
-    text = text.strip()
-    return text.lower() in MISSING or text == also.strip()
-
-
-def without_missing(column: Words, also: str = "") -> Words:
+def without_missing(column: Words, marks: Marks, *, in_text: bool = True) -> Words:
     """Return the column with the cells that stand for a missing value as missing."""
-    gone = np.array([is_missing(word, also) for word in column.vocabulary] + [True])
+    gone = np.array([marks.is_missing(word, in_text=in_text) for word in column.vocabulary] + [True])
     return Words(np.where(gone[column.codes], -1, column.codes), column.vocabulary)
+
+
+def merged(column: Words) -> Words:
+    """Return the column with one word for texts that mean the same: the first of them, without spaces around it."""
+    first: dict[str, int] = {}
+    names: list[str] = []
+    places = []
+    order = sorted(range(len(column.vocabulary)), key=lambda code: column.vocabulary[code].strip())
+    for code in order:
+        place = first.setdefault(canonical(column.vocabulary[code]), len(names))
+        if place == len(names):
+            names.append(column.vocabulary[code].strip())
+        places.append(place)
+    of_code = np.full(len(order) + 1, -1, np.int64)  # the last: code -1
+    of_code[order] = places
+    return Words(of_code[column.codes], tuple(names))
 
 
 def typed(
     table: Table,
     name: str,
     *,
-    also_missing: str = "",
+    marks: Marks = NO_MARKS,
     as_text: bool = False,
+    zeros_are_text: bool = True,
     mixed: bool = False,
     is_label: bool = False,
     may_be_class: bool = False,
 ) -> Cells:
     """Return a column of a training table, which has no lists, as numbers or as text.
 
-    A text column whose cells all hold numbers, but for missing ones, is numeric, unless it is asked for `as_text`. One
-    of which half of the cells, or of the distinct cells, hold numbers is numeric, too, and must not hold anything else,
-    unless it may be `mixed`. Every other one is text.
+    A text column whose cells all hold numbers, but for missing ones, is numeric, unless it is asked for `as_text`, or
+    one is a whole number with a zero before it and `zeros_are_text`. One of which half of the cells, or of the distinct
+    cells, hold numbers is numeric, too, and must not hold anything else, unless it may be `mixed`. Every other one is
+    text.
 
     Raises
     ------
@@ -195,20 +202,21 @@ def typed(
     assert not isinstance(column, Lists)
     if isinstance(column, Numbers):
         return column
-    column = without_missing(column, also_missing)
-    if as_text:
-        return column
+    text = without_missing(column, marks)
+    column = without_missing(column, marks, in_text=False)
+    if as_text or (zeros_are_text and any(map(has_leading_zero, column.used()))):
+        return text
     values, is_number = _numbers(column)
     present = column.codes >= 0
     numeric, distinct = is_number[column.codes], np.flatnonzero(column.counts())
     if not numeric.any():
-        return column
+        return text
     wrong = np.flatnonzero(present & ~numeric)
     if not len(wrong):
         _check_whole(column, values, functools.partial(table.cell, name))
         return Numbers(values[column.codes])
     if mixed or (2 * numeric.sum() < present.sum() and 2 * is_number[distinct].sum() < len(distinct)):
-        return column
+        return text
     found = column.vocabulary[column.codes[wrong[0]]]
     others = f", as have {len(wrong) - 1:,} more rows" if len(wrong) > 1 else ""
     advice = _advice_on_label(column, may_be_class) if is_label else _advice_on_input(name, found)
@@ -236,7 +244,7 @@ def _advice_on_label(column: Words, may_be_class: bool) -> str:
     )
 
 
-def typed_like(training: Cells, table: Table, name: str, *, also_missing: str = "") -> Cells:
+def typed_like(training: Cells, table: Table, name: str, *, marks: Marks = NO_MARKS) -> Cells:
     """Return a column of a held-out table as the kind, numbers or text, that it is in the training table.
 
     Raises
@@ -248,7 +256,7 @@ def typed_like(training: Cells, table: Table, name: str, *, also_missing: str = 
     if isinstance(column, Lists):
         raise BadData(f"{table.path}: column {shown_cell(name)}: has lists, and the training table has none there")
     if isinstance(column, Words):
-        column = without_missing(column, also_missing)
+        column = without_missing(column, marks, in_text=isinstance(training, Words))
     if isinstance(training, Words):
         return as_words(column)
     if isinstance(column, Numbers):

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from parashard.data.columns import Column, Numbers, Words, as_words, shown_cell
+from parashard.data.columns import Column, Numbers, Words, as_words, merged, shown_cell
 from parashard.data.key_columns import (
     KNOWN_KEYS,
     LISTS_OF_KEYS,
@@ -37,13 +37,17 @@ MAX_CATEGORIES = 4096
 
 
 class NumberColumn(Table):
-    """One input, (x - mean) / deviation, 0 for a missing value; with `missing_input` a second: 1 if it is missing."""
+    """One input, (x - mean) / deviation, 0 for a missing value; with `missing_input` a second: 1 if it is missing.
+
+    With `boolean` the texts true and false are numbers, too.
+    """
 
     kind: Literal["number"] = "number"
     name: str
     mean: float
     deviation: float
     missing_input: bool
+    boolean: bool = False
 
     @property
     def width(self) -> int:
@@ -80,7 +84,8 @@ class LogNumberColumn(Table):
 class TextColumn(Table):
     """An input per category, 1 in that of the row's, 0 in the others; with `missing_input` a last: 1 if it is missing.
 
-    A row with a text that is no category, as none of the training rows has it, is 0 in all of them.
+    A row with a text that is no category, as none of the training rows has it, is 0 in all of them. Texts are compared
+    as they are, and then in the form of `parashard.data.texts.canonical`.
     """
 
     kind: Literal["text"] = "text"
@@ -92,6 +97,11 @@ class TextColumn(Table):
     def width(self) -> int:
         """How many inputs it becomes."""
         return len(self.categories) + self.missing_input
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The texts that are not unknown."""
+        return self.categories
 
     def encode(self, column: Column, out: Float32s, origin: str) -> None:
         """Write the inputs of every row into `out`, shape (rows, width), which holds zeros."""
@@ -118,7 +128,13 @@ def fitted_number(name: str, column: Numbers, origin: str) -> NumberColumn:
         The numbers are too large.
     """
     mean, deviation = mean_and_deviation(column.present(), origin)
-    return NumberColumn(name=name, mean=mean, deviation=deviation, missing_input=bool(np.isnan(column.values).any()))
+    return NumberColumn(
+        name=name,
+        mean=mean,
+        deviation=deviation,
+        missing_input=bool(np.isnan(column.values).any()),
+        boolean=column.boolean,
+    )
 
 
 def fitted_text(name: str, column: Words, origin: str) -> TextColumn:
@@ -129,7 +145,9 @@ def fitted_text(name: str, column: Words, origin: str) -> TextColumn:
     BadData
         There are too many categories.
     """
-    fitted = TextColumn(name=name, categories=tuple(column.used()), missing_input=bool((column.codes < 0).any()))
+    fitted = TextColumn(
+        name=name, categories=tuple(merged(column).used()), missing_input=bool((column.codes < 0).any())
+    )
     if fitted.width > MAX_CATEGORIES:
         raise BadData(
             f"{origin}: has {fitted.width:,} categories in {len(column.codes):,} training rows, more than the "

@@ -16,21 +16,28 @@ from parashard.data.columns import Column, Lists, Words, as_words
 from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.options import UnknownTexts
 from parashard.data.ragged import NO_KEY, Int64s, Ragged, run_lengths
+from parashard.data.texts import canonical as compared
 from parashard.settings.table import Table
 
 _INSTEAD_OF_NO_KEY = -2
 
 
 class KeyColumn(Table):
-    """A key of embedding tables: XXH64 of the cell's text, with a seed of the column's own; a missing cell is ""."""
+    """A key of embedding tables: XXH64 of the cell's text, with a seed of the column's own; a missing cell is "".
+
+    With `canonical` it is that of the form in which texts are compared, `parashard.data.texts.canonical`.
+    """
 
     kind: Literal["key"] = "key"
     name: str
+    canonical: bool = False
 
     def keys_of(self, column: Column) -> Int64s:
         """Return the key of every row."""
         text = as_words(column)
-        return hashed([*text.vocabulary, ""], self.name)[text.codes]  # code -1, of a missing cell: the last
+        return hashed([*_compared(text.vocabulary, self.canonical), ""], self.name)[
+            text.codes
+        ]  # code -1, of a missing cell: the last
 
 
 class KeysColumn(Table):
@@ -43,11 +50,12 @@ class KeysColumn(Table):
     name: str
     delimiter: str
     values_max: int
+    canonical: bool = False
 
     def lists_of(self, column: Column) -> Ragged:
         """Return the keys of every row."""
         assert isinstance(column, Lists)
-        of_words = hashed(column.vocabulary, self.name)
+        of_words = hashed(_compared(column.vocabulary, self.canonical), self.name)
         of_words[of_words == NO_KEY] = _INSTEAD_OF_NO_KEY
         return _ragged(of_words[column.codes], column, self.values_max)
 
@@ -63,6 +71,11 @@ class KnownKeyColumn(Table):
     texts: tuple[str, ...]
     first: int
     unknown: UnknownTexts
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The texts that are not unknown."""
+        return self.texts
 
     def keys_of(self, column: Column) -> Int64s:
         """Return the key of every row."""
@@ -82,6 +95,11 @@ class KnownKeysColumn(Table):
     first: int
     unknown: UnknownTexts
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The texts that are not unknown."""
+        return self.texts
+
     def lists_of(self, column: Column) -> Ragged:
         """Return the keys of every row."""
         assert isinstance(column, Lists)
@@ -100,8 +118,8 @@ def hashed(texts: Sequence[str], column: str) -> Int64s:
 
 
 def known_keys(texts: Words, vocabulary: Sequence[str], first: int) -> Int64s:
-    """Return the keys of texts by their place in a vocabulary; spaces around a text do not count."""
-    places = _stripped(texts).places(vocabulary)
+    """Return the keys of texts by their place in a vocabulary, in the form in which texts are compared."""
+    places = texts.places(vocabulary)
     keys: Int64s = np.where(places < 0, first + len(vocabulary), first + places)
     return keys
 
@@ -130,7 +148,7 @@ def _texts_in(column: Column) -> Words:
 
 
 def _is_unknown(column: KnownKeyColumn | KnownKeysColumn, texts: Words) -> npt.NDArray[np.bool_]:
-    unknown: npt.NDArray[np.bool_] = (texts.codes >= 0) & (_stripped(texts).places(column.texts) < 0)
+    unknown: npt.NDArray[np.bool_] = (texts.codes >= 0) & (texts.places(column.texts) < 0)
     return unknown
 
 
@@ -143,5 +161,5 @@ def _ragged(keys: Int64s, column: Lists, values_max: int) -> Ragged:
     return Ragged(keys, column.offsets, max(values_max, longest(column)))
 
 
-def _stripped(texts: Words) -> Words:
-    return Words(texts.codes, tuple(text.strip() for text in texts.vocabulary))
+def _compared(texts: Sequence[str], canonical: bool) -> Sequence[str]:
+    return [compared(text) for text in texts] if canonical else texts

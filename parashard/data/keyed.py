@@ -22,6 +22,7 @@ from parashard.data.key_columns import (
     longest,
 )
 from parashard.data.options import TableOptions
+from parashard.data.texts import canonical
 from parashard.data.vocabularies import read_vocabularies
 
 EVERY_TEXT = "*"
@@ -51,7 +52,7 @@ def fitted_keys(
     BadData, Unavailable
         As `read_vocabularies`.
     """
-    vocabularies = read_vocabularies(options.vocabularies, options.missing)
+    vocabularies = read_vocabularies(options.vocabularies, options.marks)
     named, starred = set(keyed_names(options)), options.key_columns == (EVERY_TEXT,)
     found: dict[str, AnyKeyColumn] = {}
     first = 0
@@ -70,7 +71,7 @@ def _fitted(
     if isinstance(column, Lists):
         delimiter = options.value_delimiter
         if texts is None:
-            return KeysColumn(name=name, delimiter=delimiter, values_max=values_max)
+            return KeysColumn(name=name, delimiter=delimiter, values_max=values_max, canonical=True)
         return KnownKeysColumn(
             name=name,
             delimiter=delimiter,
@@ -80,7 +81,7 @@ def _fitted(
             unknown=options.unknown_texts,
         )
     if texts is None:
-        return KeyColumn(name=name)
+        return KeyColumn(name=name, canonical=True)
     return KnownKeyColumn(name=name, texts=texts, first=first, unknown=options.unknown_texts)
 
 
@@ -95,7 +96,7 @@ def hashed_texts(
     tables : sequence of mapping of str to Column
     """
     texts = {
-        name: list(dict.fromkeys(text for table in tables for text in _used(table[name])))
+        name: list(dict.fromkeys(canonical(text) for table in tables for text in _used(table[name])))
         for name, column in keyed.items()
         if isinstance(column, KeyColumn | KeysColumn)
     }

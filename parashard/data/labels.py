@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import MAX_CLASSES
-from parashard.data.columns import Cells, Numbers, as_words, number_text
+from parashard.data.columns import Cells, Numbers, as_words, merged, number_text
 from parashard.data.options import TargetKind
+from parashard.data.texts import MISSING
 from parashard.errors import BadData, shortened
 from parashard.plan.variables import Float32s
 
@@ -45,7 +46,7 @@ def kind_of_labels(labels: Cells, origin: str) -> TargetKind:
         safe = labels.boolean or distinct <= 2 or (distinct <= INFERRED_CLASSES_MAX and 2 * distinct <= rows)
         otherwise = f'"value" to predict the number, or "class" to tell {distinct:,} classes apart'
     else:
-        counts, what = labels.counts(), "texts"
+        counts, what = merged(labels).counts(), "texts"
         rows, distinct = int(counts.sum()), int(np.count_nonzero(counts))
         safe = distinct <= INFERRED_CLASSES_MAX or 2 * distinct <= rows
         otherwise = f'"class" to tell {distinct:,} classes apart, or name another column in data.label'
@@ -106,7 +107,7 @@ def class_names(labels: Cells, origin: str) -> tuple[str, ...]:
     if isinstance(labels, Numbers):
         names = tuple(number_text(value, labels.boolean) for value in np.unique(labels.present()).tolist())
     else:
-        names = tuple(labels.used())
+        names = tuple(merged(labels).used())
     if not 1 < len(names) <= MAX_CLASSES:
         raise BadData(f"{origin}: must have 2 to {MAX_CLASSES} distinct values, found {len(names)}")
     return names
@@ -126,7 +127,9 @@ def class_targets(labels: Cells, classes: Sequence[str], cell: Cell) -> npt.NDAr
     if len(wrong):
         code = int(text.codes[wrong[0]])
         found = "missing" if code < 0 else f"{_shown(text.vocabulary[code])}, which the training table does not have"
-        raise BadData(f"{cell(int(wrong[0]))}: the label is {found}{_such(wrong)}")
+        names = [name for name in text.vocabulary if name.strip().lower() in MISSING[1:]] if code < 0 else []
+        hint = f"; data.not_missing = [{_shown(names[0].strip())}] reads it as a name" if names else ""
+        raise BadData(f"{cell(int(wrong[0]))}: the label is {found}{_such(wrong)}{hint}")
     return targets
 
 

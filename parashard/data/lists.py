@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from parashard.data.columns import Column, Lists, as_words, is_missing, words
+from parashard.data.columns import NO_MARKS, Column, Lists, as_words, words
 from parashard.data.ragged import run_lengths
+from parashard.data.texts import Marks
 from parashard.errors import BadData
 
 VALUES_MAX = 4096
 """Most values of a cell: a step's examples are arrays as wide as the longest list of the data."""
 
 
-def as_lists(column: Column, delimiter: str, also_missing: str = "") -> Lists:
+def as_lists(column: Column, delimiter: str, marks: Marks = NO_MARKS) -> Lists:
     """Return a column as lists of texts, without values that stand for a missing one.
 
     Parameters
@@ -27,20 +28,20 @@ def as_lists(column: Column, delimiter: str, also_missing: str = "") -> Lists:
         Of text, with a delimiter between the values of a cell, which may have spaces around them; of numbers, one
         each; or of lists.
     delimiter : str
-    also_missing : str
-        What stands for a missing value besides `parashard.data.columns.MISSING`.
+    marks : Marks
+        What stands for a missing value.
     """
     if isinstance(column, Lists):
-        return _without_missing(column, also_missing)
+        return _without_missing(column, marks)
     cells = as_words(column)
-    split = _lists([values_of(cell, delimiter, also_missing) for cell in cells.vocabulary] + [[]])  # code -1: the last
+    split = _lists([values_of(cell, delimiter, marks) for cell in cells.vocabulary] + [[]])  # code -1: the last
     return split.take(np.where(cells.codes < 0, len(cells.vocabulary), cells.codes))
 
 
-def values_of(cell: str, delimiter: str, also_missing: str = "") -> list[str]:
+def values_of(cell: str, delimiter: str, marks: Marks = NO_MARKS) -> list[str]:
     """Return the values of one cell."""
     values = (value.strip() for value in cell.split(delimiter))
-    return [value for value in values if not is_missing(value, also_missing)]
+    return [value for value in values if not marks.is_missing(value)]
 
 
 def lists_of(rows: Iterable[Sequence[str]]) -> Lists:
@@ -72,8 +73,8 @@ def _lists(rows: Sequence[Sequence[str]]) -> Lists:
     return Lists(texts.codes, np.cumsum([0, *map(len, rows)]), texts.vocabulary)
 
 
-def _without_missing(lists: Lists, also_missing: str) -> Lists:
-    gone = np.array([is_missing(text, also_missing) for text in lists.vocabulary] + [True])
+def _without_missing(lists: Lists, marks: Marks) -> Lists:
+    gone = np.array([marks.is_missing(text) for text in lists.vocabulary] + [True])
     there = ~gone[lists.codes]
     before = np.concatenate(([0], np.cumsum(there)))
     return Lists(lists.codes[there], before[lists.offsets], lists.vocabulary)

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from parashard.data.base import MAX_CLASSES, Indices
+from parashard.data.texts import MISSING, Marks, marks_of
 from parashard.plan.permutation import MAX_LENGTH, Permutation
 from parashard.settings.table import After, OneOf, Table, key
 
@@ -81,7 +82,7 @@ class TableOptions(SplitOptions):
     key_columns: tuple[str, ...] = key(
         default=(),
         description="Columns that become keys of embedding tables, one each, instead of numbers: a cell's key is the "
-        'XXH64 of its text. ["*"]: all columns of text or lists, and those of `categorical`.',
+        'XXH64 of its text as it is compared. ["*"]: all columns of text or lists, and those of `categorical`.',
     )
     list_columns: tuple[str, ...] = key(
         default=(),
@@ -108,10 +109,21 @@ class TableOptions(SplitOptions):
         description='Columns that are no inputs, such as ids. An index of pandas without a name ("", "Unnamed: 0", '
         '"__index_level_0__") is none either, unless another key names it.',
     )
-    missing: str = key(
+    missing: str | tuple[str, ...] = key(
         default="",
-        description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?".',
+        description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?", or '
+        'several, such as ["?", "-"].',
     )
+    not_missing: tuple[str, ...] = key(
+        default=(),
+        description='Which of NA, N/A, NaN and null, as written here, are names in columns of text, such as ["NA"] '
+        "for Namibia.",
+    )
+
+    @property
+    def marks(self) -> Marks:
+        """What stands for a missing value."""
+        return marks_of(self.missing, self.not_missing)
 
     def leaves_out(self, name: str) -> bool:
         """Tell whether a column is no input: one of `ignore`, or an index that pandas wrote and no key names."""
@@ -122,6 +134,9 @@ class TableOptions(SplitOptions):
         """Refuse what is said of vocabularies where there are none."""
         if self.unknown_texts != "key" and not self.vocabularies:
             raise ValueError("unknown_texts is of columns in vocabularies, and no column is")
+        strange = [text for text in self.not_missing if text.strip().lower() not in MISSING[1:]]
+        if strange:
+            raise ValueError(f"not_missing has texts that mean a missing value (NA, N/A, NaN, null), found {strange}")
 
 
 def _separator(separator: str) -> str:

@@ -17,16 +17,20 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from parashard.data.base import Field
-from parashard.data.columns import Column, Float64s, Numbers, is_missing, number_of, number_text, shown_cell, words
-from parashard.data.input_columns import ANY_KEYS, InputColumn, TextColumn, check_known, encoded
+from parashard.data.columns import Column, Float64s, Numbers, number_text, shown_cell, words
+from parashard.data.input_columns import ANY_KEYS, InputColumn, NumberColumn, TextColumn, check_known, encoded
 from parashard.data.key_columns import LISTS_OF_KEYS, SINGLE_KEYS
 from parashard.data.lists import lists_of, values_of
 from parashard.data.ragged import LISTS, Ragged
 from parashard.data.standardising import mean_and_deviation
+from parashard.data.texts import Marks, canonical, marks_of, number_of
 from parashard.data.tree import Tree, map_leaves
 from parashard.errors import BadData
 from parashard.settings.reading import read_json
 from parashard.settings.table import OneOf, Table
+
+_PANDAS_MISSING = ("NAType", "NaTType")
+_TRUTHS = {"true": 1.0, "false": 0.0}
 
 
 class ClassTarget(Table):
@@ -59,8 +63,8 @@ class Preprocessing(Table):
         Where there are no columns: what the data's own numbers are divided by.
     columns : tuple of InputColumn, optional
         Of a table, in the order of their inputs; None where the data are arrays.
-    missing : str
-        What stands for a missing value besides `parashard.data.columns.MISSING`.
+    missing, not_missing : str or tuple of str, tuple of str
+        What stands for a missing value besides `parashard.data.texts.MISSING`, and what of that does not in text.
     target : ClassTarget or ValueTarget
     """
 
@@ -68,7 +72,8 @@ class Preprocessing(Table):
     input_shape: tuple[int, ...]
     divide_by: float = 1.0
     columns: tuple[InputColumn, ...] | None = None
-    missing: str = ""
+    missing: str | tuple[str, ...] = ""
+    not_missing: tuple[str, ...] = ()
     target: Annotated[ClassTarget | ValueTarget, OneOf("kind")]
 
     def inputs(self, rows: Sequence[Mapping[str, Any]]) -> Tree:
@@ -93,12 +98,20 @@ class Preprocessing(Table):
             A row lacks a column, or has a value that is not a number in a numeric column, or a text that its column's
             vocabulary lacks and the job refuses; or the data are not a table.
         """
+        return self.encoded(self.table(rows), len(rows))
+
+    def table(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+        """Return the columns of these rows; arguments and errors as of `inputs`."""
         if self.columns is None:
             raise BadData("the data were arrays, not a table: divide them by `divide_by`, as float32")
-        table = {column.name: self._column(column, rows) for column in self.columns}
-        for column in self.columns:
+        return {column.name: self._column(column, rows) for column in self.columns}
+
+    def encoded(self, table: Mapping[str, Column], rows: int) -> Tree:
+        """Return the model's inputs for the columns that `table` gave, of so many rows; errors as of `inputs`."""
+        columns = self.columns or ()
+        for column in columns:
             check_known(column, table[column.name], functools.partial(_cell, column.name))
-        return map_leaves(_whole, encoded(self.columns, table, len(rows), "rows"))
+        return map_leaves(_whole, encoded(columns, table, rows, "rows"))
 
     def fields(self) -> tuple[Field, ...]:
         """Return the arrays of an example's inputs where there are several, as columns are keys; else none."""
@@ -118,13 +131,18 @@ class Preprocessing(Table):
             return lists_of(
                 self._texts(row, number, column.name, column.delimiter) for number, row in enumerate(rows, start=1)
             )
-        texts = [self._text(row, number, column.name) for number, row in enumerate(rows, start=1)]
-        if isinstance(column, (TextColumn, *SINGLE_KEYS)):
+        in_text = isinstance(column, (TextColumn, *SINGLE_KEYS))
+        texts = [self._text(row, number, column.name, in_text=in_text) for number, row in enumerate(rows, start=1)]
+        if in_text:
             return words(texts)
-        values = [math.nan if text is None else number_of(text) for text in texts]
+        truths = _TRUTHS if isinstance(column, NumberColumn) and column.boolean else {}
+        values = [math.nan if text is None else truths.get(canonical(text), number_of(text)) for text in texts]
         if None in values:
             wrong = values.index(None)
-            raise BadData(f"{_cell(column.name, wrong)}: found {shown_cell(texts[wrong] or '')}")
+            raise BadData(
+                f"{_cell(column.name, wrong)}: found {shown_cell(texts[wrong] or '')}; allowed: "
+                f"{'true, false, ' if truths else ''}a number, or an empty cell"
+            )
         return Numbers(np.array(values, np.float64))
 
     def _texts(self, row: Mapping[str, Any], number: int, name: str, delimiter: str) -> list[str]:
@@ -132,24 +150,28 @@ class Preprocessing(Table):
         value = row.get(name)
         if not isinstance(value, list | tuple | np.ndarray):
             text = self._text(row, number, name)
-            return [] if text is None else values_of(text, delimiter, self.missing)
+            return [] if text is None else values_of(text, delimiter, self._marks)
         texts = (self._text({name: one}, number, name) for one in value)
         return [text.strip() for text in texts if text is not None]
 
-    def _text(self, row: Mapping[str, Any], number: int, name: str) -> str | None:
+    def _text(self, row: Mapping[str, Any], number: int, name: str, *, in_text: bool = True) -> str | None:
         if name not in row:
             raise BadData(f"rows: row {number} has no column {shown_cell(name)}")
         value = row[name]
-        if value is None:
+        if value is None or type(value).__name__ in _PANDAS_MISSING:
             return None
         if isinstance(value, bool | np.bool_):
-            value = number_text(float(value), boolean=True)
-        elif isinstance(value, int | np.integer):
-            value = int(value)  # all its digits, which are those of a key
-        elif isinstance(value, float | np.floating) and math.isfinite(value):
-            value = number_text(float(value))
+            return number_text(float(value), boolean=in_text)
+        if isinstance(value, int | np.integer):
+            return str(int(value))  # all its digits, which are those of a key
+        if isinstance(value, float | np.floating) and not math.isinf(value):
+            return None if math.isnan(value) else number_text(float(value))
         text = str(value)
-        return None if is_missing(text, self.missing) else text
+        return None if self._marks.is_missing(text, in_text=in_text) else text
+
+    @property
+    def _marks(self) -> Marks:
+        return marks_of(self.missing, self.not_missing)
 
 
 def fitted_value(name: str, values: Float64s, origin: str) -> ValueTarget:

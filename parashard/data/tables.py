@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Indices
+from parashard.data.cell_counts import told_of_columns
 from parashard.data.columns import (
     Cells,
     Column,
@@ -79,7 +80,7 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
         if absent:
             raise BadData(f"{held_out.path}: lacks the columns {shown_names(absent)}")
         evaluation = {name: _like(options, column, held_out, name) for name, column in whole.items()}
-        judged = typed_like(labels, held_out, options.label, also_missing=options.missing)
+        judged = typed_like(labels, held_out, options.label, marks=options.marks)
         evaluation_targets = _targets(judged, classes, options.label, held_out)
     keyed = fitted_keys(options, whole, evaluation)
     for name, fitted in keyed.items():
@@ -93,21 +94,24 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
         else _fitted(name, column, name in options.categorical, f"{table.path}: column {shown_cell(name)}")
         for name, column in train.items()
     )
+    cells, told = told_of_columns(columns, table.columns, train, evaluation, options.marks)
     return ArraySource(
         Split(encoded(columns, train, len(train_targets), str(table.path)), train_targets),
         Split(encoded(columns, evaluation, len(evaluation_targets), str((held_out or table).path)), evaluation_targets),
         classes=len(classes),
         columns=columns,
         target=_described(options.label, classes, train_targets, origin),
-        missing=options.missing,
+        marks=options.marks,
         warnings=(
             *(f"{one.path}: {said}" for one in (table, held_out) if one is not None for said in one.warnings),
             *_of_index(options, table),
             *_warnings(whole, keyed, options.categorical),
             *collisions,
             *_strange(whole, keyed),
+            *told,
         ),
         hashed=hashed,
+        cells=cells,
     )
 
 
@@ -146,8 +150,9 @@ def _column(options: TableOptions, table: Table, name: str, *, as_text: bool) ->
     cells = typed(
         table,
         name,
-        also_missing=options.missing,
+        marks=options.marks,
         as_text=as_text,
+        zeros_are_text=name != options.label or options.target != "value",
         mixed=name == options.label and options.target == "class",  # the name of a class may be a number or a text
         is_label=name == options.label,
         may_be_class=options.target is None,
@@ -167,7 +172,7 @@ def _listed(options: TableOptions, column: Column, table: Table, name: str) -> L
         raise BadData(f"{table.path}: column {shown_cell(name)}: has lists; {advice}")
     if len(name) > LIST_NAME_MAX:
         raise BadData(f"{table.path}: column {shown_cell(name)}: a name of at most {LIST_NAME_MAX} characters is due")
-    lists = as_lists(column, options.value_delimiter, options.missing)
+    lists = as_lists(column, options.value_delimiter, options.marks)
     check_lengths(lists, functools.partial(table.cell, name))
     return lists
 
@@ -175,10 +180,10 @@ def _listed(options: TableOptions, column: Column, table: Table, name: str) -> L
 def _like(options: TableOptions, training: Column, table: Table, name: str) -> Column:
     """Return a column of a held-out table as the kind that it is in the training table."""
     if not isinstance(training, Lists):
-        return typed_like(training, table, name, also_missing=options.missing)
+        return typed_like(training, table, name, marks=options.marks)
     column = table.columns[name]
     if isinstance(column, Words):
-        column = without_missing(column, options.missing)
+        column = without_missing(column, options.marks)
     return _listed(options, column, table, name)
 
 

@@ -9,22 +9,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from parashard.data.base import kind_of_failure
-from parashard.data.columns import is_missing, shown_cell
+from parashard.data.columns import NO_MARKS, shown_cell
+from parashard.data.texts import Marks
 from parashard.errors import BadData
 
 VOCABULARY_BYTES_MAX = 4 << 20
 """Most bytes of the vocabularies of a job, which is saved with them; columns of more texts have hashed keys."""
 
 
-def read_vocabularies(paths: Mapping[str, Path], also_missing: str = "") -> dict[str, tuple[str, ...]]:
+def read_vocabularies(paths: Mapping[str, Path], marks: Marks = NO_MARKS) -> dict[str, tuple[str, ...]]:
     """Return the texts of each column, in the order of their lines.
 
     Parameters
     ----------
     paths : mapping of str to Path
         By column: UTF-8, a text in each line; spaces around it do not count.
-    also_missing : str
-        What stands for a missing value besides `parashard.data.columns.MISSING`.
+    marks : Marks
+        What stands for a missing value.
 
     Raises
     ------
@@ -40,7 +41,7 @@ def read_vocabularies(paths: Mapping[str, Path], also_missing: str = "") -> dict
         content = _read(path, where, left)
         left -= len(content)
         try:
-            found[column] = tuple(_texts(content.decode("utf-8-sig"), where, also_missing))
+            found[column] = tuple(_texts(content.decode("utf-8-sig"), where, marks))
         except UnicodeDecodeError as error:
             raise BadData(f"{where}: is not text in UTF-8: {error}") from None
     return found
@@ -60,13 +61,13 @@ def _read(path: Path, where: str, left: int) -> bytes:
     return content
 
 
-def _texts(content: str, where: str, also_missing: str) -> Iterator[str]:
+def _texts(content: str, where: str, marks: Marks) -> Iterator[str]:
     lines: dict[str, int] = {}
     for number, line in enumerate(content.split("\n") if content.strip() else [], start=1):
         text = line.strip()
         if not text and number == content.count("\n") + 1:
             break  # behind the last line's end
-        if is_missing(text, also_missing):
+        if marks.is_missing(text):
             raise BadData(f"{where}: line {number} has {shown_cell(text)}, which stands for a missing value")
         if lines.setdefault(text, number) != number:
             raise BadData(f"{where}: lines {lines[text]} and {number} are both {shown_cell(text)}")

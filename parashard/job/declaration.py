@@ -18,7 +18,7 @@ import numpy as np
 from parashard.checkpoints.encoding import Record, decode, encode
 from parashard.checkpoints.manifest import Count, Name, Sha256, StoredVariable
 from parashard.data import open_source
-from parashard.data.base import Batch, DataSpec, Field, HashedTexts, examples_of
+from parashard.data.base import Batch, CellCounts, DataSpec, Field, HashedTexts, examples_of
 from parashard.data.preprocessing import Preprocessing
 from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint, StoreFailed
 from parashard.job.embeddings import tables_of
@@ -215,6 +215,7 @@ class _Declaration(Record):
     fields: tuple[_Field, ...] = ()
     batched: bool = False
     hashed: tuple[Count, Count] | None = None
+    cells: dict[str, tuple[Count, Count, Count]] = key(default_factory=dict)
     variables: Annotated[tuple[_Variable, ...], key(min_length=1)]
     values_sha256: Sha256 | None
     rows_sha256: Sha256 | None = None
@@ -241,6 +242,7 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
         fields=tuple(_Field(name=name, shape=shape, dtype=dtype) for name, shape, dtype in spec.fields),
         batched=spec.batched,
         hashed=None if spec.hashed is None else (spec.hashed.texts, spec.hashed.keys),
+        cells={name: (*counts,) for name, counts in spec.cells.items()},
         variables=tuple(
             _Variable.of(variable, encoding=variable.encoding) for variable in in_name_order(declared.variables)
         ),
@@ -305,6 +307,7 @@ def read_declaration(folder: Path, *, rows: bool = True) -> DeclaredJob:
         fields=tuple(Field(field.name, field.shape, field.dtype) for field in record.fields),
         batched=record.batched,
         hashed=None if record.hashed is None else HashedTexts(*record.hashed),
+        cells={name: CellCounts(*counts) for name, counts in record.cells.items()},
     )
     sha256 = record.rows_sha256 if rows else None
     first_rows = {} if sha256 is None else _read_rows(folder / ROWS_FILE, sha256)

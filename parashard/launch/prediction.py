@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -16,6 +16,7 @@ import numpy as np
 from parashard.data import open_source
 from parashard.data.arrays import AnyArray, check_digits
 from parashard.data.base import Batch, DataSpec
+from parashard.data.cell_counts import told_of_cells
 from parashard.data.columns import Table, Words, as_words
 from parashard.data.csv import read_csv
 from parashard.data.options import CsvOptions
@@ -47,10 +48,13 @@ class Predictions(NamedTuple):
         The model's own: logits of classes, or values in the targets' unit.
     rows : list of list of str
         A header, and a row for each example.
+    notes : sequence of str
+        What a user must know of the file: its cells that are missing or unknown to the model.
     """
 
     outputs: AnyArray
     rows: list[list[str]]
+    notes: Sequence[str] = ()
 
 
 def predict_file(run_dir: Path, file: Path) -> Predictions:
@@ -80,7 +84,7 @@ def predict_file(run_dir: Path, file: Path) -> Predictions:
         )
     spec = _spec(run_dir, loaded)
     model, predict = _predict(loaded, spec)
-    inputs = _inputs(file, spec, loaded)
+    inputs, notes = _inputs(file, spec, loaded)
     if not isinstance(inputs, dict) and inputs.shape[1:] != spec.input_shape:
         raise BadData(f"{file}: an example has shape {inputs.shape[1:]}; the model's inputs have {spec.input_shape}")
     values = as_imported(read_arrays(weights))
@@ -91,7 +95,7 @@ def predict_file(run_dir: Path, file: Path) -> Predictions:
         examples = [batch.inputs for batch in _batches(inputs)]
     parts = [predict(values, some) for some in examples]
     outputs = np.concatenate(parts)
-    return Predictions(outputs, _rows(outputs, spec))
+    return Predictions(outputs, _rows(outputs, spec), notes)
 
 
 def _with_keys(model: FrameworkModel) -> Predict:
@@ -130,7 +134,7 @@ def _predict(loaded: LoadedJob, spec: DataSpec) -> tuple[Model, Predict]:
     return model, predict
 
 
-def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> Tree:
+def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> tuple[Tree, Sequence[str]]:
     fitted = spec.preprocessing
     if fitted is not None and fitted.columns is not None:
         if file.suffix == ".npy":
@@ -149,10 +153,10 @@ def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> Tree:
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or not array.ndim or not len(array):
         raise BadData(f"{file}: is no array of numbers with an axis of examples")
     check_digits(array, str(file), "due are numbers as in training")
-    return (array / (fitted.divide_by if fitted is not None else 1.0)).astype(np.float32)
+    return (array / (fitted.divide_by if fitted is not None else 1.0)).astype(np.float32), ()
 
 
-def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> Tree:
+def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> tuple[Tree, Sequence[str]]:
     data = loaded.job.data
     if not isinstance(data, CsvOptions):  # trained on Parquet
         data = CsvOptions(path=file, label="")
@@ -160,9 +164,11 @@ def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> Tree:
     texts = {name: [column.vocabulary[code] for code in column.codes] for name, column in _words_of(table).items()}
     rows = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
     try:
-        return fitted.inputs(rows)
+        columns = fitted.table(rows)
+        inputs = fitted.encoded(columns, len(rows))
     except BadData as error:
         raise BadData(f"{file}: {error.message}") from None
+    return inputs, (*table.warnings, *told_of_cells(fitted.columns or (), columns))
 
 
 def _words_of(table: Table) -> dict[str, Words]:

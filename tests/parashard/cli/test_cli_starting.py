@@ -206,6 +206,20 @@ def test_a_full_or_closed_standard_output_is_an_error() -> None:
         print_predictions(PREDICTED, None)
 
 
+def test_unknown_and_missing_cells_are_told_of_beside_the_predictions(parashard: Command) -> None:
+    written("t.csv", ["n", "town", "kind"], [[n / 7, "ab"[n % 2], "xyz"[n % 3]] for n in range(60)])
+    parashard("init", "t.csv")
+    finished_run(Path("t.toml"))
+    written("new.csv", ["n", "town"], [["1", "a"], ["", "c"], ["2", " b "], ["", ""]])
+    ran = parashard("predict", "done", "new.csv")
+    assert ran.exit_code == 0
+    assert ran.out.count("\n") == 5
+    assert ran.err == (
+        "parashard: new.csv: column 'n': 2 cells are missing\n"
+        "parashard: new.csv: column 'town': 1 of 3 texts are unknown, such as 'c' and 1 cell is missing\n"
+    )
+
+
 def test_numbers_are_predicted_in_the_unit_of_the_table(parashard: Command) -> None:
     houses()
     parashard("init", "My Houses.csv", "--output", "t.toml")

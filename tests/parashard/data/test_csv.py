@@ -169,9 +169,9 @@ def test_a_parquet_file_is_named_as_what_it_is(tmp_path):
 
 
 def test_codes_can_be_declared_categorical(tmp_path):
-    source = load(tmp_path, "zip,label\n01,x\n1,y\n01,x\n", "zip,label\n1,x\nnone,y\n", categorical=("zip",))
+    source = load(tmp_path, "zip,label\n1,x\n2,y\n1,x\n", "zip,label\n1,x\nnone,y\n", categorical=("zip",))
     assert everything(source)[0] == [[1, 0], [0, 1], [1, 0]]
-    assert source.held_out(0, 2)[0].tolist() == [[0, 1], [0, 0]]
+    assert source.held_out(0, 2)[0].tolist() == [[1, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("label", ["label", "a"])

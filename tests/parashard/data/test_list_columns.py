@@ -85,8 +85,8 @@ def test_a_delimiter_may_be_any_text_and_values_that_stand_for_missing_have_no_k
 
 
 def test_cells_that_are_numbers_are_lists_of_texts(tmp_path: Path) -> None:
-    source = load(tmp_path, "g,label\n01|2,x\n7,y\n", list_columns=("g",))
-    assert lists_in(source, "g") == [keys("01", "2", width=2, column="g"), keys("7", width=2, column="g")]
+    source = load(tmp_path, "g,label\n1.0|2,x\n7,y\n", list_columns=("g",))
+    assert lists_in(source, "g") == [keys("1", "2", width=2, column="g"), keys("7", width=2, column="g")]
 
 
 def test_held_out_rows_have_the_same_width_by_a_share_and_by_a_table_of_their_own(tmp_path: Path) -> None:

@@ -145,6 +145,18 @@ def test_an_index_of_times_without_a_name_is_left_out(tmp_path):
     assert inputs_of(load(tmp_path, a=[1, 3], label=["x", "y"], __index_level_0__=day)) == [[-1], [1]]
 
 
+def test_a_boolean_can_be_predicted_for_as_text_and_as_it_is(tmp_path):
+    source = load(tmp_path, m=[True, False, True], x=[0.5, 1.5, 2.5], label=["x", "y", "x"])
+    fitted = source.spec.preprocessing
+    for yes, no in (("True", "False"), ("TRUE", " false"), (True, np.False_), (1, 0), ("1", "0.0")):
+        assert fitted.inputs([{"m": yes, "x": 0.5}, {"m": no, "x": 1.5}]).tolist() == inputs_of(source)[:2]
+    with pytest.raises(BadData, match=r"column 'm', row 1: found 'yes'; allowed: true, false, a number, or an empty"):
+        fitted.inputs([{"m": "yes", "x": 0.5}])
+    with pytest.raises(BadData, match=r"column 'x', row 1: found 'True'; allowed: a number, or an empty cell"):
+        fitted.inputs([{"m": 1, "x": "True"}])
+    assert fitted.inputs([{"m": 1, "x": True}]).tolist() == fitted.inputs([{"m": 1, "x": 1}]).tolist()
+
+
 UNREADABLE = {"date": [datetime.date(2020, 1, 1)] * 2, "list": [[1], [2]], "infinite": [1.0, float("inf")]}
 
 

@@ -16,6 +16,7 @@ from parashard.data.key_columns import KnownKeyColumn, KnownKeysColumn
 from parashard.data.options import CsvOptions, ParquetOptions
 from parashard.data.preprocessing import as_json, read_preprocessing
 from parashard.data.ragged import NO_KEY
+from parashard.data.texts import Marks
 from parashard.data.vocabularies import VOCABULARY_BYTES_MAX, read_vocabularies
 from parashard.errors import BadData
 from parashard.settings.validation import validated
@@ -156,7 +157,7 @@ def refusal(path: Path, content: bytes, **more: Any) -> str:
     ],
 )
 def test_a_wrong_file_is_reported(tmp_path: Path, content: bytes, said: str) -> None:
-    found = refusal(tmp_path / "cities.txt", content, also_missing="?")
+    found = refusal(tmp_path / "cities.txt", content, marks=Marks(also=("?",)))
     assert found == f"cities.txt: the vocabulary of column 'city': {said}"
 
 
