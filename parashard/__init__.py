@@ -10,6 +10,8 @@ A name is imported when it is first used: the services, which import this packag
 """
 
 import os as _os
+import sys as _sys
+from contextlib import suppress as _suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -106,6 +108,15 @@ _PLACES = {
 
 _folder = _os.getcwd()
 """Where the program was started: a script that is run again is started there, too."""
+_main_file = getattr(_sys.modules.get("__main__"), "__file__", None)
+_main_text: bytes | None = None
+"""The script's text as this process runs it: it may be edited while it runs."""
+with _suppress(OSError, TypeError, ValueError), open(_main_file, "rb") as _file:  # type: ignore[arg-type]  # None: there is none
+    _main_text = _file.read()
+_resume = _os.environ.pop("PARASHARD_RESUME", "")
+"""1, or the run directory that the script goes on with; taken out, so that programs it starts do not."""
+_resume_flags = _os.environ.pop("PARASHARD_RESUME_FLAGS", "")
+"""Flags of `parashard resume`, in JSON."""
 _worker_arguments = _os.environ.pop("PARASHARD_WORKER_ARGUMENTS", None)
 """What makes this process a worker; taken out of the environment, so that no process of the script's inherits it."""
 

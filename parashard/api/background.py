@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from parashard.api.rows import PresentRows
+from parashard.api.script import SCRIPT
 from parashard.client.shard_client import ShardClient
 from parashard.display.figures import counted
 from parashard.display.live import NoView
@@ -290,6 +291,7 @@ class BackgroundRun:
                 init=None,
                 output=None,
                 resume=self._resume,
+                from_checkpoint=SCRIPT.resume_flags.from_checkpoint if self._resume else "",
                 tls_dir=self._tls_dir,
                 script=self._script,
                 declared=True,

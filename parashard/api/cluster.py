@@ -102,7 +102,9 @@ class Cluster:
         )
         loaded = job_of(parts, file, {"epochs": epochs, "batch_size": batch_size})
         declared = declare(DataSpec(examples, 0, (), 0, "of the sessions"), Variables(variables))
-        begun = unfinished(parts.name, "ps.Cluster") if resume else None
+        begun = SCRIPT.asked_run
+        if begun is None and (resume or SCRIPT.is_resumed):
+            begun = unfinished(parts.name, "ps.Cluster")
         self.run_dir = (begun or new_run_dir(None, parts.name)).absolute()
         resume = begun is not None
         program = SCRIPT.program("ps.Cluster")

@@ -22,6 +22,7 @@ import numpy as np
 from parashard.api.background import BackgroundRun, Variables, checked_timeout_s, within
 from parashard.api.batching import checked_size
 from parashard.api.calls import Call, Calls, PerWorker
+from parashard.api.code import RunCode, code_of, write_code
 from parashard.api.functions import Function, name_of, names_now
 from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_servers, job_of
 from parashard.api.scheduled import ScheduledFunctions, ScheduledSource
@@ -359,21 +360,25 @@ class Coordinator:
                 "a worker of ps.Coordinator gets its arguments from the run folder: parashard worker --connect "
                 "RUN-FOLDER, on a disk that it shares with the script"
             )
-        source = ScheduledSource()
+        source, code = ScheduledSource(), SCRIPT.code()
 
         def check(run_dir: Path) -> None:
-            check_same_call(loaded, source.spec.fingerprint, source.spec.summary(), SCRIPT.sha256, run_dir)
+            check_same_call(loaded, source.spec.fingerprint, source.spec.summary(), code, run_dir)
 
         functions = ScheduledFunctions(variables, Calls(SCRIPT.run_dir), SCRIPT.worker_name, self._tables)
-        SCRIPT.work(functions, source, SCRIPT.sha256, check, lambda theirs: check_same_job(loaded, theirs))
+        known = code_of(SCRIPT.run_dir)
+        identity = known.identity if known is not None else code.sha256
+        SCRIPT.work(functions, source, identity, check, lambda theirs: check_same_job(loaded, theirs))
 
     def _start(self, loaded: LoadedJob) -> None:
         command = SCRIPT.command
-        declared = declare(ScheduledSource.spec, self._variables, SCRIPT.sha256)
+        code = SCRIPT.code()
+        declared = declare(ScheduledSource.spec, self._variables, code.sha256)
         self.run_dir = new_run_dir(None, loaded.job.job.name).absolute()
         self._calls = Calls(self.run_dir)
         self._calls.make()
         SCRIPT.write_answers(self.run_dir)
+        write_code(self.run_dir, RunCode(code.sha256, code, code), SCRIPT.sources.texts())
         self._store_url = loaded.job.checkpoint.url or str(self.run_dir / CHECKPOINTS)
         self._kept_checkpoints = loaded.job.checkpoint.keep
         program = SCRIPT.program(COORDINATOR)

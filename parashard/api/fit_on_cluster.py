@@ -47,7 +47,7 @@ class OnCluster:
     def enter(self, call: FitCall) -> None:
         """Be the worker that this process is for, and end; else try the model."""
         if SCRIPT.is_worker:
-            loaded, spec, code = call.loaded, call.source.spec, call.code_sha256
+            loaded, spec, code = call.loaded, call.source.spec, call.code
 
             def check(run_dir: Path) -> None:
                 check_same_call(loaded, spec.fingerprint, spec.summary(), code, run_dir)
@@ -59,7 +59,7 @@ class OnCluster:
             SCRIPT.work(
                 call.model,
                 call.source,
-                known.begun if known is not None else code,
+                known.identity if known is not None else code.sha256,
                 check,
                 lambda theirs: check_same_job(loaded, theirs),
             )
@@ -79,6 +79,7 @@ class OnCluster:
                 init=None,
                 output=None,
                 resume=fit.resumed,
+                from_checkpoint=SCRIPT.resume_flags.from_checkpoint if fit.resumed else "",
                 tls_dir=self._strategy.tls_dir,
                 script=SCRIPT.command if start_thread is None else None,
                 start_thread=start_thread,

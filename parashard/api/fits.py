@@ -6,11 +6,12 @@ Knows neither place: `parashard.api.fit_on_cluster` and `parashard.api.fit_here`
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from parashard.api.code import CODE_FILE, Code, note_code, resumed_code, write_code
+from parashard.api.code import CODE_FILE, Code, RunCode, note_code, resumed_code, write_code
 from parashard.api.following import CallbackFollower
 from parashard.api.generators import kept_generators
 from parashard.api.history import History, say_end
@@ -45,8 +46,10 @@ class FitCall(NamedTuple):
         The trainer's model, with its weights.
     model, source : Model, DataSource
         What computes the job's steps, of which examples.
-    code_sha256 : str
-        Of the model's code, as it is now.
+    code : Code
+        What computes, as it is now.
+    texts : mapping of str to bytes
+        Its texts, by path.
     callbacks : list of Callback
         As `parashard.callbacks.running.checked` returned them.
     trainer : object
@@ -59,7 +62,8 @@ class FitCall(NamedTuple):
     present: PresentModel
     model: Model
     source: DataSource
-    code_sha256: str
+    code: Code
+    texts: Mapping[str, bytes]
     callbacks: list[Callback]
     trainer: object
     pieces: int
@@ -162,18 +166,18 @@ def run_fit(
 
 def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bool, quiet: bool) -> dict[str, Any]:
     """Train in a folder that no other process writes into."""
-    code = Code(call.code_sha256, call.code_sha256)
+    code = RunCode(call.code.sha256, call.code, call.code)
     if resume:
         if is_done(run_dir):
             raise ConfigurationError(f"{short_path(run_dir)} is done: another process has gone on with it; start again")
-        code = resumed_code(run_dir, call.code_sha256, accept_change=accept)
-    declared = declare(call.source.spec, call.present.declared(), code.begun)
+        code = resumed_code(run_dir, call.code, accept_change=accept)
+    declared = declare(call.source.spec, call.present.declared(), code.identity)
     view = NoView() if quiet else open_view(console_for(sys.stdout))
     try:
         if code.is_changed:
             view.say("going on with code that was changed since the run began (accept_code_change)")
         follower = _follower(call, run_dir, view, resume=resume)
-        write_code(run_dir, code)
+        write_code(run_dir, code, call.texts)
         write_program(run_dir, SCRIPT.program("fit"))
         SCRIPT.write_answers(run_dir)
         fit = Fit(call.loaded, call.model, call.source, declared, run_dir, resume, view, follower)

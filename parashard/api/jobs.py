@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard.api.code import code_of
+from parashard.api.code import Code, check_same_code
 from parashard.api.optimizers import optimizer_of
+from parashard.api.script import SCRIPT
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import declare, read_declaration
@@ -100,7 +101,10 @@ def job_of(
     # What trains in one process has no cluster to place.
     environ = {} if isinstance(parts.strategy, InProcessStrategy) else os.environ
     table = {**tables, "data": {"source": "script"}, "model": {"kind": "script"}}
-    return job_from_table(table, program, environ, words=_words(parts))
+    overrides = SCRIPT.resume_flags.overrides
+    if isinstance(parts.strategy, InProcessStrategy):
+        overrides = [(key, value, flag) for key, value, flag in overrides if not key.startswith("cluster.")]
+    return job_from_table(table, program, environ, overrides, words=_words(parts))
 
 
 def _words(parts: Parts) -> dict[str, str]:
@@ -143,7 +147,7 @@ def tables_of(
     return table
 
 
-def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256: str, run_dir: Path) -> None:
+def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code: Code, run_dir: Path) -> None:
     """Refuse, in a worker, a call that is not the parent's: no attempt would go better.
 
     Parameters
@@ -152,7 +156,7 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256
         The job of the call in this process.
     fingerprint, summary : str
         Of its data.
-    code_sha256 : str
+    code : Code
         Of its model.
     run_dir : Path
         Of the parent's call.
@@ -165,12 +169,7 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256
             f"process that started it ({declared.summary()}, {declared.fingerprint[:12]}): a script loads the same "
             "data wherever it runs; seed what it draws, such as numpy.random.default_rng(0)"
         )
-    code = code_of(run_dir)
-    if code_sha256 != (whole.model_sha256 if code is None else code.present):
-        raise ConfigurationError(
-            "the model is another one in this worker than in the process that started it: the script was edited, or a "
-            "buffer of the module is drawn without a seed"
-        )
+    check_same_code(run_dir, code)
     file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
     check_same_job(mine, load_job(file, environ={}).job)
 

@@ -46,7 +46,9 @@ def unfinished(name: str, call: str) -> Path | None:
     return runs[-1] if runs and not is_done(runs[-1]) else None
 
 
-def resumed(name: str, script: Path | None, answers: Sequence[Mapping[str, Any]]) -> Resumed | None:
+def resumed(
+    name: str, script: Path | None, answers: Sequence[Mapping[str, Any]], asked: Path | None = None
+) -> Resumed | None:
     """Return what a call of `fit` goes on with; None: it begins a run.
 
     Parameters
@@ -57,17 +59,22 @@ def resumed(name: str, script: Path | None, answers: Sequence[Mapping[str, Any]]
         Where there is none, nobody counts calls: the newest run of this name counts.
     answers : sequence of mapping
         What the calls before this one returned in this process.
+    asked : Path, optional
+        The run that the script was told to go on with.
 
     Raises
     ------
     ConfigurationError
-        If the run that was interrupted is left behind, since a fit before this one was made anew.
+        If the run that was interrupted is left behind, since a fit before this one was made anew; or if the one that
+        was asked for is done, or of another script.
     """
     if script is None:
-        run_dir = unfinished(name, "fit")
+        run_dir = asked or unfinished(name, "fit")
         return None if run_dir is None else Resumed(run_dir, {})
     number = len(answers)
-    chosen = next((Path(answer[GOES_ON]) for answer in reversed(answers) if GOES_ON in answer), None)
+    chosen = next((Path(answer[GOES_ON]) for answer in reversed(answers) if GOES_ON in answer), asked)
+    if asked is not None and not _is_of(asked, script):
+        raise ConfigurationError(f"{short_path(asked)} is a run of another script than {short_path(script)}")
     if chosen is None:
         chosen = _newest(name, script, answers)
         if chosen is None or is_done(chosen):
@@ -118,7 +125,7 @@ def answered(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> di
             f"{later} goes on after {short_path(run_dir)}, and this call is another one than that run's: {different}; "
             "change it back, or begin a new run (resume=False)"
         )
-    resumed_code(run_dir, call.code_sha256, accept_change=accept_code_change)
+    resumed_code(run_dir, call.code, accept_change=accept_code_change)
     return {**answer, GOES_ON: str(earlier.run_dir)}
 
 

@@ -26,10 +26,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import parashard
 from parashard.api.calls import CALLS
+from parashard.api.code import Code
+from parashard.api.sources import Sources
 from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.launch.local_cluster import WORKER_IS_SCRIPT, ScriptCommand
-from parashard.launch.programs import Program, answers_in, process_began
+from parashard.launch.programs import Program, ResumeFlags, answers_in, process_began, read_resume_flags
 from parashard.launch.run_files import CALLS_FILE
+from parashard.launch.run_folders import run_named
 from parashard.models.blame import named_with_line
 from parashard.process.shell import ExitCode, end_process
 from parashard.store.durable import write_durably
@@ -74,6 +77,7 @@ class Script:
         self._calls = 0
         self._last = False
         self._within = False
+        self._sources: Sources | None = None
         if self.is_worker:
             if self.run_dir is not None:
                 self._answers = answers_in(self.run_dir)
@@ -259,16 +263,59 @@ class Script:
     @property
     def _command(self) -> ScriptCommand:
         words = [sys.executable, *sys.orig_argv[1:]]
-        if sys.modules["__main__"].__spec__ is not None:  # python -m: the folder that it was started in comes first
-            return ScriptCommand(tuple(words), sys.path[0] or parashard._folder)
+        if sys.modules["__main__"].__spec__ is not None:  # python -m
+            return ScriptCommand(tuple(words), _folder_of_package(parashard._folder))
         if self._named in words[1:]:
             words[words.index(self._named, 1)] = str(self.path)  # whichever folder the script has gone to meanwhile
-        return ScriptCommand(tuple(words), parashard._folder, self._shown)
+        return ScriptCommand(tuple(words), _folder_before(str(self.path), self._named), self._shown)
 
     @property
-    def sha256(self) -> str:
-        """SHA-256 (hex) of the script's text: the code of its model, as far as it is known."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+    def is_resumed(self) -> bool:
+        """Whether this start of the program is to go on with a run, whatever its calls say."""
+        return parashard._resume not in ("", "0")
+
+    @property
+    def asked_run(self) -> Path | None:
+        """The run that it is to go on with; None: any.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such run.
+        """
+        return run_named(parashard._resume) if parashard._resume not in ("", "0", "1") else None
+
+    @property
+    def resume_flags(self) -> ResumeFlags:
+        """What `parashard resume` was told besides the run."""
+        return read_resume_flags(parashard._resume_flags)
+
+    @property
+    def sources(self) -> Sources:
+        """The texts of the script and of the user's own modules, as this process runs them.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no script.
+        """
+        if self._sources is None:
+            text = parashard._main_text if self._file == parashard._main_file else None
+            self._sources = Sources(self.path, text, self._root)
+        return self._sources
+
+    def code(self, constants: str = "") -> Code:
+        """Return the code of a call whose model has constants of that digest."""
+        sources = self.sources
+        text = hashlib.sha256(f"{sources.text_sha256()}{constants}".encode()).hexdigest()
+        return Code(sources.script_name, sources.script_sha256(), constants, sources.modules_sha256(), text)
+
+    @property
+    def _root(self) -> Path:
+        """The folder that the user's own modules are imported from."""
+        package = _package_folder()
+        script = self.path.resolve() if self.path.is_symlink() else self.path
+        return package if package is not None and package in script.parents else script.parent
 
     def _raised(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         """End a worker whose script raised before its call: no attempt would go better."""
@@ -290,6 +337,34 @@ class Script:
     def _end(self, says: str) -> NoReturn:
         print(f"parashard {self.worker_name or 'worker'}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
         end_process(ExitCode.CONFIGURATION)
+
+
+def _package_folder() -> Path | None:
+    """Return the folder that has the module or package of `python -m`; None: the program was started otherwise."""
+    spec = sys.modules["__main__"].__spec__
+    if spec is None or not spec.origin or spec.name == "__main__":  # the last of a folder or an archive
+        return None
+    return Path(spec.origin).absolute().parents[spec.name.count(".")]
+
+
+def _folder_of_package(known: str) -> str:
+    """Return where `python -m` was started, by the folder that this process was in when it imported this package.
+
+    The script may have left the folder before that; what it was found in is then still on the path, unless it is
+    installed.
+    """
+    package = _package_folder()
+    if package is None or package == Path(known) or package.name in ("site-packages", "dist-packages"):
+        return known
+    named = [Path(known, folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return known if package in named else str(package)
+
+
+def _folder_before(path: str, named: str) -> str:
+    """Return the folder that a script was started in: it may have gone elsewhere before it imported this package."""
+    if named and not os.path.isabs(named) and path.endswith(f"{os.sep}{named}"):
+        return path.removesuffix(named).rstrip(os.sep) or os.sep
+    return parashard._folder
 
 
 def raise_again(answer: Mapping[str, Any]) -> NoReturn:

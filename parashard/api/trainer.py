@@ -6,7 +6,6 @@ what process this is.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from parashard.api.arguments import check_none, one_data
 from parashard.api.batching import epochs_of_a_job, examples_of_a_step, order_of_a_job, validation_examples
 from parashard.api.border import bordered
+from parashard.api.code import code_of_constants
 from parashard.api.examples import check_all, indexed, indexed_inputs, of_the_data
 from parashard.api.fit_here import Here
 from parashard.api.fit_on_cluster import OnCluster
@@ -184,7 +184,7 @@ class Trainer:
         if resume not in (True, False):
             raise ConfigurationError(f"ps.Trainer.fit: resume is True or False, found {resume!r}")
         callbacks = listed(callbacks)
-        resume = resume or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
+        resume = resume or SCRIPT.is_resumed or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
         if accept_code_change and not resume:
             raise ConfigurationError("accept_code_change is of a run that is resumed: resume=True, too")
         with SCRIPT.call("fit") as call:
@@ -350,9 +350,10 @@ class Trainer:
         check_callbacks(called, present.tables())
         program = SCRIPT.path if self._has_script else Path(INTERACTIVE)
         loaded = job_of(self._parts(program.stem), program, sizes)
-        text = SCRIPT.sha256 if self._has_script else ""
-        code_sha256 = hashlib.sha256(f"{text}{present.fixed_sha256()}".encode()).hexdigest()
-        return FitCall(loaded, present, model, source, code_sha256, called, self, gradient_accumulation)
+        constants = present.fixed_sha256()
+        code = SCRIPT.code(constants) if self._has_script else code_of_constants(constants)
+        texts = SCRIPT.sources.texts() if self._has_script else {}
+        return FitCall(loaded, present, model, source, code, texts, called, self, gradient_accumulation)
 
     def _parts(self, name: str) -> Parts:
         return Parts(
@@ -378,7 +379,7 @@ class Trainer:
         """Return what the present call goes on with; None: it begins a run, or this is a worker."""
         if SCRIPT.is_worker:
             return None
-        return resumed(self._job_name, SCRIPT.path if self._has_script else None, SCRIPT.answers)
+        return resumed(self._job_name, SCRIPT.path if self._has_script else None, SCRIPT.answers, SCRIPT.asked_run)
 
 
 def _place_of(strategy: Strategy) -> Place:

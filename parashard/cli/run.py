@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -36,7 +37,9 @@ from parashard.display.summary import print_summary
 from parashard.errors import ConfigurationError
 from parashard.job.differences import NAMED_MAX
 from parashard.job.keys import shown
-from parashard.job.load import LoadedJob, describe
+from parashard.job.layers import Override
+from parashard.job.load import PLACING, LoadedJob, describe
+from parashard.launch.programs import ResumeFlags, program_of, start_again
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
 from parashard.launch.run_folders import new_run_dir, resumed_job, resumed_run_dir, unfinished_run
 from parashard.process.shell import ExitCode
@@ -128,7 +131,12 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, with the values that it began with and the flags of now over them."""
     folder, console = unfinished_run(run), _console(json_)
-    loaded = resumed_job(folder, job_flags(shards, workers, None, device, set_))
+    flags = job_flags(shards, workers, None, device, set_)
+    program = program_of(folder)
+    if program is not None:
+        unknown = {"--output": output, "--tls-dir": tls_dir, "--trace": trace, "--json": json_}
+        start_again(folder, program, _flags_of_a_script(flags, from_checkpoint, unknown))
+    loaded = resumed_job(folder, flags)
     with closing(_view(console, json_)) as view:
         outcome = run_job(
             loaded,
@@ -142,6 +150,15 @@ def resume(
             trace=trace,
         )
     _tell_end(outcome, loaded.job.job.name, console, json_)
+
+
+def _flags_of_a_script(flags: Sequence[Override], from_checkpoint: str, unknown: Mapping[str, object]) -> ResumeFlags:
+    """Return the flags of a script's run; refuse those that only the script can say."""
+    given = [flag for flag, value in unknown.items() if value]
+    given += [f"{flag} {key}" for key, _, flag in flags if key.partition(".")[0] not in PLACING]
+    if given:
+        raise ConfigurationError(f"{', '.join(given)}: of a script's run, the script says this")
+    return ResumeFlags(flags, from_checkpoint)
 
 
 def _view(console: Console, json_: bool) -> JobView:

@@ -18,6 +18,7 @@ from parashard.settings.table import Table
 
 OWN_VARIABLES = (
     "PARASHARD_RUNS",
+    "PARASHARD_RESUME",
     "PARASHARD_TLS_DIR",
     "PARASHARD_TRACE",
     "PARASHARD_FAILPOINTS",

@@ -82,6 +82,7 @@ def job_from_table(
     table: Mapping[str, Any],
     file: Path,
     environ: Mapping[str, str] | None = None,
+    overrides: Sequence[Override] = (),
     *,
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> LoadedJob:
@@ -95,6 +96,8 @@ def job_from_table(
         The program.
     environ : mapping of str to str, optional
         Says what the program leaves open of `PLACING`, the tables that change no step; None: nothing.
+    overrides : sequence of (dotted key, value, name of the flag)
+        As for `load_job`.
     words : mapping of str to str
         What its user calls the keys, by their dotted names, for errors.
 
@@ -103,7 +106,7 @@ def job_from_table(
     ConfigurationError
         The job is not valid, or a variable is a key apart from its underscores.
     """
-    layers, environ = layered(file, table, (), {}, words), environ or {}
+    layers, environ = layered(file, table, overrides, {}, words), environ or {}
     layers.fill_in(environ, PLACING)
     return _loaded(file, layers, unread_variables(environ, Job))
 

@@ -7,13 +7,31 @@ A program's later calls read the folders of its earlier runs, so these stay as l
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+from parashard.display.paths import short_path
+from parashard.errors import ConfigurationError
+from parashard.job.layers import Override
 from parashard.launch.run_files import CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE
+from parashard.launch.run_folders import RUNS_VARIABLE
 from parashard.store.durable import write_durably
+
+NOT_RESUMED = "ps.Coordinator"
+RESUME_VARIABLE = "PARASHARD_RESUME"
+"""In the environment of a program: 1, or the run that it goes on with."""
+FLAGS_VARIABLE = "PARASHARD_RESUME_FLAGS"
+
+
+class ResumeFlags(NamedTuple):
+    """What `parashard resume` is told of a program's run: keys of its job, and the checkpoint to start from."""
+
+    overrides: Sequence[Override] = ()
+    from_checkpoint: str = ""
 
 
 class Program(NamedTuple):
@@ -82,6 +100,48 @@ def answers_in(run_dir: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError):
         return []
     return found if isinstance(found, list) else []
+
+
+def start_again(run_dir: Path, program: Program, flags: ResumeFlags) -> NoReturn:
+    """Become the program of a run, started again to go on with that run.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be started again.
+    """
+    where = short_path(run_dir)
+    if program.call == NOT_RESUMED:
+        raise ConfigurationError(f"{where} is of {NOT_RESUMED}, which cannot go on with a run: start its program anew")
+    if not program.script:
+        raise ConfigurationError(
+            f"{where} is of a notebook, or of another program without a script: {program.call}(..., resume=True) goes "
+            "on with it there"
+        )
+    if not program.words:
+        raise ConfigurationError(
+            f"{where} does not say how its script was started: {RESUME_VARIABLE}={shlex.quote(where)} python "
+            f"{shlex.quote(short_path(Path(program.script)))} and its arguments go on with it"
+        )
+    if not Path(program.script).is_file():
+        raise ConfigurationError(f"{where}: its script {program.script} is gone: bring it back")
+    environ = {**os.environ, RESUME_VARIABLE: str(run_dir), FLAGS_VARIABLE: json.dumps(flags)}
+    environ[RUNS_VARIABLE] = str(run_dir.parent)
+    try:
+        os.chdir(program.folder)
+        os.execve(program.words[0], program.words, environ)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{where}: its script cannot be started again in {program.folder}: {error.strerror}"
+        ) from None
+
+
+def read_resume_flags(text: str) -> ResumeFlags:
+    """Return the flags that `start_again` was given."""
+    if not text:
+        return ResumeFlags()
+    overrides, from_checkpoint = json.loads(text)
+    return ResumeFlags([(str(key), value, str(flag)) for key, value, flag in overrides], str(from_checkpoint))
 
 
 def readers_of(run_dir: Path, others: Sequence[Path]) -> list[Path]:

@@ -180,7 +180,9 @@ def run_job(
 def _check_local(loaded: LoadedJob, *, declared: bool) -> None:
     """Refuse a job that this machine's launcher cannot run."""
     if not declared and loaded.job.model.kind == "script":
-        raise ConfigurationError(f"{loaded.path} has this run's data and model: run it, with fit(..., resume=True)")
+        raise ConfigurationError(
+            f"{loaded.path} is of a script, which has its data and model: run the script, or `parashard resume RUN`"
+        )
     if loaded.job.cluster.launcher != "local":
         raise ConfigurationError(
             f'cluster.launcher is "{loaded.job.cluster.launcher}": `parashard run` starts a local cluster; start the '

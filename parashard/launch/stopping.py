@@ -18,7 +18,7 @@ from parashard.checkpoints.manifest import ShardManifest
 from parashard.display.figures import count, counted
 from parashard.display.paths import short_path
 from parashard.errors import DamagedCheckpoint, NotStored, ParashardError
-from parashard.launch.programs import program_of
+from parashard.launch.programs import NOT_RESUMED, program_of
 from parashard.launch.run_folders import write_report
 from parashard.plan.intervals import IntervalSet
 from parashard.store import open_store
@@ -73,11 +73,11 @@ def report_of_saved(run_dir: Path, report: dict[str, Any], saved: Saved) -> dict
 
 
 def resume_command(run_dir: Path) -> str:
-    """Return the command that resumes a run, or what its program has to call."""
+    """Return the command that resumes a run, or the call of a program without a script that does."""
     program = program_of(run_dir)
-    if program is not None and program.script:
-        return f"{short_path(Path(program.script))} again, with resume=True in each fit"
-    if program is not None:
+    if program is not None and program.call == NOT_RESUMED:
+        return f"start its program anew: {NOT_RESUMED} does not go on with a run"
+    if program is not None and not program.script:
         return f"{program.call}(..., resume=True)"
     return f"parashard resume {shlex.quote(short_path(run_dir))}"
 

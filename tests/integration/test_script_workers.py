@@ -56,7 +56,7 @@ def test_the_whole_run_is_computed_by_workers_from_elsewhere(
 
 MISTAKES = {
     "other arguments": (("train.py", "6", "async"), "epochs is 6 here and 5"),
-    "another script": (("there/train.py", "5", "async"), "the script was edited, or a"),
+    "another script": (("there/train.py", "5", "async"), "edited"),
     "no script": ((), "parashard worker --connect RUN SCRIPT ARGS"),
     "not there": (("away.py",), "away.py is not there"),
 }
@@ -71,7 +71,7 @@ def test_what_differs_is_refused_by_name(
     monkeypatch.setenv("WORKERS", "0")
     run = start(NO_WORKERS + FIT, "5", "async")
     (run.folder / "there").mkdir()
-    (run.folder / "there" / "train.py").write_text(NO_WORKERS + "# another\n" + FIT)
+    (run.folder / "there" / "train.py").write_text(NO_WORKERS + "EXAMPLES = 60\n" + FIT)
     eventually(lambda: "shard-1" in run.processes(), "the cluster is up", told=run.complaint)
     other = worker(run, str(run.runs()[-1]) if by == "folder" else address_of(run), *words)
     _, said = other.communicate(timeout=DEADLINE_S)

@@ -93,11 +93,32 @@ def test_after_ctrl_c_it_goes_on(start: Callable[..., ScriptRun], tmp_path: Path
     assert run.wait() != 0
     last = run.complaint().splitlines()[-1]
     assert "KeyboardInterrupt: stopped at step" in last
-    assert last.endswith("train.py again, with resume=True in each fit")
+    [folder] = run.runs()
+    assert last.endswith(f". Continue: parashard resume runs/{folder.name}")
+    run.resume(f"runs/{folder.name}")
+    eventually(lambda: run.steps_complete() >= QUICK - 8, "it goes on", told=run.complaint)
+    run.interrupt()
+    assert run.wait() != 0
     (tmp_path / "slow").unlink()
-    again = start(LEDGER + FIT + TELL, "20", "async", "resume")
+    again = start("# resumed by hand\n" + LEDGER + FIT + TELL, "20", "async", "resume")
     assert done(again)[0] == 20.0
-    assert len(again.runs()) == 1
+    assert again.runs() == [folder]
+
+
+def test_an_edit_of_what_is_not_computed_costs_a_running_script_no_worker(
+    start: Callable[..., ScriptRun], tmp_path: Path
+) -> None:
+    (tmp_path / "slow").touch()
+    (tmp_path / "words.py").write_text("LEAST = 'least'\n")
+    text = LEDGER + FIT + "import words\n" + TELL.replace('"least"', "words.LEAST")
+    run = start("import words\n" + text, "20", "async")
+    eventually(lambda: reached(run, QUICK - 8), "steps are done", told=run.complaint)
+    (tmp_path / "train.py").write_text("import words  # a comment\n" + text.replace("verbose=0", "verbose=1"))
+    (tmp_path / "words.py").write_text('"""The words."""\n\nLEAST = "least"\n')
+    for name in ("worker-0", "worker-1"):
+        run.kill(name)
+    (tmp_path / "slow").unlink()
+    assert done(run)[0] == 20.0
 
 
 MISTAKES = {
@@ -147,7 +168,6 @@ ONCE = {
         LEDGER.replace("EXAMPLES, EPOCHS", "os.makedirs('once')\nEXAMPLES, EPOCHS"),
         "the script raised FileExistsError: [Errno 17] File exists: 'once' (train.py:7)",
     ),
-    "another folder before the import": ("import os; os.chdir('sub')\n" + LEDGER, "FileNotFoundError: "),
 }
 
 
@@ -155,7 +175,6 @@ ONCE = {
 def test_what_happens_only_once_ends_the_run_with_the_advice(
     start: Callable[..., ScriptRun], tmp_path: Path, place: str
 ) -> None:
-    (tmp_path / "sub").mkdir()
     text, sentence = ONCE[place]
     run = start(text + FIT, "20", "async")
     assert run.wait() == 1
@@ -163,6 +182,13 @@ def test_what_happens_only_once_ends_the_run_with_the_advice(
     assert sentence in last
     assert "a worker is your script, run again" in last
     assert "`if not ps.is_worker():`" in last
+
+
+def test_a_worker_starts_where_the_script_was_started(start: Callable[..., ScriptRun], tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    run = start("import os; os.chdir('sub')\n" + LEDGER + FIT + TELL, "20", "async")
+    assert run.wait() == 0, run.complaint()
+    assert json.loads(run.output().splitlines()[-1])[0] == 20.0
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -183,14 +209,15 @@ def test_an_edited_script_is_a_changed_job_until_that_is_accepted(
     run.interrupt()
     run.wait()
     (tmp_path / "slow").unlink()
-    refused = start(LEDGER + FIT + TELL + "# edited\n", "20", "async", "resume")
+    edit = "EXAMPLES = 60\n"
+    refused = start(LEDGER + edit + FIT + TELL, "20", "async", "resume")
     assert refused.wait() == 1
     assert refused.complaint().splitlines()[-1].endswith("or go on with it: accept_code_change=True")
     accepting = FIT.replace("verbose=0", "accept_code_change=True")
-    other_data = start(LEDGER + "data = (data[0][::-1], data[1])\n" + accepting + TELL, "20", "async", "resume")
+    other_data = start(LEDGER + "data = (data[0][::-1], data[1])\n" + edit + accepting + TELL, "20", "async", "resume")
     assert other_data.wait() == 1
     assert "the data differ" in other_data.complaint().splitlines()[-1]
-    accepted = start(LEDGER + accepting + TELL, "20", "async", "resume")
+    accepted = start(LEDGER + edit + accepting + TELL, "20", "async", "resume")
     assert done(accepted)[0] == 20.0
     assert "going on with code that was changed" in accepted.output()
     [folder] = accepted.runs()

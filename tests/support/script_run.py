@@ -54,13 +54,21 @@ class ScriptRun:
         self.folder = folder
         (folder / "train.py").write_text(text)
         self._out, self._err = (folder / "out").open("w+"), (folder / "err").open("w+")
-        self.process = subprocess.Popen(
-            [*DIES_WITH_US, sys.executable, "train.py", *words],
-            cwd=folder,
+        self.process = self._started("train.py", *words)
+
+    def _started(self, *words: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*DIES_WITH_US, sys.executable, *words],
+            cwd=self.folder,
             stdout=self._out,
             stderr=self._err,
             start_new_session=True,
         )
+
+    def resume(self, *words: str) -> None:
+        """Wait for the end, then start `parashard resume`."""
+        self.process.wait(DEADLINE_S)
+        self.process = self._started("-m", "parashard", "resume", *words)
 
     def wait(self) -> int:
         """Wait for the end, and return the exit code."""

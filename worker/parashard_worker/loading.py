@@ -140,6 +140,8 @@ def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply,
         changed = changed_keys(theirs, mine)
         log.info("job-differs", keys=changed)  # all of them
         named = in_words(differences(theirs, mine, "there", "here"))
-        code = "the script was edited" if job.model.kind == "script" else "another version of the model's code"
+        code = "another version of the model's code"
+        if job.model.kind == "script":
+            code = "the script, or a module of its folder that it imports, was edited, or only one of both imports it"
         named = named or f"{code}, or another version of parashard"
         raise WrongRun(f"this worker would compute another job than the coordinator's: {named}")

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+import parashard
 from parashard.api.fit_on_cluster import OnCluster
-from parashard.api.script import CALLS_FILE, Script
+from parashard.api.script import CALLS_FILE, Script, _folder_before
 from parashard.api.strategies import MultiWorkerMirroredStrategy
 from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.launch.local_cluster import WORKER_ARGUMENTS
@@ -103,11 +105,35 @@ def test_a_script_is_started_by_its_own_path_wherever_it_has_gone(
     assert script.command.words == (sys.executable, "-u", str(file), "train.py")
 
 
-def test_a_module_is_started_in_the_folder_that_it_was_started_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "package.train", "1"])
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", object())
-    monkeypatch.setattr(sys, "path", ["/where/it/was", *sys.path])
-    assert Script(None).command[:2] == ((sys.executable, "-m", "package.train", "1"), "/where/it/was")
+@pytest.mark.parametrize(
+    ("module", "file", "variables", "folder"),
+    [
+        ("package.train", "/start/package/train.py", "", "/start"),
+        ("package.__main__", "/start/package/__main__.py", "", "/start"),
+        ("train", "/start/train.py", "", "/start"),
+        ("package.train", "/elsewhere/package/train.py", "", "/elsewhere"),  # it left the folder, then imported us
+        ("package.train", "/start/src/package/train.py", "src", "/start"),
+        ("package.train", "/env/lib/site-packages/package/train.py", "", "/start"),
+        ("__main__", "/start/folder/__main__.py", "", "/start"),
+    ],
+)
+def test_a_module_is_started_in_the_folder_that_it_was_started_in(
+    monkeypatch: pytest.MonkeyPatch, module: str, file: str, variables: str, folder: str
+) -> None:
+    monkeypatch.setattr(parashard, "_folder", "/start")
+    monkeypatch.setenv("PYTHONPATH", variables)
+    monkeypatch.setattr(sys, "path", ["/start/lib", *sys.path])  # inserted by the script
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", module, "1"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(module, None, origin=file))
+    assert Script(None).command[:2] == ((sys.executable, "-m", module, "1"), folder)
+
+
+@pytest.mark.parametrize(("named", "folder"), [("train.py", "/a/b"), ("b/train.py", "/a"), ("/a/b/train.py", "/start")])
+def test_a_script_is_started_where_it_was_started_though_it_went_elsewhere_before_its_imports(
+    monkeypatch: pytest.MonkeyPatch, named: str, folder: str
+) -> None:
+    monkeypatch.setattr(parashard, "_folder", "/start")
+    assert _folder_before("/a/b/train.py", named) == folder
 
 
 PROGRAM = """

@@ -1,14 +1,16 @@
 """`parashard run` and `parashard resume` with the cluster played: what they print, and whose values a run has."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from parashard.cli import run as run_commands
 from parashard.display.summary import summary_lines
 from parashard.job.load import LoadedJob
+from parashard.launch.programs import Program, ResumeFlags, read_resume_flags, write_program
 from parashard.launch.run import Outcome
 from parashard.process.shell import ExitCode
 from support.command_line import REPORT, assert_refused, begun
@@ -163,3 +165,52 @@ def taken_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoadedJob, Path]]:
 
     monkeypatch.setattr(run_commands, "run_job", run)
     return taken
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], Path, dict[str, str]]]:
+    """Programs that were started again: words, folder, environment."""
+    taken: list[tuple[list[str], Path, dict[str, str]]] = []
+
+    def execve(path: str, words: Sequence[str], environ: dict[str, str]) -> NoReturn:
+        taken.append(([path, *words[1:]], Path.cwd(), environ))
+        raise SystemExit(0)
+
+    monkeypatch.setattr("os.execve", execve)
+    return taken
+
+
+def test_a_script_is_started_again_to_go_on_with_its_run(parashard, started, monkeypatch):
+    run_dir, there = begun("train-1"), Path("there").absolute()
+    there.mkdir()
+    script = there / "train.py"
+    script.touch()
+    write_program(run_dir, Program("fit", str(script), ("/bin/python", "train.py", "--seed", "1"), str(there)))
+    monkeypatch.setenv("HERE", "1")
+    words = ["--shards", "3", "--set", "checkpoint.keep=7", "--from-checkpoint", "j2"]
+    assert parashard("resume", "train-1", *words).exit_code == 0
+    [(command, folder, environ)] = started
+    assert (command, folder) == (["/bin/python", "train.py", "--seed", "1"], there)
+    assert (environ["PARASHARD_RESUME"], environ["PARASHARD_RUNS"]) == (str(run_dir), str(run_dir.parent))
+    assert read_resume_flags(environ["PARASHARD_RESUME_FLAGS"]) == ResumeFlags(
+        [("checkpoint.keep", 7, "--set"), ("cluster.shards", 3, "--shards")], "j2"
+    )
+    assert environ["HERE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "told"),
+    [
+        (Program("fit"), [], "is of a notebook, or of another program without a script: fit(..., resume=True)"),
+        (Program("ps.Cluster"), [], "without a script: ps.Cluster(..., resume=True)"),
+        (Program("ps.Coordinator", "/there/train.py", ("python",)), [], "which cannot go on with a run"),
+        (Program("fit", "/there/train.py", ("python",)), [], "its script /there/train.py is gone"),
+        (Program("fit", __file__, ("/no/python",), "/"), [], "cannot be started again in /: No such file"),
+        (Program("fit", __file__), [], "PARASHARD_RESUME=runs/train-1 python "),
+        (Program("fit", __file__, ("python",)), ["--json", "--output", "w"], "--output, --json: of a script's run"),
+        (Program("fit", __file__, ("python",)), ["--set", "job.epochs=3"], "--set job.epochs: of a script's run"),
+    ],
+)
+def test_a_program_that_cannot_be_started_again_is_told_of(parashard, program, words, told):
+    write_program(begun("train-1"), program)
+    assert_refused(parashard("resume", *words), told)
