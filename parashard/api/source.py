@@ -18,12 +18,13 @@ from parashard.api.datasets import Targets
 from parashard.api.examples import Indexed, check_all, indexed, of_the_data
 from parashard.api.transforms import Transform, transform_of
 from parashard.data.arrays import AnyArray, count_classes
-from parashard.data.base import DataSource, DataSpec, Examples, Field, Indices
+from parashard.data.base import BadExample, DataSource, DataSpec, Examples, Field, Indices
 from parashard.errors import BadData
 from parashard.models.framework import step_seed
 from parashard.plan.permutation import Permutation
 
 _SPLIT = -1  # no epoch of a job
+_LABELS = "targets of one whole number an example, the label of its class, or of one number a class, which add up to 1"
 
 
 class Part(NamedTuple):
@@ -219,8 +220,8 @@ def _checked_weights(given: Any, training: Indexed) -> dict[int, float] | None:
     if "weights" in fields:
         raise BadData("class_weight and weights of examples: allowed is one of the two")
     labels = fields.get("targets")
-    if labels is None or labels.dtype not in ("int64", "bool") or labels.shape not in ((), (1,)):
-        raise BadData("class_weight needs targets of one whole number an example, the label of its class")
+    if labels is None or len(labels.shape) > 1:
+        raise BadData(f"class_weight needs {_LABELS}")
     if not isinstance(given, Mapping) or not given:
         raise BadData(f"class_weight is a dict of labels and weights, such as {{0: 1.0, 1: 5.0}}, found {given!r}")
     for label, weight in given.items():
@@ -232,10 +233,24 @@ def _checked_weights(given: Any, training: Indexed) -> dict[int, float] | None:
 
 def _class_weights(labels: AnyArray, class_weight: Mapping[int, float]) -> AnyArray:
     weights = np.ones(len(labels), np.float32)
-    flat = labels.reshape(len(labels))
+    flat = _labels(labels)
     for label, weight in class_weight.items():
         weights[flat == label] = weight
     return weights
+
+
+def _labels(targets: AnyArray) -> AnyArray:
+    """Return the labels in targets: one whole number an example, of whatever type, or one number a class (one-hot)."""
+    if targets.ndim > 1 and targets.shape[1] > 1:
+        shares = targets.astype(np.float64)
+        if (shares < 0).any() or not np.allclose(shares.sum(axis=1), 1, atol=1e-3):
+            raise BadExample(f"class_weight needs {_LABELS}; found {targets[0].tolist()}")
+        return np.asarray(shares.argmax(axis=1))
+    labels = targets.reshape(len(targets))
+    whole = labels.dtype.kind != "f" or labels == np.rint(labels)
+    if not np.all(whole):
+        raise BadExample(f"class_weight needs {_LABELS}; found {labels[~whole][0]:.7g}")
+    return labels
 
 
 def _classes(parts: list[Part]) -> int:

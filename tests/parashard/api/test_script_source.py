@@ -11,7 +11,7 @@ import pytest
 
 from parashard.api import arrays
 from parashard.api.source import source_of
-from parashard.data.base import Field, examples_of
+from parashard.data.base import BadExample, Field, examples_of
 from parashard.data.options import SyntheticOptions
 from parashard.data.synthetic import SyntheticSource
 from parashard.errors import BadData
@@ -106,6 +106,27 @@ def test_a_class_has_a_weight_and_others_have_one() -> None:
 
 
 @pytest.mark.parametrize(
+    "targets",
+    [LABELS * 1.0, LABELS[:, None] * np.float32(1), np.eye(3)[LABELS], np.eye(3, dtype=np.int64)[LABELS]],
+    ids=["floats", "column", "one-hot", "whole one-hot"],
+)
+def test_labels_of_whatever_form_have_their_class_s_weight(targets: Any) -> None:
+    source = source_of((IDS, targets), class_weight={1: 2.5, 2: 0})
+    assert source.examples(np.arange(4))[2].tolist() == [1, 2.5, 0, 1]
+
+
+def test_labels_that_are_true_or_false_have_weights() -> None:
+    source = source_of((IDS, LABELS == 1), class_weight={True: 2.5})
+    assert source.examples(np.arange(4))[2].tolist() == [1, 2.5, 1, 1]
+
+
+def test_a_target_that_is_no_label_is_found_where_it_is() -> None:
+    source = source_of((IDS, np.array([0.0, 1, 1.5, 0, 0, 0, 0, 0])), class_weight={1: 2.0})
+    with pytest.raises(BadExample, match=r"class_weight needs targets of one whole number .*; found 1\.5"):
+        source.examples(np.array([1, 2]))
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ({"sample_weight": np.ones(7)}, "data: weights are one number for each of 8 examples, found shape (7,)"),
@@ -114,8 +135,9 @@ def test_a_class_has_a_weight_and_others_have_one() -> None:
         ({"data": [(1.0, 2)], "sample_weight": [1.0]}, "sample_weight is for a pair (inputs, targets) of arrays"),
         ({"data": (IDS, LABELS, LABELS), "sample_weight": LABELS}, "sample_weight is for a pair"),
         ({"sample_weight": LABELS, "class_weight": {0: 1}}, "class_weight and weights of examples: allowed is one"),
-        ({"data": (IDS, LABELS * 1.0), "class_weight": {0: 1}}, "class_weight needs targets of one whole number"),
-        ({"data": (IDS, IDS), "class_weight": {0: 1}}, "class_weight needs targets of one whole number"),
+        ({"data": (IDS, LABELS + 0.5), "class_weight": {0: 1}}, "class_weight needs targets of one whole number"),
+        ({"data": (IDS, IDS), "class_weight": {0: 1}}, "found [0, 1, 2]"),
+        ({"data": (IDS, IDS[:, None]), "class_weight": {0: 1}}, "class_weight needs targets of one whole number"),
         (
             {"class_weight": [1, 2]},
             "class_weight is a dict of labels and weights, such as {0: 1.0, 1: 5.0}, found [1, 2]",
