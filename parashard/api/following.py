@@ -1,9 +1,10 @@
 """CallbackFollower: feeds callbacks with what a run's coordinator tells, each event once, whatever is killed.
 
 Owns the record that makes it so, `callbacks.json` in the run's folder: how far callbacks are, with their states. It is
-written before each call of a user's hook, and before the coordinator hears what was decided. After a crash the next
-process goes on behind the call that was under way. Implements rule P38 of docs/protocol.md. Called by
-`parashard.launch.running` or `parashard.api.in_process.training`, and by `parashard.api.fits` at the end.
+written before each call of a user's hook, and before the coordinator hears what was decided; where the disk is full,
+later. After a crash the next process goes on behind the call that was under way. Implements rule P38 of
+docs/protocol.md. Called by `parashard.launch.running` or `parashard.api.in_process.training`, and by
+`parashard.api.fits` at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from parashard.checkpoints.catalogue import EVALUATED
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.launch.following import CallbackFailed, Follow
 from parashard.plan.intervals import IntervalSet
-from parashard.process.side_effects import why_failed
+from parashard.process.side_effects import SideEffect, why_failed
 from parashard.store.base import Store
 from parashard.store.durable import replace_durably, write_durably
 
@@ -72,7 +73,6 @@ class CallbackFollower:
         self._path = run_dir / STATE_FILE
         self._open_store = store
         self._store: Store | None = None
-        self._say = say
         self._begun = False
         self._earlier = _stored(self._path, callbacks.names) if resume else None
         self._handled = 0  # the milestone of which all callbacks have heard
@@ -82,7 +82,7 @@ class CallbackFollower:
         self._steps_seen = 0
         self._coordinator = 0
         self._unsaved = False  # callbacks were called, and what they decided is not recorded yet
-        self._trouble = ""
+        self._writes = SideEffect("records of callbacks", lambda text, over: say(text))
         callbacks.training.copy_weights = self._copy
 
     @property
@@ -108,19 +108,16 @@ class CallbackFollower:
 
     def look(self, follow: Follow) -> None:
         """Ask what has happened, and call the callbacks."""
-        if not self._begun and not self._begin():
-            return
+        if not self._begun:
+            self._begin()
         for _ in range(AT_ONCE):
-            if self._unsaved and not self._record():
-                return
+            if self._unsaved:
+                self._record()
             reply = follow(self._request())
-            if reply.steps:
-                if not self._tell_steps(reply):
-                    return
-            elif not reply.HasField("milestone"):
-                return
-            told = reply.HasField("milestone") and not self._unsaved  # else the coordinator hears of a new rate first
-            if told and not self._tell(_milestone(reply.milestone)):
+            decided = self._tell_steps(reply)
+            if reply.HasField("milestone") and not decided:  # else the coordinator hears of the new rate first
+                self._tell(_milestone(reply.milestone))
+            elif not reply.steps:
                 return
 
     @property
@@ -141,21 +138,20 @@ class CallbackFollower:
                         store.delete(f"{EVALUATED}/{name}")
         return path
 
-    def _begin(self) -> bool:
-        """Begin, or go on from the record; return False if nothing can be recorded."""
-        earlier, callbacks = self._earlier, self._callbacks
+    def _begin(self) -> None:
+        """Begin, or go on from the record."""
+        earlier, callbacks, self._begun = self._earlier, self._callbacks, True
         if earlier is None:
             self._fire(callbacks.begin)
-            self._begun = self._tell(Milestone(0))
-            return self._begun
+            self._tell(Milestone(0))
+            return
         self._handled, self._steps = earlier["fired"], IntervalSet(map(tuple, earlier["steps"]))
         self._decision = Decision(**earlier["decision"])
         self._fire(lambda: callbacks.begin(earlier["state"]))
-        self._begun = True
         if earlier.get("telling"):
-            return self._tell(Milestone(**earlier["telling"]))
-        self._decided(callbacks.changed_rate())  # in on_train_begin
-        return True
+            self._tell(Milestone(**earlier["telling"]))
+        else:
+            self._decided(callbacks.changed_rate())  # in on_train_begin
 
     def _request(self) -> pb.FollowRequest:
         return pb.FollowRequest(
@@ -169,45 +165,38 @@ class CallbackFollower:
             coordinator=self._coordinator,
         )
 
-    def _decided(self, decision: Decision) -> None:
-        """Have the coordinator hear of a learning rate that was set between milestones."""
-        if decision.learning_rate is not None:
-            self._decision = decision._replace(stop_reason=self._decision.stop_reason)
-            self._unsaved = True
-
-    def _tell_steps(self, reply: pb.FollowReply) -> bool:
-        """Tell of completed steps, each once; return False if they could not be recorded, so that they come again."""
-        new = [StepEnd(end.step, end.loss) for end in reply.steps if end.step not in self._steps]
-        if new:
-            for end in new:
-                self._steps.add(end.step)
-            if not self._record():
-                for end in new:
-                    self._steps.discard(end.step)
-                return False
-            self._decided(self._fire(lambda: self._callbacks.steps_ended(new)))
-        self._steps_seen, self._coordinator = reply.steps_seen, reply.coordinator
+    def _decided(self, decision: Decision) -> bool:
+        """Take note of a learning rate that was set between milestones; return whether one was."""
+        if decision.learning_rate is None:
+            return False
+        self._decision, self._unsaved = decision._replace(stop_reason=self._decision.stop_reason), True
         return True
 
-    def _tell(self, milestone: Milestone) -> bool:
-        """Tell of a milestone; return False if it could not be recorded, so that it comes again."""
-        self._telling = milestone
-        if not self._record():
-            self._telling = None
+    def _tell_steps(self, reply: pb.FollowReply) -> bool:
+        """Tell of completed steps, each once; return whether a learning rate was decided."""
+        new = [StepEnd(end.step, end.loss) for end in reply.steps if end.step not in self._steps]
+        self._steps_seen, self._coordinator = reply.steps_seen, reply.coordinator
+        if not new:
             return False
+        for end in new:
+            self._steps.add(end.step)
+        self._record()
+        return self._decided(self._fire(lambda: self._callbacks.steps_ended(new)))
+
+    def _tell(self, milestone: Milestone) -> None:
+        """Tell of a milestone."""
+        self._telling = milestone
+        self._record()
         if milestone.metrics is not None and self._callbacks.uses_weights and not milestone.weights:
             after = f"{milestone.after_steps:,}"
-            warnings.warn(
-                f"the weights evaluated after step {after} could not be stored: callbacks lack them", stacklevel=2
-            )
+            warnings.warn(f"the weights evaluated after step {after} could not be stored for callbacks", stacklevel=2)
         self._decision = self._fire(lambda: self._callbacks.reached(milestone, self._record))
         self._handled, self._telling, self._unsaved = milestone.after_steps, None, True
         if self._record() and self._callbacks.uses_weights:
             self._forget_weights(milestone.after_steps)
-        return True
 
     def _record(self) -> bool:
-        """Store how far callbacks are, durably; return False if that fails, as on a full disk."""
+        """Store how far callbacks are, durably; return whether that succeeded: a full disk stops no callback (P21)."""
         content = {
             "callbacks": self._callbacks.names,
             "fired": self._handled,
@@ -217,16 +206,11 @@ class CallbackFollower:
             "state": self._fire(self._callbacks.state),
         }
         try:
-            write_durably(self._path, (json.dumps(content, default=float) + "\n").encode())
-        except OSError as error:
-            if not self._trouble:
-                self._trouble = why_failed(error)
-                self._say(f"callbacks wait: {self._path.name} cannot be written: {self._trouble}")
-            return False
+            encoded = (json.dumps(content, default=float) + "\n").encode()
         except (TypeError, ValueError) as error:
             raise CallbackFailed(ConfigurationError(f"a callback's state is no JSON: {error}")) from None
-        self._unsaved, self._trouble = False, ""
-        return True
+        self._unsaved = not self._writes.attempt(lambda: write_durably(self._path, encoded))
+        return not self._unsaved
 
     def _fire(self, call: Callable[[], Any]) -> Any:
         try:

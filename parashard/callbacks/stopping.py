@@ -135,6 +135,7 @@ class EarlyStopping(Callback):
         self.best, self.best_epoch, self.wait = self._monitor.worst, -1, 0
         self.stopped_epoch = 0
         self._held, self.held_epoch, self.held_weights = self._monitor.worst, -1, ""
+        self._last, self._last_epoch = self._monitor.worst, -1
 
     def on_train_begin(self, logs: Logs) -> None:
         """Begin anew."""
@@ -146,6 +147,7 @@ class EarlyStopping(Callback):
         if value is None or epoch < self._start_from_epoch:
             return
         self.wait += 1
+        self._last, self._last_epoch = value, epoch
         if self.uses_weights and self.model.has_weights and self._monitor.better(value, self._held):
             self._held, self.held_epoch, self.held_weights = value, epoch, self.model.weights_name
         if self._monitor.better(value, self.best):
@@ -162,11 +164,21 @@ class EarlyStopping(Callback):
     def on_train_end(self, logs: Logs) -> None:
         """Have the trainer go on with the best weights, if it is to."""
         if self.uses_weights and self.held_epoch != self.best_epoch:
-            lost = f"EarlyStopping: the weights of epoch {self.best_epoch + 1}, the best, could not be stored"
-            kept = f"those of epoch {self.held_epoch + 1} are restored" if self.held_weights else "none are restored"
-            warnings.warn(f"{lost}; {kept}", stacklevel=2)
+            self._best_is_lost()
         if self.held_weights:
             self.model.restore_held(self.held_weights)
+
+    def _best_is_lost(self) -> None:
+        """Restore the best weights that could be stored, unless the final ones are better; say so."""
+        kept = f"those of epoch {self.held_epoch + 1} are restored"
+        if self._monitor.better(self._last, self._held):
+            self.held_weights, kept = "", "the final weights stay, which are the best of the others"
+            if self._last_epoch == self.best_epoch:
+                return  # they are the best
+        warnings.warn(
+            f"EarlyStopping: the weights of epoch {self.best_epoch + 1}, the best, could not be stored; {kept}",
+            stacklevel=2,
+        )
 
     def get_state(self) -> dict[str, Any]:
         """Return the best value and how long ago it was, and what is held of weights."""
@@ -178,6 +190,8 @@ class EarlyStopping(Callback):
             "held": self._held if math.isfinite(self._held) else None,
             "held_epoch": self.held_epoch,
             "held_weights": self.held_weights,
+            "last": self._last if math.isfinite(self._last) else None,
+            "last_epoch": self._last_epoch,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -187,3 +201,5 @@ class EarlyStopping(Callback):
         self.stopped_epoch = state["stopped_epoch"]
         self._held = self._monitor.worst if state.get("held") is None else state["held"]
         self.held_epoch, self.held_weights = state.get("held_epoch", -1), state.get("held_weights", "")
+        self._last = self._monitor.worst if state.get("last") is None else state["last"]
+        self._last_epoch = state.get("last_epoch", -1)

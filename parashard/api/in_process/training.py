@@ -34,8 +34,9 @@ from parashard.launch.stopping import resume_command
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s, as_exported
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
+from parashard.process.backoff import retry_pause_s
 from parashard.process.full_disk import disk_failed
-from parashard.process.side_effects import why_failed
+from parashard.process.side_effects import SideEffect, why_failed
 from parashard.store import open_store
 from parashard.store.durable import sync_upwards, write_durably
 from parashard_coordinator.api.service import follow_call, follow_reply
@@ -141,6 +142,7 @@ class Training:
         self._look_s = self._history_s = 0.0
         self._records_s = time.monotonic() + RECORDS_S
         self._stored = -1  # decisions of the core that are stored
+        self._records = SideEffect("the run's records", lambda text, over: self._view.say(text))
         self._saved: Saved | None = None
         self._milestone = 0  # callbacks hear of nothing before so many steps are complete
 
@@ -157,8 +159,8 @@ class Training:
                 self._step()
                 self._look()
             self._look(now=True)
-            if job.complete:
-                return self._finished()
+            if job.complete and (report := self._finished()) is not None:
+                return report
             if job.over:
                 raise self._failed()
         except KeyboardInterrupt:
@@ -196,7 +198,8 @@ class Training:
         self._call = self._call._replace(sequence=self._call.sequence + 1, want=want)
         answer = self._core.lease(self._call, time.monotonic())
         self._call = self._call._replace(completed=(), failed=(), evaluated=())
-        if self._core.job.decisions != self._stored:
+        waits = self._records.error and time.monotonic() < self._records_s
+        if self._core.job.decisions != self._stored and not waits:
             self._save_records()
         return answer
 
@@ -291,9 +294,7 @@ class Training:
             self._state.save_soon(round_)
             core.job.rounds.cut_named()
         if now_s >= self._records_s:
-            self._records_s = now_s + RECORDS_S
-            with suppress(StoreFailed):  # it costs durability, never training
-                self._save_records()
+            self._save_records()
         kept = now_s >= self._history_s
         if kept or not isinstance(self._view, NoView):
             status = self._present_status(now_s)
@@ -308,12 +309,29 @@ class Training:
 
     # --- the end ---
 
-    def _finished(self) -> dict[str, Any]:
+    def _finished(self) -> dict[str, Any] | None:
+        """Store the end, however long the disk has no room for it; return the report, or None if it is to stop."""
+        job, failures = self._core.job, 0
+        while not self._stop.asked:
+            try:
+                return self._store_end()
+            except StoreFailed as error:
+                failures += 1
+                job.waits(f"the job waits: weights and report cannot be stored: {error}")
+                self._view.say(job.reason)
+            until_s = time.monotonic() + retry_pause_s(failures)
+            while time.monotonic() < until_s and not self._stop.asked:
+                time.sleep(LOOK_S)
+                self._look()
+        return None
+
+    def _store_end(self) -> dict[str, Any]:
         """Store the last checkpoint, weights and report; return the report."""
         job, run = self._core.job, self._run
         due = job.due_checkpoint()
         assert due is not None, "the job is complete"
         name = due.stored or self._state.finish(due.steps, due.round or 0)
+        job.ends_with(due._replace(stored=name))
         model = run.records.model(name)
         figures = self._report(due, model.steps_applied) | audited(run.resolved, model)
         figures["checkpoint"] = name
@@ -361,12 +379,11 @@ class Training:
         return f"stopped at step {count(steps)} of {count(total)} (saved). Continue: {resume_command(self._run_dir)}"
 
     def _save_records(self) -> None:
-        """Store what a resumed run cannot learn from the checkpoint: evaluations, an early stop, counts."""
-        self._stored = self._core.job.decisions
-        saved = self._core.job.saved()
-        if saved != self._saved:
-            self._run.records.save(saved)
-            self._saved = saved
+        """Store what a resumed run cannot learn from the checkpoint: evaluations, a stop, counts; or later (P21)."""
+        decisions, saved = self._core.job.decisions, self._core.job.saved()
+        if saved == self._saved or self._records.attempt(lambda: self._run.records.save(saved)):
+            self._stored, self._saved = decisions, saved
+        self._records_s = time.monotonic() + max(RECORDS_S, retry_pause_s(self._records.failures))
 
 
 def _record(run: Run, follower: CallbackFollower, *, resume: bool) -> JobRecord:

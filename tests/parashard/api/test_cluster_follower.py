@@ -183,7 +183,9 @@ def test_steps_are_told_once_whichever_coordinator_counts_them(tmp_path: Path) -
     assert coordinator.requests[-1].wants_steps
 
 
-def test_nothing_fires_that_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_no_callback_and_the_record_comes_when_there_is_room(  # P21
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
@@ -192,9 +194,10 @@ def test_nothing_fires_that_cannot_be_recorded(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(following, "write_durably", full)
         it.look(coordinator.follow)
-    assert halving.heard == []
+    assert (halving.heard, coordinator.decided[-1]) == ([0], (4, 0.5))
     it.look(coordinator.follow)
-    assert halving.heard == [0]
+    assert recorded(tmp_path) == [4, 0.5]
+    assert "records of callbacks cannot be written: no space left on device" in capsys.readouterr().out
 
 
 def test_an_error_begins_with_the_users_own_line(tmp_path: Path) -> None:

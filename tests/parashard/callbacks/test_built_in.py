@@ -122,6 +122,17 @@ def test_where_the_best_weights_could_not_be_stored_the_best_that_were_come_back
     assert it.training.restored == "b"
 
 
+def test_where_the_best_weights_could_not_be_stored_the_final_ones_stay_if_they_are_better_than_those_that_were(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    for values, said in (([5, 2, 1], 0), ([5, 1, 2], 1)):
+        it = _begun(EarlyStopping(patience=9, restore_best_weights=True), tmp_path)
+        for epoch, value in enumerate(values):
+            it.reached(Milestone(epoch + 1, epoch, [1.0], {"loss": value}, "" if epoch else "a"))
+        it.end()
+        assert (it.training.restored, len(recwarn)) == (None, said)
+
+
 def test_of_two_callbacks_that_restore_weights_the_last_one_wins(tmp_path: Path) -> None:
     for modes in (("min", "max"), ("max", "min")):
         stopping = [EarlyStopping(mode=mode, patience=9, restore_best_weights=True) for mode in modes]

@@ -17,7 +17,7 @@ from parashard.api import trainer as module
 from parashard.api.in_process import training
 from parashard.api.script import Script
 from parashard.api.strategies import InProcessStrategy
-from parashard.errors import ConfigurationError, JobFailed
+from parashard.errors import ConfigurationError, JobFailed, StoreFailed
 from parashard.store.arrays import read_arrays
 from parashard_worker import computing
 from support.line_model import Line, X, Y
@@ -293,6 +293,37 @@ def test_callbacks_hear_of_each_step_before_the_next_one_and_of_all_before_the_e
     )
     fit(trainer(ps.OneDeviceStrategy()), epochs=2, callbacks=[notes])
     assert heard == [*range(EPOCH), "end"] * 2
+
+
+def test_a_full_disk_costs_records_and_the_end_waits_for_room(  # P21
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempts = {"records": 0, "weights": 0}
+
+    def full(what: str, call: Any) -> Any:
+        def write(*given: Any) -> Any:
+            attempts[what] += 1
+            if what == "weights" and attempts[what] > 2:
+                return call(*given)
+            raise StoreFailed(f"{what} cannot be written: no space left on device")
+
+        return write
+
+    monkeypatch.setattr(training, "retry_pause_s", lambda failures: 0.0)
+    monkeypatch.setattr(training, "save_weights", full("weights", training.save_weights))
+    begun = training.take_up
+
+    def take_up(*given: Any, **named: Any) -> Any:
+        run = begun(*given, **named)
+        monkeypatch.setattr(run.records, "save", full("records", run.records.save))
+        return run
+
+    monkeypatch.setattr(training, "take_up", take_up)
+    slower = ps.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    report = fit(trainer(), validation_data=(X, Y), callbacks=[slower], verbose=1).report
+    assert (report["state"], report["steps_applied"], attempts["weights"]) == ("done", [STEPS], 3)
+    assert attempts["records"] > 0
+    assert "the run's records cannot be written: records cannot be written: no space left" in capsys.readouterr().out
 
 
 def test_the_best_weights_are_those_that_were_evaluated() -> None:
