@@ -12,6 +12,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from parashard.process.cached_code import compiled
+
 _u64 = np.uint64
 _PRIME_1 = _u64(0x9E3779B185EBCA87)
 _PRIME_2 = _u64(0xC2B2AE3D27D4EB4F)
@@ -74,7 +76,7 @@ def _key_of(content, begin, end, seed):
     return key ^ (key >> _u64(32))
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def keys_of(content, offsets, seed, keys):
     """Write the key of each text."""
     for text in range(len(keys)):

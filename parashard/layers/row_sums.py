@@ -15,6 +15,7 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.layers.embedding import summed_by_row
+from parashard.process.cached_code import compiled
 
 
 def sum_by_place(gradients: Array, places: Array, rows: int, xp: Any) -> Array:
@@ -43,9 +44,7 @@ def sum_by_place(gradients: Array, places: Array, rows: int, xp: Any) -> Array:
 
 @functools.cache
 def _compiled() -> Any:
-    import numba  # loads slowly, and only models with tables need it
-
-    return numba.njit(nogil=True, cache=True, error_model="numpy")(_added)
+    return compiled(_added)
 
 
 def _added(gradients, places, total):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parashard.plan.embedding import Keys
+from parashard.process.cached_code import compiled
 
 KEY_BITS = 64
 PROBES_MAX = 256  # places that are searched for one key: even spreading needs a tenth of it
@@ -54,9 +55,6 @@ def distinct_keys(words: Keys) -> tuple[Keys, NDArray[np.int64]]:
 
 @functools.cache
 def _compiled() -> Any:
-    import numba  # loads slowly, and only models with tables need it
-
-    compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
     return compiled(_number), compiled(_order)
 
 
