@@ -28,10 +28,18 @@ from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, p
 from parashard.checkpoints.state import plan_of, whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store, restarts_from
 from parashard.cli.app import App
-from parashard.cli.options import TlsDir, complete_runs
+from parashard.cli.options import TlsDir, complete_runs, told_how_to_continue
 from parashard.cli.tables import print_table
 from parashard.data.parquet_rows import write_rows
-from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
+from parashard.errors import (
+    ConfigurationError,
+    DamagedCheckpoint,
+    NotReady,
+    NotStored,
+    RetryLater,
+    StoreFailed,
+    Unreachable,
+)
 from parashard.job.load import load_job
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
 from parashard.launch.run_folders import check_in_progress, place_of
@@ -83,10 +91,13 @@ def create(
     deadline_s = heard_s + timeout_s
     while True:
         try:  # a coordinator that is away may come back; asking again is safe
-            answer = client.create_checkpoint(asked)
-        except RetryLater as error:
+            with told_how_to_continue(place):
+                answer = client.create_checkpoint(asked)
+        except NotReady:  # it answers, and not every shard is up
+            heard_s = time.monotonic()
+        except RetryLater:
             if time.monotonic() - heard_s > AWAY_S:
-                raise Unreachable(f"this run is not running now ({error}); `parashard resume {place}` does") from None
+                raise
         else:
             heard_s = time.monotonic()
             if answer.error:

@@ -29,7 +29,7 @@ def complete_runs(incomplete: str) -> list[str]:
 
 @contextmanager
 def told_how_to_continue(place: str) -> Iterator[None]:
-    """Say what goes on with a run of this machine where its coordinator does not answer, as its launcher is gone.
+    """Say whether a run of this machine whose coordinator does not answer is in progress, or what goes on with it.
 
     A directory that no launcher has locked is that of a run with an external launcher.
     """
@@ -37,8 +37,14 @@ def told_how_to_continue(place: str) -> Iterator[None]:
         yield
     except Unreachable as error:
         run_dir = Path(place)
-        if not (run_dir / LOCK_FILE).exists() or launcher_of(run_dir) is not None:
+        if not (run_dir / LOCK_FILE).exists():
             raise
+        launcher = launcher_of(run_dir)
+        if launcher is not None:
+            raise Unreachable(
+                f"{error}; the run is in progress: process {launcher}, which started it, restarts a coordinator that "
+                "hangs (cluster.silence_s)"
+            ) from None
         command = resume_command(run_dir.absolute())
         raise Unreachable(f"{error}; its `parashard run` is gone. Continue: {command}") from None
 

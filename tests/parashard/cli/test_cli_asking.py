@@ -85,14 +85,17 @@ def test_a_run_has_its_name_for_every_command(parashard, command, told):
     assert told in ran.out + ran.err
 
 
-@pytest.mark.parametrize("command", [["status"], ["scale", "--workers", "2"]], ids=" ".join)
-def test_a_run_whose_launcher_is_gone_says_how_to_continue(parashard, command):
+@pytest.mark.parametrize("command", [["status"], ["scale", "--workers", "2"], ["checkpoint", "create"]], ids=" ".join)
+def test_a_run_whose_coordinator_is_silent_is_in_progress_or_says_how_to_continue(parashard, command, monkeypatch):
+    monkeypatch.setattr("parashard.cli.checkpoint.AWAY_S", 0.0)
     run_dir = begun("small-1")
     (run_dir / ADDRESS_FILE).write_text('{"address": "127.0.0.1:1"}')
     here = parashard(*command, "small-1")
     assert "resume" not in here.err, "a run that another launcher starts, elsewhere perhaps"
     lock = launcher_lock(run_dir)
-    assert "resume" not in parashard(*command, "small-1").err
+    silent = parashard(*command, "small-1")
+    assert f"the run is in progress: process {os.getpid()}, which started it, restarts a coordinator that" in silent.err
+    assert "resume" not in silent.err
     os.close(lock)
     gone = parashard(*command, "small-1")
     assert (gone.exit_code, gone.err.count("\n")) == (here.exit_code, 1)
