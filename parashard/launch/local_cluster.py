@@ -7,11 +7,13 @@ end.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ WORKER_IS_SCRIPT = (
 SAME_ENDS_MAX = 3
 """A script that ends so often in the same way, before it is a worker, is not started again."""
 RETRIED = (ExitCode.FENCED, ExitCode.IO_ERROR, ExitCode.RETRY)
+NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 INFO = " level=info "  # in each line that a service logs
 
 
@@ -90,6 +93,7 @@ class LocalCluster:
         self._ended = 0
         self._script_ends: dict[str, tuple[str, int]] = {}  # by worker: how its script ended, how often in a row
         self._asked_to_end: set[str] = set()
+        self._not_started: list[Ended] = []
         self._lifeline_read, self._lifeline_write = os.pipe()
         self.variables: Mapping[str, Mapping[str, str]] = {}
         self.script: ScriptCommand | None = None
@@ -114,17 +118,25 @@ class LocalCluster:
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
         """Start `python -P -m module arguments` as a child with the lifeline, without a terminal or its signals.
 
-        If its log cannot be opened it is started without.
+        If its log cannot be opened it is started without. Where the system has no room for one more process or thread,
+        that is how it ended: the next `reap` returns it, as of a disk that fails, and it is tried again.
         """
         assert name not in self._children, f"{name} runs already"
-        if module == MODULES["worker"] and self.start_thread is not None:
-            self._children[name] = self.start_thread(name, arguments)
-        else:
-            self._children[name] = self._spawn(name, module, arguments, {})
+        try:
+            if module == MODULES["worker"] and self.start_thread is not None:
+                self._children[name] = self.start_thread(name, arguments)
+            else:
+                self._children[name] = self._spawn(name, module, arguments, {})
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_ROOM:
+                raise
+            why = why_failed(error) if isinstance(error, OSError) else str(error)
+            self._ended += 1
+            self._not_started.append(Ended(name, ExitCode.IO_ERROR, f"it cannot be started: {why}", self._ended))
 
     def reap(self) -> list[Ended]:
         """Return the children that have ended since the last call."""
-        ended = []
+        ended, self._not_started = self._not_started, []
         for name, child in list(self._children.items()):
             code = child.poll()
             if code is not None:
@@ -175,6 +187,7 @@ class LocalCluster:
         if module == MODULES["worker"] and self.script is not None:
             command, folder = [*self.script.words], self.script.folder
             variables = {**variables, WORKER_ARGUMENTS: json.dumps(arguments)}
+        _check_room()
         with self._opened_log(name) as log:
             self._log_starts[name] = log.tell()
             return subprocess.Popen(
@@ -222,6 +235,16 @@ class LocalCluster:
         self._script_ends[name] = reason, times
         code = ExitCode.CONFIGURATION if times >= SAME_ENDS_MAX else code
         return Ended(name, code, f"{reason}; {WORKER_IS_SCRIPT}", self._ended)
+
+
+def _check_room() -> None:
+    """Raise RuntimeError where no thread can be started, and so no process.
+
+    Popen would fail, too, but after a fork, for which gRPC stops its threads: it aborts if they do not start again.
+    """
+    probe = threading.Thread(target=lambda: None)
+    probe.start()
+    probe.join()
 
 
 def _last_output(log: Path, start_bytes: int) -> list[str]:

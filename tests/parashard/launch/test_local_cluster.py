@@ -3,14 +3,17 @@
 The children are modules of a few lines, so that a case takes tens of milliseconds.
 """
 
+import errno
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -336,6 +339,47 @@ def test_reaping_does_not_wait(cluster, module, pipe):
     started_s = time.monotonic()
     assert cluster.reap() == []
     assert time.monotonic() - started_s < 1.0
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (BlockingIOError(errno.EAGAIN, "no"), "resource temporarily unavailable"),
+        (OSError(errno.EMFILE, "no"), "too many open files"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
+    ],
+)
+def test_a_child_for_which_the_system_has_no_room_is_tried_again(cluster, module, monkeypatch, error, why):
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        cluster.start("worker-0", module(""), [])
+    assert cluster.running == []
+    assert cluster.reap() == [Ended("worker-0", ExitCode.IO_ERROR, f"it cannot be started: {why}", 1)]
+    cluster.start("worker-0", module(""), [])
+    assert reaped(cluster) == [Ended("worker-0", 0, "exit code 0", 2)]
+
+
+def test_where_no_thread_can_be_started_no_process_is_tried(cluster, module, monkeypatch):
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("gRPC aborts after a fork without threads"))
+        cluster.start("worker-0", module(""), [])
+    assert [ended.exit_code for ended in cluster.reap()] == [ExitCode.IO_ERROR]
+
+
+def test_a_child_that_can_never_be_started_is_an_error(cluster, monkeypatch):
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise FileNotFoundError(errno.ENOENT, "no")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(FileNotFoundError):
+        cluster.start("worker-0", "module", [])
 
 
 def test_a_child_runs_without_a_log_where_none_can_be_written(cluster, module, tmp_path):  # P21
