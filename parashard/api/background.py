@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from parashard.launch.run_files import WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun, owned
 from parashard.launch.steering import Steering
 from parashard.plan.variables import Float32s, as_imported
-from parashard.process.arguments import credentials_in
+from parashard.process.arguments import checked_timeout_s, credentials_in
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.protocol.proto_conversion import plan_from, view_from
@@ -46,8 +45,6 @@ QUIET_S, SAY_S = 5.0, 60.0  # until a wait for the end is spoken of, and between
 AGAIN_S = 0.05  # between two pulls, until a shard has what it lost
 STOP_S = 60.0
 """For a run that is stopped to end: shards save their state."""
-TIMEOUT_S_MAX = 1e9
-"""Of one wait; the system's waits take little more."""
 
 
 class _NotDone(TimeoutError):
@@ -64,21 +61,6 @@ class _NotDone(TimeoutError):
     def __init__(self, late: str, then: str) -> None:
         super().__init__(f"{late}; {then}")
         self.late = late
-
-
-def checked_timeout_s(timeout_s: Any) -> float:
-    """Return a number of seconds to wait for; one below 0 is as good as 0.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is none.
-    """
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= TIMEOUT_S_MAX:
-        raise ConfigurationError(
-            f"timeout_s must be a number of seconds of at most {TIMEOUT_S_MAX:g}, found {timeout_s!r}"
-        )
-    return float(timeout_s)
 
 
 class Variables:

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from parashard.api.background import BackgroundRun, Variables, checked_timeout_s, within
+from parashard.api.background import BackgroundRun, Variables, within
 from parashard.api.batching import checked_size
 from parashard.api.calls import Call, Calls, PerWorker
 from parashard.api.code import RunCode, code_of, write_code
@@ -41,6 +41,7 @@ from parashard.launch.stopping import restorable_in_all
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s
+from parashard.process.arguments import checked_timeout_s
 from parashard.store import open_store
 
 QUEUE = 1024

@@ -31,7 +31,7 @@ from parashard.errors import (
 )
 from parashard.plan.embedding import mixed
 from parashard.plan.variables import Float32s, Variable
-from parashard.process.arguments import credentials_in, tls_folder
+from parashard.process.arguments import checked_timeout_s, credentials_in, tls_folder
 from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
@@ -79,6 +79,7 @@ class Subscription:
         timeout_s: float,
         credentials: Credentials | None = None,
     ) -> None:
+        checked_timeout_s(timeout_s)
         self._address = address
         self._channel = rpc.connect(address, credentials)
         self._stub = serving_pb2_grpc.ServingStub(self._channel)  # type: ignore[no-untyped-call]
@@ -168,7 +169,7 @@ class Subscription:
         ParashardError
             If the server refuses the subscription for good.
         """
-        until_s = time.monotonic() + timeout_s
+        until_s = time.monotonic() + checked_timeout_s(timeout_s)
         with self._changed:
             while not condition(self):
                 if self._failed is not None:

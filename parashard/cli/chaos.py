@@ -22,6 +22,7 @@ from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.launch.run import Outcome
 from parashard.launch.run_folders import new_run_dir
+from parashard.process.arguments import finite
 from parashard.process.shell import ExitCode
 
 PROMISES = ("ledger_wrong", "rows_wrong", "torn")
@@ -34,7 +35,7 @@ def chaos(
         int | None, typer.Option(min=0, help="Repeats the schedule of faults; default: drawn, and told.")
     ] = None,
     mean_interval_s: Annotated[
-        float, typer.Option(min=0.05, help="Mean time between the beginnings of two faults.")
+        float, typer.Option(min=0.05, callback=finite, help="Mean time between the beginnings of two faults.")
     ] = 5.0,
     faults: Annotated[int | None, typer.Option(min=0, help="Stop after so many; default: when the job ends.")] = None,
     kill: Annotated[

@@ -46,7 +46,7 @@ from parashard.launch.run_folders import check_in_progress, place_of
 from parashard.launch.stored_rows import pieces_of_table, whole_table
 from parashard.plan.embedding import as_numpys
 from parashard.plan.variables import as_exported
-from parashard.process.arguments import credentials_in
+from parashard.process.arguments import credentials_in, finite
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.store import Store, open_store
@@ -78,7 +78,7 @@ def create(
             autocompletion=complete_runs,
         ),
     ] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, help="How long to wait for it.")] = 300.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, callback=finite, help="How long to wait.")] = 300.0,
     tls_dir: TlsDir = None,
 ) -> None:
     """Pause leasing until every shard has the same steps, and save them all: resharding and export start from that."""

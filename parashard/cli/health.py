@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from parashard.errors import ConfigurationError
-from parashard.process.arguments import address, own_host
+from parashard.process.arguments import address, finite, own_host
 from parashard.process.health import ask
 
 
@@ -20,7 +20,7 @@ def health(
         str, typer.Argument(metavar="ADDRESS", help="host:port of its HTTP port; host `auto` is this machine.")
     ],
     live: Annotated[bool, typer.Option("--live", help="Ask only whether it answers, not whether it is ready.")] = False,
-    timeout_s: Annotated[float, typer.Option(min=0.1, max=600, help="How long to wait for it.")] = 3.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=600, callback=finite, help="How long to wait for it.")] = 3.0,
 ) -> None:
     """Ask a coordinator, shard or worker whether it is ready: exit code 0 if so, 75 if not."""
     try:

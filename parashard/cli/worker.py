@@ -17,6 +17,7 @@ from parashard.cli.options import DeviceName, Sets, TlsDir, Trace, complete_runs
 from parashard.errors import ConfigurationError
 from parashard.launch.local_cluster import MODULES, WORKER_ARGUMENTS
 from parashard.launch.run_folders import place_of
+from parashard.process.arguments import finite
 from parashard.process.shell import LogFormat
 
 
@@ -46,6 +47,7 @@ def worker(
         float | None,
         typer.Option(
             min=0,
+            callback=finite,
             help="Stop once the coordinator has been away for so long; default: cluster.retry_budget_s, as a failure.",
         ),
     ] = None,

@@ -32,7 +32,7 @@ class VariableSettings(Table):
     frozen: bool | None = key(default=None, description="True: the variable is never pushed and never changes.")
     decay: bool | None = key(default=None, description="False: weight decay leaves the variable alone.")
     learning_rate_factor: float | None = key(
-        default=None, ge=0, description="Multiplies the learning rate for the variable, >= 0."
+        default=None, ge=0, le=1e15, description="Multiplies the learning rate for the variable, from 0 to 1e15."
     )
     encoding: Annotated[str, Before(_checked_encoding)] | None = key(
         default=None, description="How gradients travel; int8 and topk keep what they leave out for a later push."

@@ -15,12 +15,17 @@ from typing import Annotated, Any, Literal, Self
 from parashard.errors import ConfigurationError
 from parashard.settings.table import Before, OneOf, Table, key
 
+UPDATES_MAX = 10**15
+"""Of a length: more than a job has, and exact as a float."""
+
 
 def _steps_or_job(value: Any) -> Any:
     """Give one message for the union, where pydantic would give one per member."""
-    if value == "job" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+    if value == "job" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= UPDATES_MAX):
         return value
-    raise ValueError(f'must be an integer >= 1 or "job" (to the end of the job), found {value!r}')
+    raise ValueError(
+        f'must be an integer >= 1 or "job" (to the end of the job), at most {UPDATES_MAX:g}, found {value!r}'
+    )
 
 
 DecaySteps = Annotated[int | Literal["job"], Before(_steps_or_job)]
@@ -37,7 +42,10 @@ class Schedule(Table):
     """
 
     warmup_steps: int = key(
-        default=0, ge=0, description="Updates over which the multiplier rises linearly to 1 before the curve begins."
+        default=0,
+        ge=0,
+        le=UPDATES_MAX,
+        description="Updates over which the multiplier rises linearly to 1 before the curve begins.",
     )
 
     def factor(self, t: int) -> float:
@@ -131,7 +139,7 @@ class StepSchedule(Schedule):
     """
 
     kind: Literal["step"] = key(default="step", description="Names this schedule.")
-    every_steps: int = key(ge=1, description="Updates on one tread of the staircase.")
+    every_steps: int = key(ge=1, le=UPDATES_MAX, description="Updates on one tread of the staircase.")
     ratio: float = key(gt=0, le=1, in_file="factor", description="Ratio of one tread to the one before.")
 
     def _curve(self, done: int) -> float:

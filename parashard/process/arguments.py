@@ -15,7 +15,9 @@ import math
 import os
 import socket
 import threading
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.process.full_disk import disk_failed, retry_while_disk_fails
@@ -27,6 +29,8 @@ from parashard.store.durable import replace_durably
 
 TLS_VARIABLE = "PARASHARD_TLS_DIR"
 TRACE_VARIABLE = "PARASHARD_TRACE"
+TIMEOUT_S_MAX = 1e9
+"""Of one wait; the system's waits take little more."""
 
 
 def service_arguments(description: str) -> argparse.ArgumentParser:
@@ -97,6 +101,28 @@ def seconds(text: str) -> float:
     if not 0 <= found < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no number of seconds: allowed are 0 and more")
     return found
+
+
+def checked_timeout_s(timeout_s: Any) -> float:
+    """Return a number of seconds to wait for; one below 0 is as good as 0.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is none.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= TIMEOUT_S_MAX:
+        raise ConfigurationError(
+            f"timeout_s must be a number of seconds of at most {TIMEOUT_S_MAX:g}, found {timeout_s!r}"
+        )
+    return float(timeout_s)
+
+
+def finite(value: float | None) -> float | None:
+    """Return the number of a command's option; NaN passes the bounds of every option, and is refused here."""
+    if value is not None and not math.isfinite(value):
+        raise ConfigurationError(f"an option is {value}; allowed are finite numbers")
+    return value
 
 
 def own_host(text: str) -> str:

@@ -6,6 +6,7 @@ Owns the thread, the lock and the clock; decides nothing. Called by the service,
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from dataclasses import replace
 
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.client.pulled_rows import TableSet
-from parashard.errors import NotReady, ParashardError
+from parashard.errors import MalformedFrame, NotReady, ParashardError
 from parashard.process.logs import log
 from parashard.serving.behind import Behind, behind
 from parashard.serving.following import Following, Published, Sight
@@ -24,6 +25,8 @@ SLOW_POLL_S = 2.0
 """Between two looks at an object store, or where the last one found something wrong."""
 WAIT_S_MAX = 30.0
 """How long a request may wait for something newer."""
+ASK_S = 1.0
+"""Between two looks whether the caller of a request that waits is still there."""
 
 
 class ServedRun:
@@ -118,16 +121,28 @@ class ServedRun:
         """Return the names of the versions that are served; raises as `published`."""
         return [version.id for version in self.published().versions]
 
-    def wait(self, newer: Callable[[Published], bool], wait_s: float) -> Published:
-        """Return what is served once it is newer, or after `wait_s`; raises as `published`."""
+    def wait(
+        self, newer: Callable[[Published], bool], wait_s: float, asks: Callable[[], bool] = lambda: True
+    ) -> Published:
+        """Return what is served once it is newer, or after `wait_s`, or when nobody asks any more.
+
+        Raises
+        ------
+        MalformedFrame
+            If `wait_s` is NaN.
+        NotReady
+            As `published`.
+        """
+        if math.isnan(wait_s):
+            raise MalformedFrame("wait_s is NaN; allowed is a number of seconds")
         until_s = time.monotonic() + min(max(wait_s, 0.0), WAIT_S_MAX)
         with self._changed:
             while not self._stopping.is_set():
                 published = self._follower.published
                 left_s = until_s - time.monotonic()
-                if left_s <= 0 or (published is not None and newer(published)):
+                if left_s <= 0 or not asks() or (published is not None and newer(published)):
                     break
-                self._changed.wait(left_s)
+                self._changed.wait(min(left_s, ASK_S))
         return self.published()
 
     def behind(self) -> Behind:

@@ -100,7 +100,9 @@ class ServingService(serving_pb2_grpc.ServingServicer):
         if not self._subscribers.acquire(blocking=False):
             raise QueueFull(f"{SUBSCRIBERS_MAX} subscribers are served already")
         try:
-            published = self._run.wait(lambda now: bool(lacks(now.shards, held)), request.wait_s)
+            published = self._run.wait(
+                lambda now: bool(lacks(now.shards, held)), request.wait_s, asks=context.is_active
+            )
             for name in request.variables:
                 check_variable(published.variables, name)
             wanted = set(request.tables), set(request.variables)

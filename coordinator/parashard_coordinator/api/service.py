@@ -11,6 +11,7 @@ from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
+from parashard.errors import MalformedFrame
 from parashard.process import failpoints
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import SERVER_THREADS, Server
@@ -168,15 +169,18 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
         answer = self._core.run_exclusive(first)
         if request.want and request.wait_s > 0 and _nothing(answer):
-            answer = self._wait_for_work(request, answer)
+            answer = self._wait_for_work(request, answer, context)
         failpoints.hit("coordinator.lease.decided")
         reply = lease_reply(answer)
         self._observer.answered(request, reply)
         return reply
 
-    def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer) -> LeaseAnswer:
+    def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer, context: Any) -> LeaseAnswer:
         def again(core: Core, now_s: float) -> LeaseAnswer | None:
-            if not core.job.workers.waits(request.worker, request.incarnation, request.sequence):
+            gone = (
+                context is not None and not context.is_active()
+            )  # what is granted to nobody waits for its lease's end
+            if gone or not core.job.workers.waits(request.worker, request.incarnation, request.sequence):
                 return None
             worker = core.job.workers.by_name[request.worker]
             return core.grant(worker, request.want, now_s, answer.revoked, steps_only=request.steps_only)
@@ -372,6 +376,8 @@ def _nothing(answer: LeaseAnswer) -> bool:
 
 
 def _process(name: pb.ProcessName) -> ProcessName:
+    if name.role not in ("shard", "worker"):
+        raise MalformedFrame(f"a process is a shard or a worker, found {readable(name.role, NAME_BYTES_MAX)!r}")
     return ProcessName(name.role, name.index)
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,3 +199,10 @@ def test_a_waiting_worker_learns_that_the_last_step_is_in(it: Served) -> None:
         give_back(it, completed=[pb.CompletedStep(step=0, incarnations=[1, 1])])
         it.exclusive.run_exclusive(lambda core, now_s: core.job.done())
         assert reply.result(DEADLINE_S).state == pb.JOB_STATE_DONE
+
+
+def test_a_call_whose_client_is_gone_ends_and_takes_nothing(it: Served) -> None:
+    gone = SimpleNamespace(is_active=lambda: False)
+    reply = it.service.Lease(lease_request(want=1, wait_s=WAIT_S), gone)
+    assert not reply.granted
+    assert it.condition.timeouts_s == []

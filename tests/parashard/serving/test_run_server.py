@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import threading
 import urllib.error
@@ -20,6 +21,7 @@ from parashard.client.pulled_rows import TableSet
 from parashard.errors import (
     ConfigurationError,
     LimitExceeded,
+    MalformedFrame,
     NotAllowed,
     NotReady,
     QueueFull,
@@ -34,6 +36,7 @@ from parashard.plan.variables import Initializer
 from parashard.protocol import rpc
 from parashard.security.identity import Role
 from parashard.serving import messages, pages, service
+from parashard.serving import served as served_module
 from parashard.serving.served import WAIT_S_MAX, ServedRun
 from parashard.serving.server import Ports
 from support.certificates import WRONG_CA, Certificates
@@ -43,7 +46,7 @@ from support.live_cases import TABLES as LIVE_TABLES
 from support.live_cases import LiveShards
 from support.serving_cases import TABLE, Committer, ShardLife, follower_of, keys_of_shard
 from support.store_fakes import MemoryStore
-from support.waiting import DEADLINE_S
+from support.waiting import DEADLINE_S, eventually
 
 KEYS = [int(key) for shard in range(2) for key in unmixed(keys_of_shard(shard, 3))]
 MIXED = [int(key) for shard in range(2) for key in keys_of_shard(shard, 3)]
@@ -258,6 +261,48 @@ def test_a_request_waits_until_something_newer_is_committed_and_no_longer(job: J
     assert run.wait(lambda now: now.shards[0].version.id.number > 1, 3600.0).shards[0].version.id.number == 2
     assert len(waits) == 1
     assert waits[0] <= WAIT_S_MAX
+
+
+def newer_than_all(stub: Any) -> pb.SubscribeRequest:
+    """Return the request of one who has what is not there yet: it waits."""
+    served = stub.GetServed(pb.GetServedRequest(), timeout=DEADLINE_S)
+    request = pb.SubscribeRequest(held=[pb.HeldShard(version=version) for version in served.sight.served])
+    for held in request.held:
+        held.version.number += 10**6
+    return request
+
+
+def test_a_subscriber_that_is_gone_is_no_longer_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "SUBSCRIBERS_MAX", 1)
+    monkeypatch.setattr(served_module, "ASK_S", 0.01)
+    job.begin()
+    job.serve()
+    with rpc.connect(job.ports.address) as channel:
+        stub = serving_pb2_grpc.ServingStub(channel)
+
+        def is_full() -> bool:
+            try:
+                with rpc.our_errors("it"):
+                    list(stub.Subscribe(pb.SubscribeRequest(), timeout=DEADLINE_S))
+            except QueueFull:
+                return True
+            return False
+
+        request = newer_than_all(stub)
+        request.wait_s = math.inf
+        call = stub.Subscribe(request, timeout=DEADLINE_S)
+        eventually(is_full, "it waits")
+        call.cancel()
+        eventually(lambda: not is_full(), "its place is free")
+
+
+def test_a_wait_of_nan_seconds_is_refused(served: Job, stub: Any) -> None:
+    request = newer_than_all(stub)
+    request.wait_s = math.nan
+    with pytest.raises(MalformedFrame, match="wait_s is NaN"), rpc.our_errors("it"):
+        list(stub.Subscribe(request, timeout=DEADLINE_S))
+    with pytest.raises(ConfigurationError, match="timeout_s must be a number of seconds"):
+        ps.subscribe(served.ports.address, timeout_s=math.nan)
 
 
 @pytest.mark.parametrize(
