@@ -205,10 +205,10 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     incarnation = claim() if begun is None else retry_while_disk_fails(claim, "claims", stop.event)
     run_store = RunStore(store, incarnation)
     failpoints.hit("coordinator.boot.claimed")
-    run_store.keep_initial(resolved.digest, resolved.initial, resolved.initial_rows)
+    run_store.keep_initial(resolved.digest, resolved.initial, resolved.initial_rows, resolved.initial_slots)
     run_store.keep_preprocessing(resolved.spec.preprocessing)
     run_store.begin_run(run_id, identity)
-    return run_id, resolved._replace(initial={}, initial_rows={}), run_store  # the store has them
+    return run_id, resolved._replace(initial={}, initial_rows={}, initial_slots={}), run_store  # the store has them
 
 
 def _observer_of(tracer: Tracer | None) -> LeaseObserver:

@@ -16,6 +16,7 @@ from parashard.api.following import CallbackFollower
 from parashard.api.generators import kept_generators
 from parashard.api.history import History, say_end
 from parashard.api.models import PresentModel
+from parashard.api.present_optimizer import PresentOptimizer, updates_after
 from parashard.api.script import SCRIPT
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.running import Callbacks
@@ -56,6 +57,8 @@ class FitCall(NamedTuple):
         What they see as `self.trainer`.
     pieces : int
         Of a step (`gradient_accumulation`).
+    optimizer : PresentOptimizer
+        The trainer's, with the state that it goes on from.
     """
 
     loaded: LoadedJob
@@ -67,6 +70,7 @@ class FitCall(NamedTuple):
     callbacks: list[Callback]
     trainer: object
     pieces: int
+    optimizer: PresentOptimizer
 
 
 class Fit(NamedTuple):
@@ -171,7 +175,7 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
         if is_done(run_dir):
             raise ConfigurationError(f"{short_path(run_dir)} is done: another process has gone on with it; start again")
         code = resumed_code(run_dir, call.code, accept_change=accept)
-    declared = declare(call.source.spec, call.present.declared(), code.identity)
+    declared = declare(call.source.spec, call.present.declared(call.optimizer), code.identity)
     view = NoView() if quiet else open_view(console_for(sys.stdout))
     try:
         if code.is_changed:
@@ -189,7 +193,14 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
     weights, history = follower.end() or variables, follower.history
     if not quiet:
         say_end(History(report, run_dir, history))
-    return {"report": report, "run_dir": str(run_dir), "weights": str(weights), "history": history}
+    return {
+        "report": report,
+        "run_dir": str(run_dir),
+        "weights": str(weights),
+        "history": history,
+        "updates": updates_after(call.loaded.job, report["steps_total"]),
+        "learning_rate": follower.learning_rate,
+    }
 
 
 def _follower(call: FitCall, run_dir: Path, view: JobView, *, resume: bool) -> CallbackFollower:

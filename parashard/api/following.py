@@ -102,6 +102,11 @@ class CallbackFollower:
         return self._callbacks.uses_weights
 
     @property
+    def learning_rate(self) -> float:
+        """The rate that callbacks have left, before the optimizer's schedule."""
+        return self._callbacks.training.learning_rate
+
+    @property
     def wants_steps(self) -> bool:
         """Whether a callback is told of every step."""
         return self._callbacks.wants_steps

@@ -53,6 +53,7 @@ class Parts(NamedTuple):
     settings: Mapping[str, Any]
     variables: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     tables: Mapping[str, Table] = MappingProxyType({})
+    updates_before: int | None = None
 
 
 def checked_optimizer(optimizer: Any) -> OptimizerSpec:
@@ -123,8 +124,9 @@ def tables_of(
     parts: Parts, sizes: Mapping[str, int], cluster: Mapping[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return the tables of a job but for its data and model; parameters as for `job_of`."""
+    before = {} if parts.updates_before is None else {"updates_before": parts.updates_before}
     table: dict[str, Any] = {
-        "job": {"name": parts.name, "seed": parts.seed, **sizes},
+        "job": {"name": parts.name, "seed": parts.seed, **before, **sizes},
         "optimizer": {name: value for name, value in parts.optimizer.plain().items() if value is not None},
         "variables": dict(parts.variables),
         "tables": {name: declared.plain() for name, declared in parts.tables.items()},

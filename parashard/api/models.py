@@ -19,6 +19,7 @@ from parashard.api.examples import Indexed, joined, of_the_data
 from parashard.api.generators import kept_generators
 from parashard.api.loss_checks import EXAMPLES_TRIED, warn_of_loss
 from parashard.api.optimizers import Mapped, variable_settings
+from parashard.api.present_optimizer import PresentOptimizer
 from parashard.api.rows import PresentRows, tables_of_model
 from parashard.callbacks.base import Training
 from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of
@@ -35,6 +36,7 @@ from parashard.models.framework import WrongModel
 from parashard.models.judging import Totals
 from parashard.models.looking_up import looked_up, placed
 from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys
+from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.plan.variables import Float32s, as_imported, initial_rows
 from parashard.protocol.messages import NO_KEYS
 from parashard.store.arrays import read_arrays, write_arrays
@@ -150,11 +152,12 @@ class PresentModel:
             }
         return self._values
 
-    def declared(self) -> Model:
-        """Return the model with the present weights as its first ones."""
-        if self._weights is None and self._values is None:
+    def declared(self, optimizer: PresentOptimizer | None = None) -> Model:
+        """Return the model with the present weights as its first ones, and with the state of an optimizer, if any."""
+        if self._weights is None and self._values is None and (optimizer is None or optimizer.updates is None):
             return self.given
-        return _Begun(self.given, self.weights(), self.rows if self._run_dir is not None else lambda: None)
+        rows = self.rows if self._run_dir is not None else lambda: None
+        return _Begun(self.given, self.weights(), rows, lambda: NO_SLOTS if optimizer is None else optimizer.slots())
 
     def fixed_sha256(self) -> str:
         """Return the digest of what of the model is in no variable; "" for nothing."""
@@ -309,12 +312,19 @@ class PresentModel:
 
 
 class _Begun:
-    """A model that goes on from given weights."""
+    """A model that goes on from given weights, rows and slots."""
 
-    def __init__(self, model: Model, values: Mapping[str, Float32s], rows: Callable[[], PresentRows | None]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        values: Mapping[str, Float32s],
+        rows: Callable[[], PresentRows | None],
+        slots: Callable[[], Slots],
+    ) -> None:
         self._variables = {name: parts_of(name, value)[0] for name, value in model.initial_variables().items()}
         self._values = values
         self._rows = rows
+        self._slots = slots
         self.loss_and_gradients = model.loss_and_gradients
         self.evaluate = model.evaluate
 
@@ -324,6 +334,15 @@ class _Begun:
     def initial_rows(self) -> Mapping[str, KeyedRows]:
         rows = self._rows()
         return {} if rows is None else rows.initial()
+
+    def initial_slots(self) -> Slots:
+        """Return the state of those variables that are trained and have kept their shape; that of others is new."""
+        trained = {n: v.shape for n, v in self._variables.items() if not v.frozen and not v.state}
+        kept = {
+            slot: {name: values for name, values in of_slot.items() if trained.get(name) == values.shape}
+            for slot, of_slot in self._slots().items()
+        }
+        return {slot: of_slot for slot, of_slot in kept.items() if of_slot}
 
 
 def figures_over(

@@ -78,21 +78,12 @@ class PresentRows:
         return {name: self.held(name) for name in self._tables}
 
     def initial(self) -> dict[str, KeyedRows]:
-        """Return the rows that a further fit begins with, by table; the optimizer's state begins anew.
-
-        Raises
-        ------
-        ConfigurationError
-            If a table's rows cannot begin so.
-        """
-        for name, table in self._tables.items():
-            if table.optimizer.kind == "ftrl":
-                raise ConfigurationError(
-                    f"a further fit begins with the optimizer's state new, of which ftrl computes a row: those of "
-                    f"table {name!r} would be lost; give all epochs to one fit, or the table another optimizer"
-                )
-        held = self.all_held()
-        return {name: KeyedRows(table.keys, table.rows) for name, table in held.items() if len(table.keys)}
+        """Return the rows that a further fit begins with, by table, with their optimizer's state."""
+        if self._run_dir is None:
+            return {}
+        stored = self._stored(self._run_dir)
+        rows = {name: stored.with_state(name) for name in self._tables}
+        return {name: of_table for name, of_table in rows.items() if len(of_table.keys)}
 
     @staticmethod
     def _stored(run_dir: Path) -> StoredTables:

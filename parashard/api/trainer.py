@@ -26,6 +26,7 @@ from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
 from parashard.api.models import PresentModel
 from parashard.api.optimizers import optimizer_for
+from parashard.api.present_optimizer import PresentOptimizer
 from parashard.api.resuming import Resumed, answered, resumed
 from parashard.api.rows import check_callbacks
 from parashard.api.script import SCRIPT
@@ -81,7 +82,7 @@ class Trainer:
             raise ConfigurationError(f'settings is a dict such as {{"checkpoint.every_s": 5}}, found {settings!r}')
         seed = _checked_seed(seed)
         self._present = PresentModel(model, seed)
-        self._optimizer = optimizer_for(optimizer, model, seed)
+        self._optimizer = PresentOptimizer(optimizer_for(optimizer, model, seed))
         self._strategy = checked_strategy(strategy)
         self._place = _place_of(self._strategy)
         self._seed = seed
@@ -116,7 +117,7 @@ class Trainer:
         verbose: int = 1,
         **others: Never,
     ) -> History:
-        """Train, and return how it went; a second call goes on from the weights, with the optimizer's state new.
+        """Train, and return how it went; a second call goes on from weights, rows and the optimizer's state.
 
         Parameters
         ----------
@@ -223,6 +224,7 @@ class Trainer:
                     )
         run_dir = Path(call.answer["run_dir"])
         self._present.go_on_from(run_dir, Path(call.answer.get("weights", run_dir / WEIGHTS_FILE)))
+        self._optimizer.go_on_from(run_dir, call.answer)
         return History(call.answer["report"], run_dir, call.answer.get("history"), first_epoch=initial_epoch)
 
     @bordered
@@ -349,20 +351,25 @@ class Trainer:
         present.begin()
         check_callbacks(called, present.tables())
         program = SCRIPT.path if self._has_script else Path(INTERACTIVE)
-        loaded = job_of(self._parts(program.stem), program, sizes)
+        parts = self._parts(program.stem)
+        parts = parts._replace(optimizer=self._optimizer.spec, updates_before=self._optimizer.updates)
+        loaded = job_of(parts, program, sizes)
         constants = present.fixed_sha256()
         code = SCRIPT.code(constants) if self._has_script else code_of_constants(constants)
         texts = SCRIPT.sources.texts() if self._has_script else {}
-        return FitCall(loaded, present, model, source, code, texts, called, self, gradient_accumulation)
+        return FitCall(
+            loaded, present, model, source, code, texts, called, self, gradient_accumulation, self._optimizer
+        )
 
     def _parts(self, name: str) -> Parts:
+        mapped = self._optimizer.mapped
         return Parts(
             self._name or name,
-            self._optimizer.spec,
+            mapped.spec,
             self._strategy,
             self._seed,
             self._settings,
-            self._present.variable_settings(self._optimizer),
+            self._present.variable_settings(mapped),
             self._present.tables(),
         )
 

@@ -17,16 +17,19 @@ from parashard.checkpoints.tables import FILE_BYTES, PREFIX, StoredRows, TableCh
 from parashard.checkpoints.tensors import read_file
 from parashard.plan.embedding import BUCKETS, KEY_BYTES, KeyedRows, buckets_of, rows_sha256
 from parashard.plan.partition import ELEMENT_BYTES
+from parashard.plan.slots import NO_SLOTS, Slots, slots_sha256
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.store.base import Store
 
 _NO_KEYS = np.empty(0, np.uint64)
 
 
-def initial_sha256(arrays: Mapping[str, Float32s], rows: Mapping[str, KeyedRows]) -> str:
-    """Return SHA-256 (hex) of what a job begins with: of its variables, and where there are rows of both."""
+def initial_sha256(arrays: Mapping[str, Float32s], rows: Mapping[str, KeyedRows], slots: Slots = NO_SLOTS) -> str:
+    """Return SHA-256 (hex) of what a job begins with: of its variables, with rows and slots where there are some."""
     sha256 = values_sha256(arrays)
-    return sha256_of(f"{sha256} {rows_sha256(rows)}".encode()) if rows else sha256
+    if rows:
+        sha256 = sha256_of(f"{sha256} {rows_sha256(rows)}".encode())
+    return sha256_of(f"{sha256} {slots_sha256(slots)}".encode()) if slots else sha256
 
 
 def write_initial_rows(
@@ -40,12 +43,15 @@ def write_initial_rows(
         Some of the files may be there; without a manifest they are ignored.
     """
     files: list[TableFile] = []
-    for table, (keys, values) in sorted(rows.items()):
-        at_once = max(1, FILE_BYTES // (KEY_BYTES + ELEMENT_BYTES * (2 + values.shape[1])))
+    for table, (keys, values, t, slots) in sorted(rows.items()):
+        of_row = values.shape[1] + sum(part.shape[1] for part in slots.values())
+        at_once = max(1, FILE_BYTES // (KEY_BYTES + ELEMENT_BYTES * (2 + of_row)))
         for begin in range(0, len(keys), at_once):
             some = slice(begin, begin + at_once)
             never = np.zeros(len(keys[some]), np.uint32)
-            content = as_bytes(TableChange(table, StoredRows(keys[some], never, never, values[some], {}), _NO_KEYS))
+            kept = {slot: part[some] for slot, part in slots.items()}
+            stored = StoredRows(keys[some], never if t is None else t[some], never, values[some], kept)
+            content = as_bytes(TableChange(table, stored, _NO_KEYS))
             name = f"{PREFIX}-{len(files)}.safetensors"
             store.create(f"{initial_folder(job_digest, incarnation)}/{name}", content)
             first, last = buckets_of(keys[some][[0, -1]]).tolist()
@@ -81,8 +87,8 @@ def iterate_initial_rows(
     for file in () if manifest is None else manifest.table_files:
         if file.buckets[1] > buckets[0] and file.buckets[0] < buckets[1]:
             rows = _read(store, manifest, file).rows
-            within = rows_within(rows.keys, buckets)
-            yield file.table, KeyedRows(rows.keys[within], rows.values[within])
+            rows = rows.taken(rows_within(rows.keys, buckets))
+            yield file.table, KeyedRows(rows.keys, rows.values, rows.t, rows.slots)
 
 
 def _read(store: Store, manifest: InitialManifest | None, file: TableFile) -> TableChange:

@@ -307,8 +307,9 @@ class InitialManifest(Record):
     """Initial values of a run that are not drawn from its seed; named by the job's digest, which covers them.
 
     `variables` are names and shapes of those in the files, `sha256` is `parashard.plan.variables.values_sha256`
-    of them, and `incarnation` the coordinator's that wrote the files. `table_files` have rows of tables; where there
-    are any, the digest is of both.
+    of them, and `incarnation` the coordinator's that wrote the files. `table_files` have rows of tables, and `slots`
+    are pairs of an optimizer's slot and a variable whose state is in `slot_files`; where there are any, the digest is
+    of all.
     """
 
     kind = "initial-manifest"
@@ -319,6 +320,8 @@ class InitialManifest(Record):
     variables: Annotated[tuple[tuple[Name, Shape], ...], key(min_length=1)]
     files: tuple[StoredFile, ...]
     table_files: tuple[TableFile, ...] = ()
+    slots: tuple[tuple[Name, Name], ...] = ()
+    slot_files: tuple[StoredFile, ...] = ()
 
 
 class RunRecord(Record):

@@ -186,6 +186,35 @@ def first_values(
     return values
 
 
+def first_slots(
+    store: Store, job_digest: str, variables: Mapping[str, Variable], partitions: Iterable[Partition]
+) -> dict[str, dict[Partition, Float32s]]:
+    """Return the optimizer's state that a job begins with, by slot, of those partitions that it has any of.
+
+    Raises as `first_values`.
+    """
+    manifest = Catalogue(store).initial_manifest(job_digest)
+    if manifest is None or not manifest.slots:
+        return {}
+    wanted = list(partitions)
+    kept = {
+        slot: _empty(variables, [p for p in wanted if (slot, p.variable) in manifest.slots])
+        for slot in {slot for slot, _ in manifest.slots}
+    }
+    shapes = dict(manifest.variables)
+    whole = {name: Partition(name, 0, shapes[name][0]) for _, name in manifest.slots}
+    places = {slot_tensor(slot, whole[name]): (whole[name], kept[slot]) for slot, name in manifest.slots}
+    _copy(iterate_initial_slots(store, manifest), places, variables)
+    return kept
+
+
+def iterate_initial_slots(store: Store, manifest: InitialManifest) -> Iterator[tuple[str, Float32s]]:
+    """Yield the tensors of the optimizer's state that a job begins with, and their names; as `iterate_files`."""
+    shapes = dict(manifest.variables)
+    due = {slot_tensor(slot, Partition(name, 0, shapes[name][0])): shapes[name][0] for slot, name in manifest.slots}
+    return iterate_files(store, initial_folder(manifest.job_digest, manifest.incarnation), manifest.slot_files, due)
+
+
 def iterate_initial(store: Store, manifest: InitialManifest) -> Iterator[tuple[str, Float32s]]:
     """Yield the tensors of initial values and their names; raises as `iterate_files`."""
     due = {variable_tensor(p): p.rows for p in whole_variables(dict(manifest.variables))}
@@ -204,6 +233,14 @@ def whole_model(store: Store, job: JobManifest) -> dict[str, Float32s]:
     whole = whole_variables({name: variable.shape for name, variable in plan.variables.items()})
     state = assemble(store, job, plan, whole, ())
     return {p.variable: array for p, array in state.variables.items()}
+
+
+def whole_slots(store: Store, job: JobManifest, slots: Sequence[str]) -> dict[str, dict[str, Float32s]]:
+    """Return the optimizer's state of a drained checkpoint, by slot and variable; raises as `assemble`."""
+    plan = plan_of(store, job)
+    whole = whole_variables({name: variable.shape for name, variable in plan.variables.items()})
+    state = assemble(store, job, plan, whole, slots)
+    return {slot: {p.variable: array for p, array in of_slot.items()} for slot, of_slot in state.slots.items()}
 
 
 def plan_of(store: Store, job: JobManifest) -> Plan:

@@ -14,7 +14,7 @@ from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointI
 from parashard.checkpoints.initial_rows import iterate_initial_rows
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
 from parashard.checkpoints.retention import Held, in_order
-from parashard.checkpoints.state import iterate_initial
+from parashard.checkpoints.state import iterate_initial, iterate_initial_slots
 from parashard.checkpoints.tables import iterate_rows, read_change
 from parashard.checkpoints.tensors import iterate_tensors, read_file
 from parashard.display.figures import counted
@@ -143,6 +143,8 @@ def _read_initial(catalogue: Catalogue, job_digest: str) -> None:
         for _ in iterate_initial(catalogue.store, manifest):
             pass
         for _ in iterate_initial_rows(catalogue.store, job_digest):
+            pass
+        for _ in iterate_initial_slots(catalogue.store, manifest):
             pass
 
 

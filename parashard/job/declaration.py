@@ -28,6 +28,7 @@ from parashard.models.base import Audited
 from parashard.models.blame import named_with_line
 from parashard.models.looking_up import check_looks_up, unused_tables
 from parashard.plan.embedding import KeyedRows, rows_sha256
+from parashard.plan.slots import Slots, flat_slots, slots_sha256
 from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
 from parashard.settings.table import Table, key
 from parashard.store.arrays import read_arrays, write_arrays
@@ -36,6 +37,8 @@ from parashard.store.durable import replace_durably, write_durably
 RECORD_FILE = "declaration.json"
 VALUES_FILE = "declaration.safetensors"
 ROWS_FILE = "declaration_rows.safetensors"
+SLOTS_FILE = "declaration_slots.safetensors"
+_SLOT = "slot:"
 _TRIED = 8  # examples that are looked at for tables without a use
 
 
@@ -57,6 +60,8 @@ class DeclaredJob:
         The model, if it can judge final weights and is in this process; no part of the files.
     rows : mapping of str to KeyedRows
         By table: rows that are there from the start, such as those of an earlier run.
+    slots : mapping of str to mapping of str to ndarray of float32
+        The optimizer's state that the job begins with, by slot and variable; what it lacks is new.
     """
 
     spec: DataSpec
@@ -65,6 +70,7 @@ class DeclaredJob:
     model_sha256: str = ""
     auditor: Audited | None = None
     rows: Mapping[str, KeyedRows] = field(default_factory=dict)
+    slots: Slots = field(default_factory=dict)
 
 
 class HasVariables(Protocol):
@@ -82,8 +88,16 @@ class HasRows(Protocol):
         """Return the rows that are there from the start, by table."""
 
 
+@runtime_checkable
+class HasSlots(Protocol):
+    """What also starts from an optimizer's state."""
+
+    def initial_slots(self) -> Slots:
+        """Return the state by slot and variable."""
+
+
 def declare(spec: DataSpec, model: HasVariables, model_sha256: str = "", *, rows: bool = True) -> DeclaredJob:
-    """Declare data and a model that are at hand; without `rows` those that it starts from are left out.
+    """Declare data and a model that are at hand; without `rows` those of tables and slots are left out.
 
     Raises
     ------
@@ -101,7 +115,8 @@ def declare(spec: DataSpec, model: HasVariables, model_sha256: str = "", *, rows
         raise ConfigurationError("the model has no variables")
     auditor = model if isinstance(model, Audited) else None
     first_rows = model.initial_rows() if rows and isinstance(model, HasRows) else {}
-    return DeclaredJob(spec, declared, arrays, model_sha256, auditor, first_rows)
+    slots = model.initial_slots() if rows and isinstance(model, HasSlots) else {}
+    return DeclaredJob(spec, declared, arrays, model_sha256, auditor, first_rows, slots)
 
 
 def parts_of(name: str, value: Any) -> tuple[Variable, Float32s | None]:
@@ -201,7 +216,7 @@ class _Field(Table):
 
 
 class _Declaration(Record):
-    """`values_sha256` and `rows_sha256` are those of `parashard.plan` of the other files; None: there is none."""
+    """`values_sha256`, `rows_sha256` and `slots_sha256` are those of `parashard.plan` of the other files, if any."""
 
     kind = "declaration"
 
@@ -219,6 +234,7 @@ class _Declaration(Record):
     variables: Annotated[tuple[_Variable, ...], key(min_length=1)]
     values_sha256: Sha256 | None
     rows_sha256: Sha256 | None = None
+    slots_sha256: Sha256 | None = None
     model_sha256: str
 
 
@@ -248,6 +264,7 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
         ),
         values_sha256=values_sha256(arrays) if arrays else None,
         rows_sha256=rows_sha256(declared.rows) if declared.rows else None,
+        slots_sha256=slots_sha256(declared.slots) if declared.slots else None,
         model_sha256=declared.model_sha256,
     )
     content = encode(record)
@@ -258,9 +275,11 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
             parts = {
                 f"{name}/{part}": np.ascontiguousarray(array)
                 for name, rows in declared.rows.items()
-                for part, array in zip(KeyedRows._fields, rows, strict=True)
+                for part, array in _parts_of_rows(rows).items()
             }
             replace_durably(folder / ROWS_FILE, lambda temporary: write_arrays(temporary, parts))
+        if declared.slots:
+            replace_durably(folder / SLOTS_FILE, lambda temporary: write_arrays(temporary, flat_slots(declared.slots)))
         write_durably(folder / RECORD_FILE, content)
     except OSError as error:
         raise StoreFailed(f"{folder}: cannot write what the job begins with: {error.strerror or error}") from error
@@ -269,7 +288,7 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
 def read_declaration(folder: Path, *, rows: bool = True) -> DeclaredJob:
     """Read what `write_declaration` wrote, possibly in another process; nothing of it is believed unchecked.
 
-    Without `rows` those of tables are left out, which may be many.
+    Without `rows` those of tables and slots are left out, which may be many.
 
     Raises
     ------
@@ -311,16 +330,42 @@ def read_declaration(folder: Path, *, rows: bool = True) -> DeclaredJob:
     )
     sha256 = record.rows_sha256 if rows else None
     first_rows = {} if sha256 is None else _read_rows(folder / ROWS_FILE, sha256)
-    return DeclaredJob(spec, variables, arrays, record.model_sha256, rows=first_rows)
+    slots: Slots = {}
+    if rows and record.slots_sha256 is not None:
+        slots = _read_slots(folder / SLOTS_FILE, record.slots_sha256)
+    return DeclaredJob(spec, variables, arrays, record.model_sha256, rows=first_rows, slots=slots)
+
+
+def _parts_of_rows(rows: KeyedRows) -> dict[str, Any]:
+    parts: dict[str, Any] = {"keys": rows.keys, "values": rows.values}
+    if rows.t is not None:
+        parts["t"] = rows.t
+    return parts | {f"{_SLOT}{slot}": values for slot, values in rows.slots.items()}
+
+
+def _read_slots(path: Path, sha256: str) -> Slots:
+    slots: dict[str, dict[str, Float32s]] = {}
+    for name, values in read_arrays(path).items():
+        slot, _, variable = name.partition("/")
+        slots.setdefault(slot, {})[variable] = values
+    if slots_sha256(slots) != sha256:
+        raise BadData(f"{path}: this is not the optimizer's state that {RECORD_FILE} is of")
+    return slots
 
 
 def _read_rows(path: Path, sha256: str) -> dict[str, KeyedRows]:
     parts: dict[str, Any] = read_arrays(path)
     names = {name.rpartition("/")[0] for name in parts}
     try:
-        rows = {name: KeyedRows(parts[f"{name}/keys"], parts[f"{name}/values"]) for name in names}
+        rows = {name: _rows_of(name, parts) for name in names}
     except KeyError as error:
         raise BadData(f"{path}: {error} is missing") from None
     if rows_sha256(rows) != sha256:
         raise BadData(f"{path}: these are not the rows that {RECORD_FILE} is of")
     return rows
+
+
+def _rows_of(name: str, parts: Mapping[str, Any]) -> KeyedRows:
+    of_slots = f"{name}/{_SLOT}"
+    slots = {part.removeprefix(of_slots): values for part, values in parts.items() if part.startswith(of_slots)}
+    return KeyedRows(parts[f"{name}/keys"], parts[f"{name}/values"], parts.get(f"{name}/t"), slots)

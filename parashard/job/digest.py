@@ -54,7 +54,7 @@ def job_identity(
     }
     if job.job.first_epoch:  # left out otherwise: earlier jobs keep their digest
         identity["job"]["first_epoch"] = job.job.first_epoch
-    defaults = {"steps_per_epoch": None, "drop_last": False, "shuffle": True}  # left out, too
+    defaults = {"updates_before": None, "steps_per_epoch": None, "drop_last": False, "shuffle": True}  # left out, too
     identity["job"] |= {name: getattr(job.job, name) for name in defaults if getattr(job.job, name) != defaults[name]}
     if job.tables:  # the same
         identity["tables"] = identity_of(job.tables)

@@ -70,6 +70,13 @@ class JobOptions(Table):
         le=10**9,
         description="Number of the first epoch, 0 unless others were trained before: each has an order of its own.",
     )
+    updates_before: int | None = key(
+        default=None,
+        ge=0,
+        le=10**15,
+        description="Updates of the optimizer's state that the job begins with: schedules go on from there. Set by "
+        "scripts; unset: the state is new, and schedules count from the epochs before `first_epoch`.",
+    )
     batch_size: int = key(ge=1, le=2**31 - 1, description="Examples of one step.")
     steps_per_epoch: int | None = key(
         default=None,

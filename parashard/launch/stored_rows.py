@@ -23,7 +23,7 @@ from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.models.base import Model
 from parashard.models.looking_up import check_looks_up, keys_of_all, placed
-from parashard.plan.embedding import Keys, candidates_of, floats_of, found_among, unmixed
+from parashard.plan.embedding import KeyedRows, Keys, candidates_of, floats_of, found_among, unmixed
 from parashard.plan.variables import Float32s
 from parashard.store import open_store
 
@@ -71,6 +71,20 @@ class StoredTables:
         keys = np.concatenate([rows.keys for rows in found])
         order = np.argsort(keys)
         return keys[order], floats_of(np.concatenate([rows.values for rows in found])[order])
+
+    def with_state(self, table: str) -> KeyedRows:
+        """Return all rows of a table, their keys ascending, with the optimizer's state of each."""
+        found = [rows for name, rows in iterate_job_rows(self._catalogue, self._newest) if name == table]
+        if not found:
+            return KeyedRows(*self.whole(table))
+        order = np.argsort(np.concatenate([rows.keys for rows in found]))
+        slots = {slot: np.concatenate([rows.slots[slot] for rows in found])[order] for slot in found[0].slots}
+        return KeyedRows(
+            np.concatenate([rows.keys for rows in found])[order],
+            floats_of(np.concatenate([rows.values for rows in found])[order]),
+            np.concatenate([rows.t for rows in found])[order],
+            slots,
+        )
 
 
 def with_rows(

@@ -14,10 +14,12 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import NDArray
 
 from parashard.errors import ConfigurationError, shortened
 from parashard.plan.optimizers import SLOTS, OptimizerSpec
@@ -33,17 +35,23 @@ Combiner = Literal["sum", "mean"]
 
 
 class KeyedRows(NamedTuple):
-    """Rows of a table with their keys, without what an optimizer keeps of them.
+    """Rows of a table with their keys, and with the optimizer's state where a job goes on with it.
 
     Parameters
     ----------
     keys : ndarray of uint64, shape (rows,)
         Mixed, ascending, each once.
     values : ndarray of float32, shape (rows, row_elements)
+    t : ndarray of uint32, shape (rows,), optional
+        How often each was pushed; None: the optimizer's state is new.
+    slots : mapping of str to ndarray of float32, shape (rows, slot_elements)
+        The optimizer's, by name; empty: they are new.
     """
 
     keys: Keys
     values: Float32s
+    t: NDArray[np.uint32] | None = None
+    slots: Mapping[str, Float32s] = MappingProxyType({})
 
 
 BUCKET_BITS = 12
@@ -351,12 +359,17 @@ def as_numpys(kept: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def rows_sha256(rows: Mapping[str, KeyedRows]) -> str:
-    """Return SHA-256 (hex) over the keys and values of rows, table by table in the order of their names."""
+    """Return SHA-256 (hex) over rows, table by table in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(rows):
         digest.update(f"{name}\0{len(rows[name].keys)}\0".encode())
         digest.update(np.ascontiguousarray(rows[name].keys, "<u8").data)
         digest.update(np.ascontiguousarray(rows[name].values, "<f4").data)
+        if rows[name].t is not None:
+            digest.update(np.ascontiguousarray(rows[name].t, "<u4").data)
+        for slot, values in sorted(rows[name].slots.items()):
+            digest.update(f"{slot}\0".encode())
+            digest.update(np.ascontiguousarray(values, "<f4").data)
     return digest.hexdigest()
 
 

@@ -16,20 +16,20 @@ from parashard.errors import ConfigurationError
 from parashard.plan.schedules import ConstantSchedule, ScheduleOptions
 from parashard.settings.table import NEEDED, After, OneOf, Table, key
 
-SLOTS = {
-    "sgd": 0,
-    "momentum": 1,
-    "nesterov": 1,
-    "adagrad": 1,
-    "rowwise_adagrad": 1,
-    "rmsprop": 1,
-    "adam": 2,
-    "adamw": 2,
-    "ftrl": 2,
-    "lamb": 2,
+SLOT_NAMES: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("velocity",),
+    "nesterov": ("velocity",),
+    "adagrad": ("accumulator",),
+    "rowwise_adagrad": ("accumulator",),
+    "rmsprop": ("mean_square",),
+    "adam": ("m", "v"),
+    "adamw": ("m", "v"),
+    "ftrl": ("z", "n"),
+    "lamb": ("m", "v"),
 }
-"""Number of slots of each rule: vectors of the weights' length (of `rowwise_adagrad`: a number for each row);
-`parashard_server.state.optimizer` names them."""
+"""Slots of each rule: vectors of the weights' length (of `rowwise_adagrad`: a number for each row)."""
+SLOTS = {kind: len(names) for kind, names in SLOT_NAMES.items()}
 
 _NAMES_ELSEWHERE = {
     "lr": "learning_rate",

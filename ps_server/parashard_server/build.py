@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.initial_rows import iterate_initial_rows
-from parashard.checkpoints.state import ShardState, first_values
+from parashard.checkpoints.state import ShardState, first_slots, first_values
 from parashard.encodings import codec, row_codec
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.embeddings import tables_of
@@ -165,6 +165,9 @@ class ShardBuilder:
             tables = Tables(self._tables, job.job.seed, self.index, len(plan.shards), rate, before)
         if state is None and tables is not None and reply.initial_sha256 and self._store is not None:
             tables.begin_with(iterate_initial_rows(self._store, reply.job_digest, tables.buckets))
+        if state is None and reply.initial_sha256 and self._store is not None:
+            held = [placed.partition for placed in plan.layouts[self.index]]
+            storage.restore_slots(first_slots(self._store, reply.job_digest, plan.variables, held))
         if state is not None:
             storage.restore_slots(state.slots)
             if tables is not None:
@@ -231,7 +234,10 @@ def _pulled_copies(job: Job, storage: Storage) -> int:
 
 
 def updates_before(job: Job, steps_total: int) -> Before:
-    """Return the updates before a job: those of the epochs before it."""
+    """Return the updates before a job: of the optimizer's state that it begins with, else of the epochs before it."""
+    done = job.job.updates_before
+    if done is not None:
+        return Before(done, done)
     steps_per_epoch = steps_total // job.job.epochs
     return Before(0, _updates(job, (job.job.first_epoch or 0) * steps_per_epoch))
 

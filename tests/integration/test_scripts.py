@@ -50,6 +50,27 @@ print(json.dumps([first["least"], trainer.evaluate(data)["least"], other.evaluat
     assert run.processes() == {}
 
 
+def test_fits_in_a_row_share_the_optimizers_state_and_rate(start: Callable[..., ScriptRun]) -> None:
+    told = """
+class Pulled(Ledger):
+    def loss_and_gradients(self, variables, batch, xp):
+        return 0.5, {"counts": variables["counts"] - batch.inputs[:, 0].mean()}
+
+def fitted(strategy, *parts):
+    trainer = ps.Trainer(Pulled(), ps.Adam(0.5), strategy)
+    for first, last in parts:
+        lower = ps.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+        trainer.fit(data, epochs=last, initial_epoch=first, batch_size=20, callbacks=[lower], verbose=0)
+    return trainer._present.weights()["counts"].tolist()
+
+strategy = ps.ParameterServerStrategy(shards=2, workers=1, consistency="sync:1")
+parts = fitted(strategy, (0, 1), (1, 3))
+print(json.dumps([fitted(ps.OneDeviceStrategy(), (0, 3)), parts]))
+"""
+    whole, parts = done(start(LEDGER + told, "3", "async"))
+    assert parts == whole
+
+
 def test_a_dataset_is_read_by_index_and_each_example_counts_once(start: Callable[..., ScriptRun]) -> None:
     lines = """
 class Lines:

@@ -5,8 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parashard.checkpoints.catalogue import Catalogue
+from parashard.checkpoints.initial_rows import initial_sha256
 from parashard.checkpoints.state import ShardState
 from parashard.checkpoints.tensors import write_tensors
+from parashard.checkpoints.verify import damage_in_store
 from parashard.errors import ConfigurationError, DamagedCheckpoint, Unavailable
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.optimizers import SGD, Adam
@@ -189,6 +192,24 @@ def test_first_values_may_lie_in_several_files(store: MemoryStore, monkeypatch: 
     values = joined_from(store, {**FIRST, "bias": bias})
     assert sum(".safetensors" in name for name in store.contents) == 2
     assert (values["weight"].tolist(), values["bias"].tolist()) == (FIRST["weight"].tolist(), [5.0, 6.0])
+
+
+def test_the_store_gives_the_slots_that_it_has(store: MemoryStore) -> None:
+    slots = {"m": {"weight": FIRST["weight"] + 1}, "v": {"weight": FIRST["weight"] + 2}}
+    RunStore(store, 1).keep_initial(DIGEST, FIRST, slots=slots)
+    of_slots = {slot: np.full((4, 3), np.nan, np.float32) for slot in slots}
+    for index in range(2):
+        shard = built(index, store, optimizer=ADAM, initial_sha256=initial_sha256(FIRST, {}, slots))
+        for placed in shard.storage.layout:
+            p = placed.partition
+            for slot, values in shard.storage.slots.items():
+                own = values[placed.offset : placed.stop]
+                if p.variable == "weight":
+                    of_slots[slot][p.row_start : p.row_stop] = own.reshape(-1, 3)
+                else:
+                    assert not own.any(), "a variable without kept slots begins with new ones"
+    np.testing.assert_equal(of_slots, {slot: of_slot["weight"] for slot, of_slot in slots.items()})
+    assert list(damage_in_store(Catalogue(store))) == []
 
 
 def test_values_that_are_not_the_variable_s_are_refused(store: MemoryStore) -> None:

@@ -53,6 +53,7 @@ class Runs:
         report = {
             "training_loss": 0.25,
             "wall_s": 2.0,
+            "steps_total": 6,
             "evaluations": [{"steps": 3, "loss": 0.5}, {"steps": 6, "loss": 0.4}],
         }
         if not self.exit_code:

@@ -32,6 +32,7 @@ from parashard.models.base import Audited
 from parashard.plan.embedding import KeyedRows
 from parashard.plan.optimizers import SLOTS
 from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split
+from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.plan.state import COUNTER, ROUND_STEPS_MAX, SUM
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable, as_imported
@@ -44,8 +45,8 @@ class ResolvedJob(NamedTuple):
     """A job with everything derived from its data and model.
 
     `auditor` is the model, if it can judge final weights and is in this process. `initial` are initial values that the
-    store does not have yet, and `initial_rows` rows of tables; `initial_sha256` is of those that it has or will have,
-    "" where all are drawn from the seed.
+    store does not have yet, `initial_rows` rows of tables and `initial_slots` an optimizer's state; `initial_sha256` is
+    of those that it has or will have, "" where all are drawn from the seed.
     """
 
     job: Job
@@ -58,6 +59,7 @@ class ResolvedJob(NamedTuple):
     initial: Mapping[str, Float32s]
     initial_sha256: str
     initial_rows: Mapping[str, KeyedRows] = MappingProxyType({})
+    initial_slots: Slots = NO_SLOTS
 
     @property
     def parameters(self) -> int:
@@ -105,20 +107,21 @@ def resolve(
     ConfigurationError
         If the data, the model, the initial values or the targets do not fit the job.
     """
-    spec, arrays, rows = declared.spec, declared.arrays, declared.rows
+    spec, arrays, rows, slots = declared.spec, declared.arrays, declared.rows, declared.slots
     _check_targets(job, spec)
     variables = apply_settings(declared.variables, job.variables)
     _check_tables(job, variables)
     _check_encodings(job, variables)
     _check_state(job, variables)
     if kept is not None:
-        arrays, rows, sha256 = {}, {}, kept.sha256
+        arrays, rows, slots, sha256 = {}, {}, {}, kept.sha256
     else:
         if kept_file is not None:
             arrays = _checked_file(kept_file, variables, whole=False)
         elif init_file is not None:
             arrays = _checked_file(init_file, variables)
-        sha256 = initial_sha256(arrays, rows) if arrays else ""
+        sha256 = initial_sha256(arrays, rows, slots) if arrays else ""
+        _check_state_of_updates(job, slots)
     identity = job_identity(job, spec, variables, initial_sha256=sha256, model_sha256=declared.model_sha256)
     _check_shards(job, variables)
     _check_memory(job, variables, memory_bytes())
@@ -131,7 +134,16 @@ def resolve(
             "job.steps_per_epoch"
         )
     digest = identity_digest(identity)
-    return ResolvedJob(job, spec, declared.auditor, plan, steps, identity, digest, arrays, sha256, rows)
+    return ResolvedJob(job, spec, declared.auditor, plan, steps, identity, digest, arrays, sha256, rows, slots)
+
+
+def _check_state_of_updates(job: Job, slots: Slots) -> None:
+    """Refuse a count of updates without the state that they have left."""
+    if job.job.updates_before and SLOTS[job.optimizer.kind] and not slots:
+        raise ConfigurationError(
+            f"job.updates_before = {job.job.updates_before}: counts the updates of an optimizer's state, and this job "
+            "begins with none; leave it out: scripts set it, and first_epoch is what schedules count from"
+        )
 
 
 def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = True) -> dict[str, Float32s]:

@@ -38,14 +38,15 @@ from parashard.checkpoints.initial_rows import initial_sha256, write_initial_row
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, Part, PlanRecord, RunRecord
 from parashard.checkpoints.state import plan_of, whole_model, whole_variables
 from parashard.checkpoints.tables import StoredRows, iterate_job_rows
-from parashard.checkpoints.tensors import variable_tensor, write_tensors
+from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotReady, NotStored, Superseded
 from parashard.job.differences import differences, in_words
 from parashard.job.digest import changed_keys
 from parashard.launch.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.plan.embedding import KeyedRows
-from parashard.plan.partition import Plan
+from parashard.plan.partition import Partition, Plan
+from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
@@ -172,27 +173,36 @@ class RunStore:
             self.store.create(RUN_NAME, encode(record))
 
     def keep_initial(
-        self, digest: str, arrays: Mapping[str, Float32s], rows: Mapping[str, KeyedRows] = MappingProxyType({})
+        self,
+        digest: str,
+        arrays: Mapping[str, Float32s],
+        rows: Mapping[str, KeyedRows] = MappingProxyType({}),
+        slots: Slots = NO_SLOTS,
     ) -> None:
-        """Store the initial values and rows of a job, if it has any; before `begin_run`, so that every run has them.
+        """Store what a job begins with: initial values, rows, slots; before `begin_run`, so that every run has them.
 
         Raises
         ------
         StoreFailed
             Some of the files may be there; without a manifest they are ignored.
         """
-        assert arrays or not rows, "rows are those of an earlier run, and so are the variables"
+        assert arrays or not (rows or slots), "rows and slots are those of an earlier run, and so are the variables"
         if not arrays or self.catalogue.initial_manifest(digest) is not None:
             return
         shapes = {name: arrays[name].shape for name in sorted(arrays)}
         tensors = {variable_tensor(p): arrays[p.variable] for p in whole_variables(shapes)}
+        kept = sorted((slot, name) for slot, of_slot in slots.items() for name in of_slot)
+        state = {slot_tensor(slot, Partition(name, 0, shapes[name][0])): slots[slot][name] for slot, name in kept}
+        folder = initial_folder(digest, self.incarnation)
         manifest = InitialManifest(
             job_digest=digest,
             incarnation=self.incarnation,
-            sha256=initial_sha256(arrays, rows),
+            sha256=initial_sha256(arrays, rows, slots),
             variables=tuple(shapes.items()),
-            files=tuple(write_tensors(self.store, initial_folder(digest, self.incarnation), tensors, "variables")),
+            files=tuple(write_tensors(self.store, folder, tensors, "variables")),
             table_files=write_initial_rows(self.store, digest, self.incarnation, rows),
+            slots=tuple(kept),
+            slot_files=tuple(write_tensors(self.store, folder, state, "slots")),
         )
         with suppress(AlreadyStored):  # by a coordinator with the same values, since the job has the same digest
             self._create(initial_name(digest), encode(manifest))

@@ -77,7 +77,7 @@ def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> R
     identity = Identity(resolved.digest, resolved.identity, as_toml(job))
     run_id = unclaimed.check_run(drawn, identity, resume=resume)
     records = RunStore(store, claim_incarnation(store, "coordinator"))
-    records.keep_initial(resolved.digest, resolved.initial, resolved.initial_rows)
+    records.keep_initial(resolved.digest, resolved.initial, resolved.initial_rows, resolved.initial_slots)
     records.keep_preprocessing(resolved.spec.preprocessing)
     records.begin_run(run_id, identity)
     return Run(run_id, resolved, records)

@@ -110,7 +110,8 @@ class CudaStorage(Storage):
         """Fill every slot from a checkpoint: by slot and partition, arrays of the partition's length."""
         for name, slot in self.slots.items():
             for placed in self.layout:
-                self._device.copy_in(slot[placed.offset : placed.stop], slots[name][placed.partition].reshape(-1))
+                if placed.partition in slots.get(name, {}):
+                    self._device.copy_in(slot[placed.offset : placed.stop], slots[name][placed.partition].reshape(-1))
 
     def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[Run, ...]:
         """Update a run of the mirror; return views of the parts that have moved since a version."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.plan.optimizers import Adagrad, OptimizerSpec, RowwiseAdagrad
+from parashard.plan.optimizers import SLOT_NAMES, Adagrad, OptimizerSpec, RowwiseAdagrad
 from parashard.plan.variables import Float32s, Variable
 from parashard_server.state.kernels import fused
 
@@ -22,7 +22,6 @@ from parashard_server.state.kernels import fused
 class _Rule(NamedTuple):
     """Arguments of a kernel besides the weights and the gradient, by name."""
 
-    slots: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     """Fields of the spec."""
     regularisers: tuple[str, ...] = ("weight_decay",)
@@ -40,18 +39,18 @@ class Before(NamedTuple):
 
 NOTHING_BEFORE = Before()
 
-_ADAM = _Rule(("m", "v"), ("beta1", "beta2", "epsilon"), counts=True)
+_ADAM = _Rule(("beta1", "beta2", "epsilon"), counts=True)
 _RULES: dict[str, _Rule] = {
     "sgd": _Rule(),
-    "momentum": _Rule(("velocity",), ("momentum",)),
-    "nesterov": _Rule(("velocity",), ("momentum",)),
-    "adagrad": _Rule(("accumulator",), ("epsilon",)),
-    "rmsprop": _Rule(("mean_square",), ("rho", "epsilon")),
+    "momentum": _Rule(("momentum",)),
+    "nesterov": _Rule(("momentum",)),
+    "adagrad": _Rule(("epsilon",)),
+    "rmsprop": _Rule(("rho", "epsilon")),
     "adam": _ADAM,
     "adamw": _ADAM,
-    "ftrl": _Rule(("z", "n"), ("beta",), ("weight_decay", "l1", "l2")),
+    "ftrl": _Rule(("beta",), ("weight_decay", "l1", "l2")),
     "lamb": _ADAM,
-    "rowwise_adagrad": _Rule(("accumulator",), ("epsilon",)),
+    "rowwise_adagrad": _Rule(("epsilon",)),
 }
 
 
@@ -85,9 +84,9 @@ class Optimizer:
         rule = _RULES[spec.kind]
         self.spec = spec
         self._before = before
-        self.slots = rule.slots
+        self.slots = SLOT_NAMES[spec.kind]
         self.initial_values: Mapping[str, float] = {
-            slot: spec.initial_accumulator if isinstance(spec, Adagrad | RowwiseAdagrad) else 0.0 for slot in rule.slots
+            slot: spec.initial_accumulator if isinstance(spec, Adagrad | RowwiseAdagrad) else 0.0 for slot in self.slots
         }
         self.by_row = by_row
         self.counts = rule.counts

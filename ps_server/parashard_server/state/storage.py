@@ -93,10 +93,11 @@ class Storage:
         self.memory.begun[:] = self.memory.done[:] = version
 
     def restore_slots(self, slots: Mapping[str, Mapping[Partition, Float32s]]) -> None:
-        """Fill every slot from a checkpoint: by slot and partition, arrays of the partition's length."""
+        """Fill slots by slot and partition with arrays of the partition's length; others keep their first values."""
         for name, slot in self.slots.items():
             for placed in self.layout:
-                slot[placed.offset : placed.stop] = slots[name][placed.partition].reshape(-1)
+                if placed.partition in slots.get(name, {}):
+                    slot[placed.offset : placed.stop] = slots[name][placed.partition].reshape(-1)
 
     @property
     def uncopied(self) -> int:

@@ -48,6 +48,7 @@ def test_a_script_is_resumed_at_the_call_that_was_interrupted(runs: Runs) -> Non
     with pytest.raises(KeyboardInterrupt):
         second.fit((X, Y), verbose=0)
     runs.started_again()
+    first, second = ps.Trainer(Line()), ps.Trainer(Line())
     begun = len(runs.jobs)
     assert first.fit((X, Y), resume=True, verbose=0).run_dir == history.run_dir
     assert len(runs.jobs) == begun, "it is done, and answered from what the second one kept"
@@ -217,10 +218,9 @@ def test_a_run_whose_changed_job_is_refused_stays_as_it_was(runs: Runs) -> None:
     _, second = interrupted_in_the_second(runs)
     before = contents(second)
     runs.exit_code, runs.accepted = 2, False
-    trainer = ps.Trainer(Line())
-    trainer.fit((X, Y), epochs=2, resume=True, verbose=0)
+    ps.Trainer(Line()).fit((X, Y), epochs=2, resume=True, verbose=0)
     with pytest.raises(ConfigurationError, match="why"):
-        trainer.fit((X * 2, Y), epochs=9, resume=True, verbose=0)
+        ps.Trainer(Line()).fit((X * 2, Y), epochs=9, resume=True, verbose=0)
     assert contents(second) == before
 
 

@@ -16,6 +16,7 @@ from parashard.errors import BadData, ConfigurationError, StoreFailed
 from parashard.job.declaration import (
     RECORD_FILE,
     ROWS_FILE,
+    SLOTS_FILE,
     VALUES_FILE,
     DeclaredJob,
     declare,
@@ -25,6 +26,7 @@ from parashard.job.declaration import (
 )
 from parashard.job.load import job_from_toml
 from parashard.plan.embedding import KeyedRows
+from parashard.plan.slots import Slots
 from parashard.plan.variables import Float32s, Initializer, Variable
 from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
@@ -64,6 +66,20 @@ class Begun(Mine):
         return ROWS
 
 
+SLOTS = {"velocity": {"given": np.ones((2, 3), np.float32), "a/b": np.arange(2, dtype=np.float32)}}
+OF_ROWS = ROWS["user"]._replace(
+    t=np.array([1, 7], np.uint32), slots={"m": np.ones((2, 3), np.float32), "v": np.zeros((2, 3), np.float32)}
+)
+
+
+class GoingOn(Mine):
+    def initial_rows(self) -> Mapping[str, KeyedRows]:
+        return {"user": OF_ROWS}
+
+    def initial_slots(self) -> Slots:
+        return SLOTS
+
+
 class Judging(Mine):
     def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
         return {}
@@ -101,6 +117,22 @@ def test_rows_of_tables_arrive_as_they_are_where_they_are_asked_for(tmp_path: Pa
     for found, due in zip(arrived.rows["user"], ROWS["user"], strict=True):
         np.testing.assert_array_equal(found, due, strict=True)
     assert (read_declaration(tmp_path, rows=False).rows, declare(SPEC, Begun(STARTS), rows=False).rows) == ({}, {})
+
+
+def test_an_optimizers_state_arrives_as_it_is(tmp_path: Path) -> None:
+    write_declaration(tmp_path, declare(SPEC, GoingOn(STARTS)))
+    arrived = read_declaration(tmp_path)
+    np.testing.assert_equal(arrived.slots, SLOTS)
+    np.testing.assert_equal(arrived.rows["user"]._asdict(), OF_ROWS._asdict())
+    left = read_declaration(tmp_path, rows=False), declare(SPEC, GoingOn(STARTS), rows=False)
+    assert [(one.rows, one.slots) for one in left] == [({}, {})] * 2
+
+
+def test_another_state_than_was_written_is_refused(tmp_path: Path) -> None:
+    write_declaration(tmp_path, declare(SPEC, GoingOn(STARTS)))
+    save_file({"velocity/given": np.zeros((2, 3), np.float32)}, tmp_path / SLOTS_FILE)
+    with pytest.raises(BadData, match=r"declaration_slots\.safetensors: this is not the optimizer's state"):
+        read_declaration(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ class TableRows:
         records.restore(stored, values.words_of(stored.values))
 
     def begin_with(self, rows: KeyedRows) -> None:
-        """Take rows that are there from the start, with the optimizer's state new; their keys have none here.
+        """Take rows that are there from the start, with the optimizer's state or a new one; none has a row here yet.
 
         Raises
         ------
@@ -266,7 +266,13 @@ class TableRows:
                 f"{self._row_elements}"
             )
         self.check_room([rows.keys], 0)
-        self._set(self.records.add(rows.keys), rows.values)
+        never = np.zeros(len(rows.keys), np.uint32)
+        slots = {slot: rows.slots.get(slot, self._new_slot(slot, len(rows.keys))) for slot in self._optimizer.slots}
+        stored = StoredRows(rows.keys, never if rows.t is None else rows.t, never, rows.values, slots)
+        self.records.restore(stored, self._values.words_of(rows.values))
+
+    def _new_slot(self, slot: str, rows: int) -> Float32s:
+        return np.full((rows, self.table.slot_elements), self._optimizer.initial_values[slot], np.float32)
 
     def _admitted(self, keys: Keys, new: NDArray[np.bool_], clock: int) -> NDArray[np.bool_]:
         """Tell of each key whether a push moves its row: it has one, or the rules give it one now."""

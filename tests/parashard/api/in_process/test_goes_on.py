@@ -56,3 +56,70 @@ def test_a_schedule_counts_from_the_initial_epoch(schedule: dict[str, Any], whol
     assert fitted(epochs=4) == pytest.approx(whole, abs=0.05)
     rest = fitted(epochs=4, initial_epoch=2)
     assert rest == pytest.approx(whole - half, abs=0.05)
+
+
+X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+Y = (X @ np.array([3.0, -1.0, 2.0]) + 0.5).astype(np.float32)
+
+
+class Line(Sum):
+    """Least squares, of which only the examples decide what a step computes."""
+
+    def initial_variables(self) -> Mapping[str, Any]:
+        return {"w": np.array([[1.0], [2.0], [0.0]], np.float32), "b": np.zeros(1, np.float32)}
+
+    def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
+        error = batch.inputs @ variables["w"][:, 0] + variables["b"][0] - batch.targets
+        slope = 2 * batch.inputs.T @ error / np.float32(len(error))
+        return float((error**2).mean()), {"w": slope[:, None], "b": np.array([2 * error.mean()], np.float32)}
+
+
+def digest(history: ps.History) -> str:
+    return str(history.report["weights_sha256"])
+
+
+OPTIMIZERS = {
+    "momentum": ps.Momentum(0.01, schedule=HALVED),
+    "adagrad": ps.Adagrad(0.1),
+    "rmsprop": ps.RMSProp(0.01),
+    "adam": ps.Adam(0.05, schedule=HALVED),
+    "ftrl": ps.FTRL(0.1),
+    "lamb": ps.LAMB(0.05),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_six_fits_of_an_epoch_end_like_one_of_six(kind: str) -> None:
+    whole = ps.Trainer(Line(), OPTIMIZERS[kind], ps.OneDeviceStrategy())
+    parts = ps.Trainer(Line(), OPTIMIZERS[kind], ps.OneDeviceStrategy())
+    due = whole.fit((X, Y), epochs=6, batch_size=10, verbose=0)
+    for epoch in range(6):
+        last = parts.fit((X, Y), epochs=epoch + 1, initial_epoch=epoch, batch_size=10, verbose=0)
+    assert digest(last) == digest(due)
+    assert parts._optimizer.updates == 36
+
+
+def test_rounds_count_as_one_update_each() -> None:
+    whole, parts = (ps.Trainer(Line(), OPTIMIZERS["adam"], ps.MirroredStrategy(2)) for _ in range(2))
+    due = whole.fit((X, Y), epochs=4, global_batch_size=20, verbose=0)
+    parts.fit((X, Y), epochs=3, global_batch_size=20, verbose=0)
+    last = parts.fit((X, Y), epochs=4, initial_epoch=3, global_batch_size=20, verbose=0)
+    assert parts._optimizer.updates == 12
+    assert digest(last) == digest(due)
+
+
+def test_a_rate_that_a_callback_has_set_is_kept() -> None:
+    trainer = ps.Trainer(Sum(), ps.SGD(1.0), ps.OneDeviceStrategy())
+    lower = ps.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 4)
+    trainer.fit(DATA, batch_size=10, verbose=0, callbacks=[lower])
+    assert weight(trainer) == 2.5
+    trainer.fit(DATA, batch_size=10, verbose=0)
+    assert weight(trainer) == 5.0
+
+
+def test_a_new_trainer_begins_with_a_new_state() -> None:
+    def fitted() -> str:
+        trainer = ps.Trainer(Line(), OPTIMIZERS["momentum"], ps.OneDeviceStrategy())
+        return digest(trainer.fit((X, Y), batch_size=10, verbose=0))
+
+    assert fitted() == fitted()

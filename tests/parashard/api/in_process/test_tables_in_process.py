@@ -83,31 +83,18 @@ def test_a_round_of_short_steps_moves_rows_and_variables_as_one_step_of_its_exam
     assert mirrored._present.weights()["bias"] == pytest.approx(one._present.weights()["bias"], abs=1e-6)
 
 
-def test_a_second_training_goes_on_from_the_rows_with_the_optimizers_state_new() -> None:
-    ours = trainer()
-    fit(ours, epochs=2)
-    keys, before = ours.table("weight")
-    bias = ours._present.weights()["bias"].copy()
-    second = fit(ours, epochs=1, batch_size=90)  # one step
-    error = before[np.searchsorted(keys, KEYS.view(np.uint64)), 0].sum(1) + bias[0] - TARGETS
-    gradient = np.zeros(len(keys), np.float32)
-    np.add.at(gradient, np.searchsorted(keys, KEYS.view(np.uint64)), (2 * error / np.float32(90))[:, None])
-    again, after = ours.table("weight")
-    assert again.tolist() == keys.tolist()
-    assert after[:, 0] == pytest.approx(before[:, 0] - 0.02 * gradient, abs=1e-6), "no velocity is left"
-    assert second.report["rows"] == {"weight": len(keys)}
+@pytest.mark.parametrize("rule", [ps.Momentum(0.02), ps.FTRL(0.1), ps.Adam(0.02), ps.RowwiseAdagrad(0.1)])
+def test_a_second_training_goes_on_from_the_rows_and_their_optimizers_state(rule: OptimizerSpec) -> None:
+    class Moved(Looking):
+        tables = (ps.Table("weight", 1, optimizer=rule),)
 
-
-class Following(Looking):
-    tables = (ps.Table("weight", 1, optimizer=ps.FTRL(0.1)),)
-
-
-def test_a_second_training_of_rows_that_ftrl_moves_is_refused() -> None:
-    ours = trainer(model=Following())
-    fit(ours, epochs=1)
-    with pytest.raises(ConfigurationError, match="of which ftrl computes a row: those of table 'weight' would be lost"):
-        fit(ours, epochs=1)
-    assert len(list(Path().glob("runs/*"))) == 1
+    whole, parts = trainer(model=Moved()), trainer(model=Moved())
+    due = fit(whole, epochs=3)
+    fit(parts, epochs=2)
+    last = fit(parts, epochs=3, initial_epoch=2)
+    for found, expected in zip(parts.table("weight"), whole.table("weight"), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert last.report["weights_sha256"] == due.report["weights_sha256"]
 
 
 def test_a_second_training_that_was_interrupted_goes_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
