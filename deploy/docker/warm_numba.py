@@ -23,4 +23,6 @@ distinct_keys(np.zeros(1, np.uint64))
 sum_by_place(np.zeros((1, 1), np.float32), np.zeros(1, np.int64), 1, np)
 for kind in (SGD, Momentum, Nesterov, Adagrad, RMSProp, Adam, AdamW, FTRL, LAMB):
     Optimizer(kind(learning_rate=0.1)).warm_up()
+Optimizer(RMSProp(0.1, momentum=0.9)).warm_up()
+Optimizer(RMSProp(0.1, centered=True, weight_decay=0.1, decoupled_weight_decay=True)).warm_up()
 codec.warm_up(Variable(encoding, (8,), encoding=encoding) for encoding in ENCODINGS)

@@ -81,8 +81,15 @@ _TORCH: Mapping[str, Rule] = {
         {"lr_decay": 0, "maximize": False},
     ),
     "RMSprop": Rule(
-        lambda s: RMSProp(s["lr"], weight_decay=s["weight_decay"], rho=number(s["alpha"]), epsilon=_epsilon(s["eps"])),
-        {"momentum": 0, "centered": False, "maximize": False},
+        lambda s: RMSProp(
+            s["lr"],
+            weight_decay=s["weight_decay"],
+            rho=number(s["alpha"]),
+            epsilon=_epsilon(s["eps"]),
+            momentum=number(s["momentum"]),
+            centered=bool(s["centered"]),
+        ),
+        {"maximize": False},
     ),
 }
 
@@ -110,9 +117,21 @@ def _keras_adam(s: Settings) -> OptimizerSpec:
     return _adam(Adam, s["learning_rate"], betas, s["epsilon"])
 
 
+def _keras_sgd(s: Settings) -> OptimizerSpec:
+    """Without momentum decoupled decay, w - rate * decay * w, is the same as an L2 penalty."""
+    decay = {"weight_decay": _keras_decay(s)}
+    if s["momentum"]:
+        decay |= {"decoupled_weight_decay": bool(_keras_decay(s)), "rate_in_velocity": True}
+    return _moving(s["learning_rate"], s["momentum"], s["nesterov"], **decay)
+
+
+def _decoupled(s: Settings) -> dict[str, Any]:
+    decay = _keras_decay(s)
+    return {"weight_decay": decay, "decoupled_weight_decay": True} if decay else {}
+
+
 _KERAS: Mapping[str, Rule] = {
-    # Decoupled decay, w - rate * decay * w, is the same as an L2 penalty where nothing else multiplies the gradient.
-    "SGD": Rule(lambda s: _moving(s["learning_rate"], s["momentum"], s["nesterov"], weight_decay=_keras_decay(s))),
+    "SGD": Rule(_keras_sgd),
     "Adam": Rule(_keras_adam, {"amsgrad": False}),
     "AdamW": Rule(_keras_adam, {"amsgrad": False}),
     # sqrt(a + epsilon): an epsilon within the root is a part of what the sum of squares starts with.
@@ -121,8 +140,20 @@ _KERAS: Mapping[str, Rule] = {
             s["learning_rate"],
             initial_accumulator=number(s["initial_accumulator_value"]) + number(s["epsilon"]),
             epsilon=_epsilon(0),
+            **_decoupled(s),
         ),
-        {"weight_decay": None},
+    ),
+    "RMSprop": Rule(
+        lambda s: RMSProp(
+            s["learning_rate"],
+            rho=number(s["rho"]),
+            epsilon=_epsilon(s["epsilon"]),
+            epsilon_in_root=True,
+            momentum=number(s["momentum"]),
+            rate_in_velocity=True,
+            centered=bool(s["centered"]),
+            **_decoupled(s),
+        ),
     ),
     "Ftrl": Rule(
         lambda s: FTRL(
@@ -144,10 +175,6 @@ _KERAS: Mapping[str, Rule] = {
     ),
 }
 _KERAS_COMMON = {"clipnorm": None, "use_ema": False, "loss_scale_factor": None, "gradient_accumulation_steps": None}
-_KERAS_EPSILON = (
-    "keras.optimizers.RMSprop has its epsilon within the root, ps.RMSProp has it outside: no setting makes them equal; "
-    "the closest is ps.RMSProp(learning_rate, rho=rho, epsilon=epsilon ** 0.5)"
-)
 
 
 def keras_spec(name: str, config: Settings) -> OptimizerSpec:
@@ -158,22 +185,9 @@ def keras_spec(name: str, config: Settings) -> OptimizerSpec:
     ConfigurationError
         If there is none.
     """
-    if name == "RMSprop":
-        raise ConfigurationError(_KERAS_EPSILON)
     rate, schedule = _keras_rate(config["learning_rate"]) if name in _KERAS else (0.0, ConstantSchedule())
     settings = {**config, "learning_rate": rate, "weight_decay": config.get("weight_decay") or None}
     spec = _mapped("keras.optimizers", _KERAS, name, settings, _KERAS_COMMON)
-    if isinstance(spec, Momentum | Nesterov):
-        if spec.weight_decay:
-            raise ConfigurationError(
-                f"keras.optimizers.{name}: weight_decay with momentum is decoupled there, and an L2 penalty in "
-                "ps.Momentum; allowed is weight_decay=None"
-            )
-        if not isinstance(schedule, ConstantSchedule):
-            raise ConfigurationError(
-                f"keras.optimizers.{name}: with momentum and a schedule the rate is part of Keras' velocity, and not "
-                "of ps.Momentum's; allowed is one of the two"
-            )
     clips = {
         ours: config.get(theirs) for ours, theirs in (("clip_norm", "global_clipnorm"), ("clip_value", "clipvalue"))
     }
@@ -223,15 +237,16 @@ _OPTAX: Mapping[str, Rule] = {
         )
     ),
     "rmsprop": Rule(
-        lambda s: RMSProp(number(s["learning_rate"]), rho=number(s["decay"]), epsilon=_epsilon(s["eps"])),
-        {
-            "initial_scale": 0,
-            "eps_in_sqrt": False,
-            "centered": False,
-            "momentum": None,
-            "nesterov": False,
-            "bias_correction": False,
-        },
+        lambda s: RMSProp(
+            number(s["learning_rate"]),
+            rho=number(s["decay"]),
+            epsilon=_epsilon(s["eps"]),
+            epsilon_in_root=bool(s["eps_in_sqrt"]),
+            momentum=number(s["momentum"] or 0),
+            rate_in_velocity=True,
+            centered=bool(s["centered"]),
+        ),
+        {"initial_scale": 0, "nesterov": False, "bias_correction": False},
     ),
     "lamb": Rule(
         lambda s: _adam(LAMB, s["learning_rate"], _optax_betas(s), s["eps"], weight_decay=number(s["weight_decay"])),

@@ -112,8 +112,8 @@ def optimizer_for(given: Any, model: object, seed: int) -> Mapped:
         return optimizer_of(found)
     except ConfigurationError as error:
         raise ConfigurationError(
-            "the trainer is given no optimizer, and that of compile(), where rmsprop is the default, has no equal: "
-            f"{error.message}; give the trainer one, such as ps.Adam(1e-3)"
+            f"the trainer is given no optimizer, and that of compile() has no equal: {error.message}; give the trainer "
+            "one, such as ps.Adam(1e-3)"
         ) from None
 
 

@@ -17,7 +17,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.launch.run_folders import resumed_job
-from parashard.plan.optimizers import SLOT_NAMES, OptimizerSpec
+from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.store import open_store
 
@@ -63,7 +63,7 @@ class PresentOptimizer:
         DamagedCheckpoint, StoreFailed
             If its last checkpoint is damaged, or on an error of the store.
         """
-        names = SLOT_NAMES[self.mapped.spec.kind]
+        names = self.mapped.spec.slots
         if self._run_dir is None or not names:
             return NO_SLOTS
         job = resumed_job(self._run_dir, []).job

@@ -48,7 +48,7 @@ def job_identity(
         "job": {name: getattr(job.job, name) for name in ("seed", "epochs", "batch_size", "on_bad_step")},
         "data": _data(spec),
         "model": _model(job.model),
-        "optimizer": job.optimizer.plain(),
+        "optimizer": job.optimizer.identity(),
         "consistency": {"policy": str(job.consistency.policy), "reduce": job.consistency.reduce},
         "variables": {variable.name: _variable(variable) for variable in in_name_order(variables)},
     }

@@ -121,7 +121,7 @@ def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
             "dimension": settings.dimension,
             "initializer": table.initializer.kind,
             "scale": float(table.initializer.scale),
-            "optimizer": settings.optimizer.plain(),
+            "optimizer": settings.optimizer.identity(),
         }
         | ({} if table.dtype == "float32" else {"dtype": table.dtype})
         | ({} if table.combiner in (None, "mean") else {"combiner": table.combiner})

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from parashard.errors import ConfigurationError, shortened
-from parashard.plan.optimizers import SLOTS, OptimizerSpec
+from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.row_rules import NO_RULES, STEPS_MAX, RowRules
 from parashard.plan.splitmix import splitmix64
@@ -219,7 +219,7 @@ class EmbeddingTable:
     @property
     def slots(self) -> int:
         """Number of optimizer slots of a row."""
-        return SLOTS[self.optimizer.kind]
+        return len(self.optimizer.slots)
 
     @property
     def slot_elements(self) -> int:

@@ -23,13 +23,14 @@ SLOT_NAMES: dict[str, tuple[str, ...]] = {
     "adagrad": ("accumulator",),
     "rowwise_adagrad": ("accumulator",),
     "rmsprop": ("mean_square",),
+    "rmsprop_momentum": ("mean_square", "velocity"),
+    "rmsprop_centered": ("mean_square", "mean", "velocity"),
     "adam": ("m", "v"),
     "adamw": ("m", "v"),
     "ftrl": ("z", "n"),
     "lamb": ("m", "v"),
 }
 """Slots of each rule: vectors of the weights' length (of `rowwise_adagrad`: a number for each row)."""
-SLOTS = {kind: len(names) for kind, names in SLOT_NAMES.items()}
 
 _NAMES_ELSEWHERE = {
     "lr": "learning_rate",
@@ -42,6 +43,14 @@ _NAMES_ELSEWHERE = {
     "global_clipnorm": "clip_norm",
 }
 """What settings are called that other libraries have under these names."""
+
+_LATER = {
+    "momentum": ("decoupled_weight_decay", "rate_in_velocity"),
+    "nesterov": ("decoupled_weight_decay", "rate_in_velocity"),
+    "adagrad": ("decoupled_weight_decay",),
+    "rmsprop": ("decoupled_weight_decay", "rate_in_velocity", "epsilon_in_root", "momentum", "centered"),
+}
+"""Settings that earlier versions had not: jobs of these keep their digest."""
 
 _LARGEST = 1e15  # the product of two settings still fits float32
 _SMALLEST = 1e-30
@@ -139,6 +148,16 @@ class OptimizerSpec(Table):
         super().__init__(**settings if learning_rate is NEEDED else {"learning_rate": learning_rate, **settings})
 
     @property
+    def rule(self) -> str:
+        """The update rule that its settings take: its name among the kernels."""
+        return self.kind
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of its slots."""
+        return SLOT_NAMES[self.rule]
+
+    @property
     def requires_unsplit_variables(self) -> bool:
         """Whether an update needs a norm over a whole variable, so that no partition may cut it."""
         return False
@@ -148,9 +167,46 @@ class OptimizerSpec(Table):
         assert staleness >= 0, f"staleness counts pushes, found {staleness}"
         return 1.0 / (1 + staleness) if self.staleness_damping == "inverse" else 1.0
 
+    def identity(self) -> dict[str, Any]:
+        """Return what decides its arithmetic; settings of later versions only where they change it."""
+        plain = self.plain()
+        later = [name for name in _LATER.get(self.kind, ()) if plain[name] == type(self).keys[name].default]
+        return {name: value for name, value in plain.items() if name not in later}
+
     def resolved(self, total_steps: int) -> Self:
         """Return the spec with its schedule's lengths in concrete numbers (see `Schedule.resolved`)."""
         return self.replaced(schedule=self.schedule.resolved(total_steps))
+
+
+class _Coupling(OptimizerSpec):
+    """Rules whose weight decay may be a part of the gradient or not.
+
+    Parameters
+    ----------
+    decoupled_weight_decay : bool
+        False: an L2 penalty, which goes through the moments. True: w <- w - learning_rate * weight_decay * w before
+        the update, as in Keras.
+    """
+
+    decoupled_weight_decay: bool = key(
+        default=False, description="True: weight decay goes past the moments, as in Keras; false: an L2 penalty."
+    )
+
+
+class _Moving(_Coupling):
+    """Rules with momentum.
+
+    Parameters
+    ----------
+    rate_in_velocity : bool
+        False, as in PyTorch: the present rate multiplies the whole velocity. True, as in Keras: each gradient enters
+        the velocity with the rate of its own update. The two differ where the rate changes.
+    """
+
+    rate_in_velocity: bool = key(
+        default=False,
+        description="True: the rate multiplies a gradient as it enters the velocity, as in Keras; false: the velocity.",
+    )
 
 
 class SGD(OptimizerSpec):
@@ -164,21 +220,21 @@ class SGD(OptimizerSpec):
     )
 
 
-class Momentum(OptimizerSpec):
+class Momentum(_Moving):
     """SGD with heavy-ball momentum (Polyak, 1964)."""
 
     kind: Literal["momentum"] = key(default="momentum", description="Names this rule.")
     momentum: _Inertia = 0.9
 
 
-class Nesterov(OptimizerSpec):
+class Nesterov(_Moving):
     """SGD with Nesterov's momentum (Sutskever et al., ICML 2013)."""
 
     kind: Literal["nesterov"] = key(default="nesterov", description="Names this rule.")
     momentum: _Inertia = 0.9
 
 
-class Adagrad(OptimizerSpec):
+class Adagrad(_Coupling):
     """Adagrad, diagonal (Duchi et al., JMLR 2011)."""
 
     kind: Literal["adagrad"] = key(default="adagrad", description="Names this rule.")
@@ -194,13 +250,35 @@ class RowwiseAdagrad(OptimizerSpec):
     epsilon: _Epsilon = 1e-8
 
 
-class RMSProp(OptimizerSpec):
-    """RMSProp, neither centred nor with momentum (Hinton's lecture 6e, 2012)."""
+class RMSProp(_Moving):
+    """RMSProp (Hinton's lecture 6e, 2012), also with momentum and centered (Graves, 2013).
+
+    Parameters
+    ----------
+    epsilon_in_root : bool
+        False, as in PyTorch: g / (sqrt(s) + epsilon). True, as in Keras: g / sqrt(s + epsilon).
+    momentum : float
+        In [0, 1); 0: none.
+    centered : bool
+        True: s less the square of the mean gradient, an estimate of the variance, is under the root.
+    """
 
     kind: Literal["rmsprop"] = key(default="rmsprop", description="Names this rule.")
     learning_rate: _Rate = key(default=0.001, kw_only=False)
     rho: Decay = key(default=0.9, description="Decay of the running mean of the squared gradient.")
     epsilon: _Epsilon = 1e-8
+    epsilon_in_root: bool = key(
+        default=False, description="True: epsilon is added under the root, as in Keras; false: to the root."
+    )
+    momentum: _Inertia = 0.0
+    centered: bool = key(default=False, description="True: the mean gradient's square is taken off under the root.")
+
+    @property
+    def rule(self) -> str:
+        """With momentum, and centered, it has further slots."""
+        if self.centered:
+            return "rmsprop_centered"
+        return "rmsprop_momentum" if self.momentum else "rmsprop"
 
 
 class Adam(OptimizerSpec):

@@ -150,8 +150,8 @@ def excluding() -> Any:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "none named": (
-        lambda: compiled(optimizer="rmsprop"),
-        "the trainer is given no optimizer, and that of compile(), where rmsprop is the default, has no equal",
+        lambda: compiled(optimizer="nadam"),
+        "the trainer is given no optimizer, and that of compile() has no equal: keras.optimizers.Nadam",
     ),
     "amsgrad": (lambda: compiled(optimizer=keras.optimizers.Adam(amsgrad=True)), "amsgrad=True has no equal"),
     "excluded": (

@@ -102,12 +102,20 @@ TORCH: dict[str, Callable[[Any], Any]] = {
     "Adagrad, defaults": lambda o: o.Adagrad,
     "RMSprop": lambda o: partial(o.RMSprop, lr=0.01, alpha=0.8, eps=1e-3, weight_decay=0.1),
     "RMSprop, defaults": lambda o: o.RMSprop,
+    "RMSprop, momentum": lambda o: partial(o.RMSprop, lr=0.01, momentum=0.8, eps=1e-3, weight_decay=0.1),
+    "RMSprop, centered": lambda o: partial(o.RMSprop, lr=0.01, centered=True, eps=1e-3),
+    "RMSprop, both": lambda o: partial(o.RMSprop, lr=0.01, centered=True, momentum=0.5, eps=1e-3),
 }
 KERAS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda o: o.SGD(0.1),
     "SGD, decay": lambda o: o.SGD(0.1, weight_decay=0.1),
     "momentum": lambda o: o.SGD(0.01, momentum=0.8),
     "Nesterov": lambda o: o.SGD(0.01, momentum=0.8, nesterov=True),
+    "momentum, decay": lambda o: o.SGD(0.01, momentum=0.8, weight_decay=0.1),
+    "momentum, schedule": lambda o: o.SGD(o.schedules.ExponentialDecay(0.02, 3, 0.5), momentum=0.8),
+    "Nesterov, both": lambda o: o.SGD(
+        o.schedules.ExponentialDecay(0.02, 3, 0.5), momentum=0.8, nesterov=True, weight_decay=0.1
+    ),
     "clipvalue": lambda o: o.SGD(0.1, clipvalue=0.5),
     "global_clipnorm": lambda o: o.SGD(0.1, global_clipnorm=0.5),
     "ExponentialDecay": lambda o: o.SGD(o.schedules.ExponentialDecay(0.1, 7, 0.5)),
@@ -118,6 +126,15 @@ KERAS: dict[str, Callable[[Any], Any]] = {
     "AdamW": lambda o: o.AdamW(0.01, weight_decay=0.1, epsilon=1e-10),
     "Adagrad": lambda o: o.Adagrad(0.1, epsilon=1e-2),
     "Adagrad, defaults": lambda o: o.Adagrad(),
+    "Adagrad, decay": lambda o: o.Adagrad(0.1, weight_decay=0.1),
+    "RMSprop": lambda o: o.RMSprop(0.01, rho=0.8, epsilon=1e-3),
+    "RMSprop, defaults": lambda o: o.RMSprop(),
+    "RMSprop, decay": lambda o: o.RMSprop(0.01, weight_decay=0.1),
+    "RMSprop, momentum": lambda o: o.RMSprop(0.01, momentum=0.8),
+    "RMSprop, centered": lambda o: o.RMSprop(0.01, centered=True, epsilon=1e-3),
+    "RMSprop, all": lambda o: o.RMSprop(
+        o.schedules.ExponentialDecay(0.02, 3, 0.5), momentum=0.8, centered=True, epsilon=1e-3, weight_decay=0.1
+    ),
     "Ftrl": lambda o: o.Ftrl(
         0.1,
         initial_accumulator_value=0.0,
@@ -138,6 +155,9 @@ OPTAX: dict[str, Callable[[Any], Any]] = {
     "adagrad": lambda o: partial(o.adagrad, 0.1, eps=1e-2),
     "adagrad, defaults": lambda o: partial(o.adagrad, 0.1),
     "rmsprop": lambda o: partial(o.rmsprop, 0.01, decay=0.8, eps=1e-3, eps_in_sqrt=False),
+    "rmsprop, defaults": lambda o: partial(o.rmsprop, 0.01),
+    "rmsprop, momentum": lambda o: partial(o.rmsprop, 0.01, momentum=0.8),
+    "rmsprop, centered": lambda o: partial(o.rmsprop, 0.01, centered=True, eps=1e-3),
     "lamb": lambda o: partial(o.lamb, 0.01, weight_decay=0.1),
 }
 CASES = [
@@ -185,12 +205,12 @@ def test_groups_of_a_module_s_parameters_are_settings_of_its_variables() -> None
         trainer = ps.Trainer(model, made)
         if module is not net:
             with pytest.raises(ConfigurationError, match="parameters are not those of the model"):
-                trainer._present.variable_settings(trainer._optimizer)
+                trainer._present.variable_settings(trainer._optimizer.mapped)
         elif made is optimizer:
-            assert trainer._present.variable_settings(trainer._optimizer) == {
+            assert trainer._present.variable_settings(trainer._optimizer.mapped) == {
                 "0.bias": {"decay": False},
                 "1.bias": {"frozen": True},
                 "2.weight": {"learning_rate_factor": 0.1},
             }
         else:
-            assert trainer._present.variable_settings(trainer._optimizer) == {}
+            assert trainer._present.variable_settings(trainer._optimizer.mapped) == {}

@@ -8,12 +8,17 @@ import numpy as np
 
 COMMON: dict[str, Any] = {"learning_rate": 0.05, "weight_decay": 0.01, "clip": 1.5, "scale": 0.25}
 ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+RMSPROP: dict[str, Any] = {
+    "rho": 0.9, "epsilon": 1e-3, "epsilon_in_root": 0.0, "momentum": 0.8, "rate_in_velocity": 0.0
+}  # fmt: skip
 KERNELS: dict[str, tuple[int, dict[str, Any]]] = {  # kind: (number of slots, settings of its own)
     "sgd": (0, {}),
-    "momentum": (1, {"momentum": 0.9}),
-    "nesterov": (1, {"momentum": 0.9}),
+    "momentum": (1, {"momentum": 0.9, "rate_in_velocity": 0.0}),
+    "nesterov": (1, {"momentum": 0.9, "rate_in_velocity": 1.0}),
     "adagrad": (1, {"epsilon": 1e-10}),
-    "rmsprop": (1, {"rho": 0.9, "epsilon": 1e-8}),
+    "rmsprop": (1, {"rho": 0.9, "epsilon": 1e-8, "epsilon_in_root": 0.0}),
+    "rmsprop_momentum": (2, RMSPROP | {"epsilon_in_root": 1.0, "rate_in_velocity": 1.0}),
+    "rmsprop_centered": (3, RMSPROP),
     "adam": (2, ADAM),
     "adamw": (2, ADAM),
     "ftrl": (2, {"beta": 1.0, "l1": 0.05, "l2": 0.1}),

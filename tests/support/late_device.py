@@ -17,7 +17,7 @@ import numpy as np
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import reference
 
-UPDATES = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "ftrl", "lamb")
+UPDATES = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "ftrl", "lamb", "decay")
 
 
 class LateDevice:

@@ -30,7 +30,6 @@ from parashard.job.settings import apply_settings
 from parashard.job.tables import ClusterOptions, received_bytes
 from parashard.models.base import Audited
 from parashard.plan.embedding import KeyedRows
-from parashard.plan.optimizers import SLOTS
 from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split
 from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.plan.state import COUNTER, ROUND_STEPS_MAX, SUM
@@ -139,7 +138,7 @@ def resolve(
 
 def _check_state_of_updates(job: Job, slots: Slots) -> None:
     """Refuse a count of updates without the state that they have left."""
-    if job.job.updates_before and SLOTS[job.optimizer.kind] and not slots:
+    if job.job.updates_before and job.optimizer.slots and not slots:
         raise ConfigurationError(
             f"job.updates_before = {job.job.updates_before}: counts the updates of an optimizer's state, and this job "
             "begins with none; leave it out: scripts set it, and first_epoch is what schedules count from"
@@ -221,7 +220,7 @@ def _check_memory(job: Job, variables: Mapping[str, Variable], machine_bytes: in
     cluster = job.cluster
     if cluster.launcher != "local":
         return
-    slots = SLOTS[job.optimizer.kind] if cluster.shard_device == "cpu" else 0  # else they are on the GPU
+    slots = len(job.optimizer.slots) if cluster.shard_device == "cpu" else 0  # else they are on the GPU
     of_each = {name: ELEMENT_BYTES * math.prod(variable.shape) for name, variable in variables.items()}
     needed_bytes = (1 + slots) * sum(of_each.values())
     if needed_bytes > machine_bytes:

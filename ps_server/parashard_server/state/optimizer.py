@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.plan.optimizers import SLOT_NAMES, Adagrad, OptimizerSpec, RowwiseAdagrad
+from parashard.plan.optimizers import Adagrad, OptimizerSpec, RowwiseAdagrad
 from parashard.plan.variables import Float32s, Variable
 from parashard_server.state.kernels import fused
 
@@ -40,12 +40,15 @@ class Before(NamedTuple):
 NOTHING_BEFORE = Before()
 
 _ADAM = _Rule(("beta1", "beta2", "epsilon"), counts=True)
+_RMSPROP = _Rule(("rho", "epsilon", "epsilon_in_root", "momentum", "rate_in_velocity"))
 _RULES: dict[str, _Rule] = {
     "sgd": _Rule(),
-    "momentum": _Rule(("momentum",)),
-    "nesterov": _Rule(("momentum",)),
+    "momentum": _Rule(("momentum", "rate_in_velocity")),
+    "nesterov": _Rule(("momentum", "rate_in_velocity")),
     "adagrad": _Rule(("epsilon",)),
-    "rmsprop": _Rule(("rho", "epsilon")),
+    "rmsprop": _Rule(("rho", "epsilon", "epsilon_in_root")),
+    "rmsprop_momentum": _RMSPROP,
+    "rmsprop_centered": _RMSPROP,
     "adam": _ADAM,
     "adamw": _ADAM,
     "ftrl": _Rule(("beta",), ("weight_decay", "l1", "l2")),
@@ -81,19 +84,22 @@ class Optimizer:
     def __init__(
         self, spec: OptimizerSpec, kernels: ModuleType = fused, *, by_row: bool = False, before: Before = NOTHING_BEFORE
     ) -> None:
-        rule = _RULES[spec.kind]
+        rule = _RULES[spec.rule]
         self.spec = spec
         self._before = before
-        self.slots = SLOT_NAMES[spec.kind]
+        self.slots = spec.slots
         self.initial_values: Mapping[str, float] = {
             slot: spec.initial_accumulator if isinstance(spec, Adagrad | RowwiseAdagrad) else 0.0 for slot in self.slots
         }
         self.by_row = by_row
         self.counts = rule.counts
         self._kernel: Callable[..., None] = getattr(
-            kernels, f"{spec.kind}_by_row" if by_row and rule.counts else spec.kind
+            kernels, f"{spec.rule}_by_row" if by_row and rule.counts else spec.rule
         )
         regularisers = {name: float(getattr(spec, name)) for name in rule.regularisers}
+        self._decay: Callable[[Float32s, float], None] | None = None
+        if getattr(spec, "decoupled_weight_decay", False) and spec.weight_decay:
+            self._decay, regularisers["weight_decay"] = kernels.decay, 0.0
         settings: dict[str, Any] = {name: float(getattr(spec, name)) for name in rule.settings}
         settings["clip"] = math.inf if spec.clip_value is None else spec.clip_value
         self._settings = settings | regularisers
@@ -143,6 +149,8 @@ class Optimizer:
             return
         own = self.spec.learning_rate if learning_rate is None else learning_rate
         rate = own * self.spec.schedule.factor(t + self._before.schedule) * damping * variable.learning_rate_factor
+        if self._decay is not None and variable.decay:
+            self._decay(weights, rate * self.spec.weight_decay)
         counter = {"t": t + self._before.state if t_of_rows is None else t_of_rows} if self.counts else {}
         self._kernel(
             weights,

@@ -141,21 +141,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "keras amsgrad": (lambda: keras("Adam", KERAS_ADAM, amsgrad=True), "keras.optimizers.Adam: amsgrad=True"),
     "keras clipnorm": (lambda: keras("Adam", KERAS_ADAM, clipnorm=1.0), "clipnorm=1.0 has no equal in parashard"),
     "keras average": (lambda: keras("Adam", KERAS_ADAM, use_ema=True), "use_ema=True"),
-    "keras RMSprop": (lambda: keras("RMSprop", OF_KERAS), "the closest is ps.RMSProp("),
     "keras Nadam": (lambda: keras("Nadam", OF_KERAS), "keras.optimizers.Nadam has no equal"),
-    "keras decay": (
-        lambda: keras("SGD", KERAS_SGD, momentum=0.9, weight_decay=0.1),
-        "with momentum is decoupled there",
-    ),
-    "keras momentum": (
-        lambda: keras(
-            "SGD",
-            KERAS_SGD,
-            momentum=0.9,
-            learning_rate=decaying("ExponentialDecay", decay_rate=0.5, staircase=False),
-        ),
-        "with momentum and a schedule the rate is part of Keras' velocity",
-    ),
     "keras warm-up": (
         lambda: keras("SGD", KERAS_SGD, learning_rate=decaying("CosineDecay", alpha=0, warmup_target=0.2)),
         "schedules.CosineDecay with warmup_target has no equal",

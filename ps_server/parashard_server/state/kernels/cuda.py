@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 
 from parashard.process import cuda
-from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, SMALLEST_FTRL_RATE, bias_corrected, trust_ratio
+from parashard_server.state.kernels.scalars import (
+    BLOCK_ELEMENTS,
+    SMALLEST_FTRL_RATE,
+    bias_corrected,
+    epsilons,
+    momentum_factors,
+    trust_ratio,
+)
 
 Resident = Any  # a flat vector of float32 on the device
 
@@ -47,39 +54,41 @@ def sgd(
 
 def momentum(
     weights: Resident, gradient: Resident, velocity: Resident,
-    *, learning_rate: float, momentum: float, weight_decay: float, clip: float, scale: float,
+    *, learning_rate: float, momentum: float, rate_in_velocity: float = 0.0, weight_decay: float, clip: float,
+    scale: float,
 ) -> None:  # fmt: skip
     """See `reference.momentum`."""
     kernel = _compiled(
         "momentum",
-        "float32 g, float32 learning_rate, float32 mu, float32 weight_decay, float32 clip, float32 scale",
+        f"float32 g, {_MOMENTUM}, float32 weight_decay, float32 clip, float32 scale",
         "float32 w, float32 velocity",
         """
-        velocity = mu * velocity + prepared(g, w, weight_decay, clip, scale);
-        w -= learning_rate * velocity;
+        velocity = mu * velocity + entering * prepared(g, w, weight_decay, clip, scale);
+        w -= moving * velocity;
         """,
     )
-    settings = (_f32(learning_rate), _f32(momentum), _f32(weight_decay), _f32(clip), _f32(scale))
-    kernel(gradient, *settings, weights, velocity)
+    factors = _momentum(learning_rate, momentum, rate_in_velocity)
+    kernel(gradient, *factors, _f32(weight_decay), _f32(clip), _f32(scale), weights, velocity)
 
 
 def nesterov(
     weights: Resident, gradient: Resident, velocity: Resident,
-    *, learning_rate: float, momentum: float, weight_decay: float, clip: float, scale: float,
+    *, learning_rate: float, momentum: float, rate_in_velocity: float = 0.0, weight_decay: float, clip: float,
+    scale: float,
 ) -> None:  # fmt: skip
     """See `reference.nesterov`."""
     kernel = _compiled(
         "nesterov",
-        "float32 g, float32 learning_rate, float32 mu, float32 weight_decay, float32 clip, float32 scale",
+        f"float32 g, {_MOMENTUM}, float32 weight_decay, float32 clip, float32 scale",
         "float32 w, float32 velocity",
         """
-        float p = prepared(g, w, weight_decay, clip, scale);
+        float p = entering * prepared(g, w, weight_decay, clip, scale);
         velocity = mu * velocity + p;
-        w -= learning_rate * (p + mu * velocity);
+        w -= moving * (p + mu * velocity);
         """,
     )
-    settings = (_f32(learning_rate), _f32(momentum), _f32(weight_decay), _f32(clip), _f32(scale))
-    kernel(gradient, *settings, weights, velocity)
+    factors = _momentum(learning_rate, momentum, rate_in_velocity)
+    kernel(gradient, *factors, _f32(weight_decay), _f32(clip), _f32(scale), weights, velocity)
 
 
 def adagrad(
@@ -103,22 +112,68 @@ def adagrad(
 
 def rmsprop(
     weights: Resident, gradient: Resident, mean_square: Resident,
-    *, learning_rate: float, rho: float, epsilon: float, weight_decay: float, clip: float, scale: float,
+    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, weight_decay: float, clip: float,
+    scale: float,
 ) -> None:  # fmt: skip
     """See `reference.rmsprop`."""
     kernel = _compiled(
         "rmsprop",
-        "float32 g, float32 learning_rate, float32 rho, float32 one_minus_rho, float32 epsilon, float32 weight_decay, "
-        "float32 clip, float32 scale",
+        f"float32 g, float32 learning_rate, {_MEANS}, float32 weight_decay, float32 clip, float32 scale",
         "float32 w, float32 mean_square",
         """
         float p = prepared(g, w, weight_decay, clip, scale);
         mean_square = rho * mean_square + one_minus_rho * p * p;
-        w -= learning_rate * p / (sqrtf(mean_square) + epsilon);
+        w -= learning_rate * p / (sqrtf(mean_square + inner) + outer);
         """,
     )
-    settings = (_f32(learning_rate), _f32(rho), _f32(1.0 - rho), _f32(epsilon), _f32(weight_decay), _f32(clip))
-    kernel(gradient, *settings, _f32(scale), weights, mean_square)
+    means = _means(rho, epsilon, epsilon_in_root)
+    kernel(
+        gradient, _f32(learning_rate), *means, _f32(weight_decay), _f32(clip), _f32(scale), weights, mean_square
+    )  # fmt: skip
+
+
+def rmsprop_momentum(
+    weights: Resident, gradient: Resident, mean_square: Resident, velocity: Resident,
+    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, momentum: float,
+    rate_in_velocity: float = 0.0, weight_decay: float, clip: float, scale: float,
+) -> None:  # fmt: skip
+    """See `reference.rmsprop_momentum`."""
+    kernel = _compiled(
+        "rmsprop_momentum",
+        f"float32 g, {_MOMENTUM}, {_MEANS}, float32 weight_decay, float32 clip, float32 scale",
+        "float32 w, float32 mean_square, float32 velocity",
+        """
+        float p = prepared(g, w, weight_decay, clip, scale);
+        mean_square = rho * mean_square + one_minus_rho * p * p;
+        velocity = mu * velocity + entering * p / (sqrtf(mean_square + inner) + outer);
+        w -= moving * velocity;
+        """,
+    )
+    settings = (*_momentum(learning_rate, momentum, rate_in_velocity), *_means(rho, epsilon, epsilon_in_root))
+    kernel(gradient, *settings, _f32(weight_decay), _f32(clip), _f32(scale), weights, mean_square, velocity)
+
+
+def rmsprop_centered(
+    weights: Resident, gradient: Resident, mean_square: Resident, mean: Resident, velocity: Resident,
+    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, momentum: float,
+    rate_in_velocity: float = 0.0, weight_decay: float, clip: float, scale: float,
+) -> None:  # fmt: skip
+    """See `reference.rmsprop_centered`."""
+    kernel = _compiled(
+        "rmsprop_centered",
+        f"float32 g, {_MOMENTUM}, {_MEANS}, float32 weight_decay, float32 clip, float32 scale",
+        "float32 w, float32 mean_square, float32 mean, float32 velocity",
+        """
+        float p = prepared(g, w, weight_decay, clip, scale);
+        mean_square = rho * mean_square + one_minus_rho * p * p;
+        mean = rho * mean + one_minus_rho * p;
+        float variance = fmaxf(mean_square - mean * mean, 0.0f);
+        velocity = mu * velocity + entering * p / (sqrtf(variance + inner) + outer);
+        w -= moving * velocity;
+        """,
+    )
+    settings = (*_momentum(learning_rate, momentum, rate_in_velocity), *_means(rho, epsilon, epsilon_in_root))
+    kernel(gradient, *settings, _f32(weight_decay), _f32(clip), _f32(scale), weights, mean_square, mean, velocity)
 
 
 def adam(
@@ -213,11 +268,28 @@ def lamb(
     move(direction, _f32(learning_rate * trust_ratio(_squares_of_blocks(weights, direction))), weights)
 
 
+def decay(weights: Resident, share: float) -> None:
+    """See `reference.decay`."""
+    _compiled("decay", "float32 share", "float32 w", "w -= share * w;")(_f32(share), weights)
+
+
+_MOMENTUM = "float32 entering, float32 moving, float32 mu"
+_MEANS = "float32 rho, float32 one_minus_rho, float32 inner, float32 outer"
 _MOMENTS = "float32 beta1, float32 one_minus_beta1, float32 beta2, float32 one_minus_beta2, float32 epsilon"
 _MOVE_MOMENTS = """
         m = beta1 * m + one_minus_beta1 * p;
         v = beta2 * v + one_minus_beta2 * p * p;
 """
+
+
+def _momentum(learning_rate: float, momentum: float, rate_in_velocity: float) -> tuple[np.float32, ...]:
+    entering, moving = momentum_factors(learning_rate, rate_in_velocity)
+    return _f32(entering), _f32(moving), _f32(momentum)
+
+
+def _means(rho: float, epsilon: float, epsilon_in_root: float) -> tuple[np.float32, ...]:
+    inner, outer = epsilons(epsilon, epsilon_in_root)
+    return _f32(rho), _f32(1.0 - rho), _f32(inner), _f32(outer)
 
 
 def _moments(beta1: float, beta2: float, epsilon_t: float) -> tuple[np.float32, ...]:

@@ -21,10 +21,12 @@ from parashard_server.state.kernels.scalars import (
     SMALLEST_FTRL_RATE,
     bias_corrected,
     corrections,
+    epsilons,
+    momentum_factors,
     trust_ratio,
 )
 
-_SCALARS_MAX = 9
+_SCALARS_MAX = 10
 _PACK = [struct.Struct(f"={count}f").pack for count in range(_SCALARS_MAX + 1)]
 _lanes = Lanes(1)
 _function = cache(function)
@@ -92,18 +94,22 @@ def sgd(
 
 def momentum(
     weights: Float32s, gradient: Float32s, velocity: Float32s,
-    *, learning_rate: float, momentum: float, weight_decay: float, clip: float, scale: float,
+    *, learning_rate: float, momentum: float, rate_in_velocity: float = 0.0, weight_decay: float, clip: float,
+    scale: float,
 ) -> None:  # fmt: skip
     """See `reference.momentum`."""
-    _run("momentum", (weights, gradient, velocity), learning_rate, momentum, weight_decay, clip, scale)
+    factors = momentum_factors(learning_rate, rate_in_velocity)
+    _run("momentum", (weights, gradient, velocity), *factors, momentum, weight_decay, clip, scale)
 
 
 def nesterov(
     weights: Float32s, gradient: Float32s, velocity: Float32s,
-    *, learning_rate: float, momentum: float, weight_decay: float, clip: float, scale: float,
+    *, learning_rate: float, momentum: float, rate_in_velocity: float = 0.0, weight_decay: float, clip: float,
+    scale: float,
 ) -> None:  # fmt: skip
     """See `reference.nesterov`."""
-    _run("nesterov", (weights, gradient, velocity), learning_rate, momentum, weight_decay, clip, scale)
+    factors = momentum_factors(learning_rate, rate_in_velocity)
+    _run("nesterov", (weights, gradient, velocity), *factors, momentum, weight_decay, clip, scale)
 
 
 def adagrad(
@@ -116,10 +122,38 @@ def adagrad(
 
 def rmsprop(
     weights: Float32s, gradient: Float32s, mean_square: Float32s,
-    *, learning_rate: float, rho: float, epsilon: float, weight_decay: float, clip: float, scale: float,
+    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, weight_decay: float, clip: float,
+    scale: float,
 ) -> None:  # fmt: skip
     """See `reference.rmsprop`."""
-    _run("rmsprop", (weights, gradient, mean_square), learning_rate, rho, 1.0 - rho, epsilon, weight_decay, clip, scale)
+    beside = epsilons(epsilon, epsilon_in_root)
+    _run("rmsprop", (weights, gradient, mean_square), learning_rate, rho, 1.0 - rho, *beside, weight_decay, clip, scale)
+
+
+def rmsprop_momentum(
+    weights: Float32s, gradient: Float32s, mean_square: Float32s, velocity: Float32s,
+    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, momentum: float,
+    rate_in_velocity: float = 0.0, weight_decay: float, clip: float, scale: float,
+) -> None:  # fmt: skip
+    """See `reference.rmsprop_momentum`."""
+    _run(
+        "rmsprop_momentum", (weights, gradient, mean_square, velocity),
+        *momentum_factors(learning_rate, rate_in_velocity), momentum, rho, 1.0 - rho,
+        *epsilons(epsilon, epsilon_in_root), weight_decay, clip, scale,
+    )  # fmt: skip
+
+
+def rmsprop_centered(
+    weights: Float32s, gradient: Float32s, mean_square: Float32s, mean: Float32s, velocity: Float32s,
+    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, momentum: float,
+    rate_in_velocity: float = 0.0, weight_decay: float, clip: float, scale: float,
+) -> None:  # fmt: skip
+    """See `reference.rmsprop_centered`."""
+    _run(
+        "rmsprop_centered", (weights, gradient, mean_square, mean, velocity),
+        *momentum_factors(learning_rate, rate_in_velocity), momentum, rho, 1.0 - rho,
+        *epsilons(epsilon, epsilon_in_root), weight_decay, clip, scale,
+    )  # fmt: skip
 
 
 def adam(
@@ -184,6 +218,11 @@ def _lamb_moments(scalars: bytes, *vectors: Float32s) -> NDArray[np.float64]:
     if result == REFUSED:
         raise ValueError(f"lamb: vectors must be contiguous and of one length, found {_shapes(vectors)}")
     return squares
+
+
+def decay(weights: Float32s, share: float) -> None:
+    """See `reference.decay`."""
+    _run("decay", (weights,), share)
 
 
 def accumulate(total: Float32s, gradient: Float32s) -> None:

@@ -36,20 +36,20 @@ def sgd(weights, gradient, learning_rate, weight_decay, clip, scale):
 
 
 @loop(3)
-def momentum(weights, gradient, velocity, learning_rate, mu, weight_decay, clip, scale):
+def momentum(weights, gradient, velocity, entering, moving, mu, weight_decay, clip, scale):
     for i in range(weights.size):
-        b = mu * velocity[i] + _prepared(gradient[i], weights[i], weight_decay, clip, scale)
+        b = mu * velocity[i] + entering * _prepared(gradient[i], weights[i], weight_decay, clip, scale)
         velocity[i] = b
-        weights[i] -= learning_rate * b
+        weights[i] -= moving * b
 
 
 @loop(3)
-def nesterov(weights, gradient, velocity, learning_rate, mu, weight_decay, clip, scale):
+def nesterov(weights, gradient, velocity, entering, moving, mu, weight_decay, clip, scale):
     for i in range(weights.size):
-        g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
+        g = entering * _prepared(gradient[i], weights[i], weight_decay, clip, scale)
         b = mu * velocity[i] + g
         velocity[i] = b
-        weights[i] -= learning_rate * (g + mu * b)
+        weights[i] -= moving * (g + mu * b)
 
 
 @loop(3)
@@ -62,12 +62,42 @@ def adagrad(weights, gradient, accumulator, learning_rate, epsilon, weight_decay
 
 
 @loop(3)
-def rmsprop(weights, gradient, mean_square, learning_rate, rho, one_minus_rho, epsilon, weight_decay, clip, scale):
+def rmsprop(weights, gradient, mean_square, learning_rate, rho, one_minus_rho, inner, outer, weight_decay, clip, scale):
     for i in range(weights.size):
         g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
         s = rho * mean_square[i] + one_minus_rho * g * g
         mean_square[i] = s
-        weights[i] -= learning_rate * g / (np.sqrt(s) + epsilon)
+        weights[i] -= learning_rate * g / (np.sqrt(s + inner) + outer)
+
+
+@loop(4)
+def rmsprop_momentum(
+    weights, gradient, mean_square, velocity, entering, moving, mu, rho, one_minus_rho, inner, outer, weight_decay,
+    clip, scale,
+):  # fmt: skip
+    for i in range(weights.size):
+        g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
+        s = rho * mean_square[i] + one_minus_rho * g * g
+        b = mu * velocity[i] + entering * g / (np.sqrt(s + inner) + outer)
+        mean_square[i] = s
+        velocity[i] = b
+        weights[i] -= moving * b
+
+
+@loop(5)
+def rmsprop_centered(
+    weights, gradient, mean_square, mean, velocity, entering, moving, mu, rho, one_minus_rho, inner, outer,
+    weight_decay, clip, scale,
+):  # fmt: skip
+    for i in range(weights.size):
+        g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
+        s = rho * mean_square[i] + one_minus_rho * g * g
+        a = rho * mean[i] + one_minus_rho * g
+        b = mu * velocity[i] + entering * g / (np.sqrt(max(s - a * a, _f32(0.0)) + inner) + outer)
+        mean_square[i] = s
+        mean[i] = a
+        velocity[i] = b
+        weights[i] -= moving * b
 
 
 @loop(4)
@@ -198,6 +228,12 @@ def lamb_moments(
 def lamb_step(weights, m, v, correction, epsilon, weight_decay, rate):
     for i in range(weights.size):  # the direction again, rather than a scratch vector of the variable's size
         weights[i] -= rate * _lamb_direction(m[i], v[i], weights[i], correction, epsilon, weight_decay)
+
+
+@loop(1)
+def decay(weights, share):
+    for i in range(weights.size):
+        weights[i] -= share * weights[i]
 
 
 @loop(2)

@@ -28,6 +28,8 @@ from parashard_server.state.kernels.scalars import (
     SMALLEST_FTRL_RATE,
     bias_corrected,
     corrections,
+    epsilons,
+    momentum_factors,
     trust_ratio,
 )
 
@@ -44,30 +46,35 @@ def sgd(
 
 def momentum(
     weights: Float32s, gradient: Float32s, velocity: Float32s,
-    *, learning_rate: float, momentum: float, weight_decay: float, clip: float, scale: float,
+    *, learning_rate: float, momentum: float, rate_in_velocity: float = 0.0, weight_decay: float, clip: float,
+    scale: float,
 ) -> None:  # fmt: skip
     """Heavy ball: b <- mu b + g; w <- w - alpha b (Polyak, 1964, eq. 9).
 
     As in PyTorch the rate multiplies the velocity when it is used, not the gradient when it enters: a schedule acts on
-    the whole step at once. At a constant rate the two are the same.
+    the whole step at once. With `rate_in_velocity`, as in Keras: b <- mu b + alpha g; w <- w - b. At a constant rate
+    the two are the same.
     """
-    g = _prepared(weights, gradient, weight_decay, clip, scale)
+    entering, moving = momentum_factors(learning_rate, rate_in_velocity)
+    g = _f32(entering) * _prepared(weights, gradient, weight_decay, clip, scale)
     velocity[:] = _f32(momentum) * velocity + g
-    weights -= _f32(learning_rate) * velocity
+    weights -= _f32(moving) * velocity
 
 
 def nesterov(
     weights: Float32s, gradient: Float32s, velocity: Float32s,
-    *, learning_rate: float, momentum: float, weight_decay: float, clip: float, scale: float,
+    *, learning_rate: float, momentum: float, rate_in_velocity: float = 0.0, weight_decay: float, clip: float,
+    scale: float,
 ) -> None:  # fmt: skip
     """Nesterov's momentum: b <- mu b + g; w <- w - alpha (g + mu b) (Sutskever et al., ICML 2013, eqs. 3 and 4).
 
     In the form of Bengio et al. (ICASSP 2013, eq. 7), as in PyTorch: `weights` holds the point at which the next
-    gradient is taken, so that workers pull exactly that.
+    gradient is taken, so that workers pull exactly that. `rate_in_velocity` as in `momentum`, g multiplied by alpha.
     """
-    g = _prepared(weights, gradient, weight_decay, clip, scale)
+    entering, moving = momentum_factors(learning_rate, rate_in_velocity)
+    g = _f32(entering) * _prepared(weights, gradient, weight_decay, clip, scale)
     velocity[:] = _f32(momentum) * velocity + g
-    weights -= _f32(learning_rate) * (g + _f32(momentum) * velocity)
+    weights -= _f32(moving) * (g + _f32(momentum) * velocity)
 
 
 def adagrad(
@@ -85,15 +92,53 @@ def adagrad(
 
 def rmsprop(
     weights: Float32s, gradient: Float32s, mean_square: Float32s,
-    *, learning_rate: float, rho: float, epsilon: float, weight_decay: float, clip: float, scale: float,
+    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, weight_decay: float, clip: float,
+    scale: float,
 ) -> None:  # fmt: skip
     """RMSProp: s <- rho s + (1 - rho) g g; w <- w - alpha g / (sqrt(s) + epsilon) (Hinton, lecture 6e, 2012).
 
-    The lecture has no epsilon; it stands outside the root, as in PyTorch.
+    The lecture has no epsilon; it stands outside the root, as in PyTorch, or with `epsilon_in_root` within, as in
+    Keras: sqrt(s + epsilon).
     """
+    inner, outer = epsilons(epsilon, epsilon_in_root)
     g = _prepared(weights, gradient, weight_decay, clip, scale)
     mean_square[:] = _f32(rho) * mean_square + _f32(1.0 - rho) * g * g
-    weights -= _f32(learning_rate) * g / (np.sqrt(mean_square) + _f32(epsilon))
+    weights -= _f32(learning_rate) * g / (np.sqrt(mean_square + _f32(inner)) + _f32(outer))
+
+
+def rmsprop_momentum(
+    weights: Float32s, gradient: Float32s, mean_square: Float32s, velocity: Float32s,
+    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, momentum: float,
+    rate_in_velocity: float = 0.0, weight_decay: float, clip: float, scale: float,
+) -> None:  # fmt: skip
+    """RMSProp with momentum: its quotient g / (sqrt(s) + epsilon) is the gradient of `momentum` (Graves, 2013)."""
+    inner, outer = epsilons(epsilon, epsilon_in_root)
+    entering, moving = momentum_factors(learning_rate, rate_in_velocity)
+    g = _prepared(weights, gradient, weight_decay, clip, scale)
+    mean_square[:] = _f32(rho) * mean_square + _f32(1.0 - rho) * g * g
+    quotient = _f32(entering) * g / (np.sqrt(mean_square + _f32(inner)) + _f32(outer))
+    velocity[:] = _f32(momentum) * velocity + quotient
+    weights -= _f32(moving) * velocity
+
+
+def rmsprop_centered(
+    weights: Float32s, gradient: Float32s, mean_square: Float32s, mean: Float32s, velocity: Float32s,
+    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, momentum: float,
+    rate_in_velocity: float = 0.0, weight_decay: float, clip: float, scale: float,
+) -> None:  # fmt: skip
+    """`rmsprop_momentum` with an estimate of the variance under the root (Graves, 2013, eqs. 38 to 41).
+
+    a <- rho a + (1 - rho) g; max(s - a a, 0) in place of s, where others have the root of a number below 0 by rounding.
+    """
+    inner, outer = epsilons(epsilon, epsilon_in_root)
+    entering, moving = momentum_factors(learning_rate, rate_in_velocity)
+    g = _prepared(weights, gradient, weight_decay, clip, scale)
+    mean_square[:] = _f32(rho) * mean_square + _f32(1.0 - rho) * g * g
+    mean[:] = _f32(rho) * mean + _f32(1.0 - rho) * g
+    variance = np.maximum(mean_square - mean * mean, _f32(0.0))
+    quotient = _f32(entering) * g / (np.sqrt(variance + _f32(inner)) + _f32(outer))
+    velocity[:] = _f32(momentum) * velocity + quotient
+    weights -= _f32(moving) * velocity
 
 
 def adam(
@@ -211,6 +256,11 @@ def rowwise_adagrad(
         total += column * column
     accumulator += (total / _f32(g.shape[1]))[: len(accumulator)]
     weights -= (_f32(learning_rate) * g / (np.sqrt(accumulator) + _f32(epsilon))[:, None]).reshape(-1)
+
+
+def decay(weights: Float32s, share: float) -> None:
+    """Shrink weights: w <- w - share w (the decoupled weight decay of rules other than `adamw` and `lamb`)."""
+    weights -= _f32(share) * weights
 
 
 def accumulate(total: Float32s, gradient: Float32s) -> None:

@@ -63,6 +63,16 @@ def corrections(beta1: float, beta2: float) -> Corrections:
     return Corrections(beta1, beta2)
 
 
+def momentum_factors(learning_rate: float, rate_in_velocity: float) -> tuple[float, float]:
+    """Return what multiplies the gradient as it enters the velocity, and the velocity as it moves the weights."""
+    return (learning_rate, 1.0) if rate_in_velocity else (1.0, learning_rate)
+
+
+def epsilons(epsilon: float, epsilon_in_root: float) -> tuple[float, float]:
+    """Return the epsilon within RMSProp's root, and the one beside it: one of them is 0."""
+    return (epsilon, 0.0) if epsilon_in_root else (0.0, epsilon)
+
+
 def trust_ratio(squares: NDArray[np.float64]) -> float:
     """Return |w| / |u| of LAMB; 1 where either norm is 0, as in the authors' program.
 

@@ -49,6 +49,7 @@ RULES: dict[str, OptimizerSpec] = {
     "nesterov": Nesterov(0.1),
     "adagrad": Adagrad(0.1, initial_accumulator=0.1, clip_value=0.5),
     "rmsprop": RMSProp(0.1),
+    "rmsprop_centered": RMSProp(0.1, centered=True, momentum=0.5, weight_decay=0.1, decoupled_weight_decay=True),
     "ftrl": FTRL(0.1, l1=0.01),
     "rowwise_adagrad": RowwiseAdagrad(0.1, initial_accumulator=0.1, weight_decay=0.01),
     "adam": Adam(0.1, weight_decay=0.01),
