@@ -100,7 +100,7 @@ def check_whole(core: Core, status: StatusView) -> None:
         json.dumps(status_json(reply), allow_nan=False)
         status_page(reply)
     decode(Saved, encode(core.job.saved()), "saved")
-    follow_reply(follow(core.job, FollowCall(0, "", 0.0, True, 0, core.job.options.incarnation)))
+    follow_reply(follow(core.job, FollowCall(wants_steps=True, coordinator=core.job.options.incarnation)))
 
 
 @pytest.mark.parametrize("call", COORDINATOR)
