@@ -6,6 +6,7 @@ Owns the meaning of `batch_size`, `global_batch_size` and `gradient_accumulation
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -176,7 +177,7 @@ class Accumulated:
 
     def __init__(self, model: Model, pieces: int) -> None:
         self._model, self._pieces = model, pieces
-        self._added = _added(model)
+        self._state = _state_of(model)
         self._share: Callable[[Batch, Batch], float] = getattr(model, "share", _share_of_rows)
         self.evaluate = model.evaluate
         self.adds_losses: bool = getattr(model, "adds_losses", False)
@@ -208,11 +209,12 @@ class Accumulated:
                 piece = self._placed(piece, batch.keys, xp)
             loss, gradients = self._model.loss_and_gradients(variables, piece, xp)
             assert isinstance(gradients, Mapping), "a model that a trainer takes has gradients"
-            share = self._share(piece, batch)
-            total += float(loss) * share
+            share, of_rows = self._share(piece, batch), _share_of_rows(piece, batch)
+            total += float(loss) * share if share else 0.0  # where nothing counts the loss is NaN
             for name, gradient in gradients.items():
-                factor = xp.float32(1.0 if name in self._added else share)
-                counted = None if gradient is None else xp.asarray(gradient) * factor
+                state = self._state[name]
+                factor = 1.0 if state in (COUNTER, SUM) else of_rows if state else share
+                counted = xp.asarray(gradient) * xp.float32(factor) if factor and gradient is not None else None
                 if name not in sums or sums[name] is None:
                     sums[name] = counted
                 elif counted is not None:
@@ -231,10 +233,10 @@ def _share_of_rows(piece: Batch, whole: Batch) -> float:
     return rows_of(piece.inputs) / rows_of(whole.inputs)
 
 
-def _added(model: Model) -> frozenset[str]:
-    """Return the variables whose push is an increment."""
+def _state_of(model: Model) -> Mapping[str, str]:
+    """Return what kinds of state variables are; "" of one that has a gradient, and of a table."""
     variables = (parts_of(name, initial)[0] for name, initial in model.initial_variables().items())
-    return frozenset(variable.name for variable in variables if variable.state in (COUNTER, SUM))
+    return defaultdict(str, {variable.name: variable.state for variable in variables})
 
 
 def _cut(batch: Batch, part: int, rows: slice) -> Batch:

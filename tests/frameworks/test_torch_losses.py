@@ -45,6 +45,11 @@ class Tagger(torch.nn.Sequential):
         super().__init__(torch.nn.Linear(3, 20), torch.nn.Unflatten(1, (4, 5)))
 
 
+class Normalised(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -83,6 +88,28 @@ def test_words_that_are_ignored_count_nowhere() -> None:
     fit(pieces, TOKENS, batch_size=2, gradient_accumulation=4)
     for one, other in zip(whole.model().parameters(), pieces.model().parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_a_piece_in_which_nothing_counts_adds_nothing() -> None:
+    targets = np.where(np.arange(64) % 4 < 2, -100, Y)  # in pieces of two
+    whole, pieces = (trainer(torch.nn.CrossEntropyLoss()) for _ in range(2))
+    due = fit(whole, targets, batch_size=8, shuffle=False)
+    found = fit(pieces, targets, batch_size=2, gradient_accumulation=4, shuffle=False)
+    assert found.history["loss"] == pytest.approx(due.history["loss"], rel=1e-5)
+    for one, other in zip(whole.model().parameters(), pieces.model().parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_statistics_of_pieces_are_averaged_whatever_the_loss_adds() -> None:
+    whole, pieces = (
+        ps.Trainer(ps.torch.Model(Normalised, LOSSES["sum"]), ps.SGD(1e-9), ps.OneDeviceStrategy(), name="it")
+        for _ in range(2)
+    )
+    fit(whole, batch_size=16)
+    fit(pieces, batch_size=4, gradient_accumulation=4)
+    due = whole.model()[1].running_mean
+    assert due.abs().max() > 0.01
+    assert torch.allclose(pieces.model()[1].running_mean, due, atol=1e-5)
 
 
 def test_a_sum_in_a_round_weighs_each_example_the_same() -> None:
@@ -134,11 +161,6 @@ def test_a_ratio_is_refused_by_name_before_the_start() -> None:
 
 
 # --- batches of one, where a module normalises ---
-
-
-class Normalised(torch.nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
 
 
 @pytest.mark.parametrize(
