@@ -14,7 +14,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
 from parashard.job.load import LoadedJob
-from parashard.launch.awaited_workers import AwaitedWorkers
+from parashard.launch.awaited_workers import IMPORT_S, AwaitedWorkers
 from parashard.launch.coordinator_silence import CoordinatorSilence
 from parashard.launch.following import CallbackFailed, Follower
 from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
@@ -96,7 +96,7 @@ class Running:
         self._coordinator_due_s: float | None = None  # when to restart it
         self._clock = AwakeClock(STALL_S, time.monotonic)  # for the coordinator's silence, without own pauses
         self._silence = CoordinatorSilence(self._cluster_options.silence_s, self._cluster_options.start_s)
-        self._awaited: AwaitedWorkers | None = None  # of a run that starts none
+        self._awaited: AwaitedWorkers | None = None
         self._refused = RefusedHandshakes(run_dir / LOGS / "coordinator.log") if credentials else None
         self._asked_to_end: set[tuple[str, int]] = set()
         self.status = pb.GetStatusReply()
@@ -142,8 +142,12 @@ class Running:
         if self._steering is not None:
             self._steering.tell(accepted=True)
         if not self._cluster_options.workers:
-            self._awaited = AwaitedWorkers(self._how_to_join(str(where["address"])))
-            self._say_awaited(live=0)
+            command = self._how_to_join(str(where["address"]))
+            self._awaited = AwaitedWorkers(f"the job waits until one joins: {command}")
+        elif self._cluster.script is not None:
+            shown = self._cluster.script.shown
+            self._awaited = AwaitedWorkers(f"each first runs {shown} up to the call that trains", IMPORT_S)
+        self._say_awaited(live=0)
 
     def until_over(self) -> tuple[pb.JobState, str]:
         """Supervise the processes for the coordinator until the job is over; return its last state and reason."""
