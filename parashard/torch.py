@@ -53,9 +53,11 @@ from parashard.models.torch_variables import (
     kinds_of,
     lent,
     named,
+    numbers_in,
     places_of,
     plain_name,
     tensors_of,
+    warn_of_counting,
 )
 from parashard.models.weighted import weighted_loss
 from parashard.plan.embedding import EmbeddingTable, Keys
@@ -252,8 +254,9 @@ class Model:
         for name, tensor in trained.items():
             for hook in (self._own[name]._backward_hooks or {}).values():
                 tensor.register_hook(hook)
-        first = {} if self._has_looked_for_writes else {name: t.detach().clone() for name, t in trained.items()}
-        self._has_looked_for_writes = True
+        is_first, self._has_looked_for_writes = not self._has_looked_for_writes, True
+        first = {name: tensor.detach().clone() for name, tensor in trained.items()} if is_first else {}
+        counted = numbers_in(self._modules) if is_first else {}
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
         state = {name: tensor.clone() for name, tensor in pulled.items() if name not in trained}
         constants = {name: b for name, b in self._buffers().items() if name not in pulled}
@@ -290,6 +293,8 @@ class Model:
                 f"say how: state={said}, where 'average:M' is a running average ('average:1' keeps the newest), "
                 "'counter' counts, and 'sum' is any other change"
             )
+        if counted:
+            warn_of_counting(counted, numbers_in(self._modules))
         turned = [name for name, tensor in trained.items() if not tensor.requires_grad]
         turned += [name for name in frozen if tensors[name].requires_grad]
         if turned:

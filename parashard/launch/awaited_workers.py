@@ -1,7 +1,7 @@
 """AwaitedWorkers: what people are told while a run has no workers.
 
-Pure: `now_s` is an argument. A run that starts none waits for ever, since nobody knows when they come; those of a script
-first run it up to the call that trains. Either says what it waits for.
+Pure: `now_s` is an argument. A run that starts none waits for ever, since nobody knows when they come; those of a
+script first run it up to the call that trains. Either says what it waits for.
 Called by `parashard.launch.running`.
 """
 

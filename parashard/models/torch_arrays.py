@@ -5,6 +5,7 @@ Owns the import of PyTorch. Knows no module. Called by `parashard.torch` and `pa
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -60,10 +61,12 @@ def gradient_of(gradient: torch.Tensor, xp: Any, scale: float = 1.0) -> Array:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the default generators that a step can draw from.
+    """Seed the default generators that a step can draw from: PyTorch's, Python's and NumPy's.
 
     `torch.manual_seed` also notes the seed, with a traceback, for devices that are not in use: a millisecond each time.
     """
     torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

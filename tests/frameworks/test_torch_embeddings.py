@@ -262,7 +262,9 @@ def test_an_evaluation_has_the_rows_of_all_of_its_pieces() -> None:
     there = placed(model, piece, tables(model), batch.keys)
     outputs = torch.from_numpy(model.predict(values, piece.inputs, batch.keys))
     judged = model.evaluate(values, there, np)
-    assert judged["loss"] == pytest.approx(functional.cross_entropy(outputs, torch.from_numpy(Y[:3])).item(), rel=1e-6)
+    assert float(judged["loss"]) == pytest.approx(
+        functional.cross_entropy(outputs, torch.from_numpy(Y[:3])).item(), rel=1e-6
+    )
     assert float(judged["accuracy"]) == pytest.approx((outputs.argmax(1).numpy() == Y[:3]).mean())
 
 
