@@ -14,4 +14,5 @@ from parashard.callbacks.history import History as History
 from parashard.callbacks.rates import LearningRateScheduler as LearningRateScheduler
 from parashard.callbacks.rates import ReduceLROnPlateau as ReduceLROnPlateau
 from parashard.callbacks.stopping import EarlyStopping as EarlyStopping
+from parashard.callbacks.stopping import TerminateOnNaN as TerminateOnNaN
 from parashard.callbacks.tensorboard import TensorBoard as TensorBoard

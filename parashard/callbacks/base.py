@@ -178,7 +178,7 @@ class Callback:
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         """A step is in the weights; `batch` is its number in its epoch. Steps come in the order of their completion.
 
-        `logs["loss"]` is the mean over this batch, where Keras has the mean over the epoch so far.
+        `logs["loss"]` is the mean over this batch, where Keras has that over the epoch so far; NaN of a skipped step.
         """
 
     def on_test_begin(self, logs: Logs) -> None:

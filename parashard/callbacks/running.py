@@ -6,7 +6,7 @@ where events come from nor where the state is kept. Called by `parashard.api.fol
 
 from __future__ import annotations
 
-import math
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,9 +35,12 @@ def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Cal
         name = type(callback).__name__
         if not isinstance(callback, Callback):
             kind = callback if isinstance(callback, type) else type(callback)
+            found = f"{'the class ' if kind is callback else ''}{kind.__module__.partition('.')[0]}.{kind.__name__}"
+            ours = getattr(importlib.import_module(__package__), kind.__name__, None)
+            hint = f"; use ps.callbacks.{kind.__name__}" if isinstance(ours, type) and ours is not kind else ""
             raise ConfigurationError(
                 "callbacks are objects of parashard.callbacks, or of a class derived from its Callback; found "
-                f"{'the class ' if kind is callback else ''}{kind.__module__.partition('.')[0]}.{kind.__name__}"
+                f"{found}{hint}"
             )
         for hook, why in NEVER.items():
             if hasattr(callback, hook):
@@ -144,8 +147,7 @@ class Callbacks:
     def steps_ended(self, ends: Sequence[StepEnd]) -> Decision:
         """Tell of steps, in the order of their completion; return the learning rate that is decided, if one is."""
         for end in ends:
-            logs = {} if math.isnan(end.loss) else {"loss": end.loss}
-            self._call("on_train_batch_end", end.step % self._steps_per_epoch, logs)
+            self._call("on_train_batch_end", end.step % self._steps_per_epoch, {"loss": end.loss})
         return self.changed_rate()
 
     def reached(self, milestone: Milestone, record: Callable[[], object] = _nothing) -> Decision:
@@ -170,7 +172,7 @@ class Callbacks:
         last = len(milestone.epoch_losses) - 1
         for index, loss in enumerate(milestone.epoch_losses):
             place = self._begin_epoch(place._replace(epoch=milestone.first_epoch + index))
-            logs: Logs = {} if math.isnan(loss) else {"loss": loss}
+            logs: Logs = {"loss": loss}
             if index == last:
                 logs |= {f"val_{name}": value for name, value in (milestone.metrics or {}).items()}
                 if milestone.judged_steps:

@@ -1,4 +1,4 @@
-"""What watches a figure: EarlyStopping, and what is better than what, which ReduceLROnPlateau shares."""
+"""EarlyStopping and TerminateOnNaN, and which figures are better than others, which ReduceLROnPlateau shares."""
 
 from __future__ import annotations
 
@@ -68,9 +68,8 @@ class Monitor:
             If evaluated epochs do not have it.
         """
         found = logs.get(self.name)
-        # An epoch may be without an evaluation, and the mean loss is not known where who counted it was killed.
         evaluated = any(name.startswith("val_") for name in logs)
-        if found is None and self.name != "loss" and (evaluated or not self.name.startswith("val_")):
+        if found is None and (evaluated or not self.name.startswith("val_")):  # an epoch may have no evaluation
             raise ConfigurationError(
                 f"{type(owner).__name__}: monitor {self.name!r} is not among the figures: {', '.join(sorted(logs))}"
             )
@@ -203,3 +202,16 @@ class EarlyStopping(Callback):
         self.held_epoch, self.held_weights = state.get("held_epoch", -1), state.get("held_weights", "")
         self._last = self._monitor.worst if state.get("last") is None else state["last"]
         self._last_epoch = state.get("last_epoch", -1)
+
+
+class TerminateOnNaN(Callback):
+    """Ends the training at the end of an epoch whose loss is not finite.
+
+    A step whose gradient is not finite ends the run by itself, or is skipped (`job.on_bad_step`).
+    """
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Look at the loss."""
+        if not math.isfinite(logs["loss"]):
+            self.model.stop_training = True
+            self.model.stop_reason = f"TerminateOnNaN: the loss of epoch {epoch + 1} is {logs['loss']}"

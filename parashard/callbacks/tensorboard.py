@@ -9,6 +9,12 @@ from typing import Any
 from parashard.callbacks.base import Callback, Logs
 from parashard.errors import ConfigurationError
 
+_NOTHING: dict[str, object] = {
+    **{"histogram_freq": 0, "embeddings_freq": 0, "embeddings_metadata": None, "profile_batch": 0},
+    **{"write_graph": False, "write_images": False, "write_steps_per_second": False, "update_freq": "epoch"},
+}
+"""Other arguments of Keras' callback, with the values by which nothing else is written."""
+
 
 class TensorBoard(Callback):
     """Writes figures of every epoch as scalars: `LOG_DIR/train` and `LOG_DIR/validation`, as Keras' callback does.
@@ -21,12 +27,19 @@ class TensorBoard(Callback):
     Raises
     ------
     ConfigurationError
-        If the package `tensorboard` is not installed (extra `tensorboard`).
+        If one of Keras' other arguments asks for more than scalars of every epoch, or the package `tensorboard` is not
+        installed (extra `tensorboard`).
     """
 
     decides = False
 
-    def __init__(self, log_dir: str | Path = "logs") -> None:
+    def __init__(self, log_dir: str | Path = "logs", **others: object) -> None:
+        for name, value in others.items():
+            if name not in _NOTHING or value not in (_NOTHING[name], None):
+                raise ConfigurationError(
+                    f"callbacks.TensorBoard writes the figures of every epoch as scalars, and nothing else: leave out "
+                    f"{name}={value!r}"
+                )
         try:
             import tensorboard  # noqa: F401
         except ImportError:

@@ -21,6 +21,7 @@ from parashard.callbacks import (
     ModelCheckpoint,
     ReduceLROnPlateau,
     TensorBoard,
+    TerminateOnNaN,
     Training,
 )
 from parashard.callbacks.events import Milestone
@@ -306,3 +307,21 @@ def test_a_full_disk_keeps_no_callback_from_going_on(tmp_path: Path, monkeypatch
         each.reached(Milestone(2, 1, [0.25], {"loss": 2.0}, "b"))
     assert path.read_text() == "epoch,loss,val_loss\n0,0.5,1.0\n1,0.25,2.0\n"
     assert (tmp_path / "2.safetensors").read_text() == "b"  # the best that could be kept
+
+
+@pytest.mark.parametrize(("losses", "epochs"), [([1.0, math.nan, 1.0], 2), ([math.inf, 1.0], 1), ([1.0, 2.0], 2)])
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path, losses: list[float], epochs: int) -> None:
+    it = _begun(TerminateOnNaN(), tmp_path)
+    for epoch, loss in enumerate(losses):
+        if not it.training.stop_training:
+            it.reached(Milestone(epoch + 1, epoch, [loss]))
+    assert len(it.history.epoch) == epochs
+    assert ("TerminateOnNaN: the loss of epoch" in it.training.stop_reason) == (not math.isfinite(losses[epochs - 1]))
+
+
+def test_a_tensorboard_that_is_to_write_more_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", type(sys)("tensorboard"))
+    TensorBoard(tmp_path, histogram_freq=0, update_freq="epoch", profile_batch=0, write_graph=False)
+    for given in ({"histogram_freq": 1}, {"update_freq": 100}, {"write_graph": True}, {"folder": "x"}):
+        with pytest.raises(ConfigurationError, match=f"nothing else: leave out {next(iter(given))}="):
+            TensorBoard(tmp_path, **given)

@@ -23,6 +23,8 @@ from parashard.callbacks.events import Decision, Milestone, StepEnd
 from parashard.callbacks.running import Callbacks, checked, listed
 from parashard.errors import ConfigurationError
 
+NAN = float("nan")  # one object, so that equality finds it
+
 
 def running(*callbacks: Callback, epochs: int = 3) -> Callbacks:
     return Callbacks(callbacks, Training(0.1, Path()), None, steps_per_epoch=4, epochs=epochs)
@@ -40,23 +42,23 @@ def test_hooks_come_in_the_order_that_keras_has() -> None:
     it = running(recorder(calls), epochs=2)
     it.begin()
     it.reached(Milestone(0))
-    it.steps_ended([StepEnd(1, 0.5), StepEnd(5, float("nan"))])
+    it.steps_ended([StepEnd(1, 0.5), StepEnd(5, NAN)])
     it.reached(Milestone(4, 0, [0.25], {"loss": 0.75}))
-    it.reached(Milestone(8, 1, [float("nan")]))
+    it.reached(Milestone(8, 1, [NAN]))
     it.end()
     assert calls == [
         ("train_begin", {}),
         ("epoch_begin", 0, {}),
         ("train_batch_end", 1, {"loss": 0.5}),
-        ("train_batch_end", 1, {}),
+        ("train_batch_end", 1, {"loss": NAN}),
         ("test_begin", {}),
         ("test_end", {"loss": 0.75}),
         ("epoch_end", 0, {"loss": 0.25, "val_loss": 0.75}),
         ("epoch_begin", 1, {}),
-        ("epoch_end", 1, {}),
-        ("train_end", {}),
+        ("epoch_end", 1, {"loss": NAN}),
+        ("train_end", {"loss": NAN}),
     ]
-    assert it.history.history == {"loss": [0.25], "val_loss": [0.75]}
+    assert it.history.history == {"loss": [0.25, NAN], "val_loss": [0.75]}
 
 
 def test_epochs_that_end_at_once_are_told_one_by_one_and_the_last_has_the_evaluation() -> None:
@@ -204,6 +206,13 @@ def test_a_figure_of_evaluations_that_there_are_not_is_refused(callback: Callbac
         checked([callback], has_evaluations=False)
     assert checked([callback], has_evaluations=True) == [callback]
     assert len(checked([EarlyStopping("loss"), Callback()], has_evaluations=False)) == 2
+
+
+def test_a_callback_of_another_library_is_refused_with_the_one_of_that_name_here() -> None:
+    for name, hint in (("EarlyStopping", "; use ps.callbacks.EarlyStopping$"), ("SwapEMAWeights", "SwapEMAWeights$")):
+        foreign = type(name, (), {"__module__": "keras.src.callbacks"})
+        with pytest.raises(ConfigurationError, match=rf"found keras\.{name}.*{hint}" if "use" in hint else hint):
+            checked([foreign()], has_evaluations=True)
 
 
 def test_one_callback_and_none_are_taken_as_keras_takes_them() -> None:

@@ -333,6 +333,23 @@ def test_the_best_weights_are_those_that_were_evaluated() -> None:
     assert kept.evaluate((X, Y))["loss"] == pytest.approx(max(history.history["val_loss"]), rel=1e-6)
 
 
+def test_the_loss_of_an_epoch_in_which_a_callback_raised_is_of_the_whole_epoch() -> None:
+    class Cut(ps.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch in cuts:
+                cuts.remove(batch)
+                raise KeyError(batch)
+
+    cuts: list[int] = []
+    whole = fit(trainer(ps.OneDeviceStrategy()), epochs=2, callbacks=[Cut()])
+    cuts += [3, 7]
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            fit(trainer(ps.OneDeviceStrategy()), epochs=2, callbacks=[Cut()], resume=True)
+    resumed = fit(trainer(ps.OneDeviceStrategy()), epochs=2, callbacks=[Cut()], resume=True)
+    assert resumed.history == whole.history
+
+
 def test_what_a_callback_raises_ends_the_run_saved_and_is_raised_by_fit() -> None:
     class Raising(ps.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
