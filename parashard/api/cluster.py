@@ -31,6 +31,7 @@ from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import declare
 from parashard.job.declared_table import Table, checked_tables
+from parashard.job.tables import job_name_from
 from parashard.launch.run_folders import new_run_dir
 from parashard.launch.steering import Steering
 from parashard.plan.optimizers import OptimizerSpec
@@ -93,7 +94,7 @@ class Cluster:
         )
         self._tables = checked_tables(tables)
         parts = Parts(
-            name or file.stem or "session",
+            name or (SCRIPT.job_name if SCRIPT.has_file else job_name_from(file.stem, "session")),
             checked_optimizer(optimizer),
             sessions,
             seed,

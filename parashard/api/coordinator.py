@@ -174,7 +174,7 @@ class Coordinator:
         self._kept_bytes = 0
         with SCRIPT.call(COORDINATOR) as call:
             parts = Parts(
-                name or SCRIPT.path.stem,
+                name or SCRIPT.job_name,
                 checked_optimizer(optimizer),
                 chosen,
                 seed,

@@ -29,6 +29,7 @@ from parashard.api.calls import CALLS
 from parashard.api.code import Code
 from parashard.api.sources import Sources
 from parashard.errors import BadData, ConfigurationError, JobFailed
+from parashard.job.tables import job_name_from
 from parashard.launch.local_cluster import WORKER_IS_SCRIPT, ScriptCommand
 from parashard.launch.programs import Program, ResumeFlags, answers_in, process_began, read_resume_flags
 from parashard.launch.run_files import CALLS_FILE
@@ -186,6 +187,13 @@ class Script:
     @property
     def _name(self) -> str:
         return Path(self._file or "the script").name
+
+    @property
+    def job_name(self) -> str:
+        """The name of its jobs: the script's, or that of the package or folder whose `__main__` it is."""
+        path = self.path
+        name = path.parent.name if path.stem == "__main__" else path.stem
+        return job_name_from(name, "script")
 
     @property
     def path(self) -> Path:

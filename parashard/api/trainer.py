@@ -38,6 +38,7 @@ from parashard.callbacks.running import checked, listed
 from parashard.data.base import DataSource
 from parashard.data.tree import Tree
 from parashard.errors import ConfigurationError
+from parashard.job.tables import job_name_from
 from parashard.launch.run_files import WEIGHTS_FILE
 from parashard.models.base import Model
 from parashard.plan.optimizers import OptimizerSpec
@@ -338,7 +339,9 @@ class Trainer:
         """
         if not SCRIPT.is_worker:  # the parent has written it
             self._present.begin()
-            table = tables_of(self._parts(Path(path).stem), {"epochs": epochs, "batch_size": batch_size})
+            table = tables_of(
+                self._parts(job_name_from(Path(path).stem, "job")), {"epochs": epochs, "batch_size": batch_size}
+            )
             write_job_file(Path(path), table, model, data, self._present.given.initial_variables())
 
     def _call(
@@ -351,7 +354,7 @@ class Trainer:
         present.begin()
         check_callbacks(called, present.tables())
         program = SCRIPT.path if self._has_script else Path(INTERACTIVE)
-        parts = self._parts(program.stem)
+        parts = self._parts(self._job_name)
         parts = parts._replace(optimizer=self._optimizer.spec, updates_before=self._optimizer.updates)
         loaded = job_of(parts, program, sizes)
         constants = present.fixed_sha256()
@@ -380,7 +383,7 @@ class Trainer:
 
     @property
     def _job_name(self) -> str:
-        return self._name or (SCRIPT.path.stem if self._has_script else INTERACTIVE)
+        return self._name or (SCRIPT.job_name if self._has_script else INTERACTIVE)
 
     def _resumed(self) -> Resumed | None:
         """Return what the present call goes on with; None: it begins a run, or this is a worker."""

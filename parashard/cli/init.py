@@ -6,7 +6,6 @@ Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.keys import check_path
 from parashard.job.load import job_from_toml
 from parashard.job.starter import starter_of
+from parashard.job.tables import job_name_from
 
 
 def init(
@@ -36,7 +36,7 @@ def init(
         raise ConfigurationError(f"{table}: this is a job file; due is a table, such as data.csv")
     path = output or table.with_suffix(".toml")
     check_path(path.absolute(), f"job file {path.name!r}")
-    name = re.sub(r"[^a-z0-9]+", "-", table.stem.lower()).strip("-") or "table"
+    name = job_name_from(table.stem.lower().replace("_", "-").replace(".", "-"), "table")
     shown = os.path.relpath(table, path.parent)
     starter = starter_of(table, label, name, shown, encoding)
     job_from_toml(starter.text)  # a job file that could not be read is not written

@@ -7,6 +7,7 @@ are in `relations`, the whole in `schema`. Knows nothing of files, flags or the 
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Annotated, Any, Literal
 
 from parashard.errors import ConfigurationError
@@ -20,8 +21,17 @@ QUEUE_GRAIN_BYTES = 64 << 10  # receive buffers are multiples of it, so that the
 QUEUE_BYTES_LEAST = 256 << 20  # what `cluster.queue_bytes = 0` means at least
 QUEUE_WORKERS_MAX = 8  # and how many workers it counts at most where they need not be on the shard's host
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+NAME_MAX = 80
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}")
 _DEVICE = re.compile(r"auto|cpu|cuda|cuda:(0|[1-9][0-9]?)")
+
+
+def job_name_from(text: str, default: str) -> str:
+    """Return a job's name made of any text, such as a file's name; `default` where nothing of it can be in a name."""
+    plain = (
+        unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    )  # an accent is left out, not its letter
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("._-")[:NAME_MAX].strip("._-") or default
 
 
 def received_bytes(push_bytes: int) -> int:

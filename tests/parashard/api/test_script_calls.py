@@ -18,6 +18,7 @@ from parashard.api.fit_on_cluster import OnCluster
 from parashard.api.script import CALLS_FILE, Script, _folder_before
 from parashard.api.strategies import MultiWorkerMirroredStrategy
 from parashard.errors import BadData, ConfigurationError, JobFailed
+from parashard.job.tables import _checked_name
 from parashard.launch.local_cluster import WORKER_ARGUMENTS
 from support.command_run import ROOT
 from support.waiting import DEADLINE_S
@@ -211,3 +212,25 @@ def test_workers_are_threads_where_they_are_asked_for_or_there_is_no_script(
 def test_a_thread_starts_no_processes() -> None:
     with ThreadPoolExecutor(1) as threads, pytest.raises(ConfigurationError, match="from the script's main thread"):
         threads.submit(lambda: Script(None).command).result()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("train.py", "train"),
+        ("My train (2).py", "My-train-2"),
+        ("_train.py", "train"),
+        ("täglich.py", "taglich"),
+        ("训练.py", "script"),
+        ("package/__main__.py", "package"),
+        ("a" * 100 + ".py", "a" * 80),
+    ],
+)
+def test_a_job_has_a_name_whatever_its_script_is_called(tmp_path: Path, file: str, name: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    script = Script(None)
+    script._file = str(path)
+    assert script.job_name == name
+    assert _checked_name(name) == name, "a job file may have it"
