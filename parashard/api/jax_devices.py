@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from parashard.errors import ConfigurationError
+from parashard.process.extras import install
 
 
 def devices_ready(asked: int | None) -> int:
@@ -25,7 +26,7 @@ def devices_ready(asked: int | None) -> int:
     try:
         import jax
     except ImportError:
-        raise ConfigurationError("ps.TPUStrategy needs JAX: pip install 'parashard[jax]'") from None
+        raise ConfigurationError(f"ps.TPUStrategy needs JAX: {install('jax')}") from None
     if not hasattr(jax, "shard_map"):
         raise ConfigurationError(f"ps.TPUStrategy needs JAX 0.7 or newer, found {jax.__version__}")
     if asked is not None:

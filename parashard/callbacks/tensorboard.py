@@ -8,6 +8,7 @@ from typing import Any
 
 from parashard.callbacks.base import Callback, Logs
 from parashard.errors import ConfigurationError
+from parashard.process.extras import install
 
 _NOTHING: dict[str, object] = {
     **{"histogram_freq": 0, "embeddings_freq": 0, "embeddings_metadata": None, "profile_batch": 0},
@@ -44,7 +45,7 @@ class TensorBoard(Callback):
             import tensorboard  # noqa: F401
         except ImportError:
             raise ConfigurationError(
-                "callbacks.TensorBoard needs the package tensorboard: pip install 'parashard[tensorboard]'"
+                f"callbacks.TensorBoard needs the package tensorboard: {install('tensorboard')}"
             ) from None
         self._folder = Path(log_dir)
         self._writers: dict[str, Any] = {}

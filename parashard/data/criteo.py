@@ -31,6 +31,7 @@ from parashard.data.portable_math import signed_log
 from parashard.data.preprocessing import ClassTarget
 from parashard.data.standardising import mean_and_deviation
 from parashard.errors import BadData, ConfigurationError
+from parashard.process.extras import install
 
 LABEL = "label"
 NUMBERS = tuple(f"I{number}" for number in range(1, 14))
@@ -163,8 +164,7 @@ def _read(path: Path) -> _Rows:
         from pyarrow import csv
     except ImportError as error:
         raise ConfigurationError(
-            f"{path}: Criteo's files need pyarrow, which cannot be imported ({error}); "
-            "run: pip install parashard[parquet]"
+            f"{path}: Criteo's files need pyarrow, which cannot be imported ({error}); run: {install('parquet')}"
         ) from error
     types = [pa.int8(), *[pa.int32()] * len(NUMBERS), *[pa.binary()] * len(TEXTS)]
     settings = {

@@ -14,6 +14,7 @@ import numpy as np
 from parashard.data.arrays import ArraySource, Split
 from parashard.data.options import DigitsOptions
 from parashard.errors import ConfigurationError
+from parashard.process.extras import install
 
 _BRIGHTEST = 16.0
 _FILE = Path("datasets", "data", "digits.csv.gz")  # in scikit-learn's package: 64 pixels and the label in each row
@@ -40,8 +41,7 @@ def _rows() -> np.ndarray:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ConfigurationError(
-            f"the digits data comes with scikit-learn, which cannot be imported ({error}); "
-            f"run: pip install parashard[examples]"
+            f"the digits data comes with scikit-learn, which cannot be imported ({error}); run: {install('examples')}"
         ) from error
     pixels, labels = load_digits(return_X_y=True)
     return np.column_stack([pixels, labels]).astype(np.uint8)

@@ -20,6 +20,7 @@ from parashard.data.keyed import keyed_names
 from parashard.data.options import ParquetOptions
 from parashard.data.tables import table_source
 from parashard.errors import BadData, ConfigurationError, shown_names
+from parashard.process.extras import install
 
 
 def open_parquet(options: ParquetOptions) -> ArraySource:
@@ -43,8 +44,7 @@ def _read(path: Path, is_used: Callable[[str], bool], keys: Collection[str]) -> 
         from pyarrow import parquet
     except ImportError as error:
         raise ConfigurationError(
-            f"{path}: Parquet files need pyarrow, which cannot be imported ({error}); "
-            f"run: pip install parashard[parquet]"
+            f"{path}: Parquet files need pyarrow, which cannot be imported ({error}); run: {install('parquet')}"
         ) from error
     try:
         with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from parashard.errors import ConfigurationError
 from parashard.plan.embedding import Keys, as_numpys
+from parashard.process.extras import install
 
 
 def write_rows(path: Path, pieces: Iterable[tuple[Keys, NDArray[Any]]]) -> int:
@@ -30,7 +31,7 @@ def write_rows(path: Path, pieces: Iterable[tuple[Keys, NDArray[Any]]]) -> int:
         from pyarrow import parquet
     except ImportError as error:
         raise ConfigurationError(
-            f"{path.suffix} files need pyarrow, which cannot be imported ({error}); run: pip install parashard[parquet]"
+            f"{path.suffix} files need pyarrow, which cannot be imported ({error}); run: {install('parquet')}"
         ) from None
     writer, count = None, 0
     try:

@@ -14,6 +14,7 @@ import numpy as np
 from parashard.data.arrays import AnyArray, check_digits, check_int64
 from parashard.data.base import kind_of_failure
 from parashard.errors import BadData, ConfigurationError, shown_names
+from parashard.process.extras import install
 
 ROWS_AT_ONCE = 1 << 16
 
@@ -75,8 +76,7 @@ def read_rows(
         from pyarrow import parquet
     except ImportError as error:
         raise ConfigurationError(
-            f"{files[0].url}: Parquet files need pyarrow, which cannot be imported ({error}); "
-            "run: pip install parashard[parquet]"
+            f"{files[0].url}: Parquet files need pyarrow, which cannot be imported ({error}); run: {install('parquet')}"
         ) from error
     due: dict[str, tuple[Any, ...]] = {}
     for file in files:

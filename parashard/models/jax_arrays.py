@@ -12,12 +12,13 @@ import numpy as np
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
 from parashard.models.framework import WrongModel
+from parashard.process.extras import install
 
 try:
     import jax
     from jax.extend.core import Literal, jaxpr_as_fun
 except ImportError:
-    raise ConfigurationError("ps.jax needs JAX: pip install 'parashard[jax]'") from None
+    raise ConfigurationError(f"ps.jax needs JAX: {install('jax')}") from None
 
 __all__ = ["all_borrowed", "array_of", "borrowed", "check_width", "is_zero", "jax", "result_of", "tensor_of"]
 

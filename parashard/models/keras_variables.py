@@ -16,12 +16,13 @@ import numpy as np
 from parashard.errors import ConfigurationError
 from parashard.models.state import FROZEN, checked_kind
 from parashard.plan.state import AVERAGE
+from parashard.process.extras import install
 
 try:
     import keras
 except ImportError as error:
     if error.name == "keras":
-        raise ConfigurationError("ps.keras needs Keras 3: pip install 'parashard[keras]'") from None
+        raise ConfigurationError(f"ps.keras needs Keras 3: {install('keras')}") from None
     raise ConfigurationError(
         f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
     ) from None

@@ -13,11 +13,12 @@ import numpy as np
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
 from parashard.plan.embedding import BFLOAT16
+from parashard.process.extras import install
 
 try:
     import torch
 except ImportError:
-    raise ConfigurationError("ps.torch needs PyTorch: pip install 'parashard[torch]'") from None
+    raise ConfigurationError(f"ps.torch needs PyTorch: {install('torch')}") from None
 
 __all__ = ["array_of", "gradient_of", "output_of", "seed_generators", "stored", "tensor_of", "torch"]
 

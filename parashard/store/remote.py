@@ -28,6 +28,7 @@ import fsspec
 import tenacity
 
 from parashard.errors import AlreadyStored, ConfigurationError, NotStored, StoreFailed
+from parashard.process.extras import install
 from parashard.store.base import checked_folder, checked_name, is_segment
 
 CONNECT_TIMEOUT_S = 5
@@ -66,7 +67,7 @@ class ObjectStore:
             self._files = fsspec.filesystem(scheme, **_options(scheme))
         except ImportError as error:
             raise ConfigurationError(
-                f"{url}: {_PACKAGES[scheme]} is not installed: pip install 'parashard[{_EXTRAS[scheme]}]'"
+                f"{url}: {_PACKAGES[scheme]} is not installed: {install(_EXTRAS[scheme])}"
             ) from error
         # fsspec's asynchronous file systems accept a deadline with every call; others would mistake it for an option.
         self._deadline = {"timeout": CALL_DEADLINE_S} if self._files.async_impl else {}

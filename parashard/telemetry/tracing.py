@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from parashard.errors import ConfigurationError
 from parashard.process.arguments import TRACE_VARIABLE
+from parashard.process.extras import install
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
@@ -48,7 +49,7 @@ def tracing(trace: str, role: str, instance: str) -> Iterator[Tracer | None]:
     try:
         from parashard.telemetry import tracer
     except ImportError as error:
-        raise ConfigurationError(f"--trace: {error.name} is not installed: pip install 'parashard[otel]'") from None
+        raise ConfigurationError(f"--trace: {error.name} is not installed: {install('otel')}") from None
     opened = tracer.from_environment(role, instance)
     try:
         yield opened

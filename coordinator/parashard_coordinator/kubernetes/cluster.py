@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
+from parashard.process.extras import install
 from parashard_coordinator.kubernetes.ledger import Pod
 
 INSTANCE = "app.kubernetes.io/instance"
@@ -163,7 +164,7 @@ def open_cluster(job: str) -> KubernetesCluster:
         from kubernetes import client, config
     except ModuleNotFoundError:
         raise ConfigurationError(
-            'cluster.launcher = "kubernetes" needs the Kubernetes client: pip install "parashard[kubernetes]"'
+            f'cluster.launcher = "kubernetes" needs the Kubernetes client: {install("kubernetes")}'
         ) from None
     configuration = client.Configuration()
     try:

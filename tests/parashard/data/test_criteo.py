@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.options import CriteoOptions, DataOptions
 from parashard.data.preprocessing import as_json, read_preprocessing
 from parashard.errors import BadData, ConfigurationError
+from parashard.process.extras import install
 from parashard.settings.validation import validated
 from support.click_cases import criteo_log, criteo_row
 
@@ -223,7 +225,7 @@ def test_a_damaged_compressed_log_is_named(path: Path, damage: Any) -> None:
 
 def test_names_the_extra_where_pyarrow_is_missing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigurationError, match=rf"{path}: .*pip install parashard\[parquet\]"):
+    with pytest.raises(ConfigurationError, match=rf"{path}: .*{re.escape(install('parquet'))}"):
         criteo.open_criteo(CriteoOptions(path=path))
 
 

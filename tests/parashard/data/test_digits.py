@@ -1,5 +1,6 @@
 """The bundled digits."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from parashard.data import digits
 from parashard.data.digits import DigitsOptions, open_digits
 from parashard.errors import ConfigurationError
+from parashard.process.extras import install
 
 
 def test_serves_all_digits_in_two_parts():
@@ -48,5 +50,5 @@ def test_scikit_learn_is_not_imported():
 def test_names_the_extra_where_scikit_learn_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install parashard\[examples\]"):
+    with pytest.raises(ConfigurationError, match=re.escape(install("examples"))):
         open_digits(DigitsOptions())

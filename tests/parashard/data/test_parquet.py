@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+import re
 import sys
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from parashard.data.csv import CsvOptions, open_csv
 from parashard.data.parquet import ParquetOptions, open_parquet
 from parashard.errors import BadData, ConfigurationError
+from parashard.process.extras import install
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -225,5 +227,5 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path, name):
 
 def test_names_the_extra_where_pyarrow_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigurationError, match=r"pip install parashard\[parquet\]"):
+    with pytest.raises(ConfigurationError, match=re.escape(install("parquet"))):
         open_parquet(ParquetOptions(path=tmp_path / "a.parquet", label="label"))

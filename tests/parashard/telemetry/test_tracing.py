@@ -10,6 +10,7 @@ import pytest
 
 from parashard.errors import ConfigurationError
 from parashard.process.arguments import TRACE_VARIABLE, service_arguments
+from parashard.process.extras import install
 from parashard.telemetry.tracing import tracing
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,7 +60,7 @@ def test_without_the_packages_a_service_says_which_to_install(service: str, more
     connect = [] if service == "coordinator" else ["--connect", "127.0.0.1:1"]
     done = run(f"{MISSING} from parashard_{service}.__main__ import main; sys.exit(main())", *connect, *more, "--trace")
     assert done.returncode == 2
-    assert "is not installed: pip install 'parashard[otel]'" in done.stderr
+    assert f"is not installed: {install('otel')}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
