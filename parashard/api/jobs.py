@@ -149,6 +149,12 @@ def tables_of(
     return table
 
 
+SEEDED = (
+    "such as numpy.random.default_rng(0), and sort what it makes of a set of texts: the order differs from process to "
+    "process, unless all have one PYTHONHASHSEED"
+)
+
+
 def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code: Code, run_dir: Path) -> None:
     """Refuse, in a worker, a call that is not the parent's: no attempt would go better.
 
@@ -169,14 +175,14 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code: Code,
         raise ConfigurationError(
             f"the data of this call are others in this worker ({summary}, fingerprint {fingerprint[:12]}) than in the "
             f"process that started it ({declared.summary()}, {declared.fingerprint[:12]}): a script loads the same "
-            "data wherever it runs; seed what it draws, such as numpy.random.default_rng(0)"
+            f"data wherever it runs; seed what it draws, {SEEDED}"
         )
     check_same_code(run_dir, code)
     file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
     check_same_job(mine, load_job(file, environ={}).job)
 
 
-SAME = "a script makes the same model wherever it runs: seed what it draws, such as numpy.random.default_rng(0)"
+SAME = f"a script makes the same model wherever it runs: seed what it draws, {SEEDED}"
 
 
 def check_same_model(model: Model, run_dir: Path) -> None:
@@ -203,8 +209,7 @@ def check_same_model(model: Model, run_dir: Path) -> None:
         is_drawn = not isinstance(model, FrameworkModel) and own is not None and due is not None
         if is_drawn and not np.array_equal(own, due):  # type: ignore[arg-type]
             raise ConfigurationError(
-                f"variable {name!r} of the model has other first values {other}: seed what the script draws, such as "
-                "numpy.random.default_rng(0)"
+                f"variable {name!r} of the model has other first values {other}: seed what the script draws, {SEEDED}"
             )
 
 

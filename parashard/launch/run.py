@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
 from parashard.job.load import LoadedJob, as_toml
-from parashard.job.schema import Job
+from parashard.launch.child_variables import child_variables
 from parashard.launch.following import Follower
-from parashard.launch.local_cluster import MODULES, LocalCluster, ScriptCommand, StartThread
+from parashard.launch.local_cluster import LocalCluster, ScriptCommand, StartThread
 from parashard.launch.run_files import CHECKPOINTS, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
 from parashard.launch.running import Running
@@ -30,7 +31,6 @@ from parashard.launch.steering import Steering
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line
 from parashard.process import cuda
 from parashard.process.arguments import check_host
-from parashard.process.compute_threads import thread_variables, threads_for
 from parashard.process.full_disk import disk_failed
 from parashard.process.shell import ExitCode
 from parashard.process.side_effects import why_failed
@@ -125,7 +125,7 @@ def run_job(
     if output is not None:
         _check_output(output)
     lock, cluster = _prepared(run_dir, loaded, cluster, owned=owned)
-    cluster.variables = _thread_variables(loaded.job)
+    cluster.variables = child_variables(loaded.job, os.environ, jax="jax" in sys.modules)
     cluster.script = script
     cluster.start_thread = start_thread
     cluster.tell = view.say
@@ -250,16 +250,6 @@ def _check_devices(loaded: LoadedJob) -> None:
             cuda.check(asked)
         except ConfigurationError as error:
             raise ConfigurationError(f'{loaded.origins[key]}: {key} = "{asked}": {error}') from None
-
-
-def _thread_variables(job: Job) -> dict[str, dict[str, str]]:
-    """Return the variables that limit the threads of processes with the user's model: they must be set at the start."""
-    options, sync = job.cluster, job.consistency.policy.kind == "sync"
-    threads = threads_for(options.worker_threads, options.workers, reproducible=sync, environ=os.environ)
-    return {
-        MODULES["worker"]: thread_variables(threads, os.environ, override=options.worker_threads > 0),
-        MODULES["coordinator"]: thread_variables(1, os.environ, override=False),
-    }
 
 
 def _all_roles(tls_dir: Path) -> Credentials:
