@@ -19,7 +19,7 @@ from parashard.job.tables import job_name_from
 
 
 def init(
-    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A CSV file with a header row.")],
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV file with a header row, or a Parquet file.")],
     label: Annotated[
         str | None, typer.Option(help="The column to predict (data.label).", show_default="the last one")
     ] = None,
@@ -28,9 +28,9 @@ def init(
         Path | None, typer.Option(help="The job file.", show_default="TABLE.toml beside the table")
     ] = None,
 ) -> None:
-    """Write a job file for a CSV table, with a comment on each of its lines.
+    """Write a job file for a table, with a comment on each of its lines.
 
-    It can be run as it is. The label is the last column; columns that look like ids are left out.
+    It can be run as it is. The label is the last column; columns that look like ids, dates or notes are left out.
     """
     if table.suffix.lower() == ".toml":
         raise ConfigurationError(f"{table}: this is a job file; due is a table, such as data.csv")
@@ -47,4 +47,6 @@ def init(
         raise ConfigurationError(f"{path} exists; --output names another file") from None
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
+    for line in starter.left_out:
+        typer.echo(f"left out: {line}")
     typer.echo(f"{starter.summary}\nwrote {path}; train with: parashard run {path}")

@@ -28,7 +28,7 @@ class _CommandLine(OnDemandGroup):
             "resume",
             "Go on with a run that was stopped, with the values that it began with and the flags of now over them.",
         ),
-        "init": OnDemand("init", "init", "Write a job file for a CSV table, with a comment on each of its lines."),
+        "init": OnDemand("init", "init", "Write a job file for a table, with a comment on each of its lines."),
         "predict": OnDemand("predict", "predict", "Predict for a file with the weights of a run that is done."),
         "serve": OnDemand(
             "serve",

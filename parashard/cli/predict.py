@@ -23,7 +23,10 @@ def predict(
         typer.Argument(metavar="RUN", help="A run directory, or a name under runs/.", autocompletion=complete_runs),
     ],
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A CSV file with the run's columns; of a run on arrays a .npy file.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A CSV or Parquet file with the run's columns; of a run on arrays a .npy file."
+        ),
     ],
     output: Annotated[
         Path | None,

@@ -109,6 +109,8 @@ class Table(NamedTuple):
         The columns that the file calls an index of a table of pandas.
     warnings : sequence of str
         Likely mistakes in how the file is read.
+    categories : sequence of str
+        The columns of names, also where these are numbers, by what the file says.
     """
 
     path: Path
@@ -116,6 +118,7 @@ class Table(NamedTuple):
     lines: Sequence[int] | None = None
     pandas_index: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    categories: Sequence[str] = ()
 
     def cell(self, name: str, row: int) -> str:
         """Return the place of a cell, for a message."""

@@ -13,7 +13,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -77,6 +77,13 @@ def opened_text(path: Path, encoding: str) -> Iterator[TextIO]:
         raise BadData(f'{path}: unknown encoding {encoding!r}; allowed: such as "utf-8" or "latin-1"') from None
     except OSError as error:
         raise kind_of_failure(error)(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def is_parquet(path: Path) -> bool:
+    """Tell whether a file is a table in Parquet; False where it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(4) == _PARQUET
+    return False
 
 
 def read_csv(path: Path, options: CsvOptions) -> Table:

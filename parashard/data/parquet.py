@@ -22,23 +22,35 @@ from parashard.data.tables import table_source
 from parashard.errors import BadData, ConfigurationError, shown_names
 from parashard.process.extras import install
 
+_CATEGORY = "categorical"
+
 
 def open_parquet(options: ParquetOptions) -> ArraySource:
     """Read one or two files; BadData names the file and the error; ConfigurationError: pyarrow is not installed."""
     keys = {*keyed_names(options), *options.categorical}
-    training = _read(options.path, lambda name: not options.leaves_out(name), keys)
+    training = read_parquet(options.path, lambda name: not options.leaves_out(name), keys)
     held_out = None
     if options.held_out_path is not None:
         used = {name for name in training.columns if not options.leaves_out(name)}
-        held_out = _read(options.held_out_path, lambda name: name in used, keys)
+        held_out = read_parquet(options.held_out_path, lambda name: name in used, keys)
     return table_source(options, training, held_out)
 
 
-def _read(path: Path, is_used: Callable[[str], bool], keys: Collection[str]) -> Table:
+def read_parquet(path: Path, is_used: Callable[[str], bool], keys: Collection[str]) -> Table:
     """Return a file's columns; those that are not used may be of any type, and have no values.
 
     Whole numbers in columns of `keys`, which become keys or categories, are texts, which have all their digits.
     """
+    return _read(path, is_used, keys, None)
+
+
+def read_what_can_be(path: Path) -> tuple[Table, dict[str, str]]:
+    """Return a file's columns, and by name why some cannot be read: those have no values."""
+    refused: dict[str, str] = {}
+    return _read(path, lambda name: True, (), refused), refused
+
+
+def _read(path: Path, is_used: Callable[[str], bool], keys: Collection[str], refused: dict[str, str] | None) -> Table:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -49,32 +61,52 @@ def _read(path: Path, is_used: Callable[[str], bool], keys: Collection[str]) -> 
     try:
         with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too
             table = file.read()
-        return Table(path, _columns(pa, table, path, is_used, keys), pandas_index=_pandas_index(table))
+        index, categories = _of_pandas(table)
+        columns = _columns(pa, table, path, is_used, {*keys, *categories}, refused)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow decodes text only as it is taken out
         raise kind_of_failure(error)(f"{path}: cannot be read as Parquet: {error}") from error
+    for name in categories:
+        if isinstance(columns[name], Numbers):
+            columns[name] = as_words(columns[name])
+    return Table(path, columns, pandas_index=index, categories=categories)
 
 
-def _pandas_index(table: Any) -> tuple[str, ...]:
-    """Return the columns that were the index of a table of pandas."""
+def _of_pandas(table: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the columns that were the index of a table of pandas, and those that were categories."""
     with suppress(ValueError, AttributeError, TypeError):
         described = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
-        return tuple(name for name in described.get("index_columns", ()) if isinstance(name, str))
-    return ()
+        index = tuple(name for name in described.get("index_columns", ()) if isinstance(name, str))
+        categories = [one["field_name"] for one in described.get("columns", ()) if one.get("pandas_type") == _CATEGORY]
+        return index, tuple(name for name in categories if name in table.column_names)
+    return (), ()
 
 
 def _columns(
-    pa: Any, table: Any, path: Path, is_used: Callable[[str], bool], keys: Collection[str]
+    pa: Any,
+    table: Any,
+    path: Path,
+    is_used: Callable[[str], bool],
+    keys: Collection[str],
+    refused: dict[str, str] | None,
 ) -> dict[str, Column]:
+    """Return the columns that are used; one that cannot be is an error, unless it can be said in `refused`."""
     if not table.num_rows:
         raise BadData(f"{path}: has no rows")
     if len(set(table.column_names)) < table.num_columns:
         raise BadData(f"{path}: column names must differ, found {shown_names(table.column_names)}")
-    return {
-        name: _column(pa, _digits(pa, column.combine_chunks(), name in keys), f"{path}: column {shown_cell(name)}")
-        if is_used(name)
-        else _empty(len(column))
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    }
+    columns: dict[str, Column] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        columns[name] = _empty(len(column))
+        if not is_used(name):
+            continue
+        origin = f"{path}: column {shown_cell(name)}"
+        try:
+            columns[name] = _column(pa, _digits(pa, column.combine_chunks(), name in keys), origin)
+        except BadData as error:
+            if refused is None:
+                raise
+            refused[name] = error.message.removeprefix(f"{origin}: ")
+    return columns
 
 
 def _column(pa: Any, array: Any, origin: str) -> Column:
@@ -97,7 +129,15 @@ def _column(pa: Any, array: Any, origin: str) -> Column:
         if np.isinf(numbers).any():
             raise BadData(f"{origin}: row {int(np.flatnonzero(np.isinf(numbers))[0]) + 1} is infinite")
         return Numbers(numbers, boolean=types.is_boolean(kind))
-    raise BadData(f"{origin}: must hold numbers, booleans, text or lists of these, found the type {array.type}")
+    if types.is_temporal(kind):
+        raise BadData(
+            f"{origin}: holds dates or times ({array.type}), which are no inputs; make numbers of them, such as the "
+            "weekday or days since a date, or leave the column out by data.ignore"
+        )
+    raise BadData(
+        f"{origin}: must hold numbers, booleans, text or lists of these, found the type {array.type}; data.ignore "
+        "leaves the column out"
+    )
 
 
 def _check_whole(pa: Any, array: Any, origin: str) -> None:

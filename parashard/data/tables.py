@@ -39,6 +39,7 @@ from parashard.data.labels import class_names, class_targets, kind_of_labels, va
 from parashard.data.lists import as_lists, check_lengths
 from parashard.data.options import TableOptions
 from parashard.data.preprocessing import ClassTarget, ValueTarget, fitted_value
+from parashard.data.texts import number_of
 from parashard.errors import BadData, shown_names
 from parashard.plan.variables import Float32s
 
@@ -48,8 +49,15 @@ WARNED_DISTINCT_SHARE = 0.9
 WARNED_IDS_MIN = 100  # rows, from which on numbers that all differ are told of even if they may do so by chance
 WARNED_FIRST = 1000
 CHANCE = 10  # n numbers drawn out of n^2 / 10 all differ with a probability of e^-5
+WARNED_RARE_MIN = 50  # distinct texts
+WARNED_ROWS_EACH = 5  # of each text, fewer of which teach little
 WARNED_NUMERALS_MIN = 10  # fewer distinct texts may be names, such as 1st and 2nd
 _NUMERAL = re.compile(r"[\W_]*\d[\d\W_]*[^\W\d_]{0,3}[\d\W_]*Z?")  # letters: a unit, a currency, a month
+
+_MONTH = r"\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\b"
+_DATE = re.compile(
+    rf"(?i)(?:\d{{1,4}}\W+|[a-z]{{2,9}}\W+)?{_MONTH}\W+\d[\d\W]*|[a-z]{{2,9}}\W+\d+\W+{_MONTH}\W+\d[\d\W]*"
+)
 
 
 def table_source(options: TableOptions, table: Table, held_out: Table | None) -> ArraySource:
@@ -140,7 +148,8 @@ def _typed(options: TableOptions, table: Table) -> dict[str, Column]:
     used = [name for name in table.columns if not options.leaves_out(name)]
     if len(used) < 2:
         raise BadData(f"{table.path}: has no column but the label {shown_cell(options.label)} to learn from")
-    return {name: _column(options, table, name, as_text=name in options.categorical or name in named) for name in used}
+    texts = {*options.categorical, *table.categories, *named}
+    return {name: _column(options, table, name, as_text=name in texts) for name in used}
 
 
 def _column(options: TableOptions, table: Table, name: str, *, as_text: bool) -> Column:
@@ -232,7 +241,7 @@ def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical
         if name in keyed or isinstance(column, Lists):
             continue
         what, left_out = f"column {shown_cell(name)}", f"data.ignore = [{json.dumps(name)}] leaves it out"
-        found = _notation_of(column) if isinstance(column, Words) and name not in categorical else ""
+        found = notation(column) if isinstance(column, Words) and name not in categorical else ""
         if found:
             yield (
                 f"{what} {found}, and each becomes an input of its own; write them as plain numbers, such as 1234.5; "
@@ -242,6 +251,8 @@ def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical
         found = useless(column)
         if found:
             yield f"{what} {found}, from which nothing can be learned for other rows; {left_out}"
+        elif isinstance(column, Words) and rare(column):
+            yield f"{what} {rare(column)}, and each becomes an input; {left_out}"
         elif isinstance(column, Numbers) and len(column.values) >= WARNED_IDS_MIN and _are_distinct(column.present()):
             yield f"{what} has another whole number in each row: if it is an id, {left_out}"
 
@@ -265,10 +276,21 @@ def useless(column: Cells) -> str:
     return _index_of(column.present()) if isinstance(column, Numbers) else _id_of(column.counts())
 
 
-def _notation_of(column: Words) -> str:
+def rare(column: Words) -> str:
+    """Return why too little can be learned from the texts of a column, such as notes; "" where they repeat."""
+    counts = column.counts()
+    rows, distinct = int(counts.sum()), int(np.count_nonzero(counts))
+    if distinct < WARNED_RARE_MIN or rows >= WARNED_ROWS_EACH * distinct:
+        return ""
+    return f"has {distinct:,} distinct texts in {rows:,} rows, few rows of each"
+
+
+def notation(column: Words) -> str:
     """Return why a text column looks like numbers that are written in another way; "" where it does not."""
     texts = column.used()
-    numerals = [text for text in texts if _NUMERAL.fullmatch(text)]
+    numerals = [
+        text for text in texts if (_NUMERAL.fullmatch(text) or _DATE.fullmatch(text)) and number_of(text) is None
+    ]
     if len(texts) < WARNED_NUMERALS_MIN or 2 * len(numerals) <= len(texts):
         return ""
     return f"has {len(texts):,} distinct texts that look like numbers or dates, such as {shown_cell(numerals[0])}"

@@ -7,16 +7,18 @@ Owns the guesses: the separator, the label, what it means, and the columns that 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from parashard.data.columns import Cells, Numbers, Table, as_words, typed
-from parashard.data.csv import open_csv, opened_text, read_csv
+from parashard.data import open_source
+from parashard.data.columns import Cells, Lists, Numbers, Table, typed
+from parashard.data.csv import is_parquet, opened_text, read_csv
 from parashard.data.input_columns import MAX_CATEGORIES
 from parashard.data.labels import kind_of_labels
-from parashard.data.options import CsvOptions, TargetKind, is_index
-from parashard.data.tables import useless
+from parashard.data.options import CsvOptions, ParquetOptions, TargetKind, is_index
+from parashard.data.parquet import read_what_can_be
+from parashard.data.tables import notation, rare, useless
 from parashard.errors import BadData
 
 SEPARATORS = (",", ";", "\t", "|")
@@ -29,12 +31,15 @@ EPOCHS_MAX = 100
 CODE_WIDTH = 30
 """Of the lines, before their comments."""
 
+AnyOptions = CsvOptions | ParquetOptions
+
 
 class Starter(NamedTuple):
-    """A job file, and what its data are in one line."""
+    """A job file, what its data are in one line, and which columns are left out and why."""
 
     text: str
     summary: str
+    left_out: tuple[str, ...] = ()
 
 
 def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: str = "utf-8") -> Starter:
@@ -43,7 +48,7 @@ def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: s
     Parameters
     ----------
     path : Path
-        A CSV file with a header row.
+        A CSV file with a header row, or a Parquet file.
     label : str or None
         The column to predict; None: the last one.
     name : str
@@ -58,16 +63,30 @@ def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: s
     BadData
         The table cannot be read, or has nothing to learn from.
     """
-    options = CsvOptions(path=path, label="", separator=_separator(path, encoding), encoding=encoding)
-    table = read_csv(path, options)
+    options, table, unreadable = _read(path, encoding)
     options = options.replaced(label=list(table.columns)[-1] if label is None else label)
+    if options.label in unreadable:
+        raise BadData(f"{path}: column {options.label!r} cannot be the label: it {unreadable[options.label]}")
     target = _target(options, table)
-    ignore, categorical = _inputs(options, table)
+    ignore, categorical = _inputs(options, table, unreadable)
     options = options.replaced(target=target, ignore=tuple(ignore), categorical=tuple(categorical))
-    spec = open_csv(options).spec  # the job's own way of reading it: what is written can be run
+    spec = open_source(options).spec  # the job's own way of reading it: what is written can be run
     batch = max(1, min(BATCH_SIZE_MAX, spec.examples // BATCHES_MIN))
     epochs = max(1, min(EPOCHS_MAX, STEPS * batch // spec.examples))
-    return Starter(_text(options, name, shown, ignore, batch, epochs), spec.summary())
+    return Starter(
+        _text(options, name, shown, ignore, batch, epochs),
+        spec.summary(),
+        tuple(f"{name} {why}" for name, why in ignore.items()),
+    )
+
+
+def _read(path: Path, encoding: str) -> tuple[AnyOptions, Table, dict[str, str]]:
+    """Return how a table is read, its columns, and why some of them cannot be read."""
+    if is_parquet(path):
+        table, unreadable = read_what_can_be(path)
+        return ParquetOptions(path=path, label=""), table, unreadable
+    options = CsvOptions(path=path, label="", separator=_separator(path, encoding), encoding=encoding)
+    return options, read_csv(path, options), {}
 
 
 def _separator(path: Path, encoding: str) -> str:
@@ -78,7 +97,7 @@ def _separator(path: Path, encoding: str) -> str:
     return f"{found} " if found != "\t" and header.count(f"{found} ") == header.count(found) > 0 else found
 
 
-def _target(options: CsvOptions, table: Table) -> TargetKind:
+def _target(options: AnyOptions, table: Table) -> TargetKind:
     """Return what the labels mean: where a job file would have to say, numbers are values and texts are classes."""
     if options.label not in table.columns:
         raise BadData(f"{table.path}: has no column {options.label!r}; its columns: {', '.join(table.columns)}")
@@ -92,31 +111,38 @@ def _target(options: CsvOptions, table: Table) -> TargetKind:
         return "value" if isinstance(labels, Numbers) else "class"
 
 
-def _inputs(options: CsvOptions, table: Table) -> tuple[dict[str, str], list[str]]:
+def _inputs(options: AnyOptions, table: Table, unreadable: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return the columns to ignore with the reasons, and those of which some cells only are numbers."""
     ignore: dict[str, str] = {}
     categorical = []
     for name in table.columns:
         if name == options.label:
             continue
-        if is_index(name):
-            ignore[name] = "is an index of pandas without a name"
-            continue
-        column: Cells
-        try:
-            column = typed(table, name)
-        except BadData:
-            column = typed(table, name, as_text=True)
-            categorical.append(name)
-        found = useless(column)
-        if not found and not isinstance(column, Numbers) and len(as_words(column).used()) >= MAX_CATEGORIES:
-            found = f"has more than {MAX_CATEGORIES:,} distinct texts"
+        found = "is an index of pandas without a name" if is_index(name) else unreadable.get(name, "")
+        if not found and isinstance(table.columns[name], Lists):
+            found = "has lists, of which data.list_columns makes keys"
+        if not found:
+            try:
+                column = typed(table, name, as_text=name in table.categories)
+            except BadData:
+                column = typed(table, name, as_text=True)
+                categorical.append(name)
+            found = useless(column) or _too_many(column)
         if found:
             ignore[name] = found
     return ignore, [name for name in categorical if name not in ignore]
 
 
-def _text(options: CsvOptions, name: str, shown: str, ignore: dict[str, str], batch: int, epochs: int) -> str:
+def _too_many(column: Cells) -> str:
+    """Return why the texts of a column are left out; "" where they are names."""
+    if isinstance(column, Numbers):
+        return ""
+    if len(column.used()) >= MAX_CATEGORIES:
+        return f"has more than {MAX_CATEGORIES:,} distinct texts"
+    return notation(column) or rare(column)
+
+
+def _text(options: AnyOptions, name: str, shown: str, ignore: dict[str, str], batch: int, epochs: int) -> str:
     meaning = "its values are classes" if options.target == "class" else "its values are numbers to predict"
     lines = [
         f"# A job for {_comment(shown)}; every line is a guess that you may change.",
@@ -128,10 +154,9 @@ def _text(options: CsvOptions, name: str, shown: str, ignore: dict[str, str], ba
         _line(f"batch_size = {batch}", "rows of a step"),
         "",
         "[data]",
-        'source = "csv"',
+        'source = "csv"' if isinstance(options, CsvOptions) else 'source = "parquet"',
         _line(f"path = {_quoted(shown)}", "relative to this file"),
-        *([f"separator = {_quoted(options.separator)}"] if options.separator != "," else []),
-        *([f"encoding = {_quoted(options.encoding)}"] if options.encoding != "utf-8" else []),
+        *(_reading(options) if isinstance(options, CsvOptions) else ()),
         _line(f"label = {_quoted(options.label)}", "the column to predict"),
         _line(f"target = {_quoted(options.target or 'class')}", meaning),
         _line("held_out = 0.2", "the share of the rows that is kept to judge the model"),
@@ -154,6 +179,13 @@ def _text(options: CsvOptions, name: str, shown: str, ignore: dict[str, str], ba
         _line("workers = 2", "processes that compute gradients"),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _reading(options: CsvOptions) -> Iterator[str]:
+    if options.separator != ",":
+        yield f"separator = {_quoted(options.separator)}"
+    if options.encoding != "utf-8":
+        yield f"encoding = {_quoted(options.encoding)}"
 
 
 def _line(code: str, comment: str) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -17,8 +19,8 @@ from parashard.data import open_source
 from parashard.data.arrays import AnyArray, check_digits
 from parashard.data.base import Batch, DataSpec
 from parashard.data.cell_counts import told_of_cells
-from parashard.data.columns import Table, Words, as_words
-from parashard.data.csv import read_csv
+from parashard.data.columns import Column, Lists, Numbers, Table
+from parashard.data.csv import is_parquet, read_csv
 from parashard.data.options import CsvOptions
 from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
 from parashard.data.tree import Tree, map_leaves, rows_of
@@ -65,7 +67,7 @@ def predict_file(run_dir: Path, file: Path) -> Predictions:
     run_dir : Path
         Of a run that is done.
     file : Path
-        A CSV file with the columns that the run was trained on, or for arrays a .npy file.
+        A CSV or Parquet file with the columns that the run was trained on, or for arrays a .npy file.
 
     Raises
     ------
@@ -138,7 +140,7 @@ def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> tuple[Tree, Sequen
     fitted = spec.preprocessing
     if fitted is not None and fitted.columns is not None:
         if file.suffix == ".npy":
-            raise BadData(f"{file}: the run was trained on a table; due is a CSV file with its columns")
+            raise BadData(f"{file}: the run was trained on a table; due is a CSV or Parquet file with its columns")
         return _of_table(file, fitted, loaded)
     if file.suffix != ".npy":
         raise BadData(
@@ -157,12 +159,9 @@ def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> tuple[Tree, Sequen
 
 
 def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> tuple[Tree, Sequence[str]]:
-    data = loaded.job.data
-    if not isinstance(data, CsvOptions):  # trained on Parquet
-        data = CsvOptions(path=file, label="")
-    table = read_csv(file, data.replaced(strip_label=""))
-    texts = {name: [column.vocabulary[code] for code in column.codes] for name, column in _words_of(table).items()}
-    rows = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
+    table = _table(file, fitted, loaded)
+    values = {name: _values(column) for name, column in table.columns.items()}
+    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     try:
         columns = fitted.table(rows)
         inputs = fitted.encoded(columns, len(rows))
@@ -171,9 +170,31 @@ def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> tuple[Tre
     return inputs, (*table.warnings, *told_of_cells(fitted.columns or (), columns))
 
 
-def _words_of(table: Table) -> dict[str, Words]:
-    """Return the columns of a text table, in which every cell is a text."""
-    return {name: as_words(column) for name, column in table.columns.items()}
+def _table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> Table:
+    """Read a table in Parquet, or one of text in the way that the run's own was read."""
+    columns = fitted.columns or ()
+    if is_parquet(file):
+        from parashard.data.parquet import read_parquet
+
+        names = {column.name for column in columns}
+        texts = {column.name for column in columns if column.kind not in ("number", "log_number")}
+        return read_parquet(file, names.__contains__, texts)
+    data = loaded.job.data
+    if not isinstance(data, CsvOptions):  # trained on Parquet
+        data = CsvOptions(path=file, label="")
+    return read_csv(file, data.replaced(strip_label=""))
+
+
+def _values(column: Column) -> list[Any]:
+    """Return a column's cells, None where one is missing."""
+    if isinstance(column, Lists):
+        texts = [column.vocabulary[code] for code in column.codes]
+        return [texts[start:stop] for start, stop in pairwise(column.offsets.tolist())]
+    if isinstance(column, Numbers):
+        return [
+            None if math.isnan(value) else bool(value) if column.boolean else value for value in column.values.tolist()
+        ]
+    return [None if code < 0 else column.vocabulary[code] for code in column.codes]
 
 
 def _rows(outputs: AnyArray, spec: DataSpec) -> list[list[str]]:

@@ -113,6 +113,57 @@ def test_the_encoding_of_a_table_is_in_its_job(parashard: Command) -> None:
     assert "unknown encoding 'x-1'" in parashard("init", "t.csv", "--encoding", "x-1").err
 
 
+def order(n: int) -> list[Any]:
+    """Return a row of orders: two dates, a note, a code with leading zeros, a town and a label."""
+    day = f"2025-{1 + n % 12:02}-{1 + n % 28:02}"
+    other = ["3 March 2024", "Mar 4, 2024", "Fri, 5 Mar 2024", "2024-03-06T10:00:00Z"][n % 4].replace(
+        "20", f"{n % 90 + 10}"
+    )
+    return [n % 7, day, other, f"called {n % 150} times", f"{n % 30:05}", "abc"[n % 3], n % 2]
+
+
+COLUMNS = ["price", "ordered", "sent", "note", "zip", "town", "bought"]
+
+
+def test_dates_and_notes_are_no_inputs_of_a_new_job(parashard: Command) -> None:
+    written("t.csv", COLUMNS, [order(n) for n in range(600)])
+    ran = parashard("init", "t.csv")
+    assert ran.exit_code == 0
+    left_out = [line.removeprefix("left out: ") for line in ran.out.splitlines() if line.startswith("left out: ")]
+    assert [line.split(" has ")[0] for line in left_out] == ["ordered", "sent", "note"]
+    assert "distinct texts that look like numbers or dates, such as '2025-01-01'" in left_out[0]
+    assert left_out[2] == "note has 150 distinct texts in 600 rows, few rows of each"
+    assert f"# {left_out[0]}" in Path("t.toml").read_text()
+    spec = open_source(load_job(Path("t.toml"), environ={}).job.data).spec
+    assert spec.input_shape == (34,), "the price, 30 codes, 3 towns"
+    data: Any = load_job(Path("t.toml"), environ={}).job.data
+    told = open_source(data.replaced(ignore=())).spec.warnings
+    assert "column 'note' has 150 distinct texts in 600 rows, few rows of each, and each becomes an input;" in told[2]
+
+
+def test_a_parquet_table_becomes_a_job_too(parashard: Command) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [order(n) for n in range(600)]
+    columns: dict[str, Any] = dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+    columns["ordered"] = pa.array(np.arange(600), pa.timestamp("s"))
+    columns["user"] = [1234567890123456789 + n % 2 for n in range(600)]
+    columns["tags"] = [["a", "b"]] * 600
+    parquet.write_table(pa.table(columns), "orders.parquet")
+    ran = parashard("init", "orders.parquet", "--label", "bought")
+    assert (ran.exit_code, ran.err) == (0, "")
+    assert [line.split()[2] for line in ran.out.splitlines() if line.startswith("left out")] == [
+        "ordered",
+        "sent",
+        "note",
+        "user",
+        "tags",
+    ]
+    data: Any = load_job(Path("orders.toml"), environ={}).job.data
+    assert (data.source, open_source(data).spec.examples) == ("parquet", 480)
+    refused = parashard("init", "orders.parquet", "--label", "ordered", "--output", "o.toml")
+    assert "column 'ordered' cannot be the label: it holds dates or times (timestamp[ms])" in refused.err
+
+
 def test_another_column_can_be_the_label(parashard: Command) -> None:
     houses()
     assert parashard("init", "My Houses.csv", "--label", "district", "--output", "o.toml").exit_code == 0
@@ -218,6 +269,30 @@ def test_unknown_and_missing_cells_are_told_of_beside_the_predictions(parashard:
         "parashard: new.csv: column 'n': 2 cells are missing\n"
         "parashard: new.csv: column 'town': 1 of 3 texts are unknown, such as 'c' and 1 cell is missing\n"
     )
+
+
+def test_a_parquet_file_is_predicted_for_as_the_same_table_in_text(parashard: Command) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "n": [n / 7 for n in range(60)],
+        "m": [n % 2 == 0 for n in range(60)],
+        "code": [n % 3 for n in range(60)],
+        "day": pa.array(range(60), pa.timestamp("s")),
+        "kind": ["xyz"[n % 3] for n in range(60)],
+    }
+    parquet.write_table(pa.table(columns), "t.parquet")
+    parashard("init", "t.parquet")
+    job = Path("t.toml")
+    job.write_text(job.read_text().replace("categorical = []", 'categorical = ["code"]'))
+    finished_run(job)
+    written("new.csv", ["n", "m", "code"], [[0, "True", "0.0"], [1 / 7, "FALSE", 1], ["", "true", 2]])
+    in_text = parashard("predict", "done", "new.csv")
+    new = {"n": [0, 1 / 7, None], "m": [True, False, True], "code": [0.0, 1.0, 2.0], "day": [1, 2, 3]}
+    parquet.write_table(pa.table(new), "new.parquet")
+    in_parquet = parashard("predict", "done", "new.parquet")
+    assert (in_text.exit_code, in_text.out.count("\n")) == (0, 4)
+    assert (in_parquet.exit_code, in_parquet.out) == (0, in_text.out)
+    assert in_text.err == "parashard: new.csv: column 'n': 1 cell is missing\n"
 
 
 def test_numbers_are_predicted_in_the_unit_of_the_table(parashard: Command) -> None:

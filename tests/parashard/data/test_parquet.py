@@ -112,7 +112,10 @@ def test_long_whole_numbers_keep_their_digits_as_texts_and_are_refused_as_number
     ("columns", "said"),
     [
         ({"a": [], "label": []}, "has no rows"),
-        ({"a": [datetime.date(2020, 1, 1)], "label": ["x"]}, "column 'a': must hold numbers.*date32"),
+        (
+            {"a": [datetime.date(2020, 1, 1)], "label": ["x"]},
+            "column 'a': holds dates or times .date32.*by data.ignore",
+        ),
         (
             {"a": [[1]], "label": ["x"]},
             "column 'a': has lists; data.list_columns = ..a.. makes keys of them, data.ignore",
@@ -157,6 +160,17 @@ def test_a_boolean_can_be_predicted_for_as_text_and_as_it_is(tmp_path):
     with pytest.raises(BadData, match=r"column 'x', row 1: found 'True'; allowed: a number, or an empty cell"):
         fitted.inputs([{"m": 1, "x": "True"}])
     assert fitted.inputs([{"m": 1, "x": True}]).tolist() == fitted.inputs([{"m": 1, "x": 1}]).tolist()
+
+
+@pytest.mark.parametrize("values", [[7, 10, 7], [0.5, 1.5, 0.5]])
+def test_a_category_of_pandas_is_names_also_where_they_are_numbers(tmp_path, values):
+    table = pa.table({"a": pa.array(values).dictionary_encode(), "b": [1, 2, 3], "label": ["x", "y", "x"]})
+    described = {"columns": [{"field_name": "a", "pandas_type": "categorical"}, {"field_name": None}]}
+    parquet.write_table(table.replace_schema_metadata({"pandas": json.dumps(described)}), tmp_path / "a.parquet")
+    source = open_parquet(ParquetOptions(path=tmp_path / "a.parquet", label="label", held_out=0.0))
+    first = 1 if values == [7, 10, 7] else 0
+    assert [row[first] for row in inputs_of(source)] == [1, 0, 1]
+    assert source.spec.input_shape == (3,)
 
 
 UNREADABLE = {"date": [datetime.date(2020, 1, 1)] * 2, "list": [[1], [2]], "infinite": [1.0, float("inf")]}
