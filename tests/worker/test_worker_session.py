@@ -24,8 +24,9 @@ EXAMPLES, STEPS = 64, 16
 CLUSTER = '[cluster]\nshards = 1\ntransport = "grpc"\npipeline_depth = 0\n'
 
 
-def resolved(more: str = "") -> Any:
+def resolved(more: str = "", batch_size: int = 8) -> Any:
     text = SMALL_JOB.replace('source = "synthetic"', f'source = "synthetic"\nexamples = {EXAMPLES}')
+    text = text.replace("batch_size = 8", f"batch_size = {batch_size}")
     return resolved_here(job_from_toml(text + CLUSTER + more))
 
 
@@ -62,6 +63,16 @@ def test_a_loop_of_one_s_own_gives_the_weights_of_the_job_s_worker(cluster: Smal
     with small_cluster(resolved(), tmp_path / "other") as other:
         Worker(other.client).run(Stop())
         np.testing.assert_array_equal(weights_of(cluster), weights_of(other))
+
+
+def test_a_session_and_a_worker_weigh_a_short_step_of_a_round_the_same(tmp_path: Path) -> None:
+    job = resolved('[consistency]\npolicy = "sync:4"\n', batch_size=7)  # the last step of an epoch has one example
+    with small_cluster(job, tmp_path / "one") as one, small_cluster(job, tmp_path / "other") as other:
+        with session_of(one) as session:
+            for step in session.steps():
+                session.push(step, computed(session.pull(), step)[1])
+        Worker(other.client).run(Stop())
+        np.testing.assert_array_equal(weights_of(one), weights_of(other))
 
 
 @pytest.mark.parametrize("policy", ["async", "ssp:2", "sync:4"])
