@@ -19,16 +19,25 @@ _ELSEWHERE = {
     "validation_batch_size": "an evaluation's figures do not depend on it",
     "workers": "ps.ParameterServerStrategy(workers=...) has it",
     "optimizer": "the Trainer has it",
-    "max_epochs": "it is epochs=",
-    "max_steps": "steps_per_epoch= times epochs= is as many",
-    "limit_train_batches": "it is steps_per_epoch=",
-    "limit_val_batches": "it is validation_steps=",
-    "accumulate_grad_batches": "it is gradient_accumulation=",
+    "max_epochs": "it is epochs= of fit",
+    "max_steps": "steps_per_epoch= times epochs= of fit is as many",
+    "limit_train_batches": "it is steps_per_epoch= of fit",
+    "limit_val_batches": "it is validation_steps= of fit",
+    "fast_dev_run": "fit has epochs=1, steps_per_epoch= and validation_steps=",
+    "accumulate_grad_batches": "it is gradient_accumulation= of fit",
     "gradient_clip_val": "it is clip_norm= of the optimizer, such as ps.Adam(1e-3, clip_norm=1.0)",
     "gradient_clip_algorithm": "the optimizer has clip_norm= and clip_value=",
     "ckpt_path": "resume=True goes on with this script's newest run",
     "train_dataloaders": "it is the first argument",
-    "val_dataloaders": "it is validation_data=",
+    "val_dataloaders": "it is validation_data= of fit",
+    "precision": "ps.torch.Model has autocast=",
+    "accelerator": "a strategy has device= or devices=",
+    "devices": "a strategy has workers= or devices=",
+    "logger": "fit has callbacks=[ps.callbacks.CSVLogger(...)], or TensorBoard",
+    "default_root_dir": "runs are in the folder runs of the working directory",
+    "loss": "the model has it: ps.torch.Model(net, loss=...)",
+    "metrics": "the model has it: ps.torch.Model(net, loss=..., metrics=[...])",
+    "lr": "the optimizer has it: ps.Adam(1e-3)",
     "dataloaders": "it is the first argument",
     "steps": "all examples are judged; give fewer of them",
     "callbacks": "fit has them",
@@ -55,10 +64,15 @@ def one_data(call: str, data: Any, y: Any, apart: Sequence[object], others: dict
     return data if y is None else (data, y)
 
 
-def check_none(call: Callable[..., Any], others: Mapping[str, object]) -> None:
-    """Refuse arguments that a call has not."""
+def check_none(call: Callable[..., Any], others: Mapping[str, object], fit: Callable[..., Any] | None = None) -> None:
+    """Refuse arguments that a call has not; `fit` has some of those that are missed."""
     for name in others:
-        parameters = inspect.signature(call).parameters
-        allowed = [key for key in parameters if key not in ("self", "apart", "others")]
-        hint = f"{_ELSEWHERE[name]}; " if name in _ELSEWHERE and name not in allowed else ""
-        raise ConfigurationError(f"{call.__name__} has no {name}=; {hint}allowed: {', '.join(allowed)}")
+        allowed = _parameters(call)
+        hint = _ELSEWHERE.get(name, "fit has it" if fit is not None and name in _parameters(fit) else "")
+        raise ConfigurationError(
+            f"{call.__name__} has no {name}=; {f'{hint}; ' if hint else ''}allowed: {', '.join(allowed)}"
+        )
+
+
+def _parameters(call: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(call).parameters if name not in ("self", "apart", "others")]

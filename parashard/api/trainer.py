@@ -78,7 +78,9 @@ class Trainer:
         seed: int = 0,
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        **others: Never,
     ) -> None:
+        check_none(Trainer, others, Trainer.fit)
         if not isinstance(settings, Mapping | None):
             raise ConfigurationError(f'settings is a dict such as {{"checkpoint.every_s": 5}}, found {settings!r}')
         seed = _checked_seed(seed)

@@ -347,7 +347,7 @@ def test_names_are_imported_when_they_are_used() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("max_epochs", "it is epochs="),
+        ("max_epochs", "it is epochs= of fit"),
         ("gradient_clip_val", "it is clip_norm= of the optimizer"),
         ("validation_batch_size", "an evaluation's figures do not depend on it"),
         ("bath_size", "allowed: data, y, epochs, "),
@@ -356,6 +356,20 @@ def test_names_are_imported_when_they_are_used() -> None:
 def test_an_argument_that_fit_has_not_is_a_sentence(runs: Runs, name: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=f"fit has no {name}=; .*{says}|fit has no {name}=; {says}"):
         ps.Trainer(Line()).fit((X, Y), **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("epochs", "Trainer has no epochs=; fit has it; allowed: model, optimizer, strategy, seed, name, settings"),
+        ("accumulate_grad_batches", "Trainer has no accumulate_grad_batches=; it is gradient_accumulation= of fit"),
+        ("val_check_interval", "the Trainer has settings="),
+        ("colour", "Trainer has no colour=; allowed: model, "),
+    ],
+)
+def test_an_argument_that_a_trainer_has_not_is_a_sentence(name: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(says)):
+        ps.Trainer(Line(), **{name: 1})  # type: ignore[arg-type]
 
 
 def test_a_mistake_has_no_traceback_of_what_is_beneath_and_its_cause_the_users_lines(runs: Runs) -> None:
