@@ -20,6 +20,7 @@ from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table, dimension_of
 from parashard.metrics import Sums
+from parashard.models import keras_optimizers
 from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
     LOSS_SCALE,
@@ -38,8 +39,10 @@ from parashard.models.keras_keys import KeysOf, look_ups_in
 from parashard.models.keras_metrics import Compiled, check_single, check_sums
 from parashard.models.keras_rows import NOT_RENAMED, Asking, Pulled, Renamed, lent
 from parashard.models.keras_variables import Found, check, copied, found_in, is_seed, keras, marks_of, seeded, word
+from parashard.models.optimizer_state import OptimizerState
 from parashard.models.state import initial_of, pushed_for, value_of
 from parashard.plan.embedding import EmbeddingTable, Keys
+from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s
 from parashard.process.turns import turn
 from parashard.protocol.messages import NO_KEYS
@@ -232,6 +235,32 @@ class Model:
             )
             theirs.assign(kept)
         return own
+
+    def own_optimizer(self, own: Any) -> Any:
+        """Return the optimizer of a Keras model, without Keras' wrapper that scales the loss; None: it has none."""
+        return getattr(own.optimizer, "inner_optimizer", own.optimizer)
+
+    def restore_optimizer(self, own: Any, spec: OptimizerSpec, state: OptimizerState) -> None:
+        """Give the optimizer of a model that `own` returned the state of the shards' optimizer."""
+        named = dict(zip(map(id, own.variables), (variable.path for variable in self._ready().variables), strict=True))
+        trained = own.trainable_variables
+        if own.optimizer is not self.own_optimizer(own) and not own.optimizer.built:
+            own.optimizer.build(trained)
+        names = [named[id(variable)] for variable in trained]
+        keras_optimizers.restore(self.own_optimizer(own), names, trained, spec, state, self._backend.array)
+
+    def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
+        """Return the state of an optimizer of Keras, by the paths of its variables; None: it is new."""
+        state = keras_optimizers.state_of(optimizer, spec, self._backend.array)
+        others = (
+            {name for of_slot in state.slots.values() for name in of_slot} - self._found.kinds.keys() if state else ()
+        )
+        if others:
+            raise ConfigurationError(
+                f"keras.optimizers.{type(optimizer).__name__} has taken steps with {min(others)!r}, which is no weight "
+                "of the model: give a new one"
+            )
+        return state
 
     def hold(self, own: Any, tables: Mapping[str, HeldTable]) -> None:
         """Give a model that `own` returned the rows of all tables."""

@@ -18,6 +18,7 @@ from parashard.data.base import Array, Batch
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table
+from parashard.models import torch_optimizers
 from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
     LOSS_SCALE,
@@ -31,6 +32,7 @@ from parashard.models.framework import (
     unscaled,
 )
 from parashard.models.judging import Given, Told, judged, metrics_by_name
+from parashard.models.optimizer_state import OptimizerState
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, stored, tensor_of, torch
 from parashard.models.torch_embeddings import (
@@ -61,6 +63,7 @@ from parashard.models.torch_variables import (
 )
 from parashard.models.weighted import weighted_loss
 from parashard.plan.embedding import EmbeddingTable, Keys
+from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s
 from parashard.process.turns import turn
 from parashard.protocol.messages import NO_KEYS
@@ -351,6 +354,21 @@ class Model:
         """Return the `state_dict` of the module with these weights as arrays; what is no tensor is left out."""
         found = self.own(values).state_dict()
         return {plain_name(name): stored(value) for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+    def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
+        """Return the state of an optimizer of PyTorch, by our names; None: it is new."""
+        return torch_optimizers.state_of(optimizer, self.parameter_names(), spec)
+
+    def optimizer_state_dict(
+        self,
+        own: torch.nn.Module,
+        groups: Sequence[tuple[Sequence[str], float, bool]],
+        spec: OptimizerSpec,
+        state: OptimizerState,
+    ) -> dict[str, Any]:
+        """Return what the equal optimizer of PyTorch loads, of a module that `own` returned."""
+        names = {name: plain_name(name) for name, _ in own.named_parameters()}
+        return torch_optimizers.state_dict(own, names, groups, spec, state)
 
     def hold(self, own: torch.nn.Module, tables: Mapping[str, HeldTable]) -> None:
         """Give a module that `own` returned the rows of all tables."""

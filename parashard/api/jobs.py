@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parashard.api.code import Code, check_same_code
-from parashard.api.optimizers import optimizer_of
+from parashard.api.optimizers import has_taken_steps, optimizer_of
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
 from parashard.errors import ConfigurationError
@@ -61,6 +61,8 @@ def checked_optimizer(optimizer: Any) -> OptimizerSpec:
     mapped = optimizer_of(optimizer)
     if len(mapped.groups) > 1:
         raise ConfigurationError("an optimizer with groups of parameters needs their module: give it to a ps.Trainer")
+    if has_taken_steps(optimizer):
+        raise ConfigurationError("the optimizer has taken steps, and only a ps.Trainer goes on with it: give a new one")
     return mapped.spec
 
 

@@ -7,7 +7,7 @@ Owns what a trainer asks of a model, and the weights between its calls. Knows no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -173,6 +173,17 @@ class PresentModel:
         trained = [variable.name for variable in variables if not variable.frozen and not variable.state]
         others = [variable.name for variable in variables if variable.frozen or variable.state]
         return variable_settings(optimizer.groups, names, trained, others)
+
+    def named_groups(self, optimizer: Mapped) -> list[tuple[Sequence[str], float, bool]]:
+        """Return the groups of an optimizer of PyTorch by names of parameters; empty: it has none, or one of all."""
+        names: Mapping[int, str] = getattr(self.given, "parameter_names", dict)()
+        found = [
+            (group.names or [names.get(id(parameter), "") for parameter in group.parameters], group)
+            for group in optimizer.groups
+        ]
+        if any("" in of_group for of_group, _ in found):
+            return []
+        return [(of_group, group.learning_rate_factor, group.decay) for of_group, group in found]
 
     def computing(self, source: DataSource, gradient_accumulation: int) -> Model:
         """Return the model as a worker computes the steps of these data with it."""

@@ -117,6 +117,14 @@ def optimizer_for(given: Any, model: object, seed: int) -> Mapped:
         ) from None
 
 
+def has_taken_steps(given: Any) -> bool:
+    """Tell whether an optimizer of PyTorch or Keras has a state of its own."""
+    if isinstance(given, OptimizerSpec) or inspect.isclass(given):
+        return False
+    of_torch = any(getattr(given, "state", {}).values()) if hasattr(given, "param_groups") else False
+    return of_torch or bool(getattr(given, "built", False) and int(given.iterations))
+
+
 def variable_settings(
     groups: Sequence[Group], names: Mapping[int, str], trained: Sequence[str], frozen: Sequence[str]
 ) -> dict[str, dict[str, Any]]:

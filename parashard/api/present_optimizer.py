@@ -6,17 +6,20 @@ for. Knows no model. Called by `parashard.api.trainer`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parashard.api.optimizers import Mapped
+from parashard.api.optimizers import Mapped, optimizer_for, optimizer_of
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.state import whole_slots
 from parashard.errors import ConfigurationError
 from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.launch.run_folders import resumed_job
+from parashard.models.base import Model
+from parashard.models.optimizer_state import KeepsOptimizer, OptimizerState, ReadsOptimizer
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.store import open_store
@@ -29,6 +32,8 @@ class PresentOptimizer:
     ----------
     mapped : Mapped
         The trainer's.
+    state : OptimizerState, optional
+        What it has done already; None: nothing.
 
     Attributes
     ----------
@@ -36,9 +41,10 @@ class PresentOptimizer:
         How many updates its state has; None: it is new.
     """
 
-    def __init__(self, mapped: Mapped) -> None:
+    def __init__(self, mapped: Mapped, state: OptimizerState | None = None) -> None:
         self.mapped = mapped
-        self.updates: int | None = None
+        self.updates = None if state is None else state.updates
+        self._given = NO_SLOTS if state is None else state.slots
         self._learning_rate = mapped.spec.learning_rate
         self._run_dir: Path | None = None
 
@@ -65,7 +71,7 @@ class PresentOptimizer:
         """
         names = self.mapped.spec.slots
         if self._run_dir is None or not names:
-            return NO_SLOTS
+            return self._given
         job = resumed_job(self._run_dir, []).job
         store = open_store(job.checkpoint.url or str(self._run_dir / CHECKPOINTS))
         newest = Catalogue(store).newest_job_manifest()
@@ -75,6 +81,43 @@ class PresentOptimizer:
                 "trainer begins with a new state"
             )
         return whole_slots(store, newest, names)
+
+    @property
+    def state(self) -> OptimizerState | None:
+        """What it has done; None: nothing. Raises as `slots`."""
+        return None if self.updates is None else OptimizerState(self.updates, self.slots())
+
+    def restore(self, model: Model, own: Any) -> None:
+        """Give the optimizer of a user's own object this state, if the object has one of the same rule."""
+        if self.updates is None or not isinstance(model, KeepsOptimizer):
+            return
+        theirs = model.own_optimizer(own)
+        try:
+            same = theirs is not None and optimizer_of(theirs).spec.rule == self.spec.rule
+        except ConfigurationError:  # it has no equal: the trainer has another one
+            return
+        state = self.state
+        if same and state is not None:
+            model.restore_optimizer(own, self.spec, state)
+
+
+def present_optimizer(given: Any, model: Model, seed: int) -> PresentOptimizer:
+    """Return a trainer's optimizer, with the state of one of a framework that has taken steps.
+
+    Raises
+    ------
+    ConfigurationError
+        If it has no equal, or its state has none.
+    """
+    mapped = optimizer_for(given, model, seed)
+    compiled = getattr(model, "compiled_optimizer", None)
+    theirs = compiled(seed) if given is None and compiled is not None else given
+    made = not isinstance(theirs, OptimizerSpec | type | functools.partial | None)
+    if not made:
+        return PresentOptimizer(mapped)
+    if not isinstance(model, ReadsOptimizer):
+        return PresentOptimizer(mapped)
+    return PresentOptimizer(mapped, model.optimizer_state(theirs, mapped.spec))
 
 
 def updates_after(job: Job, steps: int) -> int:

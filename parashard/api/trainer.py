@@ -25,8 +25,7 @@ from parashard.api.history import History
 from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
 from parashard.api.models import PresentModel
-from parashard.api.optimizers import optimizer_for
-from parashard.api.present_optimizer import PresentOptimizer
+from parashard.api.present_optimizer import present_optimizer
 from parashard.api.resuming import Resumed, answered, resumed
 from parashard.api.rows import check_callbacks
 from parashard.api.script import SCRIPT
@@ -85,7 +84,7 @@ class Trainer:
             raise ConfigurationError(f'settings is a dict such as {{"checkpoint.every_s": 5}}, found {settings!r}')
         seed = _checked_seed(seed)
         self._present = PresentModel(model, seed)
-        self._optimizer = PresentOptimizer(optimizer_for(optimizer, model, seed))
+        self._optimizer = present_optimizer(optimizer, model, seed)
         self._strategy = checked_strategy(strategy)
         self._place = _place_of(self._strategy)
         self._seed = seed
@@ -285,8 +284,38 @@ class Trainer:
             return self._present.predict(indexed_inputs(inputs, "inputs"), batch_size)
 
     def model(self) -> Any:
-        """Return the user's own object with the present weights."""
-        return self._present.own()
+        """Return the user's own object with the present weights.
+
+        The optimizer of a Keras model has the steps, rate and moments of the last `fit`, if the trainer's has the same
+        rule; in a callback it is as it was compiled.
+        """
+        own = self._present.own()
+        if self._present.training is None:
+            self._optimizer.restore(self._present.given, own)
+        return own
+
+    @bordered
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state as `load_state_dict` of the equal optimizer of PyTorch takes it.
+
+        Groups are those of the optimizer that the trainer was given; else there is one, of all parameters in the order
+        of `trainer.model().parameters()`. Rates are those before a schedule.
+
+        Raises
+        ------
+        ConfigurationError
+            If the model is none of PyTorch, PyTorch has no such optimizer, or no fit has ended.
+        """
+        given, state = self._present.given, self._optimizer.state
+        made = getattr(given, "optimizer_state_dict", None)
+        if made is None:
+            raise ConfigurationError(
+                "optimizer_state_dict is of a PyTorch model; trainer.model().optimizer of a Keras model has its state"
+            )
+        if state is None or self._present.training is not None:
+            raise ConfigurationError("optimizer_state_dict: the optimizer has taken no steps, or a fit is running")
+        groups = self._present.named_groups(self._optimizer.mapped)
+        return dict(made(self._present.own(), groups, self._optimizer.spec, state))
 
     @bordered
     def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.float32]]]:

@@ -30,7 +30,7 @@ def under(backend: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 TESTS = (
     "test_keras_models.py test_keras_state.py test_keras_metrics.py test_keras_mistakes.py",
-    "test_keras_training.py",
+    "test_keras_training.py test_keras_optimizer_state.py",
     "test_keras_embeddings.py test_keras_ids.py test_keras_table_training.py",
 )
 
