@@ -549,12 +549,14 @@ class SuperviseReply(_message.Message):
     def __init__(self, start: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., kill: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., exit_code: _Optional[int] = ..., complete: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ...) -> None: ...
 
 class CreateCheckpointRequest(_message.Message):
-    __slots__ = ("run_id", "request")
+    __slots__ = ("run_id", "request", "stop")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     request: int
-    def __init__(self, run_id: _Optional[str] = ..., request: _Optional[int] = ...) -> None: ...
+    stop: bool
+    def __init__(self, run_id: _Optional[str] = ..., request: _Optional[int] = ..., stop: _Optional[bool] = ...) -> None: ...
 
 class CreateCheckpointReply(_message.Message):
     __slots__ = ("checkpoint", "error", "steps")

@@ -34,6 +34,7 @@ from parashard.data.parquet_rows import write_rows
 from parashard.errors import (
     ConfigurationError,
     DamagedCheckpoint,
+    JobFailed,
     NotReady,
     NotStored,
     RetryLater,
@@ -42,7 +43,7 @@ from parashard.errors import (
 )
 from parashard.job.load import load_job
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
-from parashard.launch.run_folders import check_in_progress, place_of
+from parashard.launch.run_folders import check_in_progress, how_it_ended, launcher_of, place_of
 from parashard.launch.stored_rows import pieces_of_table, whole_table
 from parashard.plan.embedding import as_numpys
 from parashard.plan.variables import as_exported
@@ -53,6 +54,8 @@ from parashard.store import Store, open_store
 from parashard.store.arrays import write_arrays
 
 CREATE_POLL_S = 0.1
+STOPPED_AT = "stopped at the drained checkpoint"
+"""Begins the reason of a run that `create --stop` has stopped."""
 PREPROCESSING_BYTES_MAX = 1 << 28
 AWAY_S = 15.0  # longer than a coordinator needs to be started again
 
@@ -79,14 +82,19 @@ def create(
         ),
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, callback=finite, help="How long to wait.")] = 300.0,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop the run once it is stored: it goes on with any number of shards.")
+    ] = False,
     tls_dir: TlsDir = None,
 ) -> None:
     """Pause leasing until every shard has the same steps, and save them all: resharding and export start from that."""
     place = place_of(where)
     check_in_progress(place)
+    if stop and launcher_of(Path(place)) is None:
+        raise ConfigurationError(f"--stop: {place} is not a run directory of a run in progress on this machine")
     address, credentials = find_coordinator(place, wait_s=0.0), credentials_in(tls_dir)
     client = CoordinatorClient(address, where=place, credentials=credentials)
-    asked = pb.CreateCheckpointRequest(run_id=run_id_in(place), request=secrets.randbits(64))
+    asked = pb.CreateCheckpointRequest(run_id=run_id_in(place), request=secrets.randbits(64), stop=stop)
     heard_s = time.monotonic()
     deadline_s = heard_s + timeout_s
     while True:
@@ -95,8 +103,12 @@ def create(
                 answer = client.create_checkpoint(asked)
         except NotReady:  # it answers, and not every shard is up
             heard_s = time.monotonic()
-        except RetryLater:
-            if time.monotonic() - heard_s > AWAY_S:
+        except (RetryLater, JobFailed) as error:
+            if stop and launcher_of(Path(place)) is not None:
+                heard_s = time.monotonic()  # its processes end
+            elif stop and _was_stopped(Path(place)):
+                return
+            elif isinstance(error, JobFailed) or time.monotonic() - heard_s > AWAY_S:
                 raise
         else:
             heard_s = time.monotonic()
@@ -108,6 +120,14 @@ def create(
         if time.monotonic() > deadline_s:
             raise Unreachable(f"no checkpoint after {timeout_s:.0f} s; the coordinator goes on trying")
         time.sleep(CREATE_POLL_S)
+
+
+def _was_stopped(run_dir: Path) -> bool:
+    """Tell whether a run was stopped at a drained checkpoint, and say so if it was."""
+    _, reason = how_it_ended(run_dir) or ("", "")
+    if reason.startswith(STOPPED_AT):
+        typer.echo(reason)
+    return reason.startswith(STOPPED_AT)
 
 
 @checkpoint.command()

@@ -28,7 +28,7 @@ from parashard.launch.run_files import CHECKPOINTS, NEW_JOB_FILE, PREPROCESSING_
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
 from parashard.launch.running import Running
 from parashard.launch.steering import Steering
-from parashard.launch.stopping import report_of_saved, saved_in, stopped_line
+from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, with_continuation
 from parashard.process import cuda
 from parashard.process.arguments import check_host
 from parashard.process.full_disk import disk_failed
@@ -169,8 +169,11 @@ def run_job(
     elif run.accepted:
         saved = saved_in(loaded.job.checkpoint.url or str(run_dir / CHECKPOINTS))
         report = report_of_saved(run_dir, report, saved)
-        if exit_code == INTERRUPTED:
-            reason = stopped_line(run_dir, saved, run.status.steps_complete, run.status.steps_total)
+        reason = (
+            stopped_line(run_dir, saved, run.status.steps_complete, run.status.steps_total)
+            if exit_code == INTERRUPTED
+            else with_continuation(run_dir, report, reason)
+        )
     if exit_code == ExitCode.DONE and output is not None:
         exit_code, reason = _copied(run_dir, output, reason)
     copy = output if exit_code == ExitCode.DONE else None

@@ -7,7 +7,7 @@ Reads the manifests of the run's checkpoints, once its processes are gone. Decid
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
@@ -57,6 +57,13 @@ def stopped_line(run_dir: Path, saved: Saved, steps_complete: int, steps_total: 
         note = f" (saved{recomputed if lost else ''})"
     of_all = f" of {count(steps_total)}" if steps_total else ""  # 0: never reported
     return f"stopped at step {count(steps_complete)}{of_all}{note}. Continue: {resume_command(run_dir)}"
+
+
+def with_continuation(run_dir: Path, report: Mapping[str, Any], reason: str) -> str:
+    """Return why a run ended, and how it goes on if somebody has stopped it."""
+    if report.get("state") != "stopped":
+        return reason
+    return f"{reason}. Continue: {resume_command(run_dir)}"
 
 
 def report_of_saved(run_dir: Path, report: dict[str, Any], saved: Saved) -> dict[str, Any]:

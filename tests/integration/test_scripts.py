@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
-from support.cluster_run import eventually
+from support.cluster_run import DEADLINE_S, eventually
+from support.command_run import DIES_WITH_US
 from support.report_oracle import store_of, unsaved
 from support.script_run import LEDGER, ScriptRun
 
@@ -19,12 +22,14 @@ TELL = 'print(json.dumps([trainer.evaluate(data)["least"], history.report["weigh
 QUICK = 30  # steps before the first that waits until it may be quick
 
 
-def reached(run: ScriptRun, steps: int) -> bool:
+def reached(run: ScriptRun, steps: int, event: str = "") -> bool:
+    """Tell whether so many steps of a run are complete, and something has happened."""
     if "coordinator" not in run.processes():
         return False
     client = CoordinatorClient(find_coordinator(str(run.runs()[-1])), where=str(run.runs()[-1]))
     try:
-        return client.get_status().steps_complete >= steps
+        status = client.get_status()
+        return status.steps_complete >= steps and event in str(status.events)
     finally:
         client.close()
 
@@ -124,6 +129,28 @@ def test_after_ctrl_c_it_goes_on(start: Callable[..., ScriptRun], tmp_path: Path
     again = start("# resumed by hand\n" + LEDGER + FIT + TELL, "20", "async", "resume")
     assert done(again)[0] == 20.0
     assert again.runs() == [folder]
+
+
+def test_a_script_that_was_stopped_at_a_checkpoint_goes_on_with_another_number_of_shards(
+    start: Callable[..., ScriptRun], tmp_path: Path
+) -> None:
+    (tmp_path / "slow").touch()
+    run = start(LEDGER + FIT + TELL, "20", "async")
+    eventually(lambda: reached(run, QUICK - 8), "steps are done", told=run.complaint)
+    command = [sys.executable, "-m", "parashard", "checkpoint", "create", "--stop", str(run.runs()[0])]
+    with subprocess.Popen([*DIES_WITH_US, *command], stdout=subprocess.PIPE, text=True) as asked:
+        eventually(lambda: reached(run, 0, "leasing pauses"), "it drains", told=run.complaint)
+        (tmp_path / "slow").unlink()
+        assert run.wait() == 1
+        told, _ = asked.communicate(timeout=DEADLINE_S)
+    assert asked.returncode == 0
+    assert "steps on every shard" in told
+    last = run.complaint().splitlines()[-1]
+    assert "JobFailed: stopped at the drained checkpoint j1" in last
+    assert "Continue: parashard resume runs/" in last
+    run.resume("--shards", "3")
+    assert done(run)[0] == 20.0
+    assert len(list((run.runs()[0] / "checkpoints" / "shards" / "p0002").iterdir())) == 3
 
 
 def test_an_edit_of_what_is_not_computed_costs_a_running_script_no_worker(

@@ -254,7 +254,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         def ask(core: Core, now_s: float) -> Answer:
             if request.run_id:
                 core.job.check_run(request.run_id)
-            return core.create_checkpoint(request.request)
+            return core.create_checkpoint(request.request, stop=request.stop)
 
         answer = self._core.run_exclusive(ask)
         return pb.CreateCheckpointReply(checkpoint=answer.checkpoint, error=answer.error, steps=answer.steps)

@@ -278,8 +278,8 @@ class Core:
         """Take note of what became of a change of the number of workers."""
         self.job.add_event(what)
 
-    def create_checkpoint(self, request: int) -> Answer:
-        """Ask for a drained checkpoint, or how far it is.
+    def create_checkpoint(self, request: int, *, stop: bool = False) -> Answer:
+        """Ask for a drained checkpoint, or how far it is; `stop`: the job stops once it is stored.
 
         Raises
         ------
@@ -287,8 +287,10 @@ class Core:
             If the job is over: its last checkpoint is there, or there will be none.
         """
         job = self.job
-        if job.over:
+        if job.over and not job.draining.knows(request):
             raise JobFailed(f"the job is {job.state.name.lower()}: {job.reason}")
+        if not job.draining.knows(request):
+            job.draining.stops |= stop
         if job.draining.target is None and not job.draining.knows(request):
             job.add_event("leasing pauses for a drained checkpoint")
         return job.draining.asked(request, job.leases.leased_so_far())
@@ -307,11 +309,13 @@ class Core:
             job.add_event(f"the early stop moves up to step {step:,}, which a shard has applied already")
 
     def checkpoint_ended(self, answer: Answer) -> None:
-        """Lease on after a drain, whatever became of its checkpoint."""
-        job = self.job
+        """Lease on after a drain, whatever became of its checkpoint, or stop if that was asked."""
+        job, stops = self.job, self.job.draining.stops
         job.draining.ended(answer)
         stored = f"checkpoint {answer.checkpoint} is stored: {answer.steps:,} steps on every shard"
         job.add_event(f"warning: the checkpoint failed: {answer.error}" if answer.error else stored)
+        if stops and not answer.error:
+            job.stop(f"stopped at the drained checkpoint {answer.checkpoint}: {answer.steps:,} steps on every shard")
 
     # --- inside ---
 

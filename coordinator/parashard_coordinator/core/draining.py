@@ -30,6 +30,8 @@ class Draining:
     def __init__(self) -> None:
         self.target: int | None = None
         """The first step that is not leased meanwhile; None while nothing is drained."""
+        self.stops = False
+        """The job stops once the checkpoint is stored."""
         self._waiting: set[int] = set()
         self._answers: OrderedDict[int, Answer] = OrderedDict()
         self._failing_since_s: float | None = None
@@ -67,7 +69,7 @@ class Draining:
             if len(self._answers) > ANSWERS_KEPT:
                 self._answers.popitem(last=False)
         self._waiting.clear()
-        self.target = None
+        self.target, self.stops = None, False
 
 
 class LastReads:

@@ -245,8 +245,8 @@ class RunStore:
             if drained is None:
                 raise ConfigurationError(
                     f"cluster.shards = {len(wanted.shards)}: the run is on {len(newest.plan.shards)} shards, and "
-                    "another placement needs a drained checkpoint, of which it has none; resume it as it was, then "
-                    "`parashard checkpoint create`"
+                    "another placement needs a drained checkpoint, of which it has none; resume it as it was, and "
+                    "stop it by `parashard checkpoint create --stop`"
                 )
             if not source_asked:
                 self._check_nothing_lost(newest.version, len(newest.plan.shards), drained, len(wanted.shards))
@@ -283,8 +283,8 @@ class RunStore:
                     raise ConfigurationError(
                         f"cluster.shards = {wanted}: another placement starts from a drained checkpoint, and the "
                         f"newest, j{drained.number}, has {drained.steps} steps where shard {shard} has saved {steps}. "
-                        f"Resume it on {shards} shards and `parashard checkpoint create`, or give the rest up: "
-                        f"--from-checkpoint j{drained.number}"
+                        f"Resume it on {shards} shards, and stop it by `parashard checkpoint create --stop`; or give "
+                        f"the rest up: `parashard resume --shards {wanted} --from-checkpoint j{drained.number}`"
                     )
 
     def add_job_manifest(

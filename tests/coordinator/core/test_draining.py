@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parashard.errors import JobFailed
+from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.draining import ANSWERS_KEPT, TAKING_S_MAX, Answer, Draining
 from parashard_coordinator.core.policies import Sync
 from support.coordinator_cases import Caller, announce, core_of, done, judged
@@ -80,6 +81,31 @@ def test_leasing_pauses_at_what_was_leased_and_what_was_leased_is_finished() -> 
     assert core.job.events.count("leasing pauses for a drained checkpoint") == 1, "the request is answered already"
     assert first.lease(1) == [6]
     assert "checkpoint j1 is stored: 6 steps on every shard" in core.job.events
+
+
+def test_a_run_that_is_to_stop_at_the_checkpoint_leases_nothing_after_it() -> None:
+    core = core_of(lease_batch=4)
+    caller = Caller(core)
+    caller.lease(2)
+    core.create_checkpoint(request=7, stop=True)
+    core.create_checkpoint(request=8)  # somebody else waits for the same
+    caller.complete_all()
+    core.checkpoint_ended(Answer(checkpoint="j1", steps=2))
+    assert (core.job.state, core.job.stopped) == (JobState.FAILED, True)
+    assert core.job.reason == "stopped at the drained checkpoint j1: 2 steps on every shard"
+    assert core.create_checkpoint(request=7, stop=True) == Answer(checkpoint="j1", steps=2), "the answer is still there"
+    with pytest.raises(JobFailed, match="stopped at the drained checkpoint j1"):
+        core.create_checkpoint(request=9)
+
+
+def test_a_run_whose_checkpoint_failed_goes_on_though_it_was_to_stop() -> None:
+    core = core_of()
+    core.create_checkpoint(request=7, stop=True)
+    core.checkpoint_ended(Answer(error="no space left", steps=0))
+    assert core.job.state is JobState.RUNNING
+    core.create_checkpoint(request=8)
+    core.checkpoint_ended(Answer(checkpoint="j1", steps=0))
+    assert core.job.state is JobState.RUNNING, "the next one is not to stop it"
 
 
 def test_in_rounds_the_round_is_finished() -> None:

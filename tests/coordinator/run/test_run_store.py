@@ -147,7 +147,7 @@ def test_another_placement_does_not_throw_away_what_shards_have_saved(store: Mem
     manifest = decode(ShardManifest, store.contents[ahead], ahead)
     further = manifest.replaced(number=99, applied=((0, 10**6),))
     store.create(CheckpointId.of(further).manifest_name, encode(further))
-    with pytest.raises(ConfigurationError, match=r"has saved 1000000\. Resume it on \d shards"):
+    with pytest.raises(ConfigurationError, match=r"Resume it on \d shards, .* --shards 3 --from-checkpoint j1`"):
         RunStore(store, 2).open_plan(plan_on(3))
     assert RunStore(store, 2).open_plan(plan_on(3), "j1")[1] == "j1"
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_is_not_there_cannot_be_started_from(store: MemoryStor
 
 def test_another_placement_without_a_drained_checkpoint_is_refused(store: MemoryStore) -> None:  # P8
     RunStore(store, 1).open_plan(plan_on(2))
-    with pytest.raises(ConfigurationError, match=r"cluster\.shards = 3: .* on 2 shards.*`parashard checkpoint create`"):
+    with pytest.raises(ConfigurationError, match=r"cluster\.shards = 3: .* on 2 shards.*checkpoint create --stop`"):
         RunStore(store, 2).open_plan(plan_on(3))
     assert Catalogue(store).plans() == [1]
 
