@@ -171,6 +171,9 @@ class DataSpec:
         if self.hashed is not None:
             texts, keys = self.hashed
             inputs += f"; {texts:,} texts hashed to {keys:,} keys (chance of a collision {self.hashed.chance:.0e})"
+        for kind in CellCounts._fields if self.cells else ():
+            count = sum(getattr(counts, kind) for counts in self.cells.values())
+            inputs += f"; {kind} {'cells' if kind == 'missing' else 'texts'} {count:,}" if count else ""
         held_out = f"{self.held_out:,} held out"
         return f"{self.examples:,} training {what}, {held_out}; {inputs}; {self._targets()}"
 

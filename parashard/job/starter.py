@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parashard.data import open_source
-from parashard.data.columns import Cells, Lists, Numbers, Table, typed
+from parashard.data.columns import Cells, Lists, Numbers, Table, shown_cell, typed
 from parashard.data.csv import is_parquet, opened_text, read_csv
 from parashard.data.input_columns import MAX_CATEGORIES
 from parashard.data.labels import kind_of_labels
@@ -21,6 +21,7 @@ from parashard.data.parquet import read_what_can_be
 from parashard.data.tables import notation, rare, useless
 from parashard.errors import BadData
 
+EMPTY_NAME = '""'
 SEPARATORS = (",", ";", "\t", "|")
 BATCHES_MIN = 10
 """Batches of an epoch: a small table has small ones."""
@@ -76,7 +77,7 @@ def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: s
     return Starter(
         _text(options, name, shown, ignore, batch, epochs),
         spec.summary(),
-        tuple(f"{name} {why}" for name, why in ignore.items()),
+        tuple(f"column {shown_cell(column)} {why}" for column, why in ignore.items()),
     )
 
 
@@ -160,7 +161,7 @@ def _text(options: AnyOptions, name: str, shown: str, ignore: dict[str, str], ba
         _line(f"label = {_quoted(options.label)}", "the column to predict"),
         _line(f"target = {_quoted(options.target or 'class')}", meaning),
         _line("held_out = 0.2", "the share of the rows that is kept to judge the model"),
-        *(f"# {_comment(column)} {_comment(why)}" for column, why in ignore.items()),
+        *(f"# {_comment(column) or EMPTY_NAME} {_comment(why)}" for column, why in ignore.items()),
         _line(f"ignore = {_list(options.ignore)}", "columns that are no inputs"),
         _line(f"categorical = {_list(options.categorical)}", "columns of names, though some look like numbers"),
         "",

@@ -98,7 +98,7 @@ def test_an_index_is_no_input_of_a_new_job(parashard: Command) -> None:
     options: Any = load_job(Path("t.toml"), environ={}).job.data
     assert options.ignore == ("", "shifted")
     said = Path("t.toml").read_text()
-    assert "#  is an index of pandas without a name" in said
+    assert '# "" is an index of pandas without a name' in said
     assert any(
         "'user' has another whole number in each row: if it" in text for text in open_source(options).spec.warnings
     )
@@ -129,11 +129,13 @@ def test_dates_and_notes_are_no_inputs_of_a_new_job(parashard: Command) -> None:
     written("t.csv", COLUMNS, [order(n) for n in range(600)])
     ran = parashard("init", "t.csv")
     assert ran.exit_code == 0
-    left_out = [line.removeprefix("left out: ") for line in ran.out.splitlines() if line.startswith("left out: ")]
-    assert [line.split(" has ")[0] for line in left_out] == ["ordered", "sent", "note"]
+    left_out = [
+        line.removeprefix("left out: column ") for line in ran.out.splitlines() if line.startswith("left out: ")
+    ]
+    assert [line.split(" has ")[0] for line in left_out] == ["'ordered'", "'sent'", "'note'"]
     assert "distinct texts that look like numbers or dates, such as '2025-01-01'" in left_out[0]
-    assert left_out[2] == "note has 150 distinct texts in 600 rows, few rows of each"
-    assert f"# {left_out[0]}" in Path("t.toml").read_text()
+    assert left_out[2] == "'note' has 150 distinct texts in 600 rows, few rows of each"
+    assert "# ordered has 84 distinct texts that look like" in Path("t.toml").read_text()
     spec = open_source(load_job(Path("t.toml"), environ={}).job.data).spec
     assert spec.input_shape == (34,), "the price, 30 codes, 3 towns"
     data: Any = load_job(Path("t.toml"), environ={}).job.data
@@ -151,7 +153,7 @@ def test_a_parquet_table_becomes_a_job_too(parashard: Command) -> None:
     parquet.write_table(pa.table(columns), "orders.parquet")
     ran = parashard("init", "orders.parquet", "--label", "bought")
     assert (ran.exit_code, ran.err) == (0, "")
-    assert [line.split()[2] for line in ran.out.splitlines() if line.startswith("left out")] == [
+    assert [line.split()[3].strip("'") for line in ran.out.splitlines() if line.startswith("left out")] == [
         "ordered",
         "sent",
         "note",

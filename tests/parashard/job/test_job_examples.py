@@ -86,7 +86,7 @@ def test_adult_is_read_as_its_file_says(tmp_path: Path) -> None:
     source = open_source(job.data)
     assert source.spec.summary() == (
         "2 training rows, 1 held out; 5 numeric and 8 text columns as inputs numbers (5) float32, keys (8) int64; "
-        "8 texts hashed to 8 keys (chance of a collision 2e-18); 2 classes of income (<=50K, >50K)"
+        "8 texts hashed to 8 keys (chance of a collision 2e-18); missing cells 3; 2 classes of income (<=50K, >50K)"
     )
     inputs, targets = source.held_out(0, 1)
     assert targets.tolist() == [1]
