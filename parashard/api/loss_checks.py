@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,45 +16,65 @@ from parashard.api.border import warn
 from parashard.data.base import Batch, Indices
 from parashard.data.tree import leaves, map_leaves, rows_of
 from parashard.errors import ConfigurationError
+from parashard.metrics import Mean
 from parashard.models.base import FrameworkModel, Model
 from parashard.models.judging import no_means
+from parashard.models.looking_up import placed
+from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 
 EXAMPLES_TRIED = 32
 _INSTEAD = "A loss of each example (reduction='none'), and then its .mean(), is one"
 
 
-def warn_of_loss(
-    model: Model,
-    values: Mapping[str, Float32s],
-    batch: Batch,
-    judges: bool,
-    pieces: int = 1,
-    round_steps: int = 1,
+class Parts(NamedTuple):
+    """What is put together from parts.
+
+    Attributes
+    ----------
+    judges : bool
+        Examples are evaluated in several batches.
+    pieces, round_steps : int
+        Of a step, and of a round whose mean is taken.
+    """
+
+    judges: bool
+    pieces: int = 1
+    round_steps: int = 1
+
+
+def needs_means(model: Model, parts: Parts) -> bool:
+    """Tell whether something of a model is put together as a mean over examples."""
+    if not isinstance(model, FrameworkModel) or not getattr(model, "tells_means", True):
+        return False
+    by_function = any(isinstance(metric, Mean) for metric in getattr(model, "_metrics", {}).values())
+    return by_function or parts.judges or parts.pieces > 1 or parts.round_steps > 1
+
+
+def check_means(
+    model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch, parts: Parts
 ) -> None:
     """Warn of a loss that is no mean over examples where something is computed in parts; refuse such a metric.
 
     Parameters
     ----------
     model : Model
+        For which `needs_means`.
     values : mapping of str to ndarray of float32
-        The present weights.
+        The present weights, and by table the rows of `keys`.
+    keys : mapping of str to ndarray of uint64
+        By table: all that the batch needs.
     batch : Batch
         On the host.
-    judges : bool
-        Whether examples are evaluated in several batches.
-    pieces, round_steps : int
-        Of a step, and of a round whose mean is taken.
+    parts : Parts
 
     Raises
     ------
     ConfigurationError
         If a metric is a function that returns no mean over examples.
     """
-    if not isinstance(model, FrameworkModel) or not getattr(model, "tells_means", True):
-        return
     rows = min(EXAMPLES_TRIED, rows_of(batch.inputs))
-    found = _no_means(model, values, batch, rows)
+    found = _no_means(model, values, keys, batch, rows)
     loss = found.pop("loss", None)
     for name, (whole, halves) in found.items():
         raise ConfigurationError(
@@ -65,13 +85,13 @@ def warn_of_loss(
         )
     divisor = getattr(model, "loss_divisor", _unknown)(batch)
     wrong = []
-    if round_steps > 1 and (divisor or loss):
+    if parts.round_steps > 1 and (divisor or loss):
         wrong.append(
-            f"the gradient of a round of {round_steps} steps is the mean of theirs, not that of all its examples"
+            f"the gradient of a round of {parts.round_steps} steps is the mean of theirs, not that of all its examples"
         )
-    if pieces > 1 and loss:
+    if parts.pieces > 1 and loss:
         wrong.append("the gradient of a step in pieces (gradient_accumulation) is the mean of theirs")
-    if judges and loss:
+    if parts.judges and loss:
         wrong.append("the loss of an evaluation depends on the size of its batches")
     if wrong:
         what = (
@@ -83,11 +103,13 @@ def warn_of_loss(
         warn(f"the loss is no mean over examples ({told}): {'; '.join(wrong)}. {_INSTEAD}")
 
 
-def _no_means(model: Model, values: Mapping[str, Float32s], batch: Batch, rows: int) -> dict[str, tuple[float, float]]:
+def _no_means(
+    model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch, rows: int
+) -> dict[str, tuple[float, float]]:
     """Return the figures that are no means over examples; none, where halves of a batch cannot be computed."""
     for order in (_by_target(batch.targets, rows), np.arange(rows)) if rows > 1 else ():
         with suppress(Exception), np.errstate(all="ignore"):  # such as a metric that is not defined for one class
-            return no_means(lambda part: model.evaluate(values, _part(batch, part), np), order)
+            return no_means(lambda part: model.evaluate(values, _part(model, keys, batch, part), np), order)
     return {}
 
 
@@ -101,10 +123,11 @@ def _unknown(batch: Batch) -> str:
     return ""
 
 
-def _part(batch: Batch, part: Indices) -> Batch:
+def _part(model: Model, keys: Mapping[str, Keys], batch: Batch, part: Indices) -> Batch:
     def cut(array: Any) -> Any:
         return array[part]
 
     inputs, targets = map_leaves(cut, (batch.inputs, batch.targets))
     weights = None if batch.weights is None else cut(batch.weights)
-    return replace(batch, indices=part, inputs=inputs, targets=targets, weights=weights)
+    some = replace(batch, indices=part, inputs=inputs, targets=targets, weights=weights)
+    return placed(model, some, keys, keys) if keys else some

@@ -17,7 +17,7 @@ import numpy as np
 from parashard.api.batching import Accumulated, checked_size, piece_sizes
 from parashard.api.examples import Indexed, joined, of_the_data
 from parashard.api.generators import kept_generators
-from parashard.api.loss_checks import EXAMPLES_TRIED, warn_of_loss
+from parashard.api.loss_checks import EXAMPLES_TRIED, Parts, check_means, needs_means
 from parashard.api.optimizers import Mapped, variable_settings
 from parashard.api.present_optimizer import PresentOptimizer
 from parashard.api.rows import PresentRows, tables_of_model
@@ -195,8 +195,12 @@ class PresentModel:
     def try_step(self, source: DataSource, job: Job, pieces: int) -> None:
         """Try the model on pieces of a step, if it can: what no worker could compute is said before any is started."""
         tables = {name: table.embedding for name, table in self.tables().items()}
-        tells = isinstance(self.given, FrameworkModel) and not tables
-        if not isinstance(self.given, Checked) and not tables and not tells:
+        policy = job.consistency.policy
+        of_round = policy.bound if policy.kind == "sync" and job.consistency.reduce == "mean" else 1
+        parts = Parts(source.spec.held_out > 0, pieces, of_round)
+        asked = needs_means(self.given, parts)
+        normalises = getattr(self.given, "normalises_batches", False)
+        if not isinstance(self.given, Checked) and not tables and not asked and not normalises:
             return
         steps = job.job.steps(source.spec.examples)
         size, *others = piece_sizes(steps, pieces)
@@ -209,9 +213,9 @@ class PresentModel:
         for other in others:
             try:
                 alone = self._tried(source, other, tables)
-                if other == 1 and getattr(self.given, "normalises_batches", False):
+                if other == 1 and normalises:
                     with kept_generators():
-                        self.given.loss_and_gradients(self.weights(), alone, np)
+                        self.given.loss_and_gradients(self._values_for(alone)[0], alone, np)
             except Exception as error:
                 what = "the last step of a pass" if steps.short and pieces == 1 else "a piece of a step"
                 raise ConfigurationError(
@@ -219,10 +223,16 @@ class PresentModel:
                     f"it: {named_with_line(error)}; allowed: drop_last=True, which leaves a shorter last step out, or "
                     "another batch_size"
                 ) from error
-        if tells:
-            policy = job.consistency.policy
-            of_round = policy.bound if policy.kind == "sync" and job.consistency.reduce == "mean" else 1
-            warn_of_loss(self.given, self.weights(), batch, source.spec.held_out > 0, pieces, of_round)
+        if asked:
+            check_means(self.given, *self._values_for(batch), batch, parts)
+
+    def _values_for(self, batch: Batch) -> tuple[Mapping[str, Float32s], Mapping[str, Keys]]:
+        """Return the present weights with the rows that a batch needs, and the keys of these."""
+        rows, values = self.rows(), self.weights()
+        if rows is None:
+            return values, NO_KEYS
+        keys, of_keys = rows.of(self.given, [batch])
+        return {**values, **of_keys}, keys
 
     def _tried(self, source: DataSource, size: int, tables: Mapping[str, EmbeddingTable]) -> Batch:
         """Return a batch of so many examples, which the model could compute, if it can say so."""
@@ -374,9 +384,9 @@ def figures_over(
     """
     totals = Totals()
     judged = 0
-    if len(data) > (1 if data.batched else batch_size) and not keys:
-        first = next(_batches(data, EXAMPLES_TRIED))
-        warn_of_loss(model, values, first, judges=True)
+    parts = Parts(judges=len(data) > (1 if data.batched else batch_size))
+    if needs_means(model, parts):
+        check_means(model, values, keys, next(_batches(data, EXAMPLES_TRIED)), parts)
     for batch in _batches(data, batch_size):
         rows = rows_of(batch.inputs)
         judged += rows

@@ -190,3 +190,39 @@ def test_a_picture_alone_can_be_normalised() -> None:
     drawn = torch.get_rng_state()
     assert fit(trainer(LOSSES["mean"], Pictures), batch_size=21).report["steps_applied"] == [4]
     assert torch.equal(drawn, torch.get_rng_state())
+
+
+# --- rows of tables ---
+
+USERS = ps.Table("users", 4, scale=0.5)
+IDS = np.arange(64) % 9
+
+
+class Looking(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.rest = ps.torch.Embedding(USERS), Normalised()
+        self.rest[0] = torch.nn.Linear(4, 4)
+
+    def forward(self, ids: Any) -> Any:
+        return self.rest(self.rows(ids))
+
+
+def with_rows(loss: Any, **more: Any) -> ps.Trainer:
+    return trainer(loss, Looking, keys=lambda ids: {"users": ids}, **more)
+
+
+def test_models_that_look_rows_up_are_tried_with_them() -> None:
+    ours = with_rows(LOSSES["likelihood"])
+    with pytest.warns(UserWarning, match="the loss of an evaluation depends on the size of its batches"):
+        ours.fit(IDS, Y, batch_size=16, validation_data=(IDS, Y), verbose=0)
+    with pytest.warns(UserWarning, match="the loss of an evaluation depends on the size of its batches"):
+        ours.evaluate(IDS, Y, batch_size=16)
+    with pytest.raises(ConfigurationError, match="the last step of a pass has 1 example, where others have 21"):
+        ours.fit(IDS, Y, batch_size=21, verbose=0)
+
+    def root(outputs: Any, targets: Any) -> Any:
+        return ((outputs[:, 0] - targets) ** 2).mean().sqrt()
+
+    with pytest.raises(ConfigurationError, match="metric 'root' is no mean over examples"):
+        with_rows(LOSSES["mean"], metrics=[root]).fit(IDS, Y, batch_size=16, verbose=0)
