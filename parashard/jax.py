@@ -34,6 +34,7 @@ from parashard.models.jax_arrays import (
     check_width,
     is_zero,
     jax,
+    output_of,
     result_of,
     tensor_of,
 )
@@ -269,7 +270,7 @@ class Model:
         batch = Batch(-1, -1, np.arange(rows_of(inputs)), inputs, None)
         there = placed(self, batch, keys, keys) if keys else batch
         outputs = self._apply(self._tree(values), self._data(inputs), **_named(gathered(values, there)))
-        return jax.tree_util.tree_map(np.array, outputs)
+        return jax.tree_util.tree_map(output_of, outputs)
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return the pytree with these weights; rows of tables are no part of it."""

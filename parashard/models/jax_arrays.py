@@ -20,7 +20,17 @@ try:
 except ImportError:
     raise ConfigurationError(f"ps.jax needs JAX: {install('jax')}") from None
 
-__all__ = ["all_borrowed", "array_of", "borrowed", "check_width", "is_zero", "jax", "result_of", "tensor_of"]
+__all__ = [
+    "all_borrowed",
+    "array_of",
+    "borrowed",
+    "check_width",
+    "is_zero",
+    "jax",
+    "output_of",
+    "result_of",
+    "tensor_of",
+]
 
 _INT32 = np.iinfo(np.int32)
 
@@ -58,6 +68,11 @@ def array_of(leaf: Any) -> np.ndarray[Any, Any]:
     """Return a NumPy array of a leaf's values, floating ones as float32."""
     floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
     return np.array(leaf.astype(jax.numpy.float32) if floating else leaf)
+
+
+def output_of(leaf: Any) -> np.ndarray[Any, Any]:
+    """Return an output as a NumPy array of its type, bfloat16 as float32."""
+    return np.array(leaf.astype(jax.numpy.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf)
 
 
 def result_of(leaf: Any, xp: Any, scale: float = 1.0) -> Array:

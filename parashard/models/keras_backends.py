@@ -65,7 +65,7 @@ class Backend(Protocol):
         """Return a tensor of an array's values; it may share the array's memory, and is not written."""
 
     def array(self, tensor: Any) -> Any:
-        """Return a NumPy array of a tensor's values, floating ones as float32; it shares nothing."""
+        """Return a NumPy array of a tensor's values in its type, bfloat16 as float32; it shares nothing."""
 
     def result(self, tensor: Any, xp: Any) -> Array:
         """Return a loss or a gradient as an array of `xp`, or one that NumPy reads once it is computed."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from parashard.data.base import Array
 from parashard.models.framework import WrongModel
-from parashard.models.jax_arrays import array_of, borrowed, check_width, jax, result_of
+from parashard.models.jax_arrays import borrowed, check_width, jax, output_of, result_of
 from parashard.models.keras_backends import Computed, Function, Gradients, Outputs
 from parashard.models.keras_rows import Asking, Gathered, Given, Pulled, lent
 
@@ -26,7 +26,7 @@ class Jax:
 
     def array(self, tensor: Any) -> Any:
         """Return a copy."""
-        return array_of(tensor)
+        return output_of(tensor)
 
     def result(self, tensor: Any, xp: Any) -> Array:
         """Return it, perhaps before it is computed."""

@@ -15,7 +15,7 @@ from parashard.models.framework import NOT_IN_PLACE, WrongModel
 from parashard.models.keras_backends import Computed, Function, Gradients, Outputs
 from parashard.models.keras_rows import NO_KEYS, NO_ROWS, Pulled, lent
 from parashard.models.row_places import check_width
-from parashard.models.torch_arrays import array_of, gradient_of, tensor_of, torch
+from parashard.models.torch_arrays import gradient_of, output_of, tensor_of, torch
 from parashard.models.torch_embeddings import PulledRows, with_padding
 
 
@@ -28,7 +28,7 @@ class Torch:
 
     def array(self, tensor: Any) -> Any:
         """Return a copy."""
-        return array_of(tensor)
+        return output_of(tensor)
 
     def result(self, tensor: Any, xp: Any) -> Array:
         """Return it."""

@@ -193,6 +193,13 @@ def test_results_and_arguments_keep_their_type(framework: str, dtype: str) -> No
     assert (str(found.dtype), found.tolist()) == (due, [0] * 4)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16", "bool", "int32", "complex64"])
+def test_predictions_of_jax_have_the_type_of_the_output(dtype: str) -> None:
+    model = ps.jax.Model(lambda key: {"w": jax.numpy.zeros(1)}, lambda *_: 0.0, apply=lambda p, x: x.astype(dtype))
+    found = model.predict(model.initial_variables(), np.ones(3, np.float32))
+    assert str(found.dtype) == ("float32" if dtype == "bfloat16" else dtype)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16", "bool", "int32", "complex64"])
 def test_predictions_have_the_type_of_the_output(dtype: str) -> None:
     class Out(Seen):
