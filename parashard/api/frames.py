@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from parashard.data.arrays import AnyArray, check_digits, check_int64
+from parashard.data.options import is_index
 from parashard.errors import BadData
 
 
@@ -37,6 +38,11 @@ def columns_array(pandas: Any, given: Any, what: str) -> AnyArray:
     if is_table and not given.columns.is_unique:
         raise BadData(f"{what}: column names must differ, found {list(given.columns)}")
     for name, column in columns:
+        if is_table and is_index(str(name)):
+            raise BadData(
+                f"{what}: column {name!r} is an index that pandas wrote into a file, whose order may tell the target: "
+                "read_csv(..., index_col=0) reads it as one, or rename the column to use it"
+            )
         if not types.is_numeric_dtype(column.dtype) or types.is_complex_dtype(column.dtype):  # booleans are numeric
             raise BadData(
                 f"{what}: column {name!r} is {column.dtype}; allowed are numbers and booleans: leave it out, or make "

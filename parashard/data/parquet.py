@@ -23,6 +23,7 @@ from parashard.errors import BadData, ConfigurationError, shown_names
 from parashard.process.extras import install
 
 _CATEGORY = "categorical"
+_WHOLE_FLOATS = 2.0**53  # each whole number up to it is a float64
 
 
 def open_parquet(options: ParquetOptions) -> ArraySource:
@@ -101,7 +102,7 @@ def _columns(
             continue
         origin = f"{path}: column {shown_cell(name)}"
         try:
-            columns[name] = _column(pa, _digits(pa, column.combine_chunks(), name in keys), origin)
+            columns[name] = _column(pa, _digits(pa, column.combine_chunks(), origin, is_key=name in keys), origin)
         except BadData as error:
             if refused is None:
                 raise
@@ -162,7 +163,7 @@ def _is_whole(pa: Any, kind: Any) -> bool:
 def _lists(pa: Any, array: Any, origin: str) -> Lists:
     """Return lists as a column of texts, without values where an item is null."""
     items = array.flatten()  # without what is beneath a null
-    column = _column(pa, _digits(pa, items, True), f"{origin}: items of its lists")
+    column = _column(pa, _digits(pa, items, origin, is_key=True), f"{origin}: items of its lists")
     if isinstance(column, Lists):
         raise BadData(f"{origin}: must hold lists of numbers, booleans or text, found the type {array.type}")
     texts = as_words(column)
@@ -172,10 +173,18 @@ def _lists(pa: Any, array: Any, origin: str) -> Lists:
     return Lists(texts.codes[there], before[np.concatenate(([0], np.cumsum(lengths)))], texts.vocabulary)
 
 
-def _digits(pa: Any, array: Any, is_key: bool) -> Any:
+def _digits(pa: Any, array: Any, origin: str, *, is_key: bool) -> Any:
     """Return whole numbers that are keys as texts: as float64 long ones would lose their last digits."""
     if is_key and pa.types.is_dictionary(array.type) and _is_whole(pa, array.type.value_type):
         array = array.dictionary_decode()
+    if is_key and pa.types.is_floating(array.type):
+        numbers = array.drop_null().cast(pa.float64()).to_numpy(zero_copy_only=False)
+        long = numbers[np.isfinite(numbers) & (np.abs(numbers) > _WHOLE_FLOATS)]
+        if len(long):
+            raise BadData(
+                f"{origin}: found the float {long[0]:.0f}, which has lost its last digits, as a key or category; write "
+                "the column as whole numbers or text"
+            )
     return array.cast(pa.string()) if is_key and _is_whole(pa, array.type) else array
 
 

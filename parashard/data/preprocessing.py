@@ -30,6 +30,7 @@ from parashard.settings.reading import read_json
 from parashard.settings.table import OneOf, Table
 
 _PANDAS_MISSING = ("NAType", "NaTType")
+_WHOLE_FLOATS = 2.0**53  # each whole number up to it is a float64
 _TRUTHS = {"true": 1.0, "false": 0.0}
 
 
@@ -165,6 +166,11 @@ class Preprocessing(Table):
         if isinstance(value, int | np.integer):
             return str(int(value))  # all its digits, which are those of a key
         if isinstance(value, float | np.floating) and not math.isinf(value):
+            if in_text and abs(float(value)) > _WHOLE_FLOATS:
+                raise BadData(
+                    f"{_cell(name, number - 1)}: found the float {value:.0f}, which has lost its last digits; give it "
+                    "as a whole number or text"
+                )
             return None if math.isnan(value) else number_text(float(value))
         text = str(value)
         return None if self._marks.is_missing(text, in_text=in_text) else text

@@ -13,6 +13,7 @@ import numpy as np
 
 from parashard.data.arrays import AnyArray, check_digits, check_int64
 from parashard.data.base import kind_of_failure
+from parashard.data.options import is_index
 from parashard.errors import BadData, ConfigurationError, shown_names
 from parashard.process.extras import install
 
@@ -85,6 +86,12 @@ def read_rows(
             with file.system.open(file.path, "rb") as content, parquet.ParquetFile(content) as table:
                 known = table.schema_arrow.names
                 names = list(wanted) if wanted is not None else known
+                index = [name for name in names if wanted is None and is_index(name)]
+                if index:
+                    raise BadData(
+                        f"{file.path}: column {index[0]!r} is an index that pandas wrote, and its order may tell the "
+                        "target: name the columns, inputs=[...]"
+                    )
                 absent = [name for name in names if name not in known]
                 if absent:
                     raise BadData(f"{file.path}: has no column {absent[0]!r}; its columns: {shown_names(known)}")

@@ -314,6 +314,7 @@ def test_tables_of_pandas_are_arrays() -> None:
         (table.assign(age=[2**24, 2**24 + 1, 0]), "column 'age': the whole number 16777217 would lose its last digits"),
         (table.assign(age=[2.0**24, 2**24 + 1, 0]), "column 'age': the whole number 16777217 would lose its last"),
         (pd.DataFrame({"a": np.array([2**63, 1, 2], np.uint64)}), "column 'a': found the value 9223372036854775808"),
+        (table.rename(columns={"age": "Unnamed: 0"}), "column 'Unnamed: 0' is an index that pandas wrote into a file"),
         (table[[]], "data: inputs have no columns"),
         (table[["age", "age"]], "column names must differ"),
     ):

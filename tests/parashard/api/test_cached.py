@@ -51,6 +51,14 @@ def test_ids_beside_floats_of_a_file_are_refused(tmp_path: Path, kind: Any) -> N
         assert ps.parquet(tmp_path / "a.parquet", inputs=["user"], targets="y")[0].tolist() == [[2**24], [2**24 + 1]]
 
 
+def test_an_index_of_a_file_is_no_input_unless_it_is_named(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"a": [1, 2], "y": [0, 1], "__index_level_0__": [7, 3]}), tmp_path / "a.parquet")
+    with pytest.raises(BadData, match="column '__index_level_0__' is an index that pandas wrote"):
+        ps.parquet(tmp_path / "a.parquet", targets="y")
+    assert ps.parquet(tmp_path / "a.parquet", inputs=["a"], targets="y")[0].tolist() == [[1], [2]]
+
+
 def test_whole_numbers_beyond_int64_of_a_file_are_refused(tmp_path: Path) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pa.table({"user": np.array([2**63], np.uint64), "y": [0]}), tmp_path / "a.parquet")

@@ -134,6 +134,21 @@ def test_a_wrong_table_is_reported(tmp_path, columns, said):
         load(tmp_path, **columns)
 
 
+@pytest.mark.parametrize("options", [{"key_columns": ("a",)}, {"categorical": ("a",)}, {"list_columns": ("a",)}])
+def test_ids_that_are_floats_already_are_refused_as_keys(tmp_path, options):
+    long = 1234567890123456789.0
+    values = [[long], [1.0]] if "list_columns" in options else [long, None]
+    path = write(tmp_path / "a.parquet", a=values, b=[0.5, 1.5], label=["x", "y"])
+    with pytest.raises(
+        BadData, match=r"'a': found the float 1234567890123456768, which has lost its last digits, as a"
+    ):
+        open_parquet(ParquetOptions(path=path, label="label", held_out=0.0, **options))
+    if "categorical" in options:
+        fitted = load(tmp_path, a=["1", "2"], b=["u", "v"], label=["x", "y"]).spec.preprocessing
+        with pytest.raises(BadData, match=r"column 'b', row 1: found the float 1234567890123456768, which has lost"):
+            fitted.inputs([{"a": 1, "b": long}])
+
+
 def test_a_named_index_of_pandas_is_told_of(tmp_path):
     columns = pa.table({"old": [7, 3], "a": [1.5, 2.5], "label": ["x", "y"]})
     described = {"index_columns": ["old", {"kind": "range"}]}
