@@ -125,7 +125,8 @@ class Following:
         """No coordinator has leased a step at or past this one, where callbacks may decide."""
         self._leased_before = 0  # what an earlier coordinator left of that
         self._ended = IntervalSet()
-        self._ends: deque[StepEnd] = deque()  # that callbacks have not heard of
+        self.ends: deque[StepEnd] = deque()
+        """Completed steps that callbacks have not heard of, in order."""
         self._ends_heard = 0
         self._wants_ends = True
         if steps_per_epoch:
@@ -136,21 +137,21 @@ class Following:
     def step_completed(self, step: int, loss: float | None) -> None:
         """Take note of a step that every shard has now; once, whatever is computed again."""
         if self._steps_per_epoch and self._ended.add(step) and self._wants_ends:
-            self._ends.append(StepEnd(step, math.nan if loss is None else loss))
+            self.ends.append(StepEnd(step, math.nan if loss is None else loss))
 
     def ends_since(self, heard: int) -> tuple[list[StepEnd], int]:
         """Return completed steps after the first `heard`, which are forgotten, and how many that makes in all."""
-        while self._ends and self._ends_heard < heard:
-            self._ends.popleft()
+        while self.ends and self._ends_heard < heard:
+            self.ends.popleft()
             self._ends_heard += 1
-        some = list(islice(self._ends, ENDS_AT_ONCE))
+        some = list(islice(self.ends, ENDS_AT_ONCE))
         return some, self._ends_heard + len(some)
 
     def want_ends(self, wanted: bool) -> None:
         """Keep completed steps for callbacks, or none."""
         self._wants_ends = wanted
         if not wanted:
-            self._ends.clear()
+            self.ends.clear()
 
     # --- milestones ---
 
@@ -192,7 +193,7 @@ class Following:
         """Tell whether callbacks have handled all that happens up to `target`; of a job that nobody follows, True."""
         if not self._steps_per_epoch:
             return True
-        return self.handled >= 0 and not self._ends and self._milestone_after(self.handled) > target
+        return self.handled >= 0 and not self.ends and self._milestone_after(self.handled) > target
 
     def lease_limit(self, target: int, frontier: int) -> int:
         """Return the first step that must wait for callbacks; `frontier` is the first that was never leased.
@@ -208,7 +209,7 @@ class Following:
             for _ in range(self._ahead):
                 limit = self._milestone_after(limit) if limit < target else limit
             self._limit = (self.handled, target, limit if limit < target else _NO_LIMIT)
-        return min(self._limit[2], frontier) if len(self._ends) >= ENDS_MAX else self._limit[2]
+        return min(self._limit[2], frontier) if len(self.ends) >= ENDS_MAX else self._limit[2]
 
     def handle(self, after_steps: int) -> None:
         """Take note that everything up to a milestone is handled."""

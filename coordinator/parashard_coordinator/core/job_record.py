@@ -295,6 +295,7 @@ class JobRecord:
             counted=self.figures.counted(),
             stopped_by=self.following.stopped_by,
             rates_decided=self.following.decided,
+            ends=tuple((step, loss if math.isfinite(loss) else None) for step, loss in self.following.ends),
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
@@ -335,6 +336,8 @@ class JobRecord:
         self.figures.resume(saved.examples, saved.counted, sums, saved.not_finite_epochs)
         rates = [Rate(*rate) for rate in saved.learning_rates]
         self.following.resume(rates, saved.leased_to, saved.stopped_by, saved.rates_decided)
+        for step, loss in saved.ends:
+            self.following.step_completed(step, loss)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
         workers = {name: EarlierWorker(*known) for name, known in saved.workers.items()}
         self.workers.resume(workers)

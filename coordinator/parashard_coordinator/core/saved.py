@@ -27,6 +27,7 @@ _LATER = (
     "speculative_leases",
     "stored_at",
     "rates_decided",
+    "ends",
 )
 
 
@@ -57,6 +58,7 @@ class Saved(Record):
     losses: tuple[float, ...] = ()  # of the training: smoothed, first and best
     stopped_by: int | None = None  # the milestone whose callbacks ended the training early
     rates_decided: int = 0  # number of callbacks' last decision about the learning rate
+    ends: tuple[tuple[int, float | None], ...] = ()  # steps that callbacks have to hear of, with finite losses
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
@@ -94,6 +96,7 @@ class Saved(Record):
             not_finite_epochs=(),
             counted=tuple((start, min(stop, steps)) for start, stop in self.counted if start < steps),
             stopped_by=self.stopped_by if self.target <= steps else None,
+            ends=tuple(end for end in self.ends if end[0] < steps),
             skips=tuple(step for step in self.skips if step < steps),
             final="",
         )

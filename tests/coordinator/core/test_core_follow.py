@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from parashard.checkpoints.encoding import decode, encode
 from parashard.errors import ConfigurationError, NotReady
 from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall, JobState, LeaseCall, Options
@@ -67,6 +68,20 @@ def test_a_successor_goes_on_with_the_rates_and_the_losses() -> None:
     follow(successor.job, FollowCall(handled=0, learning_rate=0.5, decision=1))
     assert successor.job.saved().learning_rates == ((0, 0.5, 0),)
     assert successor.job.figures.losses() == core.job.figures.losses() == {0: (1 << 63, 16)}
+
+
+def test_a_successor_tells_the_steps_that_callbacks_have_not_heard_of() -> None:
+    core = core_of(Sync(2))
+    follow(core.job, FollowCall(handled=0, wants_steps=True))
+    for sequence, completed in enumerate([(), (0, 1), (2, 3)]):
+        lease(core, sequence + 1, *completed)
+    first = follow(core.job, FollowCall(handled=0, wants_steps=True))
+    assert [step for step, _ in first.steps] == [0, 1, 2, 3]
+    follow(core.job, FollowCall(handled=0, wants_steps=True, steps_seen=2, coordinator=1))
+    saved = decode(Saved, encode(core.job.saved()), "saved")
+    assert saved.ends == ((2, 0.5), (3, 0.5))
+    answer = follow(core_of(Sync(2), saved).job, FollowCall(handled=0, wants_steps=True))
+    assert (answer.steps, answer.steps_seen) == (list(first.steps[2:]), 2)
 
 
 def test_a_milestone_that_was_told_lies_below_all_that_is_decided_at_it() -> None:  # P12 may lose steps of all
