@@ -20,6 +20,7 @@ from parashard.models.blame import named_with_line
 from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
+    Pairing,
     WrongModel,
     made_by,
     refuse_other_framework,
@@ -118,6 +119,7 @@ class Model:
         self.keys_function = keys
         self._init = init
         self._loss = loss
+        self._pairing = Pairing()
         self._apply = jax.jit(apply) if apply is not None else None
         self._metrics = metrics_by_name(metrics)
         self._seed = 0
@@ -160,6 +162,7 @@ class Model:
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
+        self._check_pairing(variables, batch)
         trained, state = self._parted(self._arguments(variables))
         trained |= marked(gathered(variables, batch))
         data, weights = self._batch(batch), _weights(batch)
@@ -174,6 +177,19 @@ class Model:
             return result_of(loss, xp), found | self._pushed(state, after, xp)
 
         return unscaled(computed, self._scale, xp)
+
+    def _check_pairing(self, variables: Mapping[str, Array], batch: Batch) -> None:
+        """Refuse a loss that compares each output with every target, where `apply` shows the outputs."""
+        if self._apply is None or batch.weights is not None or not self._pairing.is_open:
+            return
+        tree, further = self._tree(variables), _named(gathered(variables, batch))
+        inputs, targets = self._data((batch.inputs, batch.targets))
+        if self._pairing.is_doubtful(jax.eval_shape(self._apply, tree, inputs, **further), targets):
+            outputs = np.asarray(self._apply(tree, inputs, **further))
+            loss = float(self._judged(tree, inputs, targets, **further))
+            self._pairing.check(
+                outputs, np.asarray(targets), loss, lambda: float(self._judged(tree, inputs, targets[::-1], **further))
+            )
 
     def check(self, batch: Batch) -> None:
         """Trace a step and an evaluation of such a batch without computing them.

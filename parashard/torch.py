@@ -24,6 +24,7 @@ from parashard.models.framework import (
     LOSS_SCALE,
     NOT_IN_PLACE,
     Computed,
+    Pairing,
     WrongModel,
     made_by,
     refuse_other_framework,
@@ -147,6 +148,7 @@ class Model:
         self._autocast = AUTOCAST[autocast] if autocast is not None else None
         self._scale = 1.0
         self._loss = loss
+        self._pairing = Pairing()
         self._weighted = weighted_loss(loss)
         self._loss_kind = loss_kind(loss)
         self.adds_losses = self._loss_kind is not None and self._loss_kind.adds
@@ -305,6 +307,7 @@ class Model:
                 f"requires_grad of {turned[0]!r} is changed while a step is computed: set it before fit, which reads "
                 "it as it begins"
             )
+        self._check_pairing(outputs, targets, loss.detach(), batch.weights)
         single = loss.reshape(()) if loss.ndim else loss
         whole = single if scale == 1 else single.float() * scale
         found = torch.autograd.grad(whole, [*trained.values(), *looked_up.leaves], allow_unused=True)
@@ -394,6 +397,17 @@ class Model:
         ordered = () if named is inputs else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
         with lent(tensors, self._places), rows_lent(self._look_ups, looked_up):
             return module(*ordered, **named)
+
+    def _check_pairing(self, outputs: Any, targets: Any, loss: torch.Tensor, weights: Any) -> None:
+        """Refuse a loss that compares each output with every target."""
+        if self._pairing.is_doubtful(outputs, targets) and weights is None:
+            with torch.no_grad(), self._precision(self._own):
+                self._pairing.check(
+                    _on_host(outputs),
+                    _on_host(targets),
+                    float(loss),
+                    lambda: float(self._loss_of(outputs, targets.flip(0), None)),
+                )
 
     def _loss_of(self, outputs: Any, targets: Any, weights: Any) -> Any:
         if weights is None:

@@ -22,7 +22,7 @@ from parashard.job.declared_table import Table
 from parashard.layers.base import Layer, LooksUpLayer, Pass, Pullback, Shape, Shapes
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.models.base import HeldTable
-from parashard.models.framework import WrongModel
+from parashard.models.framework import Pairing, WrongModel
 from parashard.models.judging import Given, Told, judged, metrics_by_name
 from parashard.models.looking_up import placed
 from parashard.models.row_places import rows_held
@@ -99,6 +99,7 @@ class Sequential:
         self._layers = tuple(layers)
         self._input_shape = _shapes(input_shape)
         self._loss = _loss(loss)
+        self._pairing = Pairing()
         self.weighted = takes_weights(self._loss)
         self._metrics = metrics_by_name(metrics)
         self._seed = 0
@@ -155,6 +156,13 @@ class Sequential:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         outputs, pull_back = self.forward(variables, batch.inputs, batch.step, xp, batch.places)
         loss, gradient = self._loss(outputs, batch.targets, xp, **_weights(batch))
+        if self._pairing.is_doubtful(outputs, batch.targets) and batch.weights is None:
+            self._pairing.check(
+                _on_host(outputs),
+                _on_host(batch.targets),
+                float(loss),
+                lambda: float(self._loss(outputs, batch.targets[::-1], xp)[0]),
+            )
         return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:

@@ -6,9 +6,12 @@ Knows no framework. Called by `parashard.torch`, `parashard.jax` and `parashard.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
@@ -95,3 +98,59 @@ def unscaled(compute: Callable[[float], Computed], scale: float, xp: Any) -> Com
 def rows(array: Array) -> Array:
     """Return an array with at least one axis: a variable has rows."""
     return array if array.ndim else array.reshape(1)
+
+
+class Pairing:
+    """Whether a loss pairs each output with its own target, which a model asks in its first steps.
+
+    Outputs (n, 1) and targets (n,) broadcast to (n, n): such a loss compares each output with every target, and is the
+    same in whatever order the targets come. Where shapes do not tell, or outputs or targets are all alike, nothing is
+    said.
+    """
+
+    def __init__(self) -> None:
+        self._open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to be asked yet."""
+        return self._open
+
+    def is_doubtful(self, outputs: Any, targets: Any) -> bool:
+        """Return whether to `check`, by the shapes of the two."""
+        ours, theirs = getattr(outputs, "shape", None), getattr(targets, "shape", None)
+        if ours is None or theirs is None or not self._open:
+            return False
+        alike = [side for side in ours if side != 1] == [side for side in theirs if side != 1]
+        self._open = alike and tuple(ours) != tuple(theirs) and len(theirs) > 0 and theirs[0] > 1
+        return self._open
+
+    def check(self, outputs: Array, targets: Array, loss: float, reversed_loss: Callable[[], float]) -> None:
+        """Refuse a loss that is the same when the targets come in reverse.
+
+        Parameters
+        ----------
+        outputs, targets : ndarray
+            Of a batch.
+        loss : float
+            Of them.
+        reversed_loss : callable
+            Computes the loss of the same outputs and the targets from the last to the first.
+
+        Raises
+        ------
+        WrongModel
+            If it is the same to the last digits of float32.
+        """
+        spread = float(np.ptp(outputs))
+        told_apart = spread > 1e-3 * max(float(np.abs(outputs).max()), float(np.abs(targets).max()))
+        if not told_apart or np.array_equal(targets, targets[::-1]):
+            return
+        if math.isclose(reversed_loss(), loss, rel_tol=4e-6):
+            shape = tuple(outputs.shape)
+            raise WrongModel(
+                f"the loss compares each output with every target: outputs have shape {shape} and targets "
+                f"{tuple(targets.shape)}, which broadcast to {np.broadcast_shapes(shape, targets.shape)}; give targets "
+                f"of shape {shape}, or reshape the outputs in the loss"
+            )
+        self._open = False
