@@ -144,8 +144,8 @@ def check_same_code(run_dir: Path, mine: Code) -> None:
         )
     if changed:
         raise ConfigurationError(
-            f"{changed} was edited since the run began, or this is another script: a worker is the script, run again; "
-            f"put the text back that the run began with{_kept(run_dir, changed)}"
+            f"{changed} was edited since the run began, or this is another script; a worker is the script, run again: "
+            f"put back the text that the run began with{_kept(run_dir, changed)}"
         )
 
 
@@ -162,6 +162,7 @@ def write_code(run_dir: Path, code: RunCode, texts: Mapping[str, bytes]) -> None
         with suppress(OSError):  # a full disk: they are for people
             path = run_dir / TEXTS / name
             path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)  # the text may be one that others must not read
             path.write_bytes(text)
 
 

@@ -106,7 +106,9 @@ def job_of(
     table = {**tables, "data": {"source": "script"}, "model": {"kind": "script"}}
     overrides = SCRIPT.resume_flags.overrides
     if isinstance(parts.strategy, InProcessStrategy):
-        overrides = [(key, value, flag) for key, value, flag in overrides if not key.startswith("cluster.")]
+        flag = next((flag for key, _, flag in overrides if key.startswith("cluster.")), "")
+        if flag:
+            raise ConfigurationError(f"{flag}: {type(parts.strategy).__name__} has no cluster")
     return job_from_table(table, program, environ, overrides, words=_words(parts))
 
 

@@ -19,7 +19,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
 from parashard.launch.programs import answers_in, program_of
 from parashard.launch.run_files import JOB_FILE
-from parashard.launch.run_folders import is_done, job_name_in, launcher_of, runs_here, runs_of
+from parashard.launch.run_folders import is_done, job_name_in, launcher_of, run_began_at, runs_here, runs_of
 
 GOES_ON = "goes_on"
 """In the answer of a call that was answered: the run that its script goes on with."""
@@ -79,8 +79,12 @@ def resumed(
         chosen = _newest(name, script, answers)
         if chosen is None or is_done(chosen):
             return None
-        if any(answer.get("call") == "fit" and "error" not in answer for answer in answers):
-            if launcher_of(chosen) is not None:  # of another start of the script, which goes on with it
+        made_here = [
+            Path(answer["run_dir"]) for answer in answers if answer.get("call") == "fit" and "run_dir" in answer
+        ]
+        if made_here:
+            # Another start of the script trains it, or has begun it since this one did.
+            if launcher_of(chosen) is not None or run_began_at(chosen) > run_began_at(made_here[0]):
                 return None
             raise ConfigurationError(
                 f"{short_path(chosen)} is not done, and a fit before this one was made anew: give each fit of the "

@@ -70,6 +70,23 @@ def test_a_run_is_not_left_behind_where_the_fit_before_it_is_made_anew(runs: Run
     second.fit((X, Y), verbose=0)  # anew, too
 
 
+def test_a_run_that_another_start_has_begun_meanwhile_is_its_own_affair(runs: Runs) -> None:
+    trainer, other = ps.Trainer(Line()), ps.Trainer(Line())
+    runs.started_again()
+    first = trainer.fit((X, Y), resume=True, verbose=0)
+    answers = module.SCRIPT._answers
+    runs.started_again()
+    other.fit((X, Y), resume=True, verbose=0)
+    runs.exit_code = 130
+    with pytest.raises(KeyboardInterrupt):
+        other.fit((X, Y), resume=True, verbose=0)
+    theirs = runs.jobs[-1][1]
+    runs.started_again()
+    module.SCRIPT._calls, module.SCRIPT._answers = 1, answers  # the first process again
+    mine = trainer.fit((X, Y), resume=True, verbose=0).run_dir
+    assert mine not in (first.run_dir, theirs)
+
+
 def test_an_edited_script_goes_on_where_that_is_accepted(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     script, trainer = Path("train.py"), ps.Trainer(Line())
 

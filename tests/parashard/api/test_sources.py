@@ -117,12 +117,13 @@ def test_an_edited_file_is_named_with_where_its_text_is_kept(
     run = tmp_path / "run"
     run.mkdir()
     write_code(run, RunCode(begun.sha256, begun, begun), sources.texts())
+    assert (run / "code" / name).stat().st_mode & 0o077 == 0, "a script may have what others must not read"
     (tmp_path / name).write_text("SCALE = 1000")
     edited = code(Sources(tmp_path / "train.py", None, tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=rf"{says} since run began \(it is kept in run/code/{name}\)"):
         resumed_code(run, edited, accept_change=False)
-    with pytest.raises(ConfigurationError, match=rf"{says} .* put the text back .* \(it is kept in run/code/{name}\)"):
+    with pytest.raises(ConfigurationError, match=rf"{says} .* put back the text .* \(it is kept in run/code/{name}\)"):
         check_same_code(run, edited)
     accepted = resumed_code(run, edited, accept_change=True)
     write_code(run, accepted, {})
