@@ -33,10 +33,12 @@ from parashard.models.jax_arrays import (
     array_of,
     borrowed,
     check_width,
+    differ,
     is_zero,
     jax,
     output_of,
     result_of,
+    seeded_apart,
     tensor_of,
 )
 from parashard.models.jax_rows import gathered, like_gathered, marked, parted, summed, tables_and_keys
@@ -197,7 +199,8 @@ class Model:
         Raises
         ------
         WrongModel
-            If the loss is no scalar, cannot be computed without a key, or depends on no parameter.
+            If the loss is no scalar, cannot be computed without a key, depends on no parameter, or draws numbers that
+            would be the same in each step.
         """
         arguments = self._batch(batch)
         weights = _weights(batch)
@@ -207,9 +210,19 @@ class Model:
         trained |= marked(rows)
         jax.eval_shape(self._gradients, trained, state, *arguments, **weights)
         gradients = jax.grad(self._told, has_aux=True)
-        traced = jax.make_jaxpr(lambda *given, **named: gradients(*given, **named)[0])
-        if is_zero(traced(trained, state, *arguments, **weights)):
+
+        def traced() -> Any:
+            trace = jax.make_jaxpr(lambda *given, **named: gradients(*given, **named)[0])
+            return trace(trained, state, *arguments, **weights)
+
+        first, second = seeded_apart(traced)
+        if is_zero(first):
             raise WrongModel("the loss depends on no parameter: it is computed without them, or by stop_gradient")
+        if differ(first, second):
+            raise WrongModel(
+                "the loss draws from NumPy's or Python's generator while JAX traces it, and each step would compute "
+                "with the same numbers: draw from the key"
+            )
         try:
             jax.eval_shape(self._judged, own, *arguments[:2], **_named(rows), **weights)
         except Exception as error:

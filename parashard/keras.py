@@ -316,11 +316,10 @@ class Model:
     def _build(self, inputs: Any, targets: Any) -> None:
         """Build what `compile()` says, which Keras does with the first data: outside of what is compiled."""
         model = self._ready()
-        first = keras.tree.map_structure(lambda tensor: tensor[:2], (inputs, targets))
         with self._backend.no_gradients(), lent(Asking(keras.ops.zeros)):
-            outputs = model(first[0], training=False)
-            model.compute_loss(x=first[0], y=first[1], y_pred=outputs, sample_weight=None, training=False)
-            model.compute_metrics(first[0], first[1], outputs, sample_weight=None)
+            outputs = model(inputs, training=False)
+            model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=None, training=False)
+            model.compute_metrics(inputs, targets, outputs, sample_weight=None)
             found = {name: value for name, value in model.get_metrics_result().items() if name != "loss"}
         model.reset_metrics()
         for metric in model.metrics:

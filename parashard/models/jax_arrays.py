@@ -5,6 +5,9 @@ Owns the import of JAX. Knows no tree's meaning. Called by `parashard.jax` and `
 
 from __future__ import annotations
 
+import random
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,12 +28,16 @@ __all__ = [
     "array_of",
     "borrowed",
     "check_width",
+    "differ",
     "is_zero",
     "jax",
     "output_of",
     "result_of",
+    "seeded_apart",
     "tensor_of",
 ]
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 _INT32 = np.iinfo(np.int32)
 
@@ -97,6 +104,33 @@ def is_zero(traced: Any) -> bool:
         return False
     arguments = [np.zeros(aval.shape, aval.dtype) for aval in traced.in_avals]
     return not any(np.any(value) for value in jaxpr_as_fun(traced)(*arguments))
+
+
+def seeded_apart(trace: Callable[[], Any]) -> list[Any]:
+    """Return what a function returns under two seeds of Python and NumPy, whose generators are left as they were."""
+    pythons, numpys = random.getstate(), np.random.get_state()
+    found = []
+    try:
+        for seed in (1, 2):
+            random.seed(seed)
+            np.random.seed(seed)
+            found.append(trace())
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)
+    return found
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Tell whether two functions that `jax.make_jaxpr` has traced compute with other constants, or otherwise."""
+    if _ADDRESS.sub("", str(one.jaxpr)) != _ADDRESS.sub("", str(other.jaxpr)):
+        return True
+    return any(a is not b and _bytes(a) != _bytes(b) for a, b in zip(one.consts, other.consts, strict=True))
+
+
+def _bytes(constant: Any) -> bytes:
+    is_key = jax.numpy.issubdtype(constant.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(constant) if is_key else constant).tobytes()
 
 
 def _variables(atoms: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from parashard.models.framework import WrongModel
-from parashard.models.keras_variables import Found, is_seed, keras
+from parashard.models.keras_variables import Found, is_seed, keras, shared_seed
 from parashard.models.state import FROZEN
 
 
@@ -45,12 +45,24 @@ class Functions:
                 kind, now = self.found.kinds.get(variable.path, FROZEN), scope.get_current_value(variable)
                 if kind not in ("", FROZEN):
                     after[variable.path] = now
+                elif now is not value and not kind:
+                    raise WrongModel(
+                        f"{variable.path!r} is trained, and a layer writes it while a step is computed: the shards "
+                        "move it, and that write would be lost; leave the layer out, such as SpectralNormalization"
+                    )
                 elif now is not value:
                     raise WrongModel(
                         f"{variable.path!r} is written while a step is computed, and has no gradient to push; say how "
                         f"it changes: state={{{variable.path!r}: 'average:0.1'}} for a running average, 'counter' for "
                         "whole numbers, 'sum'"
                     )
+            known = {id(variable) for variable in (*self.found.in_order(), *model.metrics_variables, *shared_seed())}
+            if scope.state_mapping.keys() - known:
+                raise WrongModel(
+                    f"a variable that is no weight of {model.name!r}, such as the state of a stateful RNN, is written "
+                    "while a step is computed, and that write would be lost: make it by add_weight of its layer, and "
+                    "say by state= how it changes"
+                )
         shape = getattr(loss, "shape", None)
         if shape is None or tuple(shape) != ():
             found = type(loss).__name__ if shape is None else f"shape {tuple(shape)}"

@@ -27,7 +27,19 @@ except ImportError as error:
         f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
     ) from None
 
-__all__ = ["Found", "check", "copied", "found_in", "is_seed", "keras", "kind_of", "marks_of", "seeded", "word"]
+__all__ = [
+    "Found",
+    "check",
+    "copied",
+    "found_in",
+    "is_seed",
+    "keras",
+    "kind_of",
+    "marks_of",
+    "seeded",
+    "shared_seed",
+    "word",
+]
 
 NOT_CALLED = {
     "train_step": "compute a step in compute_loss or add_loss",
@@ -141,6 +153,12 @@ def word(seed: int) -> int:
 def is_seed(variable: Any) -> bool:
     """Tell whether a variable is the state of a `SeedGenerator`."""
     return bool(variable.name == "seed_generator_state")
+
+
+def shared_seed() -> list[Any]:
+    """Return the seed state that Keras draws from where a layer has no `SeedGenerator`, if it has been used."""
+    generator = keras.src.backend.common.global_state.get_global_attribute("global_seed_generator")
+    return [] if generator is None else [generator.state]
 
 
 def check(model: Any) -> None:
