@@ -34,6 +34,8 @@ class PresentOptimizer:
         The trainer's.
     state : OptimizerState, optional
         What it has done already; None: nothing.
+    given : object, optional
+        An optimizer of a framework that it is the equal of, which its user may change.
 
     Attributes
     ----------
@@ -41,8 +43,9 @@ class PresentOptimizer:
         How many updates its state has; None: it is new.
     """
 
-    def __init__(self, mapped: Mapped, state: OptimizerState | None = None) -> None:
+    def __init__(self, mapped: Mapped, state: OptimizerState | None = None, given: Any = None) -> None:
         self.mapped = mapped
+        self._of_framework = given
         self.updates = None if state is None else state.updates
         self._given = NO_SLOTS if state is None else state.slots
         self._learning_rate = mapped.spec.learning_rate
@@ -52,6 +55,20 @@ class PresentOptimizer:
     def spec(self) -> OptimizerSpec:
         """The optimizer with the rate that callbacks have left."""
         return self.mapped.spec.replaced(learning_rate=self._learning_rate)
+
+    def begin(self) -> None:
+        """Read the framework's optimizer again as a fit begins: its user may have added a group, or set a rate.
+
+        Raises
+        ------
+        ConfigurationError
+            If it has no equal now.
+        """
+        if self._of_framework is None:
+            return
+        before, self.mapped = self.mapped, optimizer_of(self._of_framework)
+        if self.mapped.spec.learning_rate != before.spec.learning_rate:
+            self._learning_rate = self.mapped.spec.learning_rate
 
     def go_on_from(self, run_dir: Path, answer: Mapping[str, Any]) -> None:
         """Go on with the state of a run, by what its fit has answered."""
@@ -116,8 +133,8 @@ def present_optimizer(given: Any, model: Model, seed: int) -> PresentOptimizer:
     if not made:
         return PresentOptimizer(mapped)
     if not isinstance(model, ReadsOptimizer):
-        return PresentOptimizer(mapped)
-    return PresentOptimizer(mapped, model.optimizer_state(theirs, mapped.spec))
+        return PresentOptimizer(mapped, given=given)
+    return PresentOptimizer(mapped, model.optimizer_state(theirs, mapped.spec), given)
 
 
 def updates_after(job: Job, steps: int) -> int:

@@ -383,6 +383,7 @@ class Trainer:
         model = present.computing(source, gradient_accumulation)
         called = checked(callbacks, has_evaluations=source.spec.held_out > 0)
         present.begin()
+        self._optimizer.begin()
         check_callbacks(called, present.tables())
         program = SCRIPT.path if self._has_script else Path(INTERACTIVE)
         parts = self._parts(self._job_name)

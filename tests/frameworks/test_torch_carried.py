@@ -284,6 +284,27 @@ def test_freezing_is_read_as_a_fit_begins(tmp_path: Any, monkeypatch: pytest.Mon
         trainer.fit((X, Y), verbose=0)
 
 
+def test_groups_and_rates_of_an_optimizer_are_read_as_a_fit_begins(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = net()
+    optimizer = torch.optim.SGD(own[2].parameters(), lr=0.1)
+    trainer = ps.Trainer(model(own), optimizer, ps.OneDeviceStrategy())
+
+    def moved() -> list[bool]:
+        before = trainer.model()
+        trainer.fit((X, Y), batch_size=8, verbose=0)
+        return [not torch.equal(before[layer].weight, trainer.model()[layer].weight) for layer in (0, 2)]
+
+    assert moved() == [False, True]
+    optimizer.add_param_group({"params": own[0].parameters()})
+    assert moved() == [True, True]
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-20
+    assert moved() == [False, False]
+
+
 def test_a_layer_that_is_replaced_after_a_fit_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     own = net()
