@@ -215,7 +215,7 @@ class ShardAddress(_message.Message):
     def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("run_id", "worker", "incarnation", "sequence", "held", "completed", "failed", "evaluated", "want", "wait_s", "leaving", "phases", "held_evaluations", "computing", "steps_only")
+    __slots__ = ("run_id", "worker", "incarnation", "sequence", "held", "completed", "failed", "evaluated", "want", "wait_s", "leaving", "phases", "held_evaluations", "computing", "steps_only", "warnings")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,7 @@ class LeaseRequest(_message.Message):
     HELD_EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     COMPUTING_FIELD_NUMBER: _ClassVar[int]
     STEPS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: str
     incarnation: int
@@ -246,7 +247,8 @@ class LeaseRequest(_message.Message):
     held_evaluations: _containers.RepeatedScalarFieldContainer[int]
     computing: _containers.RepeatedScalarFieldContainer[int]
     steps_only: bool
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., completed: _Optional[_Iterable[_Union[CompletedStep, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[FailedStep, _Mapping]]] = ..., evaluated: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., want: _Optional[int] = ..., wait_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., held_evaluations: _Optional[_Iterable[int]] = ..., computing: _Optional[_Iterable[int]] = ..., steps_only: _Optional[bool] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., completed: _Optional[_Iterable[_Union[CompletedStep, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[FailedStep, _Mapping]]] = ..., evaluated: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., want: _Optional[int] = ..., wait_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., held_evaluations: _Optional[_Iterable[int]] = ..., computing: _Optional[_Iterable[int]] = ..., steps_only: _Optional[bool] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CompletedStep(_message.Message):
     __slots__ = ("step", "incarnations", "loss", "examples", "skipped")

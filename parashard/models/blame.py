@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from parashard.display.paths import short_path
@@ -52,6 +52,13 @@ def place_of(method: Any) -> str:
     if not isinstance(code, CodeType) or not _is_the_users(code.co_filename):
         return ""
     return f"{short_path(code.co_filename)}:{code.co_firstlineno}: "
+
+
+def users_line(frame: FrameType | None) -> str:
+    """Return the innermost line of the user's code that a frame was called from, as "model.py:31"; "" without one."""
+    while frame is not None and not _is_the_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def with_users_lines(error: BaseException) -> BaseException:

@@ -45,6 +45,17 @@ def test_an_evaluation_is_held_and_reported_likewise() -> None:
     assert list(request.evaluated[0].incarnations) == [1, 4], "of the weights that the grant names (P25)"
 
 
+def test_a_warning_goes_with_the_next_call_until_one_is_answered() -> None:
+    worker = Worker()
+    worker.work.warned("UserWarning: too few")
+    assert list(worker.call().warnings) == ["UserWarning: too few"]
+    request = worker.call()
+    assert list(request.warnings) == ["UserWarning: too few"], "the call before had no answer"
+    worker.work.warned("another")
+    worker.answer(request)
+    assert list(worker.call().warnings) == ["another"]
+
+
 def test_a_full_queue_asks_for_nothing_until_the_renewal() -> None:  # P5
     worker = Worker(ahead=1).granted(0, 1, 2)
     assert worker.due_in_s == pytest.approx(TTL_S / 3)

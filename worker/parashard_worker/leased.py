@@ -88,6 +88,7 @@ class LeasedWork:
         """Reported steps that no record of the coordinator has, by the number of the call."""
         self._failed: list[pb.FailedStep] = []
         self._evaluated: list[pb.EvaluationResult] = []
+        self._warnings: list[str] = []
         self._ask_again = True
         self._unanswered = False
         self._leaving = False
@@ -195,6 +196,10 @@ class LeasedWork:
         """Give an evaluation back."""
         self._evaluating.discard(number)
 
+    def warned(self, text: str) -> None:
+        """Report a warning with the next call."""
+        self._warnings.append(text)
+
     def leave(self) -> None:
         """Take nothing more; the next call reports what is done and gives back what is held."""
         self._leaving = True
@@ -245,6 +250,7 @@ class LeasedWork:
             computing=[] if self._leaving or self._announcing is None else [self._announcing],
             phases=pb.PhaseSeconds(**phases_s),
             steps_only=not self._evaluates,
+            warnings=self._warnings,
         )
 
     def accept(self, request: pb.LeaseRequest, reply: pb.LeaseReply, now_s: float) -> None:
@@ -257,6 +263,7 @@ class LeasedWork:
             self._unstored.popleft()
         del self._failed[: len(request.failed)]
         del self._evaluated[: len(request.evaluated)]
+        del self._warnings[: len(request.warnings)]
         self.announced |= self._announcing in request.computing
         self.retracting &= bool(request.computing)
         if reply.revoked:

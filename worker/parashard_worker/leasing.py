@@ -234,6 +234,11 @@ class Leasing:
             self._work.evaluation_dropped(number)
             self._wake()
 
+    def warned(self, text: str) -> None:
+        """Report what Python warned of, with the next call."""
+        with self._changed:
+            self._work.warned(text)
+
     def leave(self, timeout_s: float) -> None:
         """Report what is done, give back what is held, and end the thread, within `timeout_s`."""
         with self._changed:

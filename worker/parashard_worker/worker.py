@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from parashard_worker.leasing import Leasing
 from parashard_worker.loading import job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
 from parashard_worker.membership import LEAVE_S, Introduction, Membership
+from parashard_worker.user_warnings import warnings_told
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -186,6 +187,7 @@ class Worker:
                 loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth, keep=keep)
                 metrics.add(partial(_collector, loop, member.name))
                 with (
+                    warnings_told(leasing.warned) if settings.own_process else nullcontext(),
                     self._left_in_time(stop, leasing, job.cluster.grace_s),
                     membership.working(leasing, client),
                 ):

@@ -262,7 +262,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
 def lease_call(request: pb.LeaseRequest) -> LeaseCall:
     """Return a worker's call as the core takes it."""
-    for what in ("held", "completed", "failed", "evaluated", "held_evaluations", "computing"):
+    for what in ("held", "completed", "failed", "evaluated", "held_evaluations", "computing", "warnings"):
         check_count(what, getattr(request, what), REPORTS_MAX)
     return LeaseCall(
         worker=request.worker,
@@ -281,6 +281,7 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
         computing=list(request.computing),
         phases_s={phase: getattr(request.phases, phase) for phase in PHASES},
         steps_only=request.steps_only,
+        warnings=[readable(text, REASON_BYTES_MAX) for text in request.warnings],
     )
 
 

@@ -119,6 +119,7 @@ class LeaseCall(NamedTuple):
     computing: Sequence[int] = ()
     phases_s: Mapping[str, float] = MappingProxyType({})
     steps_only: bool = False
+    warnings: Sequence[str] = ()
 
 
 class LeaseAnswer(NamedTuple):

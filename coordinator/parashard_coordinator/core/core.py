@@ -176,6 +176,7 @@ class Core:
             self._failed(worker, FailedStep(*failed), now_s)
         for result in call.evaluated:
             take_result(job, result)
+        job.tell_warnings(worker.name, call.warnings)
         job.evaluations.renew(call.worker, list(call.held_evaluations))
         revoked = job.leases.renew(call.worker, call.held, now_s)
         worker.computing = tuple(call.computing)

@@ -40,6 +40,7 @@ from parashard_coordinator.run.problems import Problems
 EVENTS_KEPT = 50
 END_WAITS = "end-waits"  # a problem's key
 DATA_WARNINGS_SHOWN = 8
+WARNINGS_MAX = 20  # of users' code, with different texts
 
 
 class DueCheckpoint(NamedTuple):
@@ -139,6 +140,7 @@ class JobRecord:
         self.events_total = 0
         self.new_events: list[str] = []
         self.problems = Problems()
+        self.warned: set[str] = set()  # what workers' user code was warned of
         self.staleness_p95 = 0  # as the shards last told
         self.silent_shards: set[int] = set()
         self.ended_shards: set[int] = set()  # whose process ended, as their launcher says, until they answer again
@@ -411,6 +413,13 @@ class JobRecord:
         warned = self.problems.end(key)
         if warned:
             self.add_event(f"resolved: {text or warned}")
+
+    def tell_warnings(self, worker: str, texts: Sequence[str]) -> None:
+        """Tell people what Python warned of in a worker, each text once for all workers, and a bounded number."""
+        for text in texts:
+            if text not in self.warned and len(self.warned) < WARNINGS_MAX:
+                self.warned.add(text)
+                self.add_event(f"{worker}: {text}")
 
     def add_event(self, text: str) -> None:
         """Tell people of what has happened: log, status and live view show it."""

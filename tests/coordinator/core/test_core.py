@@ -11,6 +11,7 @@ from parashard.process.shell import ExitCode, exit_code_of
 from parashard_coordinator.core.calls import JobState, LeaseCall
 from parashard_coordinator.core.core import WORKERS_MAX
 from parashard_coordinator.core.draining import Answer
+from parashard_coordinator.core.job_record import WARNINGS_MAX
 from parashard_coordinator.core.launchers import Exit, LocalLauncher, Orders, ProcessName
 from parashard_coordinator.core.policies import Sync
 from parashard_coordinator.core.restarts import Restarts
@@ -377,3 +378,14 @@ def test_each_silent_shard_is_a_problem_of_its_own() -> None:
     core.shard_answered(0)
     assert [text.partition(" ")[0] for text in core.job.problems.texts] == ["shard-1"]
     assert [core.job.shard_live(0), core.job.shard_live(1)] == [True, False]
+
+
+def test_what_python_warns_of_in_workers_is_an_event_once() -> None:
+    core = core_of()
+    first, second = Caller(core, "worker-0"), Caller(core, "worker-1")
+    for caller in (second, first, second):
+        caller.call(warnings=["UserWarning: too few (train.py:3)"])
+    first.call(warnings=[f"{number}" for number in range(2 * WARNINGS_MAX)])
+    told = [event for event in core.job.events if event.startswith("worker-") and "started" not in event]
+    assert told[0] == "worker-1: UserWarning: too few (train.py:3)"
+    assert len(told) == WARNINGS_MAX
