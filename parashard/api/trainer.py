@@ -237,6 +237,7 @@ class Trainer:
         *apart: Never,
         batch_size: int = EXAMPLES_AT_ONCE,
         targets: str | Sequence[str] | None = None,
+        sample_weight: Any = None,
         verbose: int = 0,
         **others: Never,
     ) -> dict[str, float]:
@@ -244,7 +245,7 @@ class Trainer:
 
         Parameters
         ----------
-        data, y, targets
+        data, y, targets, sample_weight
             As in `fit`.
         batch_size : int
             Examples that are judged at once.
@@ -256,7 +257,7 @@ class Trainer:
         with SCRIPT.call("evaluate") as call:
             if not call.answer:
                 with of_the_data():
-                    examples = indexed(data, "data", targets=targets)
+                    examples = indexed(data, "data", targets=targets, sample_weight=sample_weight)
                     check_all(examples, "data")
                     call.answer = {"metrics": self._present.evaluate(examples, batch_size)}
         return dict(call.answer["metrics"])

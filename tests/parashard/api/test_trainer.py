@@ -61,6 +61,7 @@ def test_weights_need_a_model_that_uses_them(runs: Runs) -> None:
     ps.Trainer(Weighted()).fit((X, Y), sample_weight=np.ones(6), verbose=0)
     assert len(runs.jobs) == 1
     metrics = ps.Trainer(Weighted()).evaluate((X, Y, np.arange(6)), batch_size=4)
+    assert metrics == ps.Trainer(Weighted()).evaluate(X, Y, sample_weight=np.arange(6), batch_size=4)
     assert metrics["loss"] == pytest.approx((np.arange(6) * Y).mean()), "the mean is over examples"
 
 
