@@ -176,7 +176,7 @@ def test_a_batch_of_one_is_refused_where_it_cannot_be_normalised(sizes: Any, wha
         fit(trainer(LOSSES["mean"], Normalised), **sizes)
     assert not Path("runs").exists()
     history = fit(trainer(LOSSES["mean"], Normalised), **sizes, drop_last=True, epochs=2)
-    assert (history.report["steps_applied"], history.report["data"]["dropped"]) == ([6], 1)
+    assert (history.report["steps_applied"], history.report["dropped_examples"]) == ([6], 1)
     fit(trainer(LOSSES["mean"]), **sizes)
 
 

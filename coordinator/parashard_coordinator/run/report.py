@@ -109,7 +109,8 @@ def report(
                 if rate.first_step < steps  # an early stop may have come before it
             ],
         },
-        "data": {**resolved.spec.figures(), "dropped": resolved.steps.dropped},
+        "data": resolved.spec.figures(),
+        "dropped_examples": resolved.steps.dropped,  # in each pass
         "parameters": resolved.parameters,
         "staleness": {
             "p50": quantile(staleness, 0.5),

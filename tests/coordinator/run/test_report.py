@@ -132,8 +132,8 @@ def test_the_figures_of_a_job() -> None:
     assert (figures["examples_per_s"], figures["wall_s"]) == (16.0, 3.0)
     assert (figures["training_loss"], figures["held_out"]) == (0.5, {"accuracy": 0.75, "loss": 0.125})
     assert (figures["staleness"], figures["step_lag"]) == ({"p50": 1, "p95": 2, "max": 2}, {"max": 3})
-    data = {"examples": 6, "held_out": 0, "input_shape": [1], "classes": 2, "warnings": [], "dropped": 0}
-    assert figures["data"] == data
+    assert figures["data"] == {"examples": 6, "held_out": 0, "input_shape": [1], "classes": 2, "warnings": []}
+    assert figures["dropped_examples"] == 0
     assert figures["parameters"] == 12
     assert figures["network"] == {"transfer_s": 2.0, "waited_s": 1.5, "overlapped_share": 0.25}
     assert figures["bytes"] == {
