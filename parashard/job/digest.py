@@ -54,8 +54,13 @@ def job_identity(
     }
     if job.job.first_epoch:  # left out otherwise: earlier jobs keep their digest
         identity["job"]["first_epoch"] = job.job.first_epoch
-    defaults = {"updates_before": None, "steps_per_epoch": None, "drop_last": False, "shuffle": True}  # left out, too
-    identity["job"] |= {name: getattr(job.job, name) for name in defaults if getattr(job.job, name) != defaults[name]}
+    for name in ("updates_before", "steps_per_epoch"):  # the same
+        if getattr(job.job, name):
+            identity["job"][name] = getattr(job.job, name)
+    if job.job.drop_last:  # the same
+        identity["job"]["drop_last"] = True
+    if job.job.shuffle is False:  # the same
+        identity["job"]["shuffle"] = False
     if job.tables:  # the same
         identity["tables"] = identity_of(job.tables)
     if initial_sha256:

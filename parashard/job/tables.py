@@ -94,11 +94,11 @@ class JobOptions(Table):
         le=10**12,
         description="Steps of an epoch, in place of one pass over the examples; the next epoch goes on in the pass.",
     )
-    drop_last: bool = key(
-        default=False, description="Whether the last step of a pass is left out where it is shorter than the others."
+    drop_last: bool | None = key(
+        default=None, description="Whether the last step of a pass is left out where it is shorter; unset: false."
     )
-    shuffle: bool = key(
-        default=True, description="Whether each pass has an order of its own; false: the examples' own order."
+    shuffle: bool | None = key(
+        default=None, description="Whether each pass has an order of its own; unset: true; false: the examples' order."
     )
     max_attempts: int = key(
         default=5,
@@ -119,8 +119,8 @@ class JobOptions(Table):
             self.seed,
             self.first_epoch or 0,
             self.steps_per_epoch,
-            self.drop_last,
-            self.shuffle,
+            bool(self.drop_last),
+            self.shuffle is not False,
         )
 
 

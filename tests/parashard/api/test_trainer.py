@@ -423,4 +423,4 @@ def test_the_order_of_the_examples_is_the_job_s(runs: Runs) -> None:
     ps.Trainer(Line()).fit(X, Y, batch_size=4, verbose=0)
     chosen, default = (loaded.job.job for loaded, _ in runs.jobs)
     assert (chosen.steps_per_epoch, chosen.drop_last, chosen.shuffle) == (5, True, False)
-    assert (default.steps_per_epoch, default.drop_last, default.shuffle) == (None, False, True)
+    assert (default.steps_per_epoch, default.drop_last, default.shuffle) == (None, None, None)
