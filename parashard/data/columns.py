@@ -66,9 +66,14 @@ class Words(NamedTuple):
 
         A word that is not there as it is has the place of the first that means the same.
         """
-        same = {canonical(word): i for i, word in reversed(list(enumerate(of)))}
         exact = {word: i for i, word in enumerate(of)}
-        found = [exact.get(word, same.get(canonical(word), -1)) for word in self.vocabulary]
+        found = [exact.get(word, -1) for word in self.vocabulary]
+        if -1 in found:
+            same = {canonical(word): i for i, word in reversed(list(enumerate(of)))}
+            found = [
+                place if place >= 0 else same.get(canonical(word), -1)
+                for word, place in zip(self.vocabulary, found, strict=True)
+            ]
         return np.array([*found, -1])[self.codes]  # code -1: the last
 
 
@@ -205,9 +210,9 @@ def typed(
     assert not isinstance(column, Lists)
     if isinstance(column, Numbers):
         return column
-    text = without_missing(column, marks)
-    column = without_missing(column, marks, in_text=False)
-    if as_text or (zeros_are_text and any(map(has_leading_zero, column.used()))):
+    raw, column = column, without_missing(column, marks, in_text=False)
+    text = without_missing(raw, marks) if marks.never else column
+    if as_text or (zeros_are_text and any(map(has_leading_zero, column.vocabulary))):
         return text
     values, is_number = _numbers(column)
     present = column.codes >= 0
@@ -278,8 +283,10 @@ def typed_like(training: Cells, table: Table, name: str, *, marks: Marks = NO_MA
 def _check_whole(column: Words, values: Float64s, cell: Callable[[int], str]) -> None:
     """Refuse whole numbers that are not in float64."""
     for code, text in enumerate(column.vocabulary):
+        if len(text) <= _DIGITS_KEPT:
+            continue
         digits = text.strip().lstrip("+-")
-        if len(digits) > _DIGITS_KEPT and digits.isdigit() and abs(int(values[code])) != int(digits):
+        if digits.isdigit() and abs(int(values[code])) != int(digits):
             raise digits_lost(cell(int(np.argmax(column.codes == code))), text)
 
 

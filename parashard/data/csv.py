@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from parashard.data.arrays import ArraySource
 from parashard.data.base import kind_of_failure
@@ -27,15 +27,6 @@ from parashard.errors import BadData, shown_names
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 _CELL_CHARACTERS_MAX = 1 << 30
 csv.field_size_limit(_CELL_CHARACTERS_MAX)  # Python's own is 131,072, also in columns that are left out
-
-
-class _Row(NamedTuple):
-    """A row's cells, its first and last line, and whether it has quotes."""
-
-    cells: list[str]
-    first: int
-    last: int
-    has_quotes: bool
 
 
 def open_csv(options: CsvOptions) -> ArraySource:
@@ -89,64 +80,93 @@ def is_parquet(path: Path) -> bool:
 def read_csv(path: Path, options: CsvOptions) -> Table:
     """Return a file's columns, all of them as text; errors as in `open_csv`."""
     names = list(options.columns) if options.columns is not None else None
-    rows: list[_Row] = []
+    rows: list[list[str]] = []
+    lines: list[int] = []
     with opened_text(path, options.encoding) as file:
-        for row in _rows(file, path, options):
+        reading = _Reading(file, options)
+        while (row := reading.row(f"{path}: {'the header' if names is None else f'row {len(rows) + 1}'}")) is not None:
+            if not row:
+                continue  # a blank line
             if names is None:
-                names = _header(row.cells, path)
-            elif len(row.cells) != len(names):
+                names = _header(row, path)
+            elif len(row) != len(names):
                 raise BadData(
-                    f"{path}: row {len(rows) + 1} (line {row.last}) has {len(row.cells)} values where the "
-                    f"{len(names)} columns {shown_names(names)} are due (separator {options.separator!r}): "
-                    f"{shown_cell(row.cells[0])}, ..."
+                    f"{path}: row {len(rows) + 1} (line {reading.line}) has {len(row)} values where the {len(names)} "
+                    f"columns {shown_names(names)} are due (separator {options.separator!r}): "
+                    f"{shown_cell(row[0])}, ..."
                 )
             else:
                 rows.append(row)
+                lines.append(reading.line)
     if names is None or not rows:
         raise BadData(f"{path}: has no rows")
     columns = {}
-    for name, texts in zip(names, zip(*(row.cells for row in rows), strict=True), strict=True):
+    for name, texts in zip(names, zip(*rows, strict=True), strict=True):
         suffix = options.strip_label if name == options.label else ""
         columns[name] = words(text.removesuffix(suffix) for text in texts)
-    return Table(path, columns, [row.last for row in rows], warnings=tuple(_stray_quotes(rows)))
+    return Table(path, columns, lines, warnings=tuple(reading.warnings()))
 
 
-def _rows(file: Iterable[str], path: Path, options: CsvOptions) -> Iterator[_Row]:
-    """Yield the rows of a file that are not blank, the header's among them."""
-    line = 0
-    first = 0  # line of the row that is read; 0: the next line begins one
-    has_quotes = False
+class _Reading:
+    """The rows of a file, and where its quotes are.
 
-    def lines() -> Iterator[str]:
-        nonlocal line, first, has_quotes
-        for text in file:
-            line += 1
-            if first == 0:
-                if options.comment and text.startswith(options.comment):
-                    continue
-                first, has_quotes = line, False
-            has_quotes = has_quotes or bool(options.quote and options.quote in text)
-            yield text
+    Parameters
+    ----------
+    file : iterable of str
+        Its lines.
+    options : CsvOptions
 
-    count = 0
-    parsed = _parsed(lines(), options)
-    while True:
-        first = 0
+    Attributes
+    ----------
+    line : int
+        The last line that was read.
+    """
+
+    def __init__(self, file: Iterable[str], options: CsvOptions) -> None:
+        self.line = 0
+        self._quote = options.quote
+        self._first = 0  # line of the row that is read; 0: the next line begins one
+        self._quoted = 0  # the last line with quotes
+        self._joined: tuple[int, int] | None = None  # the first row of several lines
+        self._other_quotes = False  # of rows on one line
+        self._rows = _parsed(self._lines(file, options.comment), options)
+
+    def row(self, what: str) -> list[str] | None:
+        """Return the cells of the next row, none of a blank line; None: there is no more. Errors name `what`."""
+        self._first = 0
         try:
-            cells = next(parsed, None)
+            cells = next(self._rows, None)
         except csv.Error as error:
-            quoted = has_quotes and '; if quotes are letters like others here, say data.quote = ""'
-            row = (
-                "the header"
-                if count == 0 and options.columns is None
-                else f"row {count + (options.columns is not None)}"
-            )
-            raise BadData(f"{path}: {row} (line {line}) cannot be parsed: {error}{quoted or ''}") from error
+            quotes = '; if quotes are letters like others here, say data.quote = ""' if self._quoted else ""
+            raise BadData(f"{what} (line {self.line}) cannot be parsed: {error}{quotes}") from error
         if cells is None:
-            return
-        if cells:
-            count += 1
-            yield _Row(cells, first, line, has_quotes)
+            return None
+        if self._first < self.line:
+            self._joined = self._joined or (self._first, self.line)
+        elif self._quoted == self.line:
+            self._other_quotes = True
+        return cells
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a warning where quotes join lines and do nothing else: they may be inches, or of titles."""
+        if self._joined is not None and not self._other_quotes:
+            first, last = self._joined
+            yield (
+                f"lines {first} to {last} are one row, as quotes join them, and only such rows have quotes; if quotes "
+                'are letters like others, say data.quote = ""'
+            )
+
+    def _lines(self, file: Iterable[str], comment: str) -> Iterator[str]:
+        quote = self._quote
+        for text in file:
+            self.line += 1
+            if self._first == 0:
+                if comment and text.startswith(comment):
+                    continue
+                self._first = self.line
+            if quote and quote in text:
+                self._quoted = self.line
+            yield text
 
 
 def _parsed(lines: Iterator[str], options: CsvOptions) -> Iterator[list[str]]:
@@ -161,17 +181,6 @@ def _parsed(lines: Iterator[str], options: CsvOptions) -> Iterator[list[str]]:
         quoting=csv.QUOTE_MINIMAL if options.quote else csv.QUOTE_NONE,
         strict=True,
     )
-
-
-def _stray_quotes(rows: Sequence[_Row]) -> Iterator[str]:
-    """Yield a warning where quotes join lines and do nothing else: they may be inches, or of titles."""
-    quoted = [row for row in rows if row.has_quotes]
-    if quoted and all(row.first < row.last for row in quoted):
-        row = quoted[0]
-        yield (
-            f"lines {row.first} to {row.last} are one row, as quotes join them, and only such rows have quotes; if "
-            'quotes are letters like others, say data.quote = ""'
-        )
 
 
 def _header(row: Sequence[str], path: Path) -> list[str]:

@@ -56,7 +56,7 @@ def canonical(text: str) -> str:
 
 def has_leading_zero(text: str) -> bool:
     """Return whether a text is a whole number with a zero before it, as codes have, and amounts have not."""
-    return _LEADING_ZERO.fullmatch(text) is not None
+    return "0" in text and _LEADING_ZERO.fullmatch(text) is not None
 
 
 def number_of(text: str) -> float | None:
