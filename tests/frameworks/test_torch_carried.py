@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import parashard as ps
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.models.framework import WrongModel
+from support.script_run import ScriptRun
 
 torch: Any = pytest.importorskip(
     "torch", reason="NO TEST OF ps.torch: PyTorch is not installed; `make test-frameworks` has it"
@@ -393,3 +395,41 @@ def test_a_pruned_module_is_given_back_with_its_weights_and_mask() -> None:
     found = ours.own({**values, "0.weight_orig": 2 * values["0.weight_orig"]})
     assert torch.equal(found[0].weight, 2 * found[0].weight_mask * own[0].weight_orig)
     assert torch.equal(copy.deepcopy(found)[0].weight, found[0].weight), "it can be copied"
+
+
+SCRIPT = """
+import json
+import safetensors.torch, torch
+import parashard as ps
+
+torch.manual_seed(0)
+x = torch.randn(64, 4)
+y = (x.sum(1) > 0).long()
+net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+net.register_buffer("numbers", torch.arange(3))
+net[0].requires_grad_(False)
+net[2].weight.register_hook(lambda gradient: gradient * torch.tensor([[0.0], [1.0]]))
+strategy = ps.ParameterServerStrategy(shards=1, workers=2)
+trainer = ps.Trainer(ps.torch.Model(net, torch.nn.functional.cross_entropy), ps.SGD(0.1), strategy)
+models, loaded = [trainer.model()], torch.nn.Sequential(*(type(layer)() if not list(layer.parameters()) else
+    torch.nn.Linear(layer.in_features, layer.out_features) for layer in net))
+loaded.register_buffer("numbers", torch.zeros(3, dtype=torch.int64))
+for frozen in (True, False):
+    net[0].requires_grad_(not frozen)
+    history = trainer.fit((x, y), batch_size=8, verbose=0)
+    models.append(trainer.model())
+loaded.load_state_dict(safetensors.torch.load_file(history.run_dir / "weights.safetensors"))
+same = lambda one, other: bool(torch.equal(one, other))
+print(json.dumps([
+    [same(a[0].weight, b[0].weight) for a, b in zip(models, models[1:])],
+    [[same(a[2].weight[row], b[2].weight[row]) for row in (0, 1)] for a, b in zip(models, models[1:])],
+    same(loaded(x), models[-1](x)),
+]))
+"""
+
+
+def test_workers_freeze_hook_and_go_on_as_the_script_does(start: Callable[..., ScriptRun]) -> None:
+    run = start(SCRIPT)
+    assert run.wait() == 0, run.complaint()
+    frozen, rows, loaded = json.loads(run.output().splitlines()[-1])
+    assert (frozen, rows, loaded) == ([True, False], [[True, False]] * 2, True)

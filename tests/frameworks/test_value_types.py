@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -209,3 +210,23 @@ def test_predictions_have_the_type_of_the_output(dtype: str) -> None:
     model = ps.torch.Model(Out, torch.nn.functional.mse_loss)
     found = model.predict(model.initial_variables(), np.ones(3, np.float32))
     assert str(found.dtype) == ("float32" if dtype == "bfloat16" else dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float32"])
+def test_keras_casts_to_the_type_of_its_input(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", os.environ.get("KERAS_BACKEND", "jax"))
+    keras: Any = pytest.importorskip("keras")
+
+    class Own(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            Seen.types = (keras.backend.standardize_dtype(x.dtype),)
+            return keras.ops.cast(x, "float32")
+
+    given = keras.Input((1,), dtype=dtype)
+    made = keras.Model(given, keras.layers.Dense(1)(Own(dtype=dtype)(given)))
+    made.compile(loss="mse")
+    model = ps.keras.Model(made)
+    data = indexed((np.ones((4, 1), dtype), ZEROS), "data").take(np.arange(4), 0)
+    values = {name: parts_of(name, value)[1] for name, value in model.initial_variables().items()}
+    model.predict(values, data[0])
+    assert Seen.types == (dtype,)
