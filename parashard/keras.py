@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,7 +20,7 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table, dimension_of
-from parashard.metrics import Sums
+from parashard.metrics import Metric, Sums
 from parashard.models import keras_optimizers
 from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
@@ -103,7 +104,9 @@ class Model:
         self._patterns = dict(state or {})
         self._functions = Functions()
         self._is_built = False
+        self.added_metrics: Mapping[str, Metric] = {}
         self._compiled_metrics: list[Compiled] = []
+        self._told: dict[int, list[Any]] = {}  # the metrics' variables after a thread's last step, until it is asked
         self._scale = 1.0
         self._keys: KeysOf
         self._draws = itertools.count(1)  # evaluated and predicted batches: each draws anew
@@ -189,7 +192,8 @@ class Model:
         self, state: _State, pulled: Pulled | None, data: _Data, seed: int, scale: float, xp: Any
     ) -> Computed:
         keras.utils.set_random_seed(seed)
-        loss, after, found, of_rows = self._step(pulled, scale, *state, *data)
+        loss, (after, sums), found, of_rows = self._step(pulled, scale, *state, *data)
+        self._told[threading.get_ident()] = sums
         gradients: dict[str, Array | None] = {
             name: None if gradient is None else rows(self._backend.result(gradient, xp))
             for name, gradient in zip(self._found.names(trained=True), found, strict=True)
@@ -206,8 +210,19 @@ class Model:
         """Return the loss, the mean over the batch, and the states of the compiled metrics."""
         state, (pulled, data) = self._state(variables, batch), self._data(variables, batch, xp)
         loss, sums = self._judged(pulled, *state, *data)
-        values = np.concatenate([self._backend.array(value).ravel() for value in sums])
+        values = self._values_of(sums)
         return {"loss": float(loss), **{metric.name: Sums(metric, values) for metric in self._compiled_metrics}}
+
+    def step_metrics(self) -> Mapping[str, Told]:
+        """Return the states of the compiled metrics of this thread's last step, once."""
+        sums = self._told.pop(threading.get_ident(), [])
+        if not sums:
+            return {}
+        values = self._values_of(sums)
+        return {metric.name: Sums(*metric.own(values)) for metric in self._compiled_metrics}
+
+    def _values_of(self, sums: list[Any]) -> Any:
+        return np.concatenate([self._backend.array(value).ravel() for value in sums])
 
     @turn()
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
@@ -326,6 +341,8 @@ class Model:
             check_sums(getattr(metric, "metrics", [metric]))
         check_single(found)
         self._compiled_metrics = [Compiled(model, name) for name in found]
+        self.added_metrics = {metric.name: metric.own()[0] for metric in self._compiled_metrics}
+        self._functions.tells_metrics = bool(found)
         self._is_built = True
 
     # --- the model ---

@@ -7,7 +7,6 @@ worker. Called by the models, through `parashard.models.judging`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.errors import ConfigurationError
+from parashard.models import metric_figures
 from parashard.models.framework import WrongModel
 
 Values = npt.NDArray[np.float64]
@@ -65,7 +65,7 @@ class Metric:
 
     def figure(self, values: Values) -> float:
         """Return the figure of a state: by default its first number divided by its second, a mean; of nothing NaN."""
-        return float(values[0] / values[1]) if values[1] else math.nan
+        return metric_figures.mean(values.tolist())
 
     def of(self, outputs: Any, targets: Any) -> Sums:
         """Return the state of some examples.
@@ -152,6 +152,17 @@ class Mean(Metric):
         if array.shape not in ((examples,), (examples, 1)):
             raise WrongModel(f"{due}; found shape {array.shape} for {examples} examples")
         return [float(array.sum(dtype=np.float64)), examples]
+
+
+class Added(Metric):
+    """The sum of one number an example, such as a loss with `reduction="sum"`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def figure(self, values: Values) -> float:
+        """Return the sum."""
+        return metric_figures.total(values.tolist())
 
 
 class Accuracy(Metric):
@@ -305,12 +316,7 @@ class AUC(Metric):
 
     def figure(self, values: Values) -> float:
         """Return the share of pairs of a 1 and a 0 that are in order."""
-        ones, zeros = values[: self.bins], values[self.bins :]
-        pairs = ones.sum() * zeros.sum()
-        if not pairs:
-            return math.nan
-        below = np.cumsum(zeros) - zeros
-        return float((ones * (below + zeros / 2)).sum() / pairs)
+        return metric_figures.area(values.tolist())
 
 
 def _sigmoid(logits: Values) -> Values:
@@ -345,12 +351,20 @@ class NormalizedEntropy(Metric):
 
     def figure(self, values: Values) -> float:
         """Return the quotient."""
-        entropies, ones, examples = values
-        if not 0 < ones < examples:
-            return math.nan
-        share = ones / examples
-        return float(entropies / examples / -(share * math.log(share) + (1 - share) * math.log1p(-share)))
+        return metric_figures.entropy_ratio(values.tolist())
 
+
+def kind_of(metric: Metric) -> str:
+    """Return the name of a metric's figure in `parashard.models.metric_figures`; "" where only the metric has it."""
+    return _KINDS.get(type(metric).figure, "")
+
+
+_KINDS: Mapping[Any, str] = {
+    Metric.figure: "mean",
+    Added.figure: "sum",
+    AUC.figure: "auc",
+    NormalizedEntropy.figure: "normalized_entropy",
+}
 
 NAMED: Mapping[str, Callable[[str], Metric]] = {
     "accuracy": Accuracy,

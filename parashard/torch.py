@@ -32,7 +32,7 @@ from parashard.models.framework import (
     step_seed,
     unscaled,
 )
-from parashard.models.judging import Given, Told, judged, metrics_by_name
+from parashard.models.judging import Given, Told, added_up, judged, metrics_by_name
 from parashard.models.optimizer_state import OptimizerState
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, stored, tensor_of, torch
@@ -153,6 +153,8 @@ class Model:
         self._loss_kind = loss_kind(loss)
         self.adds_losses = self._loss_kind is not None and self._loss_kind.adds
         self._metrics = metrics_by_name(metrics)
+        self.added_metrics = added_up(self._metrics)
+        self._told: Mapping[str, Told] = {}  # of the last step, until its metrics are asked for
         self._seed = 0
         self._module: torch.nn.Module | None = None
         self._state_kinds = dict(state or {})
@@ -320,7 +322,26 @@ class Model:
         for name in state.keys() - frozen:
             before, after = array_of(pulled[name]), array_of(tensors[name])
             gradients[name] = xp.asarray(pushed_for(self._kinds[name], before, after))
+        self._told = self._told_of(outputs, targets, batch, float(loss.detach()))
         return float(loss.detach()), gradients
+
+    def _told_of(self, outputs: Any, targets: Any, batch: Batch, loss: float) -> dict[str, Told]:
+        """Return a step's metrics, and its loss, where that is no mean over the examples."""
+        kind = self._loss_kind if batch.weights is None else None
+        told: dict[str, Told] = {}
+        if kind is not None and (kind.adds or targets.ndim > 1 or kind.differs(targets)):  # else one an example counts
+            told["loss"] = kind.sums(loss, targets)
+        if self.added_metrics:
+            with torch.no_grad():
+                told |= judged(
+                    self.added_metrics, map_leaves(_detached, outputs), targets, rows_of(batch.inputs), _on_host
+                )
+        return told
+
+    def step_metrics(self) -> Mapping[str, Told]:
+        """Return the states of the last step's metrics, once."""
+        told, self._told = self._told, {}
+        return told
 
     @turn()
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
@@ -492,6 +513,10 @@ class Model:
                 torch.manual_seed(self._seed)
                 module = made_by(module, "module()")
         return module
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _on_host(value: Any) -> Any:

@@ -251,18 +251,30 @@ class LeaseRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., completed: _Optional[_Iterable[_Union[CompletedStep, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[FailedStep, _Mapping]]] = ..., evaluated: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., want: _Optional[int] = ..., wait_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., held_evaluations: _Optional[_Iterable[int]] = ..., computing: _Optional[_Iterable[int]] = ..., steps_only: _Optional[bool] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CompletedStep(_message.Message):
-    __slots__ = ("step", "incarnations", "loss", "examples", "skipped")
+    __slots__ = ("step", "incarnations", "loss", "examples", "skipped", "metrics")
     STEP_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     step: int
     incarnations: _containers.RepeatedScalarFieldContainer[int]
     loss: float
     examples: int
     skipped: bool
-    def __init__(self, step: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ...) -> None: ...
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricSums]
+    def __init__(self, step: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., metrics: _Optional[_Iterable[_Union[MetricSums, _Mapping]]] = ...) -> None: ...
+
+class MetricSums(_message.Message):
+    __slots__ = ("name", "kind", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FailedStep(_message.Message):
     __slots__ = ("step", "reason", "kind")
@@ -368,8 +380,15 @@ class GetStatusRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class GetStatusReply(_message.Message):
-    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "training_loss", "held_out", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total", "rollbacks", "problems", "skipped_steps", "partly_skipped_steps", "tables")
+    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "training_loss", "held_out", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total", "rollbacks", "problems", "skipped_steps", "partly_skipped_steps", "tables", "training")
     class HeldOutEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class TrainingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +422,7 @@ class GetStatusReply(_message.Message):
     SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
     PARTLY_SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     state: JobState
@@ -430,7 +450,8 @@ class GetStatusReply(_message.Message):
     skipped_steps: int
     partly_skipped_steps: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., training_loss: _Optional[float] = ..., held_out: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ..., rollbacks: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., skipped_steps: _Optional[int] = ..., partly_skipped_steps: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+    training: _containers.ScalarMap[str, float]
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., training_loss: _Optional[float] = ..., held_out: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ..., rollbacks: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., skipped_steps: _Optional[int] = ..., partly_skipped_steps: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., training: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
     __slots__ = ("total", "fullest")
@@ -613,7 +634,7 @@ class FollowReply(_message.Message):
     def __init__(self, coordinator: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., milestone: _Optional[_Union[Milestone, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepEnd, _Mapping]]] = ..., steps_seen: _Optional[int] = ..., steps_total: _Optional[int] = ..., learning_rate: _Optional[_Union[LearningRate, _Mapping]] = ..., stopped_by: _Optional[int] = ...) -> None: ...
 
 class Milestone(_message.Message):
-    __slots__ = ("after_steps", "first_epoch", "epoch_losses", "evaluated", "metrics", "weights", "judged_steps", "learning_rates")
+    __slots__ = ("after_steps", "first_epoch", "epoch_losses", "evaluated", "metrics", "weights", "judged_steps", "learning_rates", "epoch_metrics")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -629,6 +650,7 @@ class Milestone(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     JUDGED_STEPS_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_METRICS_FIELD_NUMBER: _ClassVar[int]
     after_steps: int
     first_epoch: int
     epoch_losses: _containers.RepeatedScalarFieldContainer[float]
@@ -637,15 +659,40 @@ class Milestone(_message.Message):
     weights: str
     judged_steps: int
     learning_rates: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, after_steps: _Optional[int] = ..., first_epoch: _Optional[int] = ..., epoch_losses: _Optional[_Iterable[float]] = ..., evaluated: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., weights: _Optional[str] = ..., judged_steps: _Optional[int] = ..., learning_rates: _Optional[_Iterable[float]] = ...) -> None: ...
+    epoch_metrics: _containers.RepeatedCompositeFieldContainer[EpochMetrics]
+    def __init__(self, after_steps: _Optional[int] = ..., first_epoch: _Optional[int] = ..., epoch_losses: _Optional[_Iterable[float]] = ..., evaluated: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., weights: _Optional[str] = ..., judged_steps: _Optional[int] = ..., learning_rates: _Optional[_Iterable[float]] = ..., epoch_metrics: _Optional[_Iterable[_Union[EpochMetrics, _Mapping]]] = ...) -> None: ...
+
+class EpochMetrics(_message.Message):
+    __slots__ = ("figures", "sums")
+    class FiguresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    figures: _containers.ScalarMap[str, float]
+    sums: _containers.RepeatedCompositeFieldContainer[MetricSums]
+    def __init__(self, figures: _Optional[_Mapping[str, float]] = ..., sums: _Optional[_Iterable[_Union[MetricSums, _Mapping]]] = ...) -> None: ...
 
 class StepEnd(_message.Message):
-    __slots__ = ("step", "loss")
+    __slots__ = ("step", "loss", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     step: int
     loss: float
-    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class LearningRate(_message.Message):
     __slots__ = ("first_step", "learning_rate", "after_steps")

@@ -16,7 +16,9 @@ from parashard.data.base import Array, Batch, DataSource
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
-from parashard.models.base import Initial, LooksUp, Model
+from parashard.metrics import Metric, Sums
+from parashard.models.base import Initial, LooksUp, Model, TellsMetrics
+from parashard.models.judging import Totals
 from parashard.models.looking_up import placed
 from parashard.models.state import host_array
 from parashard.models.threaded import for_thread
@@ -179,6 +181,7 @@ class Accumulated:
         self._model, self._pieces = model, pieces
         self._state = _state_of(model)
         self._share: Callable[[Batch, Batch], float] = getattr(model, "share", _share_of_rows)
+        self._metrics = Totals()
         self.evaluate = model.evaluate
         self.adds_losses: bool = getattr(model, "adds_losses", False)
         self.tables: Any = getattr(model, "tables", ())
@@ -203,12 +206,16 @@ class Accumulated:
         rows = rows_of(batch.inputs)
         size = piece_size(rows, self._pieces)
         total, sums = 0.0, dict[str, Any]()
+        self._metrics = Totals()
+        losses: list[Sums] = []
         for part, start in enumerate(range(0, rows, size)):
             piece = _cut(batch, part, slice(start, min(rows, start + size)))
             if batch.keys:
                 piece = self._placed(piece, batch.keys, xp)
             loss, gradients = self._model.loss_and_gradients(variables, piece, xp)
             assert isinstance(gradients, Mapping), "a model that a trainer takes has gradients"
+            if isinstance(self._model, TellsMetrics):
+                self._tell(self._model.step_metrics(), float(loss), rows_of(piece.inputs), losses)
             share, of_rows = self._share(piece, batch), _share_of_rows(piece, batch)
             total += float(loss) * share if share else 0.0  # where nothing counts the loss is NaN
             for name, gradient in gradients.items():
@@ -220,6 +227,24 @@ class Accumulated:
                 elif counted is not None:
                     sums[name] += counted
         return total, sums
+
+    def _tell(self, told: Mapping[str, Any], loss: float, examples: int, losses: list[Sums]) -> None:
+        """Add the metrics of a piece; and its loss, if that of a piece is no mean over its examples."""
+        own = told.get("loss")
+        losses.append(own or Sums(Metric(), [loss * examples, examples]))
+        self._metrics.add({name: sums for name, sums in told.items() if name != "loss"}, examples)
+        if own is not None or "loss" in self._metrics.sums:
+            metric = own.metric if own is not None else self._metrics.sums["loss"].metric
+            self._metrics.sums["loss"] = Sums(metric, sum(one.values for one in losses))
+
+    @property
+    def added_metrics(self) -> Mapping[str, Metric]:
+        """The model's own."""
+        return self._model.added_metrics if isinstance(self._model, TellsMetrics) else {}
+
+    def step_metrics(self) -> Mapping[str, Sums]:
+        """Return the metrics of all pieces of the last batch; none of a model that tells none."""
+        return self._metrics.sums
 
     def _placed(self, piece: Batch, keys: Mapping[str, Keys], xp: Any) -> Batch:
         """Return a piece with the rows of its whole batch, and where its own keys have theirs among them."""

@@ -29,7 +29,7 @@ from parashard.job.load import LoadedJob
 from parashard.launch.programs import write_program
 from parashard.launch.run_files import CALLS_FILE, CHECKPOINTS, ORIGIN_FILE, PROGRAM_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, owned, unchanged_if_refused
-from parashard.models.base import Model
+from parashard.models.base import Model, TellsMetrics
 from parashard.store import open_store
 
 RECORDS = (CODE_FILE, CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, RECORD_FILE, VALUES_FILE, ROWS_FILE)
@@ -217,4 +217,5 @@ def _follower(call: FitCall, run_dir: Path, view: JobView, *, resume: bool) -> C
         first_epoch=steps.first_epoch,
     )
     store = partial(open_store, job.checkpoint.url or str(run_dir / CHECKPOINTS))
-    return CallbackFollower(callbacks, run_dir, store, view.say, resume=resume)
+    model = call.model if isinstance(call.model, TellsMetrics) else None
+    return CallbackFollower(callbacks, run_dir, store, view.say, resume=resume, model=model)

@@ -18,12 +18,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from parashard._proto import coordinator_pb2 as pb
 from parashard.callbacks.events import Decision, Milestone, StepEnd
 from parashard.callbacks.running import Callbacks
 from parashard.checkpoints.catalogue import EVALUATED
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.launch.following import CallbackFailed, Follow
+from parashard.models.base import TellsMetrics
 from parashard.plan.intervals import IntervalSet
 from parashard.process.side_effects import SideEffect, why_failed
 from parashard.store.base import Store
@@ -53,6 +56,8 @@ class CallbackFollower:
         Tells people what goes wrong.
     resume : bool
         True: go on from the state in the folder.
+    model : TellsMetrics, optional
+        Whose metrics have figures that the coordinator cannot make.
 
     Raises
     ------
@@ -68,8 +73,10 @@ class CallbackFollower:
         say: Callable[[str], None],
         *,
         resume: bool,
+        model: TellsMetrics | None = None,
     ) -> None:
         self._callbacks = callbacks
+        self._model = model
         self._path = run_dir / STATE_FILE
         self._open_store = store
         self._store: Store | None = None
@@ -121,7 +128,7 @@ class CallbackFollower:
             reply = follow(self._request())
             decided = self._tell_steps(reply)
             if reply.HasField("milestone") and not decided:  # else the coordinator hears of the new rate first
-                self._tell(_milestone(reply.milestone))
+                self._tell(_milestone(reply.milestone, self._metrics_of))
             elif not reply.steps:
                 return
 
@@ -179,7 +186,7 @@ class CallbackFollower:
 
     def _tell_steps(self, reply: pb.FollowReply) -> bool:
         """Tell of completed steps, each once; return whether a learning rate was decided."""
-        new = [StepEnd(end.step, end.loss) for end in reply.steps if end.step not in self._steps]
+        new = [StepEnd(end.step, end.loss, dict(end.metrics)) for end in reply.steps if end.step not in self._steps]
         self._steps_seen, self._coordinator = reply.steps_seen, reply.coordinator
         if not new:
             return False
@@ -199,6 +206,15 @@ class CallbackFollower:
         self._handled, self._telling, self._unsaved = milestone.after_steps, None, True
         if self._record() and self._callbacks.uses_weights:
             self._forget_weights(milestone.after_steps)
+
+    def _metrics_of(self, epoch: pb.EpochMetrics) -> dict[str, float]:
+        """Return an epoch's metrics, with those whose figures the model's own metrics make."""
+        metrics = {} if self._model is None or not epoch.sums else self._model.added_metrics
+        own = {
+            sums.name: metrics[sums.name].figure(np.array(sums.values)) for sums in epoch.sums if sums.name in metrics
+        }
+        found = {**epoch.figures, **own}
+        return {name: float(found[name]) for name in sorted(found)}
 
     def _record(self) -> bool:
         """Store how far callbacks are, durably; return whether that succeeded: a full disk stops no callback (P21)."""
@@ -278,7 +294,7 @@ def _stored(path: Path, names: list[str]) -> dict[str, Any] | None:
     return found
 
 
-def _milestone(reached: pb.Milestone) -> Milestone:
+def _milestone(reached: pb.Milestone, metrics_of: Callable[[pb.EpochMetrics], dict[str, float]]) -> Milestone:
     """Return what the coordinator tells as callbacks are told it."""
     return Milestone(
         reached.after_steps,
@@ -288,6 +304,7 @@ def _milestone(reached: pb.Milestone) -> Milestone:
         reached.weights,
         reached.judged_steps,
         list(reached.learning_rates),
+        [metrics_of(epoch) for epoch in reached.epoch_metrics],
     )
 
 

@@ -18,9 +18,10 @@ class History:
     Attributes
     ----------
     history : dict of str to list of float
-        By epoch: "loss", the mean over its examples, what the validation data gave at its end as "val_NAME", and what
-        callbacks added; NaN where the report has no finite figure. In `async` and `ssp:K` "val_steps": how many steps
-        were in the weights that were evaluated.
+        By epoch: "loss", the mean over its examples, the model's metrics over its batches by their names, what the
+        validation data gave at its end as "val_NAME", and what callbacks added; NaN where the report has no finite
+        figure. In `async` and `ssp:K` "val_steps": how many steps were in the weights that were evaluated, which are
+        other weights than those of the epoch's end.
     epoch : list of int
         Their numbers, from 0 on, or from `initial_epoch`.
     report : dict

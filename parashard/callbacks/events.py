@@ -7,14 +7,16 @@ train in one process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 
 class StepEnd(NamedTuple):
-    """A step that is in the weights, with the mean loss of its batch; NaN: it was skipped."""
+    """A step that is in the weights, with the mean loss of its batch (NaN: it was skipped) and its metrics."""
 
     step: int
     loss: float
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class Milestone(NamedTuple):
@@ -28,6 +30,8 @@ class Milestone(NamedTuple):
         The first epoch that ended there.
     epoch_losses : sequence of float
         By epoch from that one on: mean loss of its examples; NaN if it is not known. Empty: no epoch ended.
+    epoch_metrics : sequence of mapping of str to float
+        By epoch, as `epoch_losses`: the model's metrics over its own batches.
     metrics : mapping of str to float, optional
         Of the evaluation; None: there was none.
     weights : str
@@ -45,6 +49,7 @@ class Milestone(NamedTuple):
     weights: str = ""
     judged_steps: int = 0
     learning_rates: Sequence[float] = ()
+    epoch_metrics: Sequence[Mapping[str, float]] = ()
 
 
 class Decision(NamedTuple):

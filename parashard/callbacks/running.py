@@ -147,7 +147,7 @@ class Callbacks:
     def steps_ended(self, ends: Sequence[StepEnd]) -> Decision:
         """Tell of steps, in the order of their completion; return the learning rate that is decided, if one is."""
         for end in ends:
-            self._call("on_train_batch_end", end.step % self._steps_per_epoch, {"loss": end.loss})
+            self._call("on_train_batch_end", end.step % self._steps_per_epoch, {"loss": end.loss, **end.metrics})
         return self.changed_rate()
 
     def reached(self, milestone: Milestone, record: Callable[[], object] = _nothing) -> Decision:
@@ -173,6 +173,7 @@ class Callbacks:
         for index, loss in enumerate(milestone.epoch_losses):
             place = self._begin_epoch(place._replace(epoch=milestone.first_epoch + index))
             logs: Logs = {"loss": loss}
+            logs |= dict(milestone.epoch_metrics[index]) if milestone.epoch_metrics else {}
             if index == last:
                 logs |= {f"val_{name}": value for name, value in (milestone.metrics or {}).items()}
                 if milestone.judged_steps:

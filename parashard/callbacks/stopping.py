@@ -68,8 +68,10 @@ class Monitor:
             If evaluated epochs do not have it.
         """
         found = logs.get(self.name)
-        evaluated = any(name.startswith("val_") for name in logs)
-        if found is None and (evaluated or not self.name.startswith("val_")):  # an epoch may have no evaluation
+        of_evaluation = self.name.startswith("val_")
+        evaluated = any(name.startswith("val_") for name in logs)  # an epoch may have no evaluation
+        known = evaluated if of_evaluation else not math.isnan(logs.get("loss", math.nan))  # or no step that counts
+        if found is None and known:
             raise ConfigurationError(
                 f"{type(owner).__name__}: monitor {self.name!r} is not among the figures: {', '.join(sorted(logs))}"
             )

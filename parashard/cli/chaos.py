@@ -17,7 +17,7 @@ from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, Chaos
 from parashard.cli.options import Sets, TlsDir, begin_run, loaded_job
 from parashard.display.figures import count
 from parashard.display.live import NoView, console_for, open_view
-from parashard.display.status_tables import held_out_figures
+from parashard.display.status_tables import metric_figures
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.launch.run import Outcome
@@ -119,7 +119,7 @@ def outcome_lines(outcome: Outcome) -> list[str]:
         applied = "; ".join(map(count, report["steps_applied"]))
         rows.append(("steps", f"{count(report['steps_total'])}, applied by the shards: {applied}"))
     rows += [(name, count(report[name])) for name in PROMISES if name in report]
-    rows += held_out_figures((name, value) for name, value in report.get("held_out", {}).items() if value is not None)
+    rows += metric_figures((name, value) for name, value in report.get("held_out", {}).items() if value is not None)
     rows += [("sha256", report["weights_sha256"])] if "weights_sha256" in report else []
     restarts = ", ".join(f"{report.get(f'{role}_restarts', 0)} {role}" for role in ("worker", "shard", "coordinator"))
     rows += [("restarts", restarts), ("transport", report["transport"]), ("seed", str(report["seed"]))]

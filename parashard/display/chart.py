@@ -53,24 +53,30 @@ def panels_of(history: Sequence[Mapping[str, object]]) -> list[Panel]:
     history : sequence of mapping
         Lines of `history.jsonl`.
     """
-    training: dict[float, float] = {}
-    held_out: dict[str, dict[float, float]] = {}
+    lines: dict[str, dict[str, dict[float, float]]] = {"loss": {}}  # by metric, then by what it is of
     judged: object = None
     for line in history:
-        step, loss, found = line.get("steps_complete"), line.get("training_loss"), line.get("held_out")
+        step, found = line.get("steps_complete"), line.get("held_out")
         if not isinstance(step, int):
             continue
-        if isinstance(loss, int | float) and math.isfinite(loss):
-            training[step] = float(loss)
-        if isinstance(found, Mapping) and found != judged:  # a line a second, but an evaluation only now and then
+        _take(lines, "training", {"loss": line.get("training_loss")}, step)
+        _take(lines, "training", line.get("training"), step)
+        if found != judged:  # a line a second, but an evaluation only now and then
             judged = found
-            for name, value in found.items():
-                if isinstance(value, int | float) and math.isfinite(value):
-                    held_out.setdefault(str(name), {})[step] = float(value)
-    losses = {"training": training, "held out": held_out.pop("loss", {})}
-    panels = [Panel("loss", {name: _thinned(line) for name, line in losses.items() if line})]
-    panels += [Panel(metric_name(name), {"held out": _thinned(line)}) for name, line in sorted(held_out.items())]
+            _take(lines, "held out", found, step)
+    names = ["loss", *sorted(lines.keys() - {"loss"})]
+    panels = [
+        Panel("loss" if name == "loss" else metric_name(name), {of: _thinned(line) for of, line in lines[name].items()})
+        for name in names
+    ]
     return [panel for panel in panels if panel.lines]
+
+
+def _take(lines: dict[str, dict[str, dict[float, float]]], of: str, metrics: object, step: int) -> None:
+    """Take up the figures of one line."""
+    for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
+        if isinstance(value, int | float) and math.isfinite(value):
+            lines.setdefault(str(name), {}).setdefault(of, {})[step] = float(value)
 
 
 def svg(title: str, panels: Sequence[Panel]) -> str:

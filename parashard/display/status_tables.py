@@ -15,7 +15,7 @@ from parashard.display.figures import count, mebibytes, metric, metric_name, per
 from parashard.telemetry.transfer import Bytes, Overlap
 
 TRAINING_LOSS = "training loss"
-HELD_OUT = "held-out"
+HELD_OUT, TRAINING = "held-out", "training"
 OVERLAPPED = "network time overlapped"
 SAVED = "traffic saved"
 REPEATED = "repeated gradients ignored"
@@ -47,13 +47,14 @@ def progress_figures(status: pb.GetStatusReply) -> list[Figure]:
     return [
         ("throughput", f"{rate(status.examples_per_s)} examples/s"),
         (TRAINING_LOSS, metric(status.training_loss) if status.HasField("training_loss") else "-"),
-        *held_out_figures(status.held_out.items()),
+        *metric_figures(status.training.items(), TRAINING),
+        *metric_figures(status.held_out.items()),
     ]
 
 
-def held_out_figures(metrics: Iterable[tuple[str, float]]) -> list[Figure]:
-    """Return (name, value) of an evaluation's metrics."""
-    return [(f"{HELD_OUT} {metric_name(name)}", metric(value)) for name, value in sorted(metrics)]
+def metric_figures(metrics: Iterable[tuple[str, float]], of: str = HELD_OUT) -> list[Figure]:
+    """Return (name, value) of metrics: an evaluation's, or of an epoch's own batches."""
+    return [(f"{of} {metric_name(name)}", metric(value)) for name, value in sorted(metrics)]
 
 
 def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from parashard.display.figures import count, counted, duration, mebibytes, metric, percent, rate
 from parashard.display.paths import short_path
-from parashard.display.status_tables import OVERLAPPED, REPEATED, SAVED, TRAINING_LOSS, held_out_figures
+from parashard.display.status_tables import OVERLAPPED, REPEATED, SAVED, TRAINING, TRAINING_LOSS, metric_figures
 from parashard.launch.run_files import WEIGHTS_FILE
 
 STATE_STYLES = {"done": "green", "stopped": "yellow"}
@@ -42,10 +42,13 @@ def _rows(report: Mapping[str, Any], run_dir: Path, copy: Path | None) -> list[t
         *(("problem", problem) for problem in report.get("problems", ())),
         ("steps", _steps(report["steps_total"], report["steps_applied"])),
         ("throughput", _throughput(report["examples_per_s"], report["wall_s"])),
-        *held_out_figures((name, value) for name, value in report["held_out"].items() if value is not None),
+        *metric_figures((name, value) for name, value in report["held_out"].items() if value is not None),
     ]
     if report["training_loss"] is not None:
         rows.append((TRAINING_LOSS, metric(report["training_loss"])))
+    last = (report.get("epochs") or [{}])[-1]  # of an earlier version's report there are none
+    shown = ((name, value) for name, value in last.items() if name not in ("epoch", "loss") and value is not None)
+    rows += metric_figures(shown, TRAINING)
     if report["skipped_steps"]:
         rows.append(("steps skipped", count(report["skipped_steps"])))
     if report.get("partly_skipped"):

@@ -23,7 +23,7 @@ from parashard.layers.base import Layer, LooksUpLayer, Pass, Pullback, Shape, Sh
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.models.base import HeldTable
 from parashard.models.framework import Pairing, WrongModel
-from parashard.models.judging import Given, Told, judged, metrics_by_name
+from parashard.models.judging import Given, Told, added_up, judged, metrics_by_name
 from parashard.models.looking_up import placed
 from parashard.models.row_places import rows_held
 from parashard.models.weighted import PARAMETER, takes_weights
@@ -102,6 +102,8 @@ class Sequential:
         self._pairing = Pairing()
         self.weighted = takes_weights(self._loss)
         self._metrics = metrics_by_name(metrics)
+        self.added_metrics = added_up(self._metrics)
+        self._step_outputs: tuple[Array, Batch] | None = None  # of the last step, until its metrics are told
         self._seed = 0
         self._values: Mapping[str, Float32s] | None = None
         self._held: Mapping[str, HeldTable] = {}
@@ -163,7 +165,16 @@ class Sequential:
                 float(loss),
                 lambda: float(self._loss(outputs, batch.targets[::-1], xp)[0]),
             )
+        if self.added_metrics:
+            self._step_outputs = outputs, batch
         return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
+
+    def step_metrics(self) -> Mapping[str, Told]:
+        """Return the metrics' states of the last step's batch, once."""
+        (outputs, batch), self._step_outputs = self._step_outputs or (None, None), None
+        if batch is None:
+            return {}
+        return judged(self.added_metrics, outputs, batch.targets, rows_of(batch.inputs), _on_host)
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, the mean over the batch, and the metrics' states."""

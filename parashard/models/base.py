@@ -13,6 +13,7 @@ from parashard.plan.variables import Float32s, Variable
 
 if TYPE_CHECKING:
     from parashard.checkpoints.tables import StoredRows
+    from parashard.metrics import Metric
     from parashard.models.due_rows import Applied
     from parashard.models.judging import Told  # which makes metrics with this package
 
@@ -81,6 +82,21 @@ class Seeded(Protocol):
 
     def seed(self, seed: int) -> None:
         """Draw what is random by this seed, the job's, and the step."""
+
+
+@runtime_checkable
+class TellsMetrics(Protocol):
+    """A model that tells metrics of the batches that it trains on, of the outputs that their losses are of."""
+
+    @property
+    def added_metrics(self) -> Mapping[str, Metric]:
+        """Those metrics, by name."""
+
+    def step_metrics(self) -> Mapping[str, Told]:
+        """Return the metrics of the batch whose loss and gradients this thread has computed last, once.
+
+        As `Model.evaluate` returns them, without the loss, but where that is no mean over the examples.
+        """
 
 
 @runtime_checkable

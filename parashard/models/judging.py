@@ -145,11 +145,22 @@ def judged(
     return found
 
 
+def added_up(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return the metrics whose states are sums: those that steps tell, each of which may be of another process."""
+    return {name: metric for name, metric in metrics.items() if not isinstance(metric, Updated)}
+
+
 class Totals:
-    """The figures of examples that come in batches."""
+    """The figures of examples that come in batches.
+
+    Attributes
+    ----------
+    sums : dict of str to Sums
+        The states of all batches by name.
+    """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Sums] = {}
+        self.sums: dict[str, Sums] = {}
         self._states: dict[str, tuple[Updated, Any]] = {}  # of metrics that keep their own
 
     def add(self, metrics: Mapping[str, Any], examples: int) -> None:
@@ -165,11 +176,11 @@ class Totals:
                 if isinstance(value, Sums)
                 else Sums(Mean(_no_function, name), [float(value) * examples, examples])
             )
-            self._sums[name] = self._sums[name] + sums if name in self._sums else sums
+            self.sums[name] = self.sums[name] + sums if name in self.sums else sums
 
     def figures(self) -> dict[str, float]:
         """Return the figures of all batches by name."""
-        found = {name: float(sums) for name, sums in self._sums.items()}
+        found = {name: float(sums) for name, sums in self.sums.items()}
         return found | {name: metric.figure_of(state) for name, (metric, state) in self._states.items()}
 
 

@@ -20,10 +20,13 @@ class Functions:
     ----------
     found : Found
         What of the model is a variable; tensors of what is trained, and of what is not, come in its order.
+    tells_metrics : bool
+        Whether a training step computes the compiled metrics, too.
     """
 
     def __init__(self) -> None:
         self._model: Any = None
+        self.tells_metrics = False
         self.found = Found({}, {}, [])
 
     def take(self, model: Any, found: Found) -> None:
@@ -32,8 +35,8 @@ class Functions:
 
     def loss(
         self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any, weights: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """Return the loss of a training step, and the new values of state by name."""
+    ) -> tuple[Any, tuple[dict[str, Any], list[Any]]]:
+        """Return the loss of a training step, the new values of state by name, and the metrics' variables."""
         model = self._model
         with keras.StatelessScope(self._mapping(trained, fixed), collect_losses=True) as scope:
             held = [variable for variable in self.found.in_order() if not is_seed(variable)]
@@ -63,11 +66,16 @@ class Functions:
                     "while a step is computed, and that write would be lost: make it by add_weight of its layer, and "
                     "say by state= how it changes"
                 )
+            sums = []
+            if self.tells_metrics:
+                told = keras.tree.map_structure(keras.ops.stop_gradient, outputs)
+                model.compute_metrics(inputs, targets, told, sample_weight=weights)
+                sums = [variable.value for variable in model.metrics_variables]
         shape = getattr(loss, "shape", None)
         if shape is None or tuple(shape) != ():
             found = type(loss).__name__ if shape is None else f"shape {tuple(shape)}"
             raise WrongModel(f"the loss must be one number, the mean over a batch; found {found}")
-        return loss, after
+        return loss, (after, sums)
 
     def metrics(
         self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any, weights: Any

@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from parashard.errors import ConfigurationError
 from parashard.metrics import Metric, Values
 from parashard.models.keras_variables import keras
@@ -49,12 +51,45 @@ def check_single(figures: Mapping[str, Any]) -> None:
             )
 
 
+def flat(metrics: Iterable[Any]) -> list[Any]:
+    """Return metrics in the order of their variables, those within others in their place."""
+    return [one for metric in metrics for one in (flat(metric.metrics) if hasattr(metric, "metrics") else [metric])]
+
+
+class _MeanOf(Metric):
+    """A mean, with what it adds up."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
 class Compiled(Metric):
     """A figure of a compiled model; the state is the variables of all of its metrics, one after the other."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._model, self.name = model, name
         self.length = sum(math.prod(variable.shape) for variable in model.metrics_variables)
+        self._mean_at = self._place_of_mean()
+
+    def own(self, values: Values | None = None) -> tuple[Metric, Values]:
+        """Return a smaller metric that has this figure, if it is a mean, and its part of the state; else this one."""
+        values = np.zeros(self.length) if values is None else values
+        if self._mean_at is None:
+            return self, values
+        return _MeanOf(self.name), values[self._mean_at : self._mean_at + 2]
+
+    def _place_of_mean(self) -> int | None:
+        """Return where the state has a sum and a count whose quotient is the figure; None: the figure is no mean."""
+        probe, start = np.zeros(self.length), 0
+        for metric in flat(self._model.metrics):
+            length = sum(math.prod(variable.shape) for variable in metric.variables)
+            if type(metric).result is keras.metrics.Mean.result and length == 2:
+                probe[:] = 0.0
+                probe[start : start + 2] = 3.0, 2.0
+                if self.figure(probe) == 1.5:
+                    return start
+            start += length
+        return None
 
     def figure(self, values: Values) -> float:
         """Return what Keras makes of the variables."""

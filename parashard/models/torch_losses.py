@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from parashard.metrics import Metric, Sums
+from parashard.metrics import Added, Metric, Sums
 
 _DIVIDING: tuple[Any, ...] = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
 _DIVIDING_FUNCTIONS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
@@ -46,7 +46,7 @@ class LossKind:
     def sums(self, loss: float, targets: torch.Tensor) -> Sums:
         """Return the state of a batch, which is added to those of others."""
         counted = 1.0 if self.adds else self._counted(targets)
-        return Sums(_Sum() if self.adds else _Mean(), [loss * counted if counted else 0.0, counted])
+        return Sums(Added("loss") if self.adds else _Mean(), [loss * counted if counted else 0.0, counted])
 
     def differs(self, targets: torch.Tensor) -> str:
         """Return what the loss divides by in place of the number of targets; "": by that, or by nothing."""
@@ -65,14 +65,6 @@ class LossKind:
 
 class _Mean(Metric):
     name = "loss"
-
-
-class _Sum(Metric):
-    name = "loss"
-
-    def figure(self, values: Any) -> float:
-        """Return the sum."""
-        return float(values[0])
 
 
 def loss_kind(loss: Any) -> LossKind | None:

@@ -9,6 +9,7 @@ import pytest
 
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
+from parashard.metrics import kind_of
 from parashard.models.judging import Totals
 from support.keras_cases import X, Y, batch, compiled, figures, first_values, keras, layers, model, plain
 
@@ -54,3 +55,34 @@ def test_a_metric_of_several_figures_is_refused() -> None:
         ConfigurationError, match=r"'r2_score' has figures of shape \(3,\); allowed: one, such as F1Score"
     ):
         ours.check(batch(0, np.eye(3, dtype=np.float32)[Y]))
+
+
+def test_a_training_step_tells_the_compiled_metrics_of_its_own_outputs() -> None:
+    """Means as a sum and a count, others as all variables; with weights that count in `weighted_metrics` only."""
+
+    def judged() -> Any:
+        own = [keras.metrics.AUC(num_thresholds=50, name="auc"), "mae"]
+        weighted = [keras.metrics.MeanAbsoluteError(name="weighted")]
+        sigmoid = layers.Dense(1, activation="sigmoid")
+        return compiled(sigmoid, loss="binary_crossentropy", metrics=own, weighted_metrics=weighted)
+
+    ours = model(judged)
+    values = first_values(ours)
+    targets = np.array([0, 1, 1, 0, 1, 0, 0, 1], np.float32)[:, None]
+    weights = np.arange(1, 9, dtype=np.float32) / 4
+    whole = Batch(0, 0, np.arange(8), X, targets, weights)
+    ours.loss_and_gradients(values, whole, np)
+    told = ours.step_metrics()
+    due = ours.evaluate(values, whole, np)
+    assert {name: float(sums) for name, sums in told.items()} == pytest.approx(
+        {name: float(sums) for name, sums in due.items() if name != "loss"}
+    )
+    assert {name: kind_of(sums.metric) for name, sums in told.items()} == {"auc": "", "mae": "mean", "weighted": "mean"}
+    assert ours.added_metrics["auc"].figure(told["auc"].values) == float(due["auc"])
+    assert ours.step_metrics() == {}
+
+
+def test_a_model_without_metrics_computes_none() -> None:
+    ours = model(lambda: compiled(layers.Dense(1), loss="mse", metrics=None))
+    ours.loss_and_gradients(first_values(ours), batch(), np)
+    assert ours.step_metrics() == {}

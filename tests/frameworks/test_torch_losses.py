@@ -226,3 +226,46 @@ def test_models_that_look_rows_up_are_tried_with_them() -> None:
 
     with pytest.raises(ConfigurationError, match="metric 'root' is no mean over examples"):
         with_rows(LOSSES["mean"], metrics=[root]).fit(IDS, Y, batch_size=16, verbose=0)
+
+
+# --- while it trains ---
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_an_epoch_s_loss_is_that_of_all_its_examples_whatever_the_batches_and_pieces(name: str) -> None:
+    """Of weights that hardly move: with a learning rate of 1e-30."""
+    found = []
+    for size, pieces in ((64, 1), (8, 1), (4, 2)):
+        ours = ps.Trainer(ps.torch.Model(Net, LOSSES[name]), ps.SGD(1e-30), ps.OneDeviceStrategy(), name="it")
+        due = ours.evaluate((X, Y))["loss"]
+        found += fit(ours, batch_size=size, gradient_accumulation=pieces).history["loss"]
+    assert found == pytest.approx([due] * 3, rel=1e-5)
+
+
+def test_words_that_are_ignored_in_some_batches_count_in_no_epoch() -> None:
+    loss = torch.nn.CrossEntropyLoss()
+    some = np.where(np.arange(64)[:, None] < 32, np.abs(TOKENS) % 4, TOKENS)
+    for size, pieces in ((8, 1), (2, 4)):
+        ours = ps.Trainer(ps.torch.Model(Tagger, loss), ps.SGD(1e-30), ps.OneDeviceStrategy(), name="it")
+        due = loss(ours.model()(torch.tensor(X)), torch.tensor(some)).item()
+        assert fit(ours, some, batch_size=size, gradient_accumulation=pieces).history["loss"][0] == pytest.approx(due)
+
+
+def test_metrics_are_of_the_outputs_of_training() -> None:
+    calls = []
+
+    class Told(Net):
+        def forward(self, inputs: Any) -> Any:
+            calls.append(len(inputs))
+            return super().forward(inputs)
+
+    found = []
+    for metrics in ([], ["accuracy"]):
+        model = ps.torch.Model(Told, functional.cross_entropy, metrics=metrics)
+        ours = ps.Trainer(model, ps.SGD(1e-30), ps.OneDeviceStrategy(), name="it")
+        due = ours.evaluate((X, Y))
+        calls.clear()
+        history = fit(ours, batch_size=8).history
+        found.append(len(calls))
+    assert history["accuracy"] == [due["accuracy"]]
+    assert found[0] == found[1] > 8, "a forward pass a step, with metrics and without"

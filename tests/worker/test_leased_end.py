@@ -15,6 +15,7 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
+from parashard_coordinator.api.service import REQUEST_BYTES_MAX
 from parashard_worker.leased import REPORTS_MAX, RETRY_PAUSE_S, UNSTORED_MAX, Joined
 from support.leased_cases import DONE, FAILED, RETRY_BUDGET_S, Worker, reported
 
@@ -153,6 +154,20 @@ def test_what_is_kept_for_a_new_coordinator_is_bounded_and_fits_its_calls() -> N
         told += reported(request)
         worker.answer(request)
     assert told == list(range(5, UNSTORED_MAX + 5))
+
+
+def test_a_report_of_large_metrics_takes_several_calls() -> None:
+    worker = Worker()
+    large = pb.MetricSums(name="auc", values=[1.0] * 4000)
+    for step in range(60):
+        worker.work.completed(pb.CompletedStep(step=step, metrics=[large]), worker.now_s)
+    told = []
+    while len(told) < 60:
+        request = worker.call()
+        assert 0 < request.ByteSize() < REQUEST_BYTES_MAX
+        told += reported(request)
+        worker.answer(request)
+    assert told == list(range(60))
 
 
 def test_a_guest_goes_on_under_the_name_that_the_new_coordinator_gives_it() -> None:

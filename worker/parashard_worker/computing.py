@@ -18,7 +18,7 @@ from parashard.data.base import Array, BadExample, Batch, DataSource, examples_o
 from parashard.data.tree import leaves, rows_of
 from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.metrics import Sums
-from parashard.models.base import Model, Nothing
+from parashard.models.base import Model, Nothing, TellsMetrics
 from parashard.models.blame import place_of
 from parashard.models.judging import Told, Totals, Update
 from parashard.models.looking_up import keys_of_all, looked_up, placed
@@ -123,6 +123,20 @@ class Task(NamedTuple):
             _check_examples(batch)
             raise
 
+    def step_metrics(self, examples: int) -> dict[str, Sums]:
+        """Return the metrics of the step whose gradients were computed last; none of a model that tells none.
+
+        Raises
+        ------
+        WrongResult
+            If the model returns what is no mapping of names to numbers.
+        """
+        if not isinstance(self.model, TellsMetrics):
+            return {}
+        totals = Totals()
+        totals.add(self._judged(self.model.step_metrics(), "step_metrics"), examples)
+        return totals.sums
+
     def metrics(
         self,
         values: Mapping[str, Float32s],
@@ -184,24 +198,24 @@ class Task(NamedTuple):
             raise self._wrong(f"returned {_in_words(loss)} as the loss; due is a number, the mean over the batch")
         return _scalar(loss), pushed
 
-    def _judged(self, metrics: object) -> dict[str, Told]:
+    def _judged(self, metrics: object, method: str = "evaluate") -> dict[str, Told]:
         """Return a model's metrics as floats and states if that is what it returned."""
         due = "due is a mapping of names to numbers, which are means over the batch"
         if not isinstance(metrics, Mapping):
-            raise self._wrong(f"returned {_in_words(metrics)}; {due}", "evaluate")
+            raise self._wrong(f"returned {_in_words(metrics)}; {due}", method)
         judged: dict[str, Told] = {}
         for name, value in metrics.items():
             if not isinstance(name, str) or name != name.encode("utf-8", "replace").decode():
-                raise self._wrong(f"returned {name!a} as a metric's name; due is text", "evaluate")
+                raise self._wrong(f"returned {name!a} as a metric's name; due is text", method)
             if isinstance(value, Sums | Update):
                 judged[name] = value
                 continue
             if not _is_number(value):
-                raise self._wrong(f"returned {_in_words(value)} for {name!r}; {due}", "evaluate")
+                raise self._wrong(f"returned {_in_words(value)} for {name!r}; {due}", method)
             try:
                 judged[name] = float(_scalar(value))
             except UNCONVERTIBLE as error:
-                raise self._wrong(f"returned no float for {name!r}: {error}; {due}", "evaluate") from error
+                raise self._wrong(f"returned no float for {name!r}: {error}; {due}", method) from error
         return judged
 
     def _trainable(self, gradients: Mapping[str, Array | None], values: Mapping[str, Float32s]) -> dict[str, Array]:

@@ -19,6 +19,7 @@ RETRY_PAUSE_S = 0.1
 BATCH_TARGET_S = 0.25  # lease about as many steps as this long takes, so that a slow worker hoards none
 SMOOTHING = 0.2
 REPORTS_MAX = 4096  # completed steps in one call, as many as the coordinator takes
+REPORT_BYTES_MAX = 1 << 20  # of them
 UNSTORED_MAX = 16384  # reported steps that are kept for a new coordinator
 
 Work = pb.Grant | pb.EvaluationGrant
@@ -241,7 +242,7 @@ class LeasedWork:
             sequence=self._sequence,
             held=[] if self._leaving else held,
             held_evaluations=[] if self._leaving else [*waiting, *self._evaluating],
-            completed=self._completed[:REPORTS_MAX],
+            completed=self._completed[: self._fitting()],
             failed=self._failed,
             evaluated=self._evaluated,
             want=0 if self._leaving else max(0, self._wanted() - len(self._queue)),
@@ -300,6 +301,16 @@ class LeasedWork:
         self._completed = [step for _, step in self._unstored] + self._completed
         self._unstored.clear()
         self.must_rejoin = False
+
+    def _fitting(self) -> int:
+        """Return how many of the completed steps a call can have."""
+        left_bytes, fitting = REPORT_BYTES_MAX, 0
+        for step in self._completed[:REPORTS_MAX]:
+            left_bytes -= step.ByteSize()
+            if left_bytes < 0 and fitting:
+                break
+            fitting += 1
+        return fitting
 
     @property
     def _idle(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, TypeVar
 
@@ -23,7 +23,9 @@ from parashard.errors import (
     NonFiniteGradient,
     ParashardError,
 )
+from parashard.metrics import Sums, kind_of
 from parashard.models.blame import described
+from parashard.models.metric_figures import VALUES_MAX
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
@@ -51,6 +53,7 @@ class _Computed(NamedTuple):
     step: int
     loss: float | None
     examples: int
+    metrics: Sequence[pb.MetricSums]
     skipped: bool
     pulled: Pulled | None  # released after the push: a model may return views of its variables as gradients
 
@@ -224,6 +227,7 @@ class StepLoop:
         try:
             with self._leasing.computing(grant):
                 loss, examples, gradients = self._gradients(leased, pulled)
+                metrics = [] if grant.skip else metric_sums(self._task.step_metrics(examples))
         except ConfigurationError as error:
             if not isinstance(error, WrongResult):
                 raise
@@ -240,7 +244,7 @@ class StepLoop:
         failpoints.hit("worker.compute.done")
         while len(self._pushing) >= max(1, self._depth):
             self._settle()
-        computed = _Computed(grant.step, loss, examples, grant.skip, pulled)
+        computed = _Computed(grant.step, loss, examples, metrics, grant.skip, pulled)
         started_s = time.perf_counter()
         self._pushing.append((computed, self._executor.submit(self._transfers.push, grant, gradients, pulled)))
         self.phases_s["push"] += time.perf_counter() - started_s
@@ -302,6 +306,7 @@ class StepLoop:
                 loss=computed.loss,
                 examples=computed.examples,
                 skipped=computed.skipped,
+                metrics=computed.metrics,
             )
         )
 
@@ -314,6 +319,16 @@ def _caught(read: Callable[[int], Batch], step: int) -> Future[Batch]:
     except BaseException as error:  # noqa: BLE001  # SystemExit, too, fails the step
         future.set_exception(error)
     return future
+
+
+def metric_sums(metrics: Mapping[str, Sums]) -> list[pb.MetricSums]:
+    """Return a step's metrics as they are reported, without those whose states are too long for that."""
+    found, left = [], VALUES_MAX
+    for name, sums in metrics.items():
+        if len(sums.values) <= left:
+            left -= len(sums.values)
+            found.append(pb.MetricSums(name=name, kind=kind_of(sums.metric), values=sums.values))
+    return found
 
 
 def _may_be_read(grant: pb.Grant) -> bool:

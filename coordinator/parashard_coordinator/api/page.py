@@ -16,9 +16,10 @@ from parashard.display.figures import count, duration, percent
 from parashard.display.status_json import status_dict
 from parashard.display.status_tables import (
     HELD_OUT,
+    TRAINING,
     TRAINING_LOSS,
     figures_of,
-    held_out_figures,
+    metric_figures,
     shard_columns,
     state_of,
     table_columns,
@@ -132,8 +133,9 @@ def history_json(timeline: Timeline, since: int, run_id: str, coordinator: int) 
 
     Numbers of points are those of one coordinator: with another `coordinator` they begin again.
     """
-    plots = plots_of(timeline.held_out())
-    names = dict.fromkeys([*points.FIGURES, *timeline.held_out()])
+    metrics = [*timeline.metrics(points.TRAINING), *timeline.metrics(points.HELD_OUT)]
+    plots = plots_of(metrics)
+    names = dict.fromkeys([*points.FIGURES, *metrics])
     return {
         "run_id": run_id,
         "coordinator": coordinator,
@@ -145,16 +147,19 @@ def history_json(timeline: Timeline, since: int, run_id: str, coordinator: int) 
     }
 
 
-def plots_of(held_out: Sequence[str]) -> list[dict[str, Any]]:
+def plots_of(metrics: Sequence[str]) -> list[dict[str, Any]]:
     """Return the plots: a title and lines, each a column of the history and its name.
 
-    The held-out loss is in the plot of the training loss; other metrics have scales and plots of their own.
+    A metric of the training and of evaluations is one plot, with two lines.
     """
-    lines = {key: _line(key, held_out_figures([(key.removeprefix(points.HELD_OUT), 0.0)])[0][0]) for key in held_out}
-    loss = lines.pop(f"{points.HELD_OUT}loss", None)
+    plots: dict[str, list[dict[str, str]]] = {"loss": [_line("training_loss", TRAINING_LOSS)]}
+    for key in metrics:
+        prefix, _, name = key.partition(".")
+        of = TRAINING if f"{prefix}." == points.TRAINING else HELD_OUT
+        shown = metric_figures([(name, 0.0)], of)[0][0]
+        plots.setdefault(shown.removeprefix(f"{of} "), []).append(_line(key, shown))
     return [
-        _plot("loss", [_line("training_loss", TRAINING_LOSS), *([loss] if loss else [])]),
-        *(_plot(line["name"].removeprefix(f"{HELD_OUT} "), [line]) for line in lines.values()),
+        *(_plot(title, lines) for title, lines in plots.items()),
         _plot("throughput", [_line("examples_per_s", "examples/s")], from_zero=True),
         _plot(  # without the greatest one, beside which these would be flat
             "staleness in pushes", [_line(f"staleness_{name}", name) for name in ("p50", "p95")], from_zero=True

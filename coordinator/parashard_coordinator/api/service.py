@@ -12,6 +12,7 @@ from typing import Any
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.errors import MalformedFrame
+from parashard.models.metric_figures import FIGURES, METRICS_MAX, VALUES_MAX
 from parashard.process import failpoints
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import SERVER_THREADS, Server
@@ -45,6 +46,7 @@ from parashard_coordinator.core.input_limits import (
 )
 from parashard_coordinator.core.launchers import Exit, ProcessName
 from parashard_coordinator.core.membership import PHASES
+from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
 NAME_BYTES_MAX = 200  # of a file in the checkpoint store
@@ -271,7 +273,14 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
         held=list(request.held),
         held_evaluations=list(request.held_evaluations),
         completed=[
-            CompletedStep(c.step, list(c.incarnations), c.loss if c.HasField("loss") else None, c.examples, c.skipped)
+            CompletedStep(
+                c.step,
+                list(c.incarnations),
+                c.loss if c.HasField("loss") else None,
+                c.examples,
+                c.skipped,
+                _metric_sums(c.metrics) if c.metrics else (),
+            )
             for c in request.completed
         ],
         failed=[_failed(failed) for failed in request.failed],
@@ -283,6 +292,17 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
         steps_only=request.steps_only,
         warnings=[readable(text, REASON_BYTES_MAX) for text in request.warnings],
     )
+
+
+def _metric_sums(metrics: Sequence[pb.MetricSums]) -> list[MetricSums]:
+    """Return a step's metrics; none, if there are too many."""
+    if len(metrics) > METRICS_MAX or sum(len(one.values) for one in metrics) > VALUES_MAX:
+        return []
+    return [
+        MetricSums(checked_text(one.name, "metric", NAME_BYTES_MAX), one.kind, list(one.values))
+        for one in metrics
+        if one.kind in FIGURES or not one.kind
+    ]
 
 
 def _failed(failed: pb.FailedStep) -> FailedStep:
@@ -362,8 +382,12 @@ def follow_reply(answer: FollowAnswer) -> pb.FollowReply:
             weights=reached.weights,
             judged_steps=reached.judged_steps,
             learning_rates=reached.learning_rates,
+            epoch_metrics=[
+                pb.EpochMetrics(figures=figures, sums=[pb.MetricSums(**one._asdict()) for one in sums])
+                for figures, sums in zip(reached.epoch_metrics, reached.epoch_sums, strict=True)
+            ],
         ),
-        steps=[pb.StepEnd(step=end.step, loss=end.loss) for end in answer.steps],
+        steps=[pb.StepEnd(step=end.step, loss=end.loss, metrics=end.metrics) for end in answer.steps],
         steps_seen=answer.steps_seen,
         steps_total=answer.steps_total,
         learning_rate=None if answer.rate is None else pb.LearningRate(**answer.rate._asdict()),

@@ -89,6 +89,7 @@ class StatusView:
             skipped_steps=job.skipped_steps,
             partly_skipped_steps=job.partly_skipped,
             tables=_tables(records.values()),
+            training={name: value for name, value in job.figures.newest().items() if math.isfinite(value)},
         )
 
     def _worker(self, job: JobRecord, worker: Worker, now_s: float) -> pb.WorkerStatus:

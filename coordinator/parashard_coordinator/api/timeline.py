@@ -1,7 +1,7 @@
 """Timeline: a job's history as a bounded number of points: the last minutes in full, older ones thinned.
 
 Pure. `run/history.py` adds a point a second; the status page draws them. A point is a line of `history.jsonl`, flat:
-figures by name, where a held-out metric's name begins with `HELD_OUT`.
+figures by name, where a metric's begins with `HELD_OUT` or `TRAINING`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 RECENT_POINTS = 900  # the last quarter of an hour, at a point a second
 OLDER_POINTS = 1000
-HELD_OUT = "held_out."
-HELD_OUT_MAX = 16  # metrics; those of the newest evaluation
+HELD_OUT, TRAINING = "held_out.", "training."
+METRICS_MAX = 16  # with either; those of the newest evaluation or epoch
 COMPLETE_S = 10.0  # a job's first point is not older
 FIGURES = (
     "steps_complete",
@@ -28,7 +28,7 @@ FIGURES = (
     "workers_live",
     "shards_live",
 )
-"""What a point has beside `elapsed_s` and the held-out metrics; None where it was not known."""
+"""What a point has beside `elapsed_s` and the metrics; None where it was not known."""
 
 
 class Point(NamedTuple):
@@ -74,9 +74,10 @@ class Timeline:
         for points in (self._recent, self._older):
             while points and points[-1].elapsed_s >= elapsed_s:
                 points.pop()
-        metrics = row.get("held_out")
-        held_out = {f"{HELD_OUT}{name}": metrics[name] for name in metrics} if isinstance(metrics, Mapping) else {}
-        given = {name: row.get(name) for name in FIGURES} | held_out
+        given = {name: row.get(name) for name in FIGURES}
+        for prefix in (HELD_OUT, TRAINING):
+            metrics = row.get(prefix.removesuffix("."))
+            given |= {f"{prefix}{name}": metrics[name] for name in metrics} if isinstance(metrics, Mapping) else {}
         figures = {name: value for name in given if (value := _finite(given[name])) is not None}
         self.last += 1
         self._recent.append(Point(self.last, elapsed_s, figures))
@@ -108,12 +109,12 @@ class Timeline:
         """It begins with the job; without the history of an earlier coordinator it does not."""
         return self.begins_s is None or self.begins_s <= COMPLETE_S
 
-    def held_out(self) -> list[str]:
-        """Return the names of the newest evaluation's metrics, with `HELD_OUT`, at most `HELD_OUT_MAX`."""
+    def metrics(self, prefix: str) -> list[str]:
+        """Return the names of the newest metrics with this prefix, at most `METRICS_MAX`."""
         for point in (*reversed(self._recent), *reversed(self._older)):
-            names = sorted(name for name in point.figures if name.startswith(HELD_OUT))
+            names = sorted(name for name in point.figures if name.startswith(prefix))
             if names:
-                return names[:HELD_OUT_MAX]
+                return names[:METRICS_MAX]
         return []
 
 

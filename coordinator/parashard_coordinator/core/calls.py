@@ -12,6 +12,7 @@ from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.following import Milestone, Rate, StepEnd
 from parashard_coordinator.core.leases import RETRY_PAUSE_S, Grant
 from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.core.training_figures import MetricSums
 
 
 class JobState(enum.Enum):
@@ -47,6 +48,7 @@ class Options(NamedTuple):
     open: bool = False  # steps are leased once they are scheduled, and how many there will be is not known
     retry_pause_s: float = RETRY_PAUSE_S
     steps_per_epoch: int = 0  # 0: it has no epochs
+    first_epoch: int = 0  # what it is called
     followed: bool = True  # for callbacks
     callbacks_decide: bool = False
     stores_evaluated: bool = False  # evaluated weights are stored before the result is reported
@@ -71,6 +73,7 @@ class CompletedStep(NamedTuple):
     loss: float | None
     examples: int
     skipped: bool = False
+    metrics: Sequence[MetricSums] = ()
 
 
 class FailureKind(enum.Enum):

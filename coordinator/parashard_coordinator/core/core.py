@@ -26,11 +26,12 @@ from parashard_coordinator.core.calls import (
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.judging import take_result
+from parashard_coordinator.core.judging import judged_again, take_result
 from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.rounds import Standing
+from parashard_coordinator.core.training_figures import known_figures
 from parashard_coordinator.kubernetes.ledger import PodEnd
 
 WORKERS_MAX = 4096
@@ -116,7 +117,7 @@ class Core:
             again = [evaluation.after_step for evaluation in job.evaluations.shard_returned(complete)]
             job.decisions += len(again)  # or a successor would take a result for one of the weights that there are
             if again:
-                job.add_event(_judged_again(again))
+                job.add_event(judged_again(again))
         self._drop_passed_evaluations()
 
     def shard_answered(self, shard: int) -> None:
@@ -326,10 +327,11 @@ class Core:
         loss = None if done.skipped else done.loss
         given_up = done.step in job.leases.skips and not done.skipped
         if done.step < job.leases.target and not given_up:
-            worker.steps_complete += job.figures.count(done.step, done.examples, loss)
+            worker.steps_complete += job.figures.count(done.step, done.examples, loss, done.metrics)
+        job.log_epochs()
         newly = job.leases.acknowledge(worker.name, done.step, shards, now_s, skipped=done.skipped)
         if done.step in job.leases.complete:  # also one whose report an earlier coordinator took with it
-            job.following.step_completed(done.step, loss)
+            job.following.step_completed(done.step, loss, known_figures(done.metrics))
         if not newly:
             return
         job.supervision.step_completed()
@@ -492,14 +494,6 @@ class Core:
 
 def _silence_of(shard: int) -> str:
     return f"shard-{shard} is silent"
-
-
-def _judged_again(steps: list[int]) -> str:
-    """Return the event of evaluations, by the steps before them, whose weights a shard lost."""
-    if len(steps) == 1:
-        return f"the evaluation after step {steps[0]:,} is done again: its weights were lost"
-    between = f"steps {min(steps):,} to {max(steps):,}"
-    return f"{len(steps):,} evaluations, after {between}, are done again: their weights were lost"
 
 
 def _recomputed(steps: int) -> str:

@@ -13,13 +13,14 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 from parashard.errors import ConfigurationError
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.policies import LeasingPolicy
-from parashard_coordinator.core.training_figures import TrainingFigures
+from parashard_coordinator.core.training_figures import MetricSums, TrainingFigures
 
 ENDS_MAX = 1 << 14
 """Completed steps that callbacks have not heard of yet: with more of them nothing new is leased."""
@@ -32,6 +33,7 @@ RATES_MAX = 10_000
 LEASED_AHEAD = 1024
 """Steps that may be leased between two records of how far that has gone, where callbacks may decide."""
 _NO_LIMIT = 1 << 62
+_NO_METRICS: Mapping[str, float] = MappingProxyType({})
 
 
 class Rate(NamedTuple):
@@ -43,7 +45,10 @@ class Rate(NamedTuple):
 
 
 class Milestone(NamedTuple):
-    """A milestone that is reached: the epochs that ended, with their losses, and the evaluation's result."""
+    """A milestone that is reached: the epochs that ended, with their losses, and the evaluation's result.
+
+    `epoch_metrics` are the figures of the epochs' metrics, `epoch_sums` those whose figures only the metrics have.
+    """
 
     after_steps: int
     first_epoch: int
@@ -53,6 +58,8 @@ class Milestone(NamedTuple):
     weights: str
     judged_steps: int = 0
     learning_rates: Sequence[float] = ()  # by epoch: its last step's; NaN: the job's own
+    epoch_metrics: Sequence[Mapping[str, float]] = ()
+    epoch_sums: Sequence[Sequence[MetricSums]] = ()
 
     @property
     def epochs(self) -> range:
@@ -61,10 +68,11 @@ class Milestone(NamedTuple):
 
 
 class StepEnd(NamedTuple):
-    """A completed step and its loss; NaN: it was skipped."""
+    """A completed step, its loss (NaN: it was skipped), and the figures of its metrics."""
 
     step: int
     loss: float
+    metrics: Mapping[str, float] = _NO_METRICS
 
 
 class Following:
@@ -134,10 +142,10 @@ class Following:
 
     # --- what happens ---
 
-    def step_completed(self, step: int, loss: float | None) -> None:
+    def step_completed(self, step: int, loss: float | None, metrics: Mapping[str, float] = _NO_METRICS) -> None:
         """Take note of a step that every shard has now; once, whatever is computed again."""
         if self._steps_per_epoch and self._ended.add(step) and self._wants_ends:
-            self.ends.append(StepEnd(step, math.nan if loss is None else loss))
+            self.ends.append(StepEnd(step, math.nan if loss is None else loss, metrics))
 
     def ends_since(self, heard: int) -> tuple[list[StepEnd], int]:
         """Return completed steps after the first `heard`, which are forgotten, and how many that makes in all."""
@@ -173,6 +181,8 @@ class Following:
             "" if result is None else result.weights,
             0 if result is None else result.judged_steps,
             [self._rate_at_end_of(epoch) for epoch in range(first, stop)],
+            epoch_metrics=[self._figures.metrics_of(epoch) for epoch in range(first, stop)],
+            epoch_sums=[self._figures.sums_of(epoch) for epoch in range(first, stop)],
         )
 
     def _milestone_after(self, steps: int) -> int:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from parashard.display.figures import metric, metric_name
 from parashard.errors import WrongRun
 from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.draining import Draining
@@ -111,7 +112,7 @@ class JobRecord:
         """Rises with every decision that has to be stored before it acts."""
         self.evaluations = evaluations
         self.progress = Progress(options.against_divergence)
-        self.figures = TrainingFigures(options.steps_total, options.steps_per_epoch)
+        self.figures = TrainingFigures(options.steps_total, options.steps_per_epoch, keeps_sums=options.followed)
         self.following = Following(
             options.steps_total,
             options.steps_per_epoch if options.followed else 0,
@@ -284,8 +285,7 @@ class JobRecord:
             final=self.ending.stored if self.ending else "",
             early_stop=self.early_stop,
             evaluations={
-                str(after_step): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-                for after_step, metrics in self.evaluations.results().items()
+                str(after_step): _nullable(metrics) for after_step, metrics in self.evaluations.results().items()
             },
             evaluated=self.evaluations.forgotten(),
             evaluated_weights={str(after): name for after, name in self.evaluations.stored_weights().items()},
@@ -294,10 +294,13 @@ class JobRecord:
             leased_to=self.following.leased_to,
             epoch_losses={str(epoch): sums for epoch, sums in self.figures.losses().items()},
             not_finite_epochs=self.figures.not_finite(),
+            epoch_metrics={str(epoch): sums for epoch, sums in self.figures.metrics().items()},
+            epoch_figures={str(epoch): _nullable(figures) for epoch, figures in self.figures.past().items()},
             counted=self.figures.counted(),
             stopped_by=self.following.stopped_by,
             rates_decided=self.following.decided,
-            ends=tuple((step, loss if math.isfinite(loss) else None) for step, loss in self.following.ends),
+            ends=tuple((end.step, end.loss if math.isfinite(end.loss) else None) for end in self.following.ends),
+            ends_metrics={str(end.step): _nullable(end.metrics) for end in self.following.ends if end.metrics},
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
@@ -326,7 +329,7 @@ class JobRecord:
             self.leases.stop_at(saved.target)
             self.evaluations.stop_at(saved.target)
         for after_step, metrics in saved.evaluations.items():
-            known = {name: math.nan if value is None else value for name, value in metrics.items()}
+            known = _numbers(metrics)
             weights, judged_steps = saved.evaluated_weights.get(after_step, ""), saved.judged_steps.get(after_step, 0)
             self.evaluations.known(int(after_step), known, weights, judged_steps)
         self.evaluations.known_forgotten(saved.evaluated)
@@ -335,11 +338,14 @@ class JobRecord:
             self.ending = DueCheckpoint(self.leases.target, None, (), final=True, metrics=judged, stored=saved.final)
         self.leases.skips.update(saved.skips)
         sums = {int(epoch): sums for epoch, sums in saved.epoch_losses.items()}
-        self.figures.resume(saved.examples, saved.counted, sums, saved.not_finite_epochs)
+        of_metrics = {int(epoch): of_epoch for epoch, of_epoch in saved.epoch_metrics.items()}
+        past = {int(epoch): _numbers(figures) for epoch, figures in saved.epoch_figures.items()}
+        self.figures.resume(saved.examples, saved.counted, sums, saved.not_finite_epochs, of_metrics, past)
         rates = [Rate(*rate) for rate in saved.learning_rates]
         self.following.resume(rates, saved.leased_to, saved.stopped_by, saved.rates_decided)
         for step, loss in saved.ends:
-            self.following.step_completed(step, loss)
+            told = _numbers(saved.ends_metrics.get(str(step), {}))
+            self.following.step_completed(step, loss, told)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
         workers = {name: EarlierWorker(*known) for name, known in saved.workers.items()}
         self.workers.resume(workers)
@@ -421,9 +427,26 @@ class JobRecord:
                 self.warned.add(text)
                 self.add_event(f"{worker}: {text}")
 
+    def log_epochs(self) -> None:
+        """Log the figures of the epochs whose steps are all counted by now."""
+        for epoch in self.figures.ended:
+            figures = self.figures.figures_of(epoch).items()
+            shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in figures)
+            self.new_events.append(readable(f"epoch {self.options.first_epoch + epoch}: {shown}", EVENT_BYTES_MAX))
+        self.figures.ended.clear()
+
     def add_event(self, text: str) -> None:
         """Tell people of what has happened: log, status and live view show it."""
         text = readable(text, EVENT_BYTES_MAX)  # errors that shards answer with come this way, too
         self.events.append(text)
         self.events_total += 1
         self.new_events.append(text)
+
+
+def _nullable(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """Return figures as JSON holds them: None for one that is not finite."""
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+
+
+def _numbers(figures: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in figures.items()}

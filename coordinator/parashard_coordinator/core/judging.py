@@ -68,3 +68,11 @@ def _check_targets(job: JobRecord, metrics: Mapping[str, float]) -> None:
             reached = f"held-out {metric_name(name)} {metric(metrics[name])} reached the target {bound}"
     if reached:
         stop_at_frontier(job, reached)
+
+
+def judged_again(steps: list[int]) -> str:
+    """Return the event of evaluations, by the steps before them, whose weights a shard lost."""
+    if len(steps) == 1:
+        return f"the evaluation after step {steps[0]:,} is done again: its weights were lost"
+    between = f"steps {min(steps):,} to {max(steps):,}"
+    return f"{len(steps):,} evaluations, after {between}, are done again: their weights were lost"

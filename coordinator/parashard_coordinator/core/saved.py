@@ -22,12 +22,15 @@ _LATER = (
     "stopped_by",
     "workers",
     "not_finite_epochs",
+    "epoch_metrics",
+    "epoch_figures",
     "counted",
     "losses",
     "speculative_leases",
     "stored_at",
     "rates_decided",
     "ends",
+    "ends_metrics",
 )
 
 
@@ -54,11 +57,16 @@ class Saved(Record):
     leased_to: int = 0  # no step at or past it was ever leased, where callbacks may decide
     epoch_losses: dict[str, tuple[int, int]] = key(default_factory=dict)  # sums of epochs that are not handled
     not_finite_epochs: tuple[int, ...] = ()  # of these
+    epoch_metrics: dict[str, dict[str, tuple[float, ...]]] = key(default_factory=dict)  # their sums, by kind and name
+    epoch_figures: dict[str, dict[str, float | None]] = key(
+        default_factory=dict
+    )  # of epochs that have no sums any more
     counted: Steps = ()  # steps whose figures are in `examples` and in the sums
     losses: tuple[float, ...] = ()  # of the training: smoothed, first and best
     stopped_by: int | None = None  # the milestone whose callbacks ended the training early
     rates_decided: int = 0  # number of callbacks' last decision about the learning rate
     ends: tuple[tuple[int, float | None], ...] = ()  # steps that callbacks have to hear of, with finite losses
+    ends_metrics: dict[str, dict[str, float | None]] = key(default_factory=dict)  # of these
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
@@ -94,9 +102,12 @@ class Saved(Record):
             leased_to=0,
             epoch_losses={},
             not_finite_epochs=(),
+            epoch_metrics={},
+            epoch_figures={},
             counted=tuple((start, min(stop, steps)) for start, stop in self.counted if start < steps),
             stopped_by=self.stopped_by if self.target <= steps else None,
             ends=tuple(end for end in self.ends if end[0] < steps),
+            ends_metrics={step: metrics for step, metrics in self.ends_metrics.items() if int(step) < steps},
             skips=tuple(step for step in self.skips if step < steps),
             final="",
         )

@@ -95,6 +95,7 @@ def row(status: pb.GetStatusReply) -> dict[str, Any]:
         "steps_complete": status.steps_complete,
         "examples_per_s": round(status.examples_per_s, 1),
         "training_loss": status.training_loss if status.HasField("training_loss") else None,
+        "training": {name: value for name, value in status.training.items() if math.isfinite(value)},
         "held_out": {name: value for name, value in status.held_out.items() if math.isfinite(value)},
         "staleness_p50": status.staleness_p50,
         "staleness_p95": status.staleness_p95,

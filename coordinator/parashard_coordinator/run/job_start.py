@@ -65,6 +65,7 @@ def new_job_record(
         same_arithmetic=job.consistency.policy.kind == "sync" and not job.cluster.allow_mixed,
         examples_of=_call_in_words if open_ else steps.examples_in_words,
         steps_per_epoch=steps.steps_per_epoch,
+        first_epoch=job.job.first_epoch or 0,
         followed=callbacks.followed,
         callbacks_decide=callbacks.decide,
         stores_evaluated=callbacks.store_evaluated,

@@ -95,6 +95,10 @@ def report(
             }
             for after_step, found in sorted(job.evaluations.results().items())
         ],
+        "epochs": [
+            {"epoch": job.options.first_epoch + epoch} | {name: _finite(value) for name, value in found.items()}
+            for epoch, found in job.figures.history().items()
+        ],
         "callbacks": {
             "stopped_after": job.following.stopped_by,
             "stop_lag_steps": None if job.following.stopped_by is None else steps - job.following.stopped_by,

@@ -6,8 +6,10 @@ Knows neither shard nor run. Called by `parashard.api.in_process.training`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from parashard.metrics import Sums
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import NO_KEYS
@@ -22,6 +24,7 @@ class Computed(NamedTuple):
     examples: int
     gradients: Mapping[str, Float32s]
     keys: Mapping[str, Keys] = NO_KEYS  # of tables: whose rows these are of
+    metrics: Mapping[str, Sums] = MappingProxyType({})
 
 
 PullRows = Callable[[Mapping[str, Keys]], Mapping[str, Float32s]]
@@ -63,4 +66,4 @@ class Replicas:
         loss, examples, gradients = self._task.gradients(batch, values)
         assert loss is not None, "a trainer's model returns one"
         assert gradients is not None, "a trainer's model returns them"
-        return Computed(step, loss, examples, gradients, batch.keys)
+        return Computed(step, loss, examples, gradients, batch.keys, self._task.step_metrics(examples))

@@ -31,6 +31,7 @@ from parashard.launch.following import CallbackFailed
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
 from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.stopping import resume_command
+from parashard.metrics import kind_of
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s, as_exported
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
@@ -56,6 +57,7 @@ from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.saved import Saved
+from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.run.history import History
 from parashard_coordinator.run.job_start import Callbacks, new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
@@ -227,7 +229,10 @@ class Training:
                 break  # what follows is granted again
             for one in computed:
                 self._state.push(granted[one.step], one.gradients, one.keys)
-                completed.append(CompletedStep(one.step, self._state.incarnations, one.loss, one.examples))
+                metrics = [MetricSums(name, kind_of(s.metric), s.values.tolist()) for name, s in one.metrics.items()]
+                completed.append(
+                    CompletedStep(one.step, self._state.incarnations, one.loss, one.examples, metrics=metrics)
+                )
             if self._stop.asked:
                 break
         self._call = self._call._replace(completed=completed, failed=failed)

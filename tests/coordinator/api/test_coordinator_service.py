@@ -10,13 +10,16 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, NotReady, Superseded, Unacquainted, WrongRun
+from parashard.models.metric_figures import VALUES_MAX
 from parashard.protocol.rpc import connect, our_errors
+from parashard_coordinator.api.service import lease_call
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import WORKERS_MAX
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.launchers import LocalLauncher
 from parashard_coordinator.core.policies import Sync
 from parashard_coordinator.core.restarts import Restarts
+from parashard_coordinator.core.training_figures import MetricSums
 from support.coordinator_cases import DIGEST, RUN, core_of
 from support.served_core import DEADLINE_S, Served, lease_request, served, shard_request, worker_request
 
@@ -252,3 +255,13 @@ def test_calls_for_another_run_are_refused_and_change_nothing(it: Served) -> Non
             call()
     assert it.core.job.state is JobState.RUNNING
     assert it.client.get_status() == before
+
+
+def test_a_step_s_metrics_are_taken_and_too_many_are_left_out() -> None:
+    known = pb.MetricSums(name="accuracy", kind="mean", values=[1.0, 2.0])
+    own, newer = pb.MetricSums(name="mine", values=[1.0]), pb.MetricSums(name="next", kind="of a later version")
+    many = pb.MetricSums(name="auc", kind="auc", values=[0.0] * (VALUES_MAX + 1))
+    told = [pb.CompletedStep(step=0, metrics=[known, own, newer]), pb.CompletedStep(step=1, metrics=[many])]
+    first, second = lease_call(pb.LeaseRequest(completed=told)).completed
+    assert first.metrics == [MetricSums("accuracy", "mean", [1.0, 2.0]), MetricSums("mine", "", [1.0])]
+    assert second.metrics == []

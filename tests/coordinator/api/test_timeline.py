@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from parashard_coordinator.api.timeline import (
     COMPLETE_S,
-    HELD_OUT_MAX,
+    HELD_OUT,
+    METRICS_MAX,
     OLDER_POINTS,
     RECENT_POINTS,
+    TRAINING,
     Timeline,
     columns,
 )
@@ -94,11 +96,11 @@ def test_columns_are_as_long_as_the_times() -> None:
 
 def test_held_out_metrics_are_the_newest_evaluation_s_and_not_too_many() -> None:
     timeline = timeline_of(1.0)
-    timeline.add({"elapsed_s": 2.0, "held_out": {f"metric_{i:02}": 1.0 for i in range(HELD_OUT_MAX + 1)}})
+    timeline.add({"elapsed_s": 2.0, "held_out": {f"metric_{i:02}": 1.0 for i in range(METRICS_MAX + 1)}})
     timeline.add({"elapsed_s": 3.0})
-    assert timeline.held_out() == [f"held_out.metric_{i:02}" for i in range(HELD_OUT_MAX)]
+    assert timeline.metrics(HELD_OUT) == [f"held_out.metric_{i:02}" for i in range(METRICS_MAX)]
     timeline.add({"elapsed_s": 4.0, "held_out": {"loss": 1.0}})
-    assert timeline.held_out() == ["held_out.loss"]
+    assert timeline.metrics(HELD_OUT) == ["held_out.loss"]
 
 
 def test_it_tells_whether_it_begins_with_the_job() -> None:
@@ -106,3 +108,10 @@ def test_it_tells_whether_it_begins_with_the_job() -> None:
     assert timeline_of(COMPLETE_S, 99.0).complete
     late = timeline_of(COMPLETE_S + 1, 99.0)
     assert (late.complete, late.begins_s) == (False, COMPLETE_S + 1)
+
+
+def test_metrics_of_the_training_are_columns_of_their_own() -> None:
+    timeline = timeline_of(1.0)
+    timeline.add({"elapsed_s": 2.0, "training": {"accuracy": 0.5}, "held_out": {"accuracy": 0.25}})
+    assert (timeline.metrics(TRAINING), timeline.metrics(HELD_OUT)) == (["training.accuracy"], ["held_out.accuracy"])
+    assert timeline.since(1)[0].figures == {"training.accuracy": 0.5, "held_out.accuracy": 0.25}

@@ -76,7 +76,7 @@ def test_a_successor_tells_the_steps_that_callbacks_have_not_heard_of() -> None:
     for sequence, completed in enumerate([(), (0, 1), (2, 3)]):
         lease(core, sequence + 1, *completed)
     first = follow(core.job, FollowCall(handled=0, wants_steps=True))
-    assert [step for step, _ in first.steps] == [0, 1, 2, 3]
+    assert [end.step for end in first.steps] == [0, 1, 2, 3]
     follow(core.job, FollowCall(handled=0, wants_steps=True, steps_seen=2, coordinator=1))
     saved = decode(Saved, encode(core.job.saved()), "saved")
     assert saved.ends == ((2, 0.5), (3, 0.5))

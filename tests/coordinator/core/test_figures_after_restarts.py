@@ -13,10 +13,17 @@ from parashard_coordinator.core.calls import CompletedStep, FollowCall
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.launchers import Exit, ProcessName
 from parashard_coordinator.core.saved import Saved
+from parashard_coordinator.core.training_figures import MetricSums
 from support.coordinator_cases import Caller, announce, announce_all, core_after, core_of
 
 STEPS, EPOCH, EXAMPLES = 40, 20, 8
 OPTIONS = {"steps_per_epoch": EPOCH, "steps_total": STEPS}
+
+
+def completed(step: int, incarnations: list[int]) -> CompletedStep:
+    """Return the report of a step whose loss, and whose metric, are its number."""
+    metric = MetricSums("number", "mean", [float(step * EXAMPLES), EXAMPLES])
+    return CompletedStep(step, list(incarnations), float(step), EXAMPLES, metrics=[metric])
 
 
 class Cluster:
@@ -42,7 +49,7 @@ class Cluster:
             self.now_s += 1.0
             caller = self.workers[index]
             if caller.lease(1, self.now_s):
-                done = [CompletedStep(step, list(self.incarnations), float(step), EXAMPLES) for step in caller.held]
+                done = [completed(step, self.incarnations) for step in caller.held]
                 self.reported[index] += done
                 caller.call(self.now_s, completed=done)
 
@@ -140,6 +147,8 @@ def test_each_figure_counts_a_step_once_whatever_is_restarted(
     later = follow(job, FollowCall(handled=milestone.after_steps)).milestone
     assert later is not None
     assert [*milestone.epoch_losses, *later.epoch_losses] == [9.5, 29.5], "each step's loss is its number"
+    assert [*milestone.epoch_metrics, *later.epoch_metrics] == [{"number": 9.5}, {"number": 29.5}]
+    assert job.figures.newest() == {"number": 29.5}
     assert job.figures.examples == STEPS * EXAMPLES
     by_worker = [worker.steps_complete for worker in job.workers.by_name.values()]
     assert sum(by_worker) == len(job.leases.complete) == STEPS

@@ -23,6 +23,7 @@ STATUS = pb.GetStatusReply(
     steps_complete=7,
     examples_per_s=12.34,
     training_loss=0.5,
+    training={"accuracy": 0.5, "auc": math.nan},
     held_out={"accuracy": 0.75, "loss": math.nan},
     staleness_p50=1,
     staleness_p95=2,
@@ -36,6 +37,7 @@ ROW = {
     "steps_complete": 7,
     "examples_per_s": 12.3,
     "training_loss": 0.5,
+    "training": {"accuracy": 0.5},
     "held_out": {"accuracy": 0.75},
     "staleness_p50": 1,
     "staleness_p95": 2,
@@ -128,7 +130,8 @@ def test_a_later_coordinator_begins_with_the_lines_of_the_earlier_ones(tmp_path:
     later.add(pb.GetStatusReply(elapsed_s=9.0))
     assert times_of(later) == [1.235, 9.0]
     assert later.look(lambda timeline: timeline.since()[0].figures) == {
-        **{name: value for name, value in ROW.items() if name not in ("elapsed_s", "held_out")},
+        **{name: value for name, value in ROW.items() if name not in ("elapsed_s", "training", "held_out")},
+        "training.accuracy": 0.5,
         "held_out.accuracy": 0.75,
     }
 
