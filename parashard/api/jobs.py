@@ -54,6 +54,8 @@ class Parts(NamedTuple):
     variables: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     tables: Mapping[str, Table] = MappingProxyType({})
     updates_before: int | None = None
+    rate_factor: float = 1.0
+    """Of the optimizers of tables."""
 
 
 def checked_optimizer(optimizer: Any) -> OptimizerSpec:
@@ -133,7 +135,7 @@ def tables_of(
         "job": {"name": parts.name, "seed": parts.seed, **before, **sizes},
         "optimizer": {name: value for name, value in parts.optimizer.plain().items() if value is not None},
         "variables": dict(parts.variables),
-        "tables": {name: declared.plain() for name, declared in parts.tables.items()},
+        "tables": {name: _table(declared, parts.rate_factor) for name, declared in parts.tables.items()},
         "consistency": {"policy": parts.strategy.consistency},
         "cluster": {**(cluster or {}), **parts.strategy.cluster},
     }
@@ -157,6 +159,14 @@ SEEDED = (
     "such as numpy.random.default_rng(0), and sort what it makes of a set of texts: the order differs from process to "
     "process, unless all have one PYTHONHASHSEED"
 )
+
+
+def _table(declared: Table, rate_factor: float) -> dict[str, Any]:
+    plain = declared.plain()
+    if rate_factor != 1.0:
+        rate = declared.embedding.optimizer.learning_rate * rate_factor
+        plain["optimizer"] = {**plain["optimizer"], "learning_rate": rate}
+    return plain
 
 
 def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code: Code, run_dir: Path) -> None:

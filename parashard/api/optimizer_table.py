@@ -24,7 +24,15 @@ from parashard.plan.optimizers import (
     OptimizerSpec,
     RMSProp,
 )
-from parashard.plan.schedules import ConstantSchedule, CosineSchedule, ExponentialSchedule, ScheduleOptions
+from parashard.plan.schedules import (
+    ConstantSchedule,
+    CosineRestartsSchedule,
+    CosineSchedule,
+    ExponentialSchedule,
+    PiecewiseSchedule,
+    PolynomialSchedule,
+    ScheduleOptions,
+)
 
 Settings = Mapping[str, Any]
 
@@ -174,7 +182,7 @@ _KERAS: Mapping[str, Rule] = {
         {"weight_decay": None},
     ),
 }
-_KERAS_COMMON = {"clipnorm": None, "use_ema": False, "loss_scale_factor": None, "gradient_accumulation_steps": None}
+_KERAS_COMMON = {"use_ema": False, "loss_scale_factor": None, "gradient_accumulation_steps": None}
 
 
 def keras_spec(name: str, config: Settings) -> OptimizerSpec:
@@ -188,10 +196,8 @@ def keras_spec(name: str, config: Settings) -> OptimizerSpec:
     rate, schedule = _keras_rate(config["learning_rate"]) if name in _KERAS else (0.0, ConstantSchedule())
     settings = {**config, "learning_rate": rate, "weight_decay": config.get("weight_decay") or None}
     spec = _mapped("keras.optimizers", _KERAS, name, settings, _KERAS_COMMON)
-    clips = {
-        ours: config.get(theirs) for ours, theirs in (("clip_norm", "global_clipnorm"), ("clip_value", "clipvalue"))
-    }
-    given = {ours: number(value) for ours, value in clips.items() if value}
+    clips = {"variable_clip_norm": "clipnorm", "clip_norm": "global_clipnorm", "clip_value": "clipvalue"}
+    given = {ours: number(config[theirs]) for ours, theirs in clips.items() if config.get(theirs)}
     return spec.replaced(schedule=schedule, **given)
 
 
@@ -200,19 +206,66 @@ def _keras_rate(given: Any) -> tuple[float, ScheduleOptions]:
     if not isinstance(given, Mapping):
         return float(str(np.float32(given))), ConstantSchedule()  # Keras has rounded it to float32
     name, settings = given["class_name"], given["config"]
-    rate = number(settings.get("initial_learning_rate", 0))
-    if name == "ExponentialDecay":
-        return rate, ExponentialSchedule(
-            decay_steps=int(settings["decay_steps"]),
-            rate=number(settings["decay_rate"]),
-            staircase=bool(settings["staircase"]),
+    if name not in _KERAS_SCHEDULES:
+        raise ConfigurationError(
+            f"keras.optimizers.schedules.{name} has no equal here; allowed: {', '.join(_KERAS_SCHEDULES)}, or a "
+            "schedule of parashard's"
         )
-    if name == "CosineDecay" and settings.get("warmup_target") is None:
-        return rate, CosineSchedule(decay_steps=int(settings["decay_steps"]), final_fraction=number(settings["alpha"]))
-    raise ConfigurationError(
-        f"keras.optimizers.schedules.{name}{' with warmup_target' if name == 'CosineDecay' else ''} has no equal here; "
-        "allowed: ExponentialDecay, CosineDecay without warmup_target, or a schedule of parashard's"
+    return _KERAS_SCHEDULES[name](settings)
+
+
+def _exponential(s: Settings) -> tuple[float, ScheduleOptions]:
+    staircase = bool(s["staircase"])
+    schedule = ExponentialSchedule(
+        decay_steps=int(s["decay_steps"]), rate=number(s["decay_rate"]), staircase=staircase
+    )  # fmt: skip
+    return number(s["initial_learning_rate"]), schedule
+
+
+def _cosine(s: Settings) -> tuple[float, ScheduleOptions]:
+    rate = number(s["initial_learning_rate"])
+    schedule = CosineSchedule(decay_steps=int(s["decay_steps"]), final_fraction=number(s["alpha"]))
+    if s.get("warmup_target") is None:
+        return rate, schedule
+    target = number(s["warmup_target"])
+    return target, schedule.replaced(warmup_steps=int(s["warmup_steps"]), warmup_from=rate / target)
+
+
+def _restarts(s: Settings) -> tuple[float, ScheduleOptions]:
+    return number(s["initial_learning_rate"]), CosineRestartsSchedule(
+        first_steps=int(s["first_decay_steps"]),
+        length_factor=number(s["t_mul"]),
+        height_factor=number(s["m_mul"]),
+        final_fraction=number(s["alpha"]),
     )
+
+
+def _polynomial(s: Settings) -> tuple[float, ScheduleOptions]:
+    if s["cycle"]:
+        raise ConfigurationError("keras.optimizers.schedules.PolynomialDecay: cycle=True has no equal; allowed: False")
+    rate = number(s["initial_learning_rate"])
+    return rate, PolynomialSchedule(
+        decay_steps=int(s["decay_steps"]),
+        power=number(s["power"]),
+        final_fraction=number(s["end_learning_rate"]) / rate,
+    )
+
+
+def _piecewise(s: Settings) -> tuple[float, ScheduleOptions]:
+    values = [number(value) for value in s["values"]]
+    first = next((value for value in values if value), 1.0)
+    begins = [0, *(int(boundary) + 1 for boundary in s["boundaries"])]  # a boundary has the value before it
+    changes = tuple((begin, value / first) for begin, value in zip(begins, values, strict=True))
+    return first, PiecewiseSchedule(changes=changes)
+
+
+_KERAS_SCHEDULES: Mapping[str, Callable[[Settings], tuple[float, ScheduleOptions]]] = {
+    "ExponentialDecay": _exponential,
+    "CosineDecay": _cosine,
+    "CosineDecayRestarts": _restarts,
+    "PolynomialDecay": _polynomial,
+    "PiecewiseConstantDecay": _piecewise,
+}
 
 
 def _optax_betas(s: Settings) -> tuple[Any, Any]:

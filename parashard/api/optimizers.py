@@ -16,6 +16,7 @@ from typing import Any
 from parashard.api.optimizer_table import keras_spec, number, optax_spec, torch_spec
 from parashard.errors import ConfigurationError
 from parashard.plan.optimizers import SGD, OptimizerSpec
+from parashard.plan.schedules import ConstantSchedule, Schedule
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,46 @@ def optimizer_for(given: Any, model: object, seed: int) -> Mapped:
         ) from None
 
 
+def with_arguments(mapped: Mapped, clip_norm: float | None, schedule: Any) -> Mapped:
+    """Return an optimizer with what a trainer says beside it.
+
+    Raises
+    ------
+    ConfigurationError
+        If the optimizer says it too, or the schedule is none of parashard's.
+    """
+    spec = mapped.spec
+    if schedule is not None:
+        if not isinstance(schedule, Mapping | Schedule):
+            kind = schedule if inspect.isclass(schedule) else type(schedule)
+            raise ConfigurationError(
+                f"ps.Trainer: schedule is one of parashard's, whose lengths are in updates, such as "
+                f'{{"kind": "cosine", "warmup_steps": 100}}; found {kind.__name__}'
+                f"{_SCHEDULERS.get(kind.__name__, '')}"
+            )
+        if spec.schedule != ConstantSchedule():
+            raise ConfigurationError("ps.Trainer: the optimizer has a schedule already; leave out schedule=")
+        spec = spec.replaced(schedule=schedule)
+    if clip_norm is not None:
+        if spec.clip_norm is not None:
+            raise ConfigurationError("ps.Trainer: the optimizer has a clip_norm already; leave out clip_norm=")
+        spec = spec.replaced(clip_norm=clip_norm)
+    return Mapped(spec, mapped.groups)
+
+
+_SCHEDULERS = {
+    "StepLR": ': {"kind": "step", "every_steps": updates of step_size, "factor": gamma}',
+    "MultiStepLR": ': {"kind": "piecewise", "changes": [[updates of a milestone, gamma], [of the next, gamma**2]]}',
+    "ExponentialLR": ': {"kind": "step", "every_steps": updates of an epoch, "factor": gamma}',
+    "CosineAnnealingLR": ': {"kind": "cosine", "decay_steps": updates of T_max, "final_fraction": eta_min / lr}',
+    "CosineAnnealingWarmRestarts": ': {"kind": "cosine_restarts", "first_steps": updates of T_0}',
+    "LinearLR": ': {"kind": "constant", "warmup_steps": updates of total_iters, "warmup_from": start_factor}',
+    "PolynomialLR": ': {"kind": "polynomial", "decay_steps": updates of total_iters, "power": power}',
+    "OneCycleLR": ": it has no equal; a cosine with warmup_steps and warmup_from is close",
+}
+"""What schedulers of PyTorch are here."""
+
+
 def has_taken_steps(given: Any) -> bool:
     """Tell whether an optimizer of PyTorch or Keras has a state of its own."""
     if isinstance(given, OptimizerSpec) or inspect.isclass(given):
@@ -191,7 +232,7 @@ def _of_torch(optimizer: Any) -> Mapped:
     if any("initial_lr" in group for group in groups):
         raise ConfigurationError(
             f"torch.optim.{name} has a learning-rate scheduler, which the shards do not run: leave it out, and give "
-            'ps.Adam(1e-3, schedule={"kind": "cosine"}) or another of parashard\'s schedules'
+            'the trainer schedule={"kind": "cosine"} or another of parashard\'s schedules, whose lengths are in updates'
         )
     first = groups[0]
     for group in groups[1:]:

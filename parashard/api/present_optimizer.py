@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parashard.api.optimizers import Mapped, optimizer_for, optimizer_of
+from parashard.api.optimizers import Mapped, optimizer_for, optimizer_of, with_arguments
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.state import whole_slots
 from parashard.errors import ConfigurationError
@@ -36,6 +36,8 @@ class PresentOptimizer:
         What it has done already; None: nothing.
     given : object, optional
         An optimizer of a framework that it is the equal of, which its user may change.
+    beside : (clip_norm, schedule)
+        What the trainer says beside it.
 
     Attributes
     ----------
@@ -43,8 +45,15 @@ class PresentOptimizer:
         How many updates its state has; None: it is new.
     """
 
-    def __init__(self, mapped: Mapped, state: OptimizerState | None = None, given: Any = None) -> None:
-        self.mapped = mapped
+    def __init__(
+        self,
+        mapped: Mapped,
+        state: OptimizerState | None = None,
+        given: Any = None,
+        beside: tuple[float | None, Any] = (None, None),
+    ) -> None:
+        self.mapped = with_arguments(mapped, *beside)
+        self._beside = beside
         self._of_framework = given
         self.updates = None if state is None else state.updates
         self._given = NO_SLOTS if state is None else state.slots
@@ -66,9 +75,17 @@ class PresentOptimizer:
         """
         if self._of_framework is None:
             return
-        before, self.mapped = self.mapped, optimizer_of(self._of_framework)
+        before, self.mapped = self.mapped, with_arguments(optimizer_of(self._of_framework), *self._beside)
         if self.mapped.spec.learning_rate != before.spec.learning_rate:
             self._learning_rate = self.mapped.spec.learning_rate
+        if self.mapped.spec.rule != before.spec.rule:  # the slots are others
+            self.updates, self._given, self._run_dir = None, NO_SLOTS, None
+
+    @property
+    def rate_factor(self) -> float:
+        """By which callbacks have changed the rate since the first fit: rates of tables change alike."""
+        first = self.mapped.spec.learning_rate
+        return self._learning_rate / first if first else 1.0
 
     def go_on_from(self, run_dir: Path, answer: Mapping[str, Any]) -> None:
         """Go on with the state of a run, by what its fit has answered."""
@@ -118,7 +135,9 @@ class PresentOptimizer:
             model.restore_optimizer(own, self.spec, state)
 
 
-def present_optimizer(given: Any, model: Model, seed: int) -> PresentOptimizer:
+def present_optimizer(
+    given: Any, model: Model, seed: int, clip_norm: float | None = None, schedule: Any = None
+) -> PresentOptimizer:
     """Return a trainer's optimizer, with the state of one of a framework that has taken steps.
 
     Raises
@@ -126,15 +145,14 @@ def present_optimizer(given: Any, model: Model, seed: int) -> PresentOptimizer:
     ConfigurationError
         If it has no equal, or its state has none.
     """
-    mapped = optimizer_for(given, model, seed)
+    mapped, beside = optimizer_for(given, model, seed), (clip_norm, schedule)
     compiled = getattr(model, "compiled_optimizer", None)
     theirs = compiled(seed) if given is None and compiled is not None else given
     made = not isinstance(theirs, OptimizerSpec | type | functools.partial | None)
     if not made:
-        return PresentOptimizer(mapped)
-    if not isinstance(model, ReadsOptimizer):
-        return PresentOptimizer(mapped, given=given)
-    return PresentOptimizer(mapped, model.optimizer_state(theirs, mapped.spec), given)
+        return PresentOptimizer(mapped, beside=beside)
+    state = model.optimizer_state(theirs, mapped.spec) if isinstance(model, ReadsOptimizer) else None
+    return PresentOptimizer(mapped, state, given, beside)
 
 
 def updates_after(job: Job, steps: int) -> int:

@@ -41,6 +41,7 @@ from parashard.job.tables import job_name_from
 from parashard.launch.run_files import WEIGHTS_FILE
 from parashard.models.base import Model
 from parashard.plan.optimizers import OptimizerSpec
+from parashard.plan.schedules import Schedule
 
 EXAMPLES_AT_ONCE = 1000
 SEED_MAX = 2**63 - 1
@@ -60,6 +61,11 @@ class Trainer:
         of `compile()` of a Keras model, else SGD with a rate of 0.01.
     strategy : Strategy, optional
         On which processes and devices; default: two shards, two workers, asynchronous.
+    clip_norm : float, optional
+        Bound of the norm of a step's whole gradient, where the optimizer says none.
+    schedule : mapping, optional
+        Multiplies the learning rate, such as {"kind": "cosine", "warmup_steps": 100}: a schedule of a job file, whose
+        lengths are in updates.
     seed : int
         Of first values, the order of examples and all that is random in a step.
     name : str, optional
@@ -74,6 +80,8 @@ class Trainer:
         optimizer: OptimizerSpec | Any = None,
         strategy: Strategy | None = None,
         *,
+        clip_norm: float | None = None,
+        schedule: Mapping[str, Any] | Schedule | None = None,
         seed: int = 0,
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -84,7 +92,7 @@ class Trainer:
             raise ConfigurationError(f'settings is a dict such as {{"checkpoint.every_s": 5}}, found {settings!r}')
         seed = _checked_seed(seed)
         self._present = PresentModel(model, seed)
-        self._optimizer = present_optimizer(optimizer, model, seed)
+        self._optimizer = present_optimizer(optimizer, model, seed, clip_norm, schedule)
         self._strategy = checked_strategy(strategy)
         self._place = _place_of(self._strategy)
         self._seed = seed
@@ -388,7 +396,11 @@ class Trainer:
         check_callbacks(called, present.tables())
         program = SCRIPT.path if self._has_script else Path(INTERACTIVE)
         parts = self._parts(self._job_name)
-        parts = parts._replace(optimizer=self._optimizer.spec, updates_before=self._optimizer.updates)
+        parts = parts._replace(
+            optimizer=self._optimizer.spec,
+            updates_before=self._optimizer.updates,
+            rate_factor=self._optimizer.rate_factor,
+        )
         loaded = job_of(parts, program, sizes)
         constants = present.fixed_sha256()
         code = SCRIPT.code(constants) if self._has_script else code_of_constants(constants)

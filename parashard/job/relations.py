@@ -107,7 +107,8 @@ def _optimizer(job: Job) -> Iterator[_Relation]:
         yield (
             "cluster.partitioner.kind",
             "optimizer.kind",
-            f'"whole" with {job.optimizer.kind}, which needs the norm of whole variables',
+            f'"whole" with {job.optimizer.kind}, which needs the norm of whole variables: [cluster.partitioner] kind = '
+            '"whole", or in a script settings={"cluster.partitioner": {"kind": "whole"}} of the trainer',
         )
     rates = {"optimizer.learning_rate": job.optimizer.learning_rate}
     rates |= {

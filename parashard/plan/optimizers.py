@@ -41,6 +41,7 @@ _NAMES_ELSEWHERE = {
     "beta_2": "beta2",
     "clipvalue": "clip_value",
     "global_clipnorm": "clip_norm",
+    "clipnorm": "variable_clip_norm",
 }
 """What settings are called that other libraries have under these names."""
 
@@ -56,14 +57,14 @@ _LARGEST = 1e15  # the product of two settings still fits float32
 _SMALLEST = 1e-30
 
 
-def _bounded(least: float, *, either_sign: bool = False) -> After:
+def _bounded(least: float, *, either_sign: bool = False, or_zero: bool = False) -> After:
     """Return a check of least <= x <= 1e15 (of |x|, with `either_sign`), whose message shows powers of ten as such."""
-    allowed = f"between {least:g} and {_LARGEST:g}"
+    allowed = f"{'0, or ' if or_zero else ''}between {least:g} and {_LARGEST:g}"
     if either_sign:
         allowed += " or the negative of such a number (which ascends)"
 
     def check(value: float) -> float:
-        if not least <= (abs(value) if either_sign else value) <= _LARGEST:
+        if not least <= (abs(value) if either_sign else value) <= _LARGEST and not (or_zero and value == 0):
             raise ValueError(f"must be {allowed}, found {value!r}")
         return value
 
@@ -71,12 +72,13 @@ def _bounded(least: float, *, either_sign: bool = False) -> After:
 
 
 Positive = Annotated[float, _bounded(_SMALLEST)]
-NonZero = Annotated[float, _bounded(_SMALLEST, either_sign=True)]
+Rate = Annotated[float, _bounded(_SMALLEST, or_zero=True)]
+EitherRate = Annotated[float, _bounded(_SMALLEST, either_sign=True, or_zero=True)]
 NonNegative = Annotated[float, _bounded(0.0)]
 Decay = Annotated[float, key(ge=0, lt=1)]
 
 # Settings that several rules share, with their descriptions for the job file's reference.
-_Rate = Annotated[Positive, key(description="Step size of an update; the schedule multiplies it.")]
+_Rate = Annotated[Rate, key(description="Step size of an update; the schedule multiplies it. 0: none.")]
 _Inertia = Annotated[Decay, key(description="Share of the velocity that an update keeps.")]
 _Beta1 = Annotated[Decay, key(description="Decay of the running mean of the gradient.")]
 _Beta2 = Annotated[Decay, key(description="Decay of the running mean of the squared gradient.")]
@@ -95,7 +97,7 @@ class OptimizerSpec(Table):
     Parameters
     ----------
     learning_rate : float
-        > 0; for `sgd` any number but 0 (a negative one ascends, as the ledger job does).
+        >= 0; for `sgd` any number (a negative one ascends, as the ledger job does). At 0 weights stay as they are.
     weight_decay : float
         >= 0. An L2 penalty: weight_decay * w is added to the gradient, after it is scaled and clipped. In `adamw` and
         `lamb` it is decoupled from the gradient. Variables with `decay=False` have none.
@@ -106,6 +108,9 @@ class OptimizerSpec(Table):
     clip_norm : float or None
         Bound of the norm of the whole gradient over all variables; None: off. Applied by the worker before the push,
         because no shard sees the whole gradient.
+    variable_clip_norm : float or None
+        Bound of the norm of each variable's gradient, and of that of each table's rows; None: off. Applied before
+        `clip_norm`, by the worker.
     staleness_damping : {"none", "inverse"}
         "inverse": the learning rate is divided by 1 + staleness (Zhang et al., IJCAI 2016, eq. 3, with theirs shifted
         by one so that a fresh gradient keeps the full rate).
@@ -127,6 +132,10 @@ class OptimizerSpec(Table):
     clip_norm: Positive | None = key(
         default=None,
         description="Bound of the whole gradient's norm, applied by the worker before the push; unset: off.",
+    )
+    variable_clip_norm: Positive | None = key(
+        default=None,
+        description="Bound of the norm of each variable's gradient, applied by the worker before the push; unset: off.",
     )
     staleness_damping: Literal["none", "inverse"] = key(
         default="none", description='"inverse" divides the learning rate by 1 + staleness.'
@@ -170,8 +179,12 @@ class OptimizerSpec(Table):
     def identity(self) -> dict[str, Any]:
         """Return what decides its arithmetic; settings of later versions only where they change it."""
         plain = self.plain()
-        later = [name for name in _LATER.get(self.kind, ()) if plain[name] == type(self).keys[name].default]
-        return {name: value for name, value in plain.items() if name not in later}
+        for name in ("variable_clip_norm", *_LATER.get(self.kind, ())):
+            if plain[name] == type(self).keys[name].default:
+                del plain[name]
+        if plain["schedule"].get("warmup_from", 0) is None:
+            plain["schedule"] = {name: value for name, value in plain["schedule"].items() if name != "warmup_from"}
+        return plain
 
     def resolved(self, total_steps: int) -> Self:
         """Return the spec with its schedule's lengths in concrete numbers (see `Schedule.resolved`)."""
@@ -213,7 +226,7 @@ class SGD(OptimizerSpec):
     """Stochastic gradient descent (Robbins and Monro, 1951)."""
 
     kind: Literal["sgd"] = key(default="sgd", description="Names this rule.")
-    learning_rate: NonZero = key(
+    learning_rate: EitherRate = key(
         kw_only=False,
         description="Step size of an update; the schedule multiplies it. Negative only with the models `ledger` and "
         "`row_ledger`.",

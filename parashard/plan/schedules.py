@@ -13,7 +13,7 @@ import math
 from typing import Annotated, Any, Literal, Self
 
 from parashard.errors import ConfigurationError
-from parashard.settings.table import Before, OneOf, Table, key
+from parashard.settings.table import After, Before, OneOf, Table, key
 
 UPDATES_MAX = 10**15
 """Of a length: more than a job has, and exact as a float."""
@@ -39,6 +39,8 @@ class Schedule(Table):
     ----------
     warmup_steps : int
         Length W >= 0 of the warm-up. Update t <= W has the multiplier t / W: no update has 0, and update W has 1.
+    warmup_from : float or None
+        A number f: update t <= W has f + (1 - f) (t - 1) / W instead, as in Keras and PyTorch: the first one has f.
     """
 
     warmup_steps: int = key(
@@ -46,6 +48,13 @@ class Schedule(Table):
         ge=0,
         le=UPDATES_MAX,
         description="Updates over which the multiplier rises linearly to 1 before the curve begins.",
+    )
+
+    warmup_from: float | None = key(
+        default=None,
+        ge=0,
+        le=1e6,
+        description="Multiplier of the warm-up's first update, as in Keras and PyTorch; unset: 1 / warmup_steps.",
     )
 
     def factor(self, t: int) -> float:
@@ -59,7 +68,7 @@ class Schedule(Table):
         Returns
         -------
         float
-            In [0, 1].
+            >= 0.
 
         Raises
         ------
@@ -68,6 +77,8 @@ class Schedule(Table):
         """
         assert t >= 1, f"updates count from 1, found {t}"
         if t <= self.warmup_steps:
+            if self.warmup_from is not None:
+                return self.warmup_from + (1 - self.warmup_from) * (t - 1) / self.warmup_steps
             return t / self.warmup_steps
         return self._curve(t - 1 - self.warmup_steps)
 
@@ -193,5 +204,97 @@ class CosineSchedule(_Decaying):
         return self.final_fraction + (1 - self.final_fraction) * (1 + math.cos(math.pi * done / length)) / 2
 
 
-ScheduleOptions = Annotated[ConstantSchedule | StepSchedule | ExponentialSchedule | CosineSchedule, OneOf("kind")]
+class CosineRestartsSchedule(Schedule):
+    """The cosine from 1 to f again and again, each time longer and lower (Loshchilov and Hutter, ICLR 2017).
+
+    Parameters
+    ----------
+    first_steps : int
+        Length of the first period.
+    length_factor, height_factor : float
+        Each period has the length and the height of the one before, times these.
+    final_fraction : float
+        f, in [0, 1].
+    """
+
+    kind: Literal["cosine_restarts"] = key(default="cosine_restarts", description="Names this schedule.")
+    first_steps: int = key(ge=1, le=UPDATES_MAX, description="Length of the first period, in updates.")
+    length_factor: float = key(default=2.0, ge=1, le=1e6, description="Ratio of a period's length to the one before.")
+    height_factor: float = key(default=1.0, gt=0, le=1, description="Ratio of a period's height to the one before.")
+    final_fraction: float = key(default=0.0, ge=0, le=1, description="Multiplier that each period ends with.")
+
+    def _curve(self, done: int) -> float:
+        begin, length, height = 0.0, float(self.first_steps), 1.0
+        if self.length_factor == 1:
+            periods = done // self.first_steps
+            begin, height = float(periods * self.first_steps), self.height_factor**periods
+        else:
+            while done >= begin + length:
+                begin, length, height = begin + length, length * self.length_factor, height * self.height_factor
+        cosine = (1 + math.cos(math.pi * (done - begin) / length)) / 2
+        return self.final_fraction + (1 - self.final_fraction) * height * cosine
+
+
+class PolynomialSchedule(_Decaying):
+    """f + (1 - f) (1 - n / D) ** power after n <= D updates, then f; with a power of 1 a straight line.
+
+    Parameters
+    ----------
+    decay_steps : int or "job"
+        D.
+    power : float
+        > 0.
+    final_fraction : float
+        f >= 0; above 1 the multiplier rises.
+    """
+
+    kind: Literal["polynomial"] = key(default="polynomial", description="Names this schedule.")
+    power: float = key(default=1.0, gt=0, le=1000, description="Exponent of the curve; 1: a straight line.")
+    final_fraction: float = key(
+        default=0.0, ge=0, le=1e6, description="Multiplier that the decay ends with, and that stays."
+    )
+
+    def _curve(self, done: int) -> float:
+        left = max(0.0, 1 - done / self._length())
+        return float(self.final_fraction + (1 - self.final_fraction) * left**self.power)
+
+
+def _ascending(changes: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    steps = [step for step, _ in changes]
+    if not all(0 <= step <= UPDATES_MAX for step in steps) or steps != sorted({*steps}):
+        raise ValueError(f"must be pairs [updates, multiplier] whose updates ascend from 0 or more, found {changes!r}")
+    if not all(0 <= factor <= 1e6 for _, factor in changes):
+        raise ValueError(f"must have multipliers between 0 and 1e+06, found {changes!r}")
+    return changes
+
+
+class PiecewiseSchedule(Schedule):
+    """1, and from each change on its multiplier.
+
+    Parameters
+    ----------
+    changes : sequence of (int, float)
+        After how many updates the multiplier is what; ascending. [[1000, 0.5], [2000, 0.1]]: 1 for 1,000 updates, 0.5
+        for the next 1,000, then 0.1.
+    """
+
+    kind: Literal["piecewise"] = key(default="piecewise", description="Names this schedule.")
+    changes: Annotated[tuple[tuple[int, float], ...], key(min_length=1), After(_ascending)] = key(
+        description="Pairs of updates and of the multiplier after them, such as [[1000, 0.5], [2000, 0.1]]."
+    )
+
+    def _curve(self, done: int) -> float:
+        return next((factor for step, factor in reversed(self.changes) if step <= done), 1.0)
+
+
+ScheduleOptions = Annotated[
+    ConstantSchedule
+    | StepSchedule
+    | ExponentialSchedule
+    | CosineSchedule
+    | CosineRestartsSchedule
+    | PolynomialSchedule
+    | PiecewiseSchedule,
+    OneOf("kind"),
+]
 """Any schedule, discriminated by `kind`: the `[optimizer.schedule]` table of a job file."""

@@ -42,7 +42,8 @@ def ours(spec: OptimizerSpec, given: list[np.ndarray]) -> np.ndarray:
     slots = {name: np.full(12, optimizer.initial_values[name], np.float32) for name in optimizer.slots}
     for step, gradient in enumerate(given):
         norm = np.linalg.norm(gradient)
-        factor = 1.0 if spec.clip_norm is None else min(1.0, spec.clip_norm / norm)  # as a worker does
+        bounds = [bound for bound in (spec.clip_norm, spec.variable_clip_norm) if bound is not None]
+        factor = min([1.0, *(bound / norm for bound in bounds)])  # as a worker does
         optimizer.update(
             weights,
             gradient * np.float32(factor),
@@ -118,6 +119,13 @@ KERAS: dict[str, Callable[[Any], Any]] = {
     ),
     "clipvalue": lambda o: o.SGD(0.1, clipvalue=0.5),
     "global_clipnorm": lambda o: o.SGD(0.1, global_clipnorm=0.5),
+    "clipnorm": lambda o: o.Adam(0.1, clipnorm=0.5, epsilon=1e-10),
+    "CosineDecay, warm-up": lambda o: o.SGD(o.schedules.CosineDecay(0.0, 10, 0.1, warmup_target=0.1, warmup_steps=5)),
+    "CosineDecayRestarts": lambda o: o.SGD(o.schedules.CosineDecayRestarts(0.1, 3, t_mul=1.5, m_mul=0.8, alpha=0.1)),
+    "CosineDecayRestarts, equal": lambda o: o.SGD(o.schedules.CosineDecayRestarts(0.1, 4, t_mul=1.0)),
+    "PolynomialDecay": lambda o: o.SGD(o.schedules.PolynomialDecay(0.1, 12, 0.01, power=2.0)),
+    "PiecewiseConstantDecay": lambda o: o.SGD(o.schedules.PiecewiseConstantDecay([3, 7], [0.1, 0.02, 0.05])),
+    "PiecewiseConstantDecay, 0": lambda o: o.SGD(o.schedules.PiecewiseConstantDecay([3, 7], [0.0, 0.1, 0.05])),
     "ExponentialDecay": lambda o: o.SGD(o.schedules.ExponentialDecay(0.1, 7, 0.5)),
     "ExponentialDecay, staircase": lambda o: o.SGD(o.schedules.ExponentialDecay(0.1, 7, 0.5, staircase=True)),
     "CosineDecay": lambda o: o.Adam(o.schedules.CosineDecay(0.1, 15, alpha=0.1), epsilon=1e-10),

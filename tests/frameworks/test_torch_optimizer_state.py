@@ -132,3 +132,30 @@ def test_a_coordinator_refuses_an_optimizer_that_has_taken_steps() -> None:
     stepped(net, optimizer, 1)
     with pytest.raises(ConfigurationError, match=r"only a ps\.Trainer goes on with it"):
         checked_optimizer(optimizer)
+
+
+def test_an_optimizer_with_groups_may_be_clipped_and_scheduled() -> None:
+    def grouped(net: Any) -> Any:
+        return torch.optim.AdamW([{"params": net[0].parameters(), "lr": 0.01}, {"params": net[2].parameters()}], 0.05)
+
+    net = network()
+    model = ps.torch.Model(net, torch.nn.functional.mse_loss)
+    halved = {"kind": "step", "every_steps": 2, "factor": 0.5}
+    ours = ps.Trainer(model, grouped(net), ps.OneDeviceStrategy(), clip_norm=0.5, schedule=halved)
+    ours.fit((X, Y), epochs=5, **ARGUMENTS)
+    theirs = network()
+    optimizer = grouped(theirs)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for _ in range(5):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(theirs(torch.tensor(X)), torch.tensor(Y)).backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        optimizer.step()
+        scheduler.step()
+    same(theirs, ours.model())
+    for given, says in (
+        ({"optimizer": optimizer}, "has a learning-rate scheduler, which the shards do not run"),
+        ({"optimizer": grouped(net), "schedule": scheduler}, 'found StepLR: {"kind": "step", "every_steps"'),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            ps.Trainer(model, strategy=ps.OneDeviceStrategy(), **given)

@@ -51,6 +51,7 @@ class Task(NamedTuple):
     clip_norm: float | None
     round_steps: int | None  # sync mode: N
     tables: Mapping[str, EmbeddingTable] = MappingProxyType({})  # embedding tables, by name
+    variable_clip_norm: float | None = None
     weights: RoundWeights | None = None  # of steps in their rounds; None: all are 1
 
     def batch_of(self, step: int) -> Batch:
@@ -116,7 +117,8 @@ class Task(NamedTuple):
             return loss, rows, None
         try:
             weight = 1.0 if self.weights is None else self.weights.factor(batch.step, rows)
-            return loss, rows, sendable(batch.step, number, gradients, self.clip_norm, self.plan.variables, weight)
+            clips = self.clip_norm, self.variable_clip_norm
+            return loss, rows, sendable(batch.step, number, gradients, clips, self.plan.variables, weight)
         except UnevenBatches as error:
             raise WrongResult(error.message) from None
         except NonFiniteGradient:
@@ -272,30 +274,39 @@ def sendable(
     step: int,
     loss: float,
     gradients: dict[str, Float32s],
-    clip_norm: float | None,
+    clips: tuple[float | None, float | None],
     variables: Mapping[str, Variable],
     weight: float = 1.0,
 ) -> dict[str, Float32s]:
-    """Return gradients that may be pushed: all finite (P6), clipped to `clip_norm` together, and then times `weight`.
+    """Return gradients that may be pushed: all finite (P6), clipped, and then times `weight`.
 
-    State without a gradient is neither clipped nor weighed, and no part of the norm.
+    `clips` are bounds of the norm of all together, and of each variable's, which is clipped first. State without a
+    gradient is neither clipped nor weighed, and no part of the norm.
 
     Raises
     ------
     NonFiniteGradient
         Before anything is sent: a bad gradient must reach no shard.
     """
-    scaled = {name: g for name, g in gradients.items() if name not in variables or not variables[name].state}
-    norm = _global_norm(scaled) if clip_norm is not None else 0.0
+    together, each = clips
     bad = [name for name in sorted(gradients) if not _is_finite(gradients[name])]
     if bad:
         raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
-    if clip_norm is not None and norm > clip_norm:
-        weight *= clip_norm / norm
-    if weight == 1.0:
-        return gradients
-    factor = np.float32(weight)
-    return gradients | {name: gradient * factor for name, gradient in scaled.items()}
+    scaled = {name: g for name, g in gradients.items() if name not in variables or not variables[name].state}
+    if each is not None:
+        scaled = {name: _clipped(g, each) for name, g in scaled.items()}
+    norm = _global_norm(scaled) if together is not None else 0.0
+    if together is not None and norm > together:
+        weight *= together / norm
+    if weight != 1.0:
+        factor = np.float32(weight)
+        scaled = {name: gradient * factor for name, gradient in scaled.items()}
+    return gradients | scaled
+
+
+def _clipped(gradient: Float32s, bound: float) -> Float32s:
+    norm = _global_norm({"": gradient})
+    return gradient * np.float32(bound / norm) if norm > bound else gradient
 
 
 def _is_finite(gradient: Float32s) -> bool:

@@ -114,6 +114,7 @@ def load_task(
         plan=plan,
         device=opened_device,
         clip_norm=job.optimizer.clip_norm,
+        variable_clip_norm=job.optimizer.variable_clip_norm,
         round_steps=policy.bound if policy.kind == "sync" else None,
         tables={table.name: table for table in tables},
         weights=round_weights(job, steps, opened, built),

@@ -174,7 +174,8 @@ class Session:
                 check_store(reply)
                 self._task = load_task(reply, job, threads=None, device="cpu")
             self._check_keys()
-            self._job_seed, self._clip_norm = job.job.seed, job.optimizer.clip_norm
+            self._job_seed = job.job.seed
+            self._clips = job.optimizer.clip_norm, job.optimizer.variable_clip_norm
             self._steps = job.job.steps(reply.examples)
             self._weights = round_weights(job, self._steps)
             membership = Membership(coordinator, reply, job, self._plan, credentials=credentials)
@@ -394,7 +395,7 @@ class Session:
                 arrays[name] = np.asarray(array, np.float32)
         weight = 1.0 if self._weights is None else self._weights.factor(step)
         told = 0.0 if loss is None else float(loss)
-        return sendable(step, told, arrays, self._clip_norm, self._plan.variables, weight)
+        return sendable(step, told, arrays, self._clips, self._plan.variables, weight)
 
     def _complete(self, grant: pb.Grant, incarnations: Sequence[int], loss: float | None, examples: int) -> None:
         self._leasing.completed(

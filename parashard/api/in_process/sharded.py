@@ -40,11 +40,12 @@ def check(model: AnyModel, job: Job) -> None:
         raise ConfigurationError(
             f"ps.TPUStrategy does not look up rows of tables ({', '.join(sorted(job.tables))}): another strategy does"
         )
-    if job.optimizer.clip_norm is not None:
-        raise ConfigurationError(
-            "optimizer.clip_norm clips each step's gradient, and ps.TPUStrategy adds them up on the devices; allowed: "
-            "clip_value, or another strategy"
-        )
+    for name in ("clip_norm", "variable_clip_norm"):
+        if getattr(job.optimizer, name) is not None:
+            raise ConfigurationError(
+                f"optimizer.{name} clips each step's gradient, and ps.TPUStrategy adds them up on the devices; "
+                "allowed: clip_value, or another strategy"
+            )
 
 
 class ShardedSteps:

@@ -126,6 +126,7 @@ class Training:
             plan=resolved.plan,
             device=device,
             clip_norm=job.optimizer.clip_norm,
+            variable_clip_norm=job.optimizer.variable_clip_norm,
             round_steps=self._round_steps,
             tables={table.name: table for table in tables_of(job)},
             weights=round_weights(job, resolved.steps, fit.source, fit.model),

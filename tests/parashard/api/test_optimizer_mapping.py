@@ -139,16 +139,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "groups with weight_decay 0.1, 0.2 have no equal here; allowed is one value, and 0",
     ),
     "keras amsgrad": (lambda: keras("Adam", KERAS_ADAM, amsgrad=True), "keras.optimizers.Adam: amsgrad=True"),
-    "keras clipnorm": (lambda: keras("Adam", KERAS_ADAM, clipnorm=1.0), "clipnorm=1.0 has no equal in parashard"),
     "keras average": (lambda: keras("Adam", KERAS_ADAM, use_ema=True), "use_ema=True"),
     "keras Nadam": (lambda: keras("Nadam", OF_KERAS), "keras.optimizers.Nadam has no equal"),
-    "keras warm-up": (
-        lambda: keras("SGD", KERAS_SGD, learning_rate=decaying("CosineDecay", alpha=0, warmup_target=0.2)),
-        "schedules.CosineDecay with warmup_target has no equal",
+    "keras inverse time": (
+        lambda: keras("SGD", KERAS_SGD, learning_rate=decaying("InverseTimeDecay")),
+        "keras.optimizers.schedules.InverseTimeDecay has no equal here; allowed: ExponentialDecay, CosineDecay",
     ),
     "keras polynomial": (
-        lambda: keras("SGD", KERAS_SGD, learning_rate=decaying("PolynomialDecay")),
-        "keras.optimizers.schedules.PolynomialDecay has no equal",
+        lambda: keras("SGD", KERAS_SGD, learning_rate=decaying("PolynomialDecay", cycle=True)),
+        "PolynomialDecay: cycle=True has no equal",
     ),
     "optax": (lambda: optimizer_of(transformation), "an optax transformation does not tell what it computes"),
     "optax eps_root": (lambda: optax_spec("adam", {**OPTAX, "eps_root": 1e-3}), "optax.adam: eps_root=0.001"),

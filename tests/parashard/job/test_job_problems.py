@@ -71,7 +71,8 @@ KEYS = [
     ("optimizer.learning_rate=inf", "optimizer.learning_rate: found Infinity; allowed: a finite number"),
     (
         "optimizer.schedule.kind=linear",
-        'optimizer.schedule.kind: found "linear"; allowed: constant, step, exponential, cosine',
+        'optimizer.schedule.kind: found "linear"; allowed: constant, step, exponential, cosine, '
+        "cosine_restarts, polynomial, piecewise",
     ),
     (
         "optimizer.schedule={kind='cosine', final_fraction=2}",
@@ -178,7 +179,8 @@ RELATIONS = [
     (
         ["optimizer.kind=lamb"],
         'default: cluster.partitioner.kind: found "minimum-size" with optimizer.kind = "lamb" (flag --set); '
-        'allowed: "whole" with lamb, which needs the norm of whole variables',
+        'allowed: "whole" with lamb, which needs the norm of whole variables: [cluster.partitioner] kind = "whole", or '
+        'in a script settings={"cluster.partitioner": {"kind": "whole"}} of the trainer',
     ),
     (
         ["optimizer.learning_rate=-1"],

@@ -119,9 +119,9 @@ def test_specs_are_frozen() -> None:
         ),
         ({"kind": "sgd"}, "learning_rate", "required"),
         (
-            {"kind": "sgd", "learning_rate": 0.0},
+            {"kind": "sgd", "learning_rate": 1e-40},
             "learning_rate",
-            r"between 1e-30 and 1e\+15 or the negative .*found 0.0",
+            r"0, or between 1e-30 and 1e\+15 or the negative .*found 1e-40",
         ),
         ({"kind": "sgd", "learning_rate": math.nan}, "learning_rate", "finite number"),
         ({"kind": "sgd", "learning_rate": -math.inf}, "learning_rate", "finite number"),

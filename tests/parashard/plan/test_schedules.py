@@ -11,8 +11,11 @@ from pydantic import ValidationError
 from parashard.errors import ConfigurationError
 from parashard.plan.schedules import (
     ConstantSchedule,
+    CosineRestartsSchedule,
     CosineSchedule,
     ExponentialSchedule,
+    PiecewiseSchedule,
+    PolynomialSchedule,
     Schedule,
     ScheduleOptions,
     StepSchedule,
@@ -25,6 +28,9 @@ ALL: list[Schedule] = [
     ExponentialSchedule(decay_steps=10, rate=0.1),
     ExponentialSchedule(decay_steps=10, rate=0.1, staircase=True),
     CosineSchedule(decay_steps=8, final_fraction=0.2),
+    CosineRestartsSchedule(first_steps=3, height_factor=0.5),
+    PolynomialSchedule(decay_steps=8, power=2.0, final_fraction=0.2),
+    PiecewiseSchedule(changes=((3, 0.5), (5, 0.1))),
 ]
 
 
@@ -52,6 +58,43 @@ def test_cosine_starts_at_one_and_stays_at_its_final_fraction() -> None:
     expected = [1.0, 0.6 + 0.4 * root, 0.6, 0.6 - 0.4 * root, 0.2, 0.2, 0.2]
     assert factors(cosine, 7) == pytest.approx(expected, rel=1e-15)
     assert CosineSchedule(decay_steps=4).factor(100) == 0.0
+
+
+def test_polynomial_falls_along_its_power_and_stays() -> None:
+    line = PolynomialSchedule(decay_steps=4, final_fraction=0.2)
+    assert factors(line, 6) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2], rel=1e-12)
+    assert factors(line.replaced(power=2.0), 3) == pytest.approx([1.0, 0.2 + 0.8 * 0.75**2, 0.2 + 0.8 * 0.25])
+    assert factors(line.replaced(final_fraction=3.0), 5) == pytest.approx([1.0, 1.5, 2.0, 2.5, 3.0])
+
+
+def test_piecewise_changes_after_so_many_updates() -> None:
+    pieces = PiecewiseSchedule(changes=((2, 0.5), (3, 4.0), (5, 0.0)))
+    assert factors(pieces, 7) == [1.0, 1.0, 0.5, 4.0, 4.0, 0.0, 0.0]
+    assert factors(PiecewiseSchedule(changes=((0, 0.25),)), 2) == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [[], [[3, 0.5], [2, 0.1]], [[2, 0.5], [2, 0.1]], [[-1, 0.5]], [[2, -0.5]], [[2, math.inf]], [[2]], [2, 3]],
+)
+def test_changes_that_are_none_are_refused(changes: Any) -> None:
+    with pytest.raises(ValidationError, match="changes"):
+        validated(PiecewiseSchedule, {"kind": "piecewise", "changes": changes})
+
+
+def test_restarts_are_longer_and_lower() -> None:
+    restarts = CosineRestartsSchedule(first_steps=2, length_factor=2.0, height_factor=0.5)
+    root = math.sqrt(0.5) / 2
+    assert factors(restarts, 7) == pytest.approx(
+        [1.0, 0.5, 0.5, 0.25 + root / 2, 0.25, 0.25 - root / 2, 0.25], abs=1e-12
+    )
+    equal = CosineRestartsSchedule(first_steps=2, length_factor=1.0, height_factor=0.5)
+    assert factors(equal, 5) == pytest.approx([1.0, 0.5, 0.5, 0.25, 0.25], abs=1e-12)
+
+
+def test_a_warm_up_may_begin_with_a_share_or_nothing() -> None:
+    assert factors(ConstantSchedule(warmup_steps=4, warmup_from=0.0), 5) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert factors(ConstantSchedule(warmup_steps=2, warmup_from=0.5), 3) == [0.5, 0.75, 1.0]
 
 
 @pytest.mark.parametrize("schedule", ALL)

@@ -298,7 +298,8 @@ class Tables:
             rows = self.by_name[name]
             rate = None
             if learning_rate is not None:
-                rate = rows.table.optimizer.learning_rate * (learning_rate / self._learning_rate)
+                own = rows.table.optimizer.learning_rate
+                rate = own * (learning_rate / self._learning_rate) if self._learning_rate else learning_rate
             rows.push(keys, values, clock=t, scale=scale, damping=damping, learning_rate=rate)
         for name in self.by_name.keys() - pushed.keys():
             self.by_name[name].sweep(t)

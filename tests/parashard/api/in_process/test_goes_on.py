@@ -13,6 +13,7 @@ import parashard as ps
 from parashard.api import fit_here, fits
 from parashard.api import trainer as module
 from parashard.api.script import Script
+from parashard.errors import ConfigurationError
 
 DATA = (np.zeros((100, 1), np.float32), np.zeros(100, np.float32))
 COSINE = {"kind": "cosine"}
@@ -123,3 +124,38 @@ def test_a_new_trainer_begins_with_a_new_state() -> None:
         return digest(trainer.fit((X, Y), batch_size=10, verbose=0))
 
     assert fitted() == fitted()
+
+
+def test_a_rate_of_zero_moves_nothing_and_is_kept() -> None:
+    trainer = ps.Trainer(Line(), ps.Adam(0.0), ps.OneDeviceStrategy())
+    before = trainer._present.weights()["w"].tolist()
+    trainer.fit((X, Y), batch_size=10, verbose=0)
+    assert trainer._present.weights()["w"].tolist() == before
+    warmed = ps.Trainer(Sum(), ps.SGD(1.0), ps.OneDeviceStrategy())
+    rise = ps.callbacks.LearningRateScheduler(lambda epoch: 0.5 * epoch)
+    warmed.fit(DATA, epochs=3, batch_size=10, verbose=0, callbacks=[rise])
+    assert weight(warmed) == 15.0
+    warmed.fit(DATA, batch_size=10, verbose=0, callbacks=[rise])
+    warmed.fit(DATA, batch_size=10, verbose=0)
+    assert weight(warmed) == 15.0, "the last rate was 0"
+
+
+def test_a_trainer_takes_clipping_and_a_schedule_beside_any_optimizer() -> None:
+    def fitted(**arguments: Any) -> float:
+        trainer = ps.Trainer(Sum(), ps.SGD(1.0), ps.OneDeviceStrategy(), **arguments)
+        trainer.fit(DATA, batch_size=10, verbose=0)
+        return weight(trainer)
+
+    assert fitted(clip_norm=0.25) == 2.5
+    assert fitted(schedule={"kind": "piecewise", "changes": [[4, 0.5], [6, 0.0]]}) == 5.0
+    for arguments, says in (
+        ({"clip_norm": -1.0}, "clip_norm: found -1.0; allowed: between"),
+        ({"schedule": {"kind": "piecewise", "changes": [[4, 0.5], [2, 0.0]]}}, "whose updates ascend"),
+        ({"schedule": {"kind": "linear"}}, 'schedule.kind: found "linear"; allowed: constant, step'),
+        ({"schedule": 0.1}, "schedule is one of parashard's, whose lengths are in updates"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            fitted(**arguments)
+    for optimizer in (ps.SGD(1.0, clip_norm=1.0), ps.SGD(1.0, schedule=HALVED)):
+        with pytest.raises(ConfigurationError, match=r"the optimizer has a (clip_norm|schedule) already"):
+            ps.Trainer(Sum(), optimizer, clip_norm=1.0, schedule=COSINE)

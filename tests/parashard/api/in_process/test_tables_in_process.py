@@ -97,6 +97,15 @@ def test_a_second_training_goes_on_from_the_rows_and_their_optimizers_state(rule
     assert last.report["weights_sha256"] == due.report["weights_sha256"]
 
 
+def test_rates_of_rows_stay_lowered_like_the_rate_that_a_callback_has_set() -> None:
+    lower = ps.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    whole, parts = trainer(), trainer()
+    fit(whole, epochs=3, callbacks=[lower])
+    fit(parts, epochs=2, callbacks=[lower])
+    fit(parts, epochs=3, initial_epoch=2, callbacks=[lower])
+    np.testing.assert_array_equal(parts.table("weight")[1], whole.table("weight")[1])
+
+
 def test_a_second_training_that_was_interrupted_goes_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
     reports = []
     for stop_at in (None, 0, 5):
