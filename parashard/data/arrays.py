@@ -182,7 +182,8 @@ def check_digits(array: AnyArray, what: str, advice: str = OWN_ARRAY) -> None:
     if not (array.max() > 1 << 24 or array.min() < -(1 << 24)):
         return
     columns = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
-    for place in range(columns.shape[1]):
+    large = (columns.max(axis=0) > 1 << 24) | (columns.min(axis=0) < -(1 << 24))
+    for place in np.flatnonzero(large).tolist():
         column = columns[:, place]
         changed = is_rounded(column, np.float32)
         if changed.any() and (column.dtype.kind != "f" or (column == np.floor(column)).all()):

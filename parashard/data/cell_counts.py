@@ -7,6 +7,7 @@ Owns the counts of the report and of a prediction, and the warnings that follow 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -18,6 +19,7 @@ from parashard.data.input_columns import InputColumn, TextColumn
 from parashard.data.key_columns import KNOWN_KEYS, KeyColumn, KeysColumn
 from parashard.data.texts import Marks, canonical, has_leading_zero, number_of
 
+_ROUNDED = re.compile(r"[0-9]\.[0-9]{15,}[eE]\+?[0-9]{2}")
 _UNKNOWN_WARNED_SHARE = 0.5
 _UNKNOWN_WARNED_MIN = 2
 
@@ -120,6 +122,9 @@ def _text_warnings(read: Column, used: Column, merged: Sequence[Sequence[str]], 
     padded = next(filter(has_leading_zero, texts), None)
     if padded is not None and all(number_of(text) is not None for text in texts):
         yield f" is read as text, for its whole numbers have leading zeros, such as {padded!r}"
+    rounded = next(filter(_ROUNDED.fullmatch, texts), None)
+    if rounded is not None:
+        yield f" has names such as {rounded!r}, numbers that have lost their last digits; write them as whole numbers"
     cased = _grouped(set(map(canonical, texts)), str.casefold)
     if cased:
         more = f", and so do {len(cased) - 1:,} more groups of texts" if len(cased) > 1 else ""

@@ -74,6 +74,14 @@ def test_texts_that_differ_in_case_are_two_and_told_of(tmp_path):
     assert spec.warnings == ("column 'g': 'BE' and 'be' differ in case alone; each is a text of its own",)
 
 
+def test_ids_that_were_written_as_floats_are_told_of(tmp_path):
+    spec = load(tmp_path, HEAD + "1.2345678901234568e+18,0.5,a\n,1.5,b\n", key_columns=("g",)).spec
+    assert spec.warnings[0] == (
+        "column 'g' has names such as '1.2345678901234568e+18', numbers that have lost their last digits; write them "
+        "as whole numbers"
+    )
+
+
 def test_codes_with_leading_zeros_are_text(tmp_path):
     spec = load(tmp_path, HEAD + "04064,0.5,a\n10115,1.5,b\n4064,1,a\n").spec
     assert spec.input_shape == (3,)
