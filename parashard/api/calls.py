@@ -71,6 +71,13 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
+class Failure(NamedTuple):
+    """What a call raised: a line for people, and the name of the error's class; "": not known."""
+
+    says: str
+    kind: str = ""
+
+
 class Calls:
     """The files of a run's calls, by their numbers.
 
@@ -110,13 +117,16 @@ class Calls:
         self._replace(number, _RESULT, encoded(result))
         self._path(number, _ERROR).unlink(missing_ok=True)
 
-    def write_error(self, number: int, says: str) -> None:
-        """Write what a call raised."""
-        self._replace(number, _ERROR, encoded(says))
+    def write_error(self, number: int, says: str, kind: str = "") -> None:
+        """Write what a call raised, and the name of the error's class."""
+        self._replace(number, _ERROR, encoded([says, kind]))
 
-    def error(self, number: int) -> str:
-        """Return what a call raised, or ""."""
-        return str(self._read(number, _ERROR)) if self._path(number, _ERROR).exists() else ""
+    def error(self, number: int) -> Failure | None:
+        """Return what a call raised; None: nothing."""
+        if not self._path(number, _ERROR).exists():
+            return None
+        found = self._read(number, _ERROR)
+        return Failure(*found) if isinstance(found, list) else Failure(str(found))  # of an earlier version: the text
 
     def result(self, number: int) -> Any:
         """Return what a call returned."""

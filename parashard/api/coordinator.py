@@ -8,6 +8,7 @@ carries values between them, `parashard.api.background` runs the job.
 from __future__ import annotations
 
 import atexit
+import builtins
 import threading
 import time
 import weakref
@@ -21,7 +22,7 @@ import numpy as np
 
 from parashard.api.background import BackgroundRun, Variables, within
 from parashard.api.batching import checked_size
-from parashard.api.calls import Call, Calls, PerWorker
+from parashard.api.calls import Call, Calls, Failure, PerWorker
 from parashard.api.code import RunCode, code_of, write_code
 from parashard.api.functions import Function, name_of, names_now
 from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_servers, job_of
@@ -55,7 +56,17 @@ _NOT_SET = object()
 
 
 class FunctionFailed(ParashardError):
-    """A scheduled function raised an error, or returned what is no result: what it says has the worker and the line."""
+    """A scheduled function raised an error, or returned what is no result: what it says has the worker and the line.
+
+    The traceback is in the worker's log.
+
+    Attributes
+    ----------
+    type_name : str
+        Name of the error's class, such as "StopIteration"; an error that Python itself has is also the `__cause__`.
+    """
+
+    type_name: str = ""
 
 
 class RemoteValue:
@@ -164,7 +175,7 @@ class Coordinator:
         self._scheduling = threading.Lock()
         self._noting = threading.Lock()
         self._noted = IntervalSet()  # complete steps whose errors have been looked for
-        self._errors: dict[int, str] = {}  # not raised yet, by call, no more than `queue`; "" after ERRORS_MAX of them
+        self._errors: dict[int, Failure] = {}  # not raised yet, by call; without a text after ERRORS_MAX of them
         self._values: weakref.WeakValueDictionary[int, RemoteValue] = weakref.WeakValueDictionary()
         self._next = 0
         self._joined = 0  # calls below it were all complete at once; what a shard loses after that is pushed again
@@ -406,17 +417,18 @@ class Coordinator:
         with self._noting:
             errors, self._errors = self._errors, {}
         if errors:
-            number, says = next(iter(errors.items()))
+            number, failure = next(iter(errors.items()))
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-            raise FunctionFailed(f"{says or f'call {number} has failed, and its fetch() says why'}{more}")
+            says = failure.says or f"call {number} has failed, and its fetch() says why"
+            raise _failed(Failure(f"{says}{more}", failure.kind))
 
     def _fetched(self, number: int, timeout_s: float | None) -> Any:
         self._wait(lambda: number in self._steering.complete, timeout_s, f"call {number} is not complete")
-        says = self._calls.error(number)
-        if says:
+        failure = self._calls.error(number)
+        if failure is not None:
             with self._noting:
                 self._errors.pop(number, None)
-            raise FunctionFailed(says)
+            raise _failed(failure)
         result = self._calls.result(number)
         self._calls.drop_result(number)
         return result
@@ -426,10 +438,10 @@ class Coordinator:
         for start, stop in complete.intervals():
             for new_start, new_stop in list(self._noted.missing(start, stop)):
                 for number in range(new_start, new_stop):
-                    says = self._calls.error(number)
-                    if says:
+                    failure = self._calls.error(number)
+                    if failure is not None:
                         with self._noting:
-                            self._errors[number] = says if len(self._errors) < ERRORS_MAX else ""
+                            self._errors[number] = failure if len(self._errors) < ERRORS_MAX else Failure("")
                 self._noted.add_range(new_start, new_stop)
         if time.monotonic() - self._swept_s > SWEEP_S:
             self._swept_s = time.monotonic()
@@ -446,3 +458,13 @@ class Coordinator:
     def _is_unwanted(self, number: int) -> bool:
         value = self._values.get(number)
         return number in self._noted and (value is None or value.fetched)
+
+
+def _failed(failure: Failure) -> FunctionFailed:
+    error = FunctionFailed(failure.says)
+    error.type_name = failure.kind
+    known = getattr(builtins, failure.kind, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        with suppress(Exception):  # a class that takes more than a text
+            error.__cause__ = known(failure.says)
+    return error

@@ -24,6 +24,7 @@ from parashard.models.base import Nothing
 from parashard.models.blame import named_with_line
 from parashard.models.loop_rows import NamedRows, named_rows
 from parashard.plan.variables import Float32s
+from parashard.process.logs import log
 
 NO_TABLES: Mapping[str, Table] = MappingProxyType({})
 WRONG_KEYS_MAX = 1024
@@ -116,10 +117,11 @@ class ScheduledFunctions:
             result, gradients = self._called(call, variables, NamedRows(dict(batch.keys), dict(batch.places)))
             loss = _loss_of(result)
             self._calls.write_result(batch.step, result)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's function, or what it returned
+        except (Exception, SystemExit) as error:  # the user's function, or what it returned
             wrong = isinstance(error, ConfigurationError)
             says = f"{_short(call.function)}: {error}" if wrong else named_with_line(error)
-            self._calls.write_error(batch.step, f"{self._worker or 'a worker'}: {says}")
+            log.warning("function-failed", call=batch.step, function=_short(call.function), exc_info=error)
+            self._calls.write_error(batch.step, f"{self._worker or 'a worker'}: {says}", type(error).__name__)
             return Nothing.NO_LOSS, Nothing.NO_PUSH
         return loss, gradients
 

@@ -16,6 +16,7 @@ _WORDS = {
     "joined-again": "joined again as {worker}",
     "left": "left: {reason}",
     "waiting": "waiting for at most {at_most_s:.0f} s: {why}",
+    "waiting-without-end": "waiting: {why}",
     "giving-up": "giving up: no answer from {coordinator} for {away_s:.0f} s",
     "transport": "shard {shard} by {kind}",
     "published": "serving {versions}",

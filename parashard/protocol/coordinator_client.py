@@ -6,6 +6,7 @@ Every call has a deadline; one that gets no answer, or `RetryLater`, is sent aga
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -173,13 +174,16 @@ class CoordinatorClient:
         """Log that we wait; after a while say it, too, once a call: silence looks like a hang."""
         assert attempt.outcome is not None
         why = str(attempt.outcome.exception())
-        if attempt.attempt_number == 1:
+        ends = math.isfinite(self.retry_budget_s)
+        if attempt.attempt_number == 1 and ends:
             log.info("waiting", why=why, at_most_s=self.retry_budget_s)
+        elif attempt.attempt_number == 1:
+            log.info("waiting-without-end", why=why)
         waited_s = attempt.seconds_since_start or 0.0
         if self._tell is not None and waited_s >= QUIET_S and not told:
             told.append(why)
-            until = datetime.now() + timedelta(seconds=self.retry_budget_s - waited_s)
-            self._tell(f"{why}; asking again until {until:%H:%M:%S}")
+            until = datetime.now() + timedelta(seconds=self.retry_budget_s - waited_s) if ends else None
+            self._tell(f"{why}; asking again" + (f" until {until:%H:%M:%S}" if until else ""))
 
 
 def address_in(folder: Path) -> str | None:

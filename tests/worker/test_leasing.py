@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +58,10 @@ def start(coordinator: ScriptedCoordinator) -> Iterator[Callable[..., Leasing]]:
     started: list[Leasing] = []
 
     def begin(
-        lease_ttl_s: float = 3600.0, join: Callable[[], Joined] = unasked, step_timeout_s: float = 3600.0
+        lease_ttl_s: float = 3600.0,
+        join: Callable[[], Joined] = unasked,
+        step_timeout_s: float = 3600.0,
+        **further: Any,
     ) -> Leasing:
         leasing = Leasing(
             coordinator,  # type: ignore[arg-type]
@@ -66,6 +70,7 @@ def start(coordinator: ScriptedCoordinator) -> Iterator[Callable[..., Leasing]]:
             ahead=1,
             step_timeout_s=step_timeout_s,
             join=join,
+            **further,
         )
         leasing.start()
         started.append(leasing)
@@ -159,6 +164,24 @@ def test_a_step_that_was_suspended_with_its_worker_is_not_hung(
         assert (list(request.failed), list(request.held), request.leaving) == ([], [0], False)
         coordinator.answer()
     assert (leasing.hung, leasing.failure) == ("", None)
+
+
+def test_a_step_that_hangs_leaves_the_stacks_of_all_threads_in_the_log(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing], caplog: pytest.LogCaptureFixture
+) -> None:
+    hung = threading.Event()
+    leasing = start(step_timeout_s=0.0, lease_ttl_s=0.03, on_hung=lambda reason: hung.set())
+    coordinator.call()
+    coordinator.answer(0)
+    work = leasing.take(DEADLINE_S)
+    assert work is not None
+    with leasing.computing(work):
+        for _ in range(2):  # asked before the step began; with the failure
+            coordinator.call()
+            coordinator.answer()
+        assert hung.wait(DEADLINE_S)
+    stacks = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "stack"]
+    assert any("test_a_step_that_hangs_leaves" in fields["lines"] for fields in stacks), "where this thread stands"
 
 
 def test_every_report_reaches_the_coordinator(coordinator: ScriptedCoordinator, start: Callable[..., Leasing]) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.display.paths import short_path
 from parashard.errors import ParashardError, RetryLater
 from parashard.process import failpoints
 from parashard.process.awake_clock import AwakeClock
@@ -27,6 +30,7 @@ __all__ = ["Joined", "Leasing", "Work"]
 
 SLACK_S = 1e-3  # a call that is due so little earlier wakes no thread
 REPLY_DEADLINE_MIN_S = 1.0
+STACK_LINES_MAX = 20
 STALL_S = 2.0  # a call later than it can be by so much: the process stood still
 
 
@@ -36,6 +40,14 @@ def end_process(reason: str) -> None:
         log.critical("hung", reason=reason)
     finally:
         os._exit(ExitCode.RETRY)  # even if the log cannot be written
+
+
+def log_stacks() -> None:
+    """Log where each thread of this process stands, the innermost lines first: one of them hangs."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for number, frame in sys._current_frames().items():
+        lines = [f"{short_path(at.filename)}:{at.lineno} {at.name}" for at in reversed(traceback.extract_stack(frame))]
+        log.critical("stack", thread=names.get(number, number), lines=" < ".join(lines[:STACK_LINES_MAX]))
 
 
 class Leasing:
@@ -272,6 +284,7 @@ class Leasing:
                 self._changed.notify_all()
             if request is None:
                 if self._work.hung:
+                    log_stacks()
                     self._on_hung(self._work.hung)
                 return
             failpoints.hit("worker.lease.reporting")

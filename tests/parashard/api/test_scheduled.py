@@ -59,7 +59,7 @@ def test_gradients_are_pushed_and_the_result_is_stored(tmp_path: Path, monkeypat
     assert (loss, gradients["b"]) == (0.5, None)
     assert gradients["w"].tolist() == [[6.0, 6.0]] * 3
     assert gradients["w"].dtype == np.float32
-    assert (worker.calls.result(4), worker.calls.error(4)) == (0.5, "")
+    assert (worker.calls.result(4), worker.calls.error(4)) == (0.5, None)
 
 
 def test_without_a_push_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,21 +97,36 @@ def test_what_goes_wrong_is_the_answer_and_moves_nothing(
     called, says = WRONG[wrong]
     worker = Worker(tmp_path, monkeypatch, called)
     assert worker.run(7) == (Nothing.NO_LOSS, Nothing.NO_PUSH)
-    assert says in worker.calls.error(7)
+    failure = worker.calls.error(7)
+    assert failure is not None
+    assert says in failure.says
+
+
+def test_an_error_has_its_class_and_its_traceback_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(tmp_path, monkeypatch, lambda weights: next(iter(())), pushes=0)
+    worker.run(7)
+    failure = worker.calls.error(7)
+    assert failure is not None
+    assert failure.kind == "StopIteration"
+    (logged,) = [record for record in caplog.records if record.getMessage() == "function-failed"]
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is StopIteration
 
 
 @pytest.mark.parametrize("number", [2**64 + 1, -(2**63) - 1, 10**300], ids="{:.0e}".format)
 def test_a_whole_number_of_any_length_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     worker = Worker(tmp_path, monkeypatch, lambda weights: number, pushes=0)
     assert worker.run(7) == (float(number), Nothing.NO_PUSH)
-    assert (worker.calls.result(7), worker.calls.error(7)) == (number, "")
+    assert (worker.calls.result(7), worker.calls.error(7)) == (number, None)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), np.float32("-inf")])
 def test_a_result_that_is_not_finite_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: float) -> None:
     worker = Worker(tmp_path, monkeypatch, lambda weights: number, pushes=0)
     assert worker.run(7) == (Nothing.NO_LOSS, Nothing.NO_PUSH)
-    assert (repr(worker.calls.result(7)), worker.calls.error(7)) == (repr(number), "")
+    assert (repr(worker.calls.result(7)), worker.calls.error(7)) == (repr(number), None)
 
 
 def test_an_iterator_is_this_workers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +150,7 @@ def test_each_iterator_begins_anew_and_goes_on_over_calls(tmp_path: Path, monkey
         assert iter(iterator) is iterator
         for step, due in ((2 * epoch, [1, 2, 3]), (2 * epoch + 1, None)):
             worker.run(step, iterator)
-            assert (worker.calls.error(step) == "") == (due is not None), "the second call finds it at its end"
+            assert (worker.calls.error(step) is None) == (due is not None), "the second call finds it at its end"
             if due:
                 assert worker.calls.result(step) == due
     assert len(made) == 3, "a generator is made anew for each"
@@ -158,5 +173,5 @@ def test_an_iterator_that_is_forgotten_is_refused(tmp_path: Path, monkeypatch: p
     iterators = [iter(dataset) for _ in range(3)]
     for step, place in enumerate([0, 1, 2, 2, 1, 0]):
         worker.run(step, iterators[place])
-    assert [worker.calls.error(step) != "" for step in range(6)] == [False] * 5 + [True]
-    assert "is used after 2 newer ones: make a new one" in worker.calls.error(5)
+    assert [worker.calls.error(step) is not None for step in range(6)] == [False] * 5 + [True]
+    assert "is used after 2 newer ones: make a new one" in str(worker.calls.error(5))

@@ -39,6 +39,7 @@ class Script:
 
     is_worker = False
     path = Path("train.py")
+    job_name = "train"
 
     @contextmanager
     def call(self, kind: str) -> Iterator[script.Call]:
@@ -74,7 +75,7 @@ class Program:
 
     def answer(self, number: int, answer: Any) -> None:
         if isinstance(answer, Exception):
-            self.calls.write_error(number, str(answer))
+            self.calls.write_error(number, str(answer), type(answer).__name__)
         else:
             self.calls.write_result(number, answer)
 
@@ -117,8 +118,10 @@ def test_join_raises_the_first_error_that_nobody_has_seen_and_counts_all_others(
 def test_an_error_that_fetch_has_raised_is_not_counted_again(program: Program) -> None:
     values = failed(program, ERRORS_MAX + 3)
     for number in (0, ERRORS_MAX + 1):
-        with pytest.raises(FunctionFailed, match=f"^error {number}$"):
+        with pytest.raises(FunctionFailed, match=f"^error {number}$") as caught:
             values[number].fetch()
+        assert caught.value.type_name == "ValueError"
+        assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(FunctionFailed, match=rf"^error 1 \(and {ERRORS_MAX} more\)$"):
         program.coordinator.done()
 

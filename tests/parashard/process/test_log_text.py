@@ -34,6 +34,10 @@ def _in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"event": "left", "worker": "guest-0", "steps": 3, "reason": "every step is in"}, "left: every step is in"),
         (
+            {"event": "waiting-without-end", "why": "no answer from x:1"},
+            "waiting: no answer from x:1",
+        ),
+        (
             {"event": "waiting", "why": "no answer from x:1", "at_most_s": 60.0},
             "waiting for at most 60 s: no answer from x:1",
         ),
