@@ -47,8 +47,8 @@ def worker_threads(fit: Fit) -> Iterator[StartThread]:
 
     with (
         logged_to(fit.run_dir / LOGS / LOG_FILE, as_logfmt),
+        _threads_of_pytorch(threads),  # first: it reads a number that the other one changes
         threadpoolctl.threadpool_limits(threads),
-        _threads_of_pytorch(threads),
     ):
         yield start
 
