@@ -194,7 +194,7 @@ class Sequential:
     def own(self, values: Mapping[str, Float32s]) -> Self:
         """Return a copy of the model that has these weights: it can be called, and trained further."""
         model = type(self).__new__(type(self))
-        model.__dict__.update(self.__dict__, _values=dict(values))
+        model.__dict__.update(self.__dict__, _values={name: array.copy() for name, array in values.items()})
         return model
 
     def hold(self, own: Self, tables: Mapping[str, HeldTable]) -> None:
