@@ -451,9 +451,13 @@ class Coordinator:
     def _sweep(self) -> None:
         """Remove results that nobody can fetch, and arguments that no shard can need again."""
         self._calls.drop_results(self._is_unwanted)
-        saved = restorable_in_all(Catalogue(open_store(self._store_url)), self._kept_checkpoints)
-        with self._keeping:  # else what is written meanwhile would not count
-            self._kept_bytes = self._calls.drop_calls(lambda number: number in saved)
+        catalogue = Catalogue(open_store(self._store_url))
+        for after_damage in (True, False):
+            saved = restorable_in_all(catalogue, self._kept_checkpoints, after_damage=after_damage)
+            with self._keeping:  # else what is written meanwhile would not count
+                self._kept_bytes = self._calls.drop_calls(saved.__contains__)
+            if self._kept_bytes <= KEPT_BYTES_MAX // 2:
+                break  # else there is no room to keep them until two chains of checkpoints have them
 
     def _is_unwanted(self, number: int) -> bool:
         value = self._values.get(number)

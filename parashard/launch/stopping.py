@@ -15,6 +15,7 @@ from typing import Any
 
 from parashard.checkpoints.catalogue import Catalogue, by_age, parse_job_id
 from parashard.checkpoints.manifest import ShardManifest
+from parashard.checkpoints.retention import Held
 from parashard.display.figures import count, counted
 from parashard.display.paths import short_path
 from parashard.errors import DamagedCheckpoint, NotStored, ParashardError
@@ -114,16 +115,27 @@ def saved_by_shard(catalogue: Catalogue) -> list[IntervalSet]:
     return [first if newest is None else manifests[newest].steps for manifests in by_round]
 
 
-def restorable_in_all(catalogue: Catalogue, keep: int) -> IntervalSet:
+def restorable_in_all(catalogue: Catalogue, keep: int, *, after_damage: bool = True) -> IntervalSet:
     """Return the steps that are in every checkpoint that a shard might be restored from, in `async` and `ssp`.
 
-    None before each shard has `keep` checkpoints: it might be restored from the initial values.
+    None before each shard has `keep` checkpoints: it might be restored from the initial values. With `after_damage`
+    none, either, before it has checkpoints of two chains, of which one damaged file cannot take both; a shard without
+    rows of tables, of which only one checkpoint is kept, is never that safe.
     """
     record = catalogue.newest_plan()
     saved = [_manifests(catalogue, record.version, shard) for shard in range(len(record.plan.shards))] if record else []
     if not saved or any(len(manifests) < keep for manifests in saved):
         return IntervalSet()
+    if after_damage and any(_is_one_chain(manifests, keep) for manifests in saved):
+        return IntervalSet()
     return reduce(IntervalSet.intersection, [manifest.steps for manifests in saved for manifest in manifests])
+
+
+def _is_one_chain(manifests: Sequence[ShardManifest], keep: int) -> bool:
+    """Tell whether one damaged file can take all of a shard's checkpoints, though more chains would be kept."""
+    held = [Held.of(manifest) for manifest in manifests]
+    chains = {one.rows_since or one.id for one in held}
+    return len(chains) < 2 and (keep > 1 or any(one.rows_since for one in held))
 
 
 def _manifests(catalogue: Catalogue, plan_version: int, shard: int) -> list[ShardManifest]:

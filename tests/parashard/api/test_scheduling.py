@@ -155,7 +155,7 @@ def test_arguments_that_are_written_while_others_are_removed_count(
 
     monkeypatch.setattr(coordinator_module, "open_store", lambda url: None)
     monkeypatch.setattr(coordinator_module, "Catalogue", lambda store: None)
-    monkeypatch.setattr(coordinator_module, "restorable_in_all", lambda catalogue, keep: IntervalSet([(0, 1)]))
+    monkeypatch.setattr(coordinator_module, "restorable_in_all", lambda *_, **__: IntervalSet([(0, 1)]))
     monkeypatch.setattr(program.calls, "drop_calls", drop_while_another_is_scheduled)
     coordinator = program.coordinator
     coordinator._store_url, coordinator._kept_checkpoints = "", 1
@@ -164,6 +164,24 @@ def test_arguments_that_are_written_while_others_are_removed_count(
     files = list((program.folder / CALLS).glob("*.call"))
     assert sorted(path.name for path in files) == ["1.call", "2.call"]
     assert coordinator._kept_bytes == sum(path.stat().st_size for path in files)
+
+
+def test_arguments_are_kept_for_a_damaged_checkpoint_as_long_as_there_is_room(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.schedule(2)
+    kept = [IntervalSet(), IntervalSet([(0, 1)])]
+    monkeypatch.setattr(coordinator_module, "open_store", lambda url: None)
+    monkeypatch.setattr(coordinator_module, "Catalogue", lambda store: None)
+    monkeypatch.setattr(coordinator_module, "restorable_in_all", lambda *_, after_damage: kept[not after_damage])
+    coordinator = program.coordinator
+    coordinator._store_url, coordinator._kept_checkpoints = "", 1
+    files = program.folder / CALLS
+    coordinator._sweep()
+    assert len(list(files.glob("*.call"))) == 2
+    monkeypatch.setattr(coordinator_module, "KEPT_BYTES_MAX", 2)
+    coordinator._sweep()
+    assert [path.name for path in files.glob("*.call")] == ["1.call"]
 
 
 def test_fetch_returns_values_in_the_form_in_which_they_are_given(program: Program) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, plan_name
 from parashard.checkpoints.encoding import encode
-from parashard.checkpoints.manifest import PlanRecord
+from parashard.checkpoints.manifest import PlanRecord, TableFile
 from parashard.errors import StoreFailed
 from parashard.launch.run_folders import read_report, write_report
 from parashard.launch.stopping import report_of_saved, restorable_in_all, saved_by_shard, steps_in_all, stopped_line
@@ -146,3 +146,41 @@ def test_what_every_kept_checkpoint_has_no_shard_can_need_again() -> None:
     write(store, 1, 2, (0, 8))
     assert list(restorable_in_all(Catalogue(store), 2).intervals()) == [(0, 4)]
     assert list(restorable_in_all(Catalogue(store), 3).intervals()) == []
+
+
+def write_rows(store: MemoryStore, number: int, stop: int, since: int) -> None:
+    """Write a checkpoint of the first shard whose oldest file with rows is of the checkpoint `since`."""
+    file = TableFile(
+        name="tables-000.safetensors",
+        size_bytes=1,
+        sha256="0" * 64,
+        incarnation=1,
+        number=since,
+        table="t",
+        rows=1,
+        gone=0,
+        buckets=(0, 1),
+    )
+    write_shard(store, CheckpointId(1, 0, 1, number), applied=((0, stop),), table_files=(file,))
+
+
+def test_with_one_chain_of_files_of_rows_a_shard_may_begin_anew_where_one_is_damaged() -> None:
+    store = MemoryStore()
+    write_plan(store)
+    for number in (1, 2, 3):
+        write(store, 1, number, (0, 9))
+        write_rows(store, number, 2 * number, since=1)
+    catalogue = Catalogue(store)
+    assert list(restorable_in_all(catalogue, 3).intervals()) == []
+    assert list(restorable_in_all(catalogue, 3, after_damage=False).intervals()) == [(0, 2)]
+    write_rows(store, 4, 8, since=4)
+    assert list(restorable_in_all(catalogue, 3).intervals()) == [(0, 2)]
+
+
+@pytest.mark.parametrize(("keep", "steps"), [(1, [(0, 5)]), (2, [])])
+def test_one_checkpoint_without_rows_is_enough_only_where_no_more_are_kept(keep: int, steps: list[object]) -> None:
+    store = MemoryStore()
+    write_plan(store)
+    for shard in range(2):
+        write(store, shard, 1, (0, 5))
+    assert list(restorable_in_all(Catalogue(store), keep).intervals()) == steps
