@@ -101,7 +101,10 @@ def test_what_a_trainer_gives_back_predicts_and_can_be_trained_further() -> None
     values = start(model)
     owned = model.own(values)
     np.testing.assert_array_equal(owned(X), model.predict(values, X))
-    assert owned.initial_variables() == values
+    for name, own in owned.initial_variables().items():
+        assert isinstance(own, np.ndarray)
+        np.testing.assert_array_equal(own, values[name])
+        assert not np.shares_memory(own, values[name])
     assert model.initial_variables()["dense_0.bias"].decay is False, "it is declared still"
     trainer = ps.Trainer(owned)
     np.testing.assert_array_equal(trainer.predict(X), owned(X))
