@@ -58,6 +58,9 @@ def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Cal
     return list(callbacks)
 
 
+_DECIDED = "a callback set {}, but every callback of this fit has decides = False: remove that from its class"
+
+
 def _nothing() -> None:
     """Record nothing."""
 
@@ -187,6 +190,8 @@ class Callbacks:
             place = self._begin_epoch(place)
         training.at("")
         self._place, self._calls, self._made, self._logs = place, 0, 0, {}
+        if training.stop_training and not self.decides:
+            raise ConfigurationError(_DECIDED.format("stop_training"))
         reason = (training.stop_reason or "callbacks ended the training") if training.stop_training else ""
         return self.changed_rate()._replace(stop_reason=reason, between=False)
 
@@ -195,6 +200,8 @@ class Callbacks:
         rate = self.training.learning_rate
         if rate == self._rate:
             return Decision(number=self._rates_decided)
+        if not self.decides:
+            raise ConfigurationError(_DECIDED.format("learning_rate"))
         self._rate, self._rates_decided = rate, self._rates_decided + 1
         return Decision("", rate, self._rates_decided, between=True)
 

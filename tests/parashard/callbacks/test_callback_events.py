@@ -110,6 +110,18 @@ def test_a_rate_that_is_set_after_a_step_is_decided_then_and_one_at_the_end_is_r
         it.end()
 
 
+@pytest.mark.parametrize(("name", "value"), [("learning_rate", 0.5), ("stop_training", True)])
+def test_a_decision_of_a_callback_that_promised_none_is_refused(name: str, value: float) -> None:
+    class Promising(Callback):
+        decides = False
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            setattr(self.model, name, value)
+
+    with pytest.raises(ConfigurationError, match=f"a callback set {name}, but every callback"):
+        running(Promising()).reached(Milestone(4, 0, [0.5]))
+
+
 def test_logs_have_the_rate_that_the_last_step_of_the_epoch_had() -> None:
     it = running(ReduceLROnPlateau("loss", patience=0))
     it.begin()
