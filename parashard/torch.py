@@ -47,7 +47,7 @@ from parashard.models.torch_embeddings import (
     rows_lent,
 )
 from parashard.models.torch_export import Vocabulary, exportable
-from parashard.models.torch_losses import loss_kind
+from parashard.models.torch_losses import called, loss_kind
 from parashard.models.torch_variables import (
     Place,
     check,
@@ -432,9 +432,9 @@ class Model:
 
     def _loss_of(self, outputs: Any, targets: Any, weights: Any) -> Any:
         if weights is None:
-            return self._loss(outputs, targets)
+            return called(self._loss, outputs, targets)
         assert self._weighted is not None  # a trainer has asked
-        return self._weighted(outputs, targets, tensor_of(weights))
+        return called(self._weighted, outputs, targets, tensor_of(weights))
 
     def _precision(self, tensors: Mapping[str, torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         """Return the context that module and loss are computed in, where these tensors are."""

@@ -54,6 +54,11 @@ def place_of(method: Any) -> str:
     return f"{short_path(code.co_filename)}:{code.co_firstlineno}: "
 
 
+def has_users_line(error: BaseException) -> bool:
+    """Tell whether a line of the user's code is in an error's traceback."""
+    return bool(_line_of(error))
+
+
 def users_line(frame: FrameType | None) -> str:
     """Return the innermost line of the user's code that a frame was called from, as "model.py:31"; "" without one."""
     while frame is not None and not _is_the_users(frame.f_code.co_filename):

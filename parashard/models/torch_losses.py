@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from parashard.metrics import Added, Metric, Sums
+from parashard.models.blame import has_users_line, named_with_line
+from parashard.models.framework import WrongModel
 
 _DIVIDING: tuple[Any, ...] = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
 _DIVIDING_FUNCTIONS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
@@ -87,3 +89,18 @@ def loss_kind(loss: Any) -> LossKind | None:
     if divides and given.get("reduction") == "mean":
         return LossKind(adds=False, weight=given.get("weight"), ignore_index=given["ignore_index"])
     return None
+
+
+def called(loss: Any, outputs: Any, targets: Any, *weights: Any) -> Any:
+    """Return a loss; an error in PyTorch's own code, which names no line of the user's, gets the shapes."""
+    try:
+        return loss(outputs, targets, *weights)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if has_users_line(error) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        shapes = f"outputs {_shape_of(outputs)} and targets {_shape_of(targets)}"
+        raise WrongModel(f"the loss of {shapes} raised {named_with_line(error)}") from error
+
+
+def _shape_of(value: Any) -> str:
+    return f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"({type(value).__name__})"

@@ -71,3 +71,12 @@ def test_keras_gives_both_the_same_shape() -> None:
         (X, Y[:, None]), batch_size=32, verbose=0
     )
     assert flat.history["loss"] == column.history["loss"]
+
+
+def test_a_loss_of_pytorch_that_raises_names_the_shapes() -> None:
+    torch = pytest.importorskip("torch")
+    model = ps.torch.Model(lambda: torch.nn.Linear(3, 2), torch.nn.functional.mse_loss)
+    with pytest.raises(
+        JobFailed, match=r"the loss of outputs of shape \(32, 2\) and targets of shape \(32,\) raised Runt"
+    ):
+        fitted(model)

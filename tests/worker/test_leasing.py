@@ -184,6 +184,19 @@ def test_a_step_that_hangs_leaves_the_stacks_of_all_threads_in_the_log(
     assert any("test_a_step_that_hangs_leaves" in fields["lines"] for fields in stacks), "where this thread stands"
 
 
+def test_a_coordinator_that_is_away_is_logged_once(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing], caplog: pytest.LogCaptureFixture
+) -> None:
+    start()
+    for why in ("refused", "refused", "refused", "no route"):
+        coordinator.call()
+        coordinator.refuse(Unreachable(why))
+    coordinator.call()
+    coordinator.answer()
+    logged = [vars(record)["fields"]["error"] for record in caplog.records if record.getMessage() == "no-lease-reply"]
+    assert logged == ["refused", "no route"]
+
+
 def test_every_report_reaches_the_coordinator(coordinator: ScriptedCoordinator, start: Callable[..., Leasing]) -> None:
     leasing = start()
     coordinator.call()

@@ -274,6 +274,7 @@ class Leasing:
             raise
 
     def _ask_until_over(self) -> None:
+        unanswered = ""
         while True:
             with self._changed:
                 while (pause_s := self._work.due_in_s(now_s := self.clock.now_s())) > 0:
@@ -297,11 +298,14 @@ class Leasing:
                     continue  # the request had the worker's earlier name and incarnation
                 reply = self._client.lease(request, self._reply_deadline_s)
             except ParashardError as error:
-                log.warning("no-lease-reply", error=str(error))
+                if str(error) != unanswered:  # once, and not with each attempt
+                    log.warning("no-lease-reply", error=str(error))
+                unanswered = str(error)
                 with self._changed:
                     self._work.lost(error, self.clock.now_s())
                     self._changed.notify_all()
             else:
+                unanswered = ""
                 if reply.granted:
                     failpoints.hit("worker.lease.granted")
                 with self._changed:
