@@ -163,12 +163,12 @@ class Callbacks:
         record : callable
             Stores `state()`; called before each call of a user's own hook, which is so made once.
         """
-        training, place = self.training, self._place
+        training, place, newer = self.training, self._place, self.training.judged_newer
         self._record = record
         training.at(milestone.weights)
         if milestone.metrics is not None:
             judged_steps = milestone.judged_steps or milestone.after_steps
-            training.judged_newer = judged_steps > place.judged_steps
+            newer = judged_steps > place.judged_steps
             place = place._replace(judged_steps=max(place.judged_steps, judged_steps))
             self._tell("on_test_begin", {})
             self._tell("on_test_end", dict(milestone.metrics))
@@ -177,10 +177,10 @@ class Callbacks:
             place = self._begin_epoch(place._replace(epoch=milestone.first_epoch + index))
             logs: Logs = {"loss": loss}
             logs |= dict(milestone.epoch_metrics[index]) if milestone.epoch_metrics else {}
-            if index == last:
-                logs |= {f"val_{name}": value for name, value in (milestone.metrics or {}).items()}
-                if milestone.judged_steps:
-                    logs["val_steps"] = milestone.judged_steps
+            logs |= {f"val_{name}": value for name, value in (milestone.metrics or {}).items()}
+            if milestone.judged_steps:
+                logs["val_steps"] = milestone.judged_steps
+            training.judged_newer = newer and index == last  # epochs that end with one round end with one model
             training.applied(milestone.learning_rates[index] if milestone.learning_rates else None)
             self._tell("on_epoch_end", self._first_epoch + place.epoch, logs)
             self._last_logs = logs

@@ -61,14 +61,14 @@ def test_hooks_come_in_the_order_that_keras_has() -> None:
     assert it.history.history == {"loss": [0.25, NAN], "val_loss": [0.75]}
 
 
-def test_epochs_that_end_at_once_are_told_one_by_one_and_the_last_has_the_evaluation() -> None:
+def test_epochs_that_end_at_once_are_told_one_by_one_and_each_has_the_evaluation_of_their_weights() -> None:
     calls: list[tuple[Any, ...]] = []
     it = running(recorder(calls))
     it.reached(Milestone(0))
     it.reached(Milestone(8, 0, [0.5, 0.25], {"least": 1.0}))
     assert [call for call in calls if "epoch" in call[0]] == [
         ("epoch_begin", 0, {}),
-        ("epoch_end", 0, {"loss": 0.5}),
+        ("epoch_end", 0, {"loss": 0.5, "val_least": 1.0}),
         ("epoch_begin", 1, {}),
         ("epoch_end", 1, {"loss": 0.25, "val_least": 1.0}),
         ("epoch_begin", 2, {}),
@@ -79,6 +79,17 @@ class Deciding(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         self.model.learning_rate /= 2
         self.model.stop_training = epoch == 1
+
+
+def test_patience_counts_once_for_epochs_that_end_with_the_same_weights() -> None:
+    stop = EarlyStopping(patience=2)
+    it = running(stop, epochs=9)
+    it.begin()
+    it.reached(Milestone(0))
+    it.reached(Milestone(2, 0, [0.5] * 3, {"loss": 1.0}))
+    assert (stop.wait, stop.best_epoch) == (0, 2)
+    assert it.reached(Milestone(4, 3, [0.5] * 3, {"loss": 1.0})).stop_reason == ""
+    assert it.history.history["val_loss"] == [1.0] * 6 == [2 * loss for loss in it.history.history["loss"]]
 
 
 def test_what_they_set_is_what_they_decided() -> None:

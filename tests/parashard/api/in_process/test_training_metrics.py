@@ -109,3 +109,8 @@ def test_the_pieces_of_a_step_are_in_its_metrics() -> None:
 
 def test_without_metrics_there_are_none() -> None:
     assert list(fitted(ps.OneDeviceStrategy(), metrics=()).history) == ["loss"]
+
+
+def test_every_epoch_has_each_figure_though_several_end_with_one_round() -> None:
+    history = fitted(ps.MirroredStrategy(4), epochs=5, batch_size=20, validation_data=(X, Y)).history
+    assert {len(values) for values in history.values()} == {5}
