@@ -199,6 +199,7 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
         "weights": str(weights),
         "history": history,
         "updates": updates_after(call.loaded.job, report["steps_total"]),
+        "passes": call.loaded.job.job.steps(call.source.spec.examples).passes_after,
         "learning_rate": follower.learning_rate,
     }
 

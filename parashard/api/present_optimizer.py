@@ -43,6 +43,8 @@ class PresentOptimizer:
     ----------
     updates : int or None
         How many updates its state has; None: it is new.
+    passes : int
+        How many passes over the examples have begun.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class PresentOptimizer:
         self._beside = beside
         self._of_framework = given
         self.updates = None if state is None else state.updates
+        self.passes = 0
         self._given = NO_SLOTS if state is None else state.slots
         self._learning_rate = mapped.spec.learning_rate
         self._run_dir: Path | None = None
@@ -90,6 +93,7 @@ class PresentOptimizer:
     def go_on_from(self, run_dir: Path, answer: Mapping[str, Any]) -> None:
         """Go on with the state of a run, by what its fit has answered."""
         self.updates = answer.get("updates")  # a fit of an earlier version says nothing: the state is new then
+        self.passes = answer.get("passes", 0)
         self._learning_rate = answer.get("learning_rate", self._learning_rate)
         self._run_dir = run_dir if self.updates is not None else None
 

@@ -222,6 +222,8 @@ class Trainer:
                 )
                 order = order_of_a_job(steps_per_epoch, drop_last, shuffle, source)
                 sizes = {**epochs_of_a_job(epochs, initial_epoch), "batch_size": examples, **order}
+                if self._optimizer.passes and not initial_epoch:
+                    sizes["passes_before"] = self._optimizer.passes
                 fit = self._call(source, sizes, gradient_accumulation, callbacks)
                 earlier = self._resumed() if resume else None
                 if earlier is not None and earlier.answer:

@@ -54,7 +54,7 @@ def job_identity(
     }
     if job.job.first_epoch:  # left out otherwise: earlier jobs keep their digest
         identity["job"]["first_epoch"] = job.job.first_epoch
-    for name in ("updates_before", "steps_per_epoch"):  # the same
+    for name in ("updates_before", "passes_before", "steps_per_epoch"):  # the same
         if getattr(job.job, name):
             identity["job"][name] = getattr(job.job, name)
     if job.job.drop_last:  # the same

@@ -87,6 +87,12 @@ class JobOptions(Table):
         description="Updates of the optimizer's state that the job begins with: schedules go on from there. Set by "
         "scripts; unset: the state is new, and schedules count from the epochs before `first_epoch`.",
     )
+    passes_before: int | None = key(
+        default=None,
+        ge=0,
+        le=10**9,
+        description="Passes over the examples that the job goes on from: each has an order of its own. Set by scripts.",
+    )
     batch_size: int = key(ge=1, le=2**31 - 1, description="Examples of one step.")
     steps_per_epoch: int | None = key(
         default=None,
@@ -121,6 +127,7 @@ class JobOptions(Table):
             self.steps_per_epoch,
             bool(self.drop_last),
             self.shuffle is not False,
+            self.passes_before or 0,
         )
 
 

@@ -47,6 +47,8 @@ class StepPlan:
         Leave the shorter last step of a pass out.
     shuffle : bool
         False: each pass has the examples in their own order.
+    passes_before : int
+        Passes of jobs that this one goes on from, besides those of the epochs before `first_epoch`.
 
     Examples
     --------
@@ -65,6 +67,7 @@ class StepPlan:
     epoch_steps: int | None = None
     drop_last: bool = False
     shuffle: bool = True
+    passes_before: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.examples <= MAX_LENGTH:
@@ -87,6 +90,16 @@ class StepPlan:
     def steps_per_epoch(self) -> int:
         """Steps in one epoch."""
         return self.epoch_steps or self.steps_per_pass
+
+    @property
+    def steps_before(self) -> int:
+        """Steps before the job: the order of its examples and what is random in its steps go on from there."""
+        return self.first_epoch * self.steps_per_epoch + self.passes_before * self.steps_per_pass
+
+    @property
+    def passes_after(self) -> int:
+        """Passes that have begun when the job ends, with those before it."""
+        return self._place(self.total - 1)[0] + 1
 
     @property
     def dropped(self) -> int:
@@ -139,7 +152,7 @@ class StepPlan:
 
     def _place(self, step: int) -> tuple[int, int]:
         """Return the number of the pass that a step lies in, and its place there."""
-        return divmod(self.first_epoch * self.steps_per_epoch + step, self.steps_per_pass)
+        return divmod(self.steps_before + step, self.steps_per_pass)
 
     def examples_in_words(self, step: int) -> str:
         """Return " (examples ...)", the first examples of a step, to append to an error message."""

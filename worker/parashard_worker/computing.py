@@ -57,7 +57,8 @@ class Task(NamedTuple):
     def batch_of(self, step: int) -> Batch:
         """Read a step's examples, in the host's memory, and look up the keys of the rows of tables that they need."""
         indices = self.steps.indices(step)
-        batch = Batch(step, self.steps.epoch_of(step), indices, *examples_of(self.source, step, indices))
+        number = self.steps.steps_before + step  # by which what is random in it is drawn
+        batch = Batch(number, self.steps.epoch_of(step), indices, *examples_of(self.source, number, indices))
         return looked_up(self.model, batch, self.tables) if self.tables else batch
 
     def held_out_keys(self) -> Mapping[str, Keys]:
@@ -116,9 +117,10 @@ class Task(NamedTuple):
         if raw is None:
             return loss, rows, None
         try:
-            weight = 1.0 if self.weights is None else self.weights.factor(batch.step, rows)
+            step = batch.step - self.steps.steps_before
+            weight = 1.0 if self.weights is None else self.weights.factor(step, rows)
             clips = self.clip_norm, self.variable_clip_norm
-            return loss, rows, sendable(batch.step, number, gradients, clips, self.plan.variables, weight)
+            return loss, rows, sendable(step, number, gradients, clips, self.plan.variables, weight)
         except UnevenBatches as error:
             raise WrongResult(error.message) from None
         except NonFiniteGradient:

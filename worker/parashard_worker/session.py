@@ -371,7 +371,7 @@ class Session:
 
     def _step(self, number: int) -> Step:
         batch = self._task.batch_of(number) if self._task is not None else None
-        seed = step_seed("session", self._job_seed, number)
+        seed = step_seed("session", self._job_seed, self._steps.steps_before + number)
         return Step(number, self._steps.epoch_of(number), self._steps.indices(number), seed, batch)
 
     def _checked(self, step: int, loss: float | None, gradients: Mapping[str, Any]) -> dict[str, Float32s]:

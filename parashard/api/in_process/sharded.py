@@ -83,6 +83,11 @@ class ShardedSteps:
             return self._alone.compute(steps, values, pull_rows)
         trained = {name: gradients[name] for name in gradients if not self._task.plan.variables[name].frozen}
         return [
-            Computed(batch.step, loss, rows_of(batch.inputs), (trained if batch is batches[0] else {}) | state)
+            Computed(
+                batch.step - self._task.steps.steps_before,
+                loss,
+                rows_of(batch.inputs),
+                (trained if batch is batches[0] else {}) | state,
+            )
             for batch, loss, state in zip(batches, losses, states, strict=True)
         ]

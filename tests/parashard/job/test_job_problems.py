@@ -36,8 +36,8 @@ KEYS = [
     ("job.sed=1", "job.sed: unknown key; did you mean job.seed?"),
     (
         "job.color=1",
-        "job.color: unknown key; allowed: name, seed, epochs, first_epoch, updates_before, batch_size, "
-        "steps_per_epoch, drop_last, shuffle, max_attempts, on_bad_step",
+        "job.color: unknown key; allowed: name, seed, epochs, first_epoch, updates_before, passes_before, "
+        "batch_size, steps_per_epoch, drop_last, shuffle, max_attempts, on_bad_step",
     ),
     ("job={name='x', epochs=1}", "job.batch_size: missing; needed: Examples of one step."),
     ("job=3", "job: found 3; allowed: a table"),
