@@ -51,7 +51,7 @@ model = { kind = "ledger" }
 optimizer = { kind = "sgd", learning_rate = -1.0 }
 consistency = { policy = "async", reduce = "sum" }
 checkpoint = { durability = "log", log_fsync = false, every_s = 3600.0 }
-cluster = { shards = 2, workers = 1, partitioner = { kind = "fixed-shards" } }
+cluster = { shards = 2, workers = 1, pipeline_depth = 1, partitioner = { kind = "fixed-shards" } }
 """
 RUN = "f0f0f0f0f0f0f0f0"
 STEPS = 12

@@ -156,7 +156,7 @@ def test_arrays_that_a_model_starts_from_are_float32(tmp_path: Path) -> None:
         ("{}", "the model has no variables"),
         ('{"a": Variable("b", (2,))}', "declares variable 'b' under the name 'a'"),
         ('{"a": np.array([1.0, np.nan])}', "initial values of 'a' are not all finite"),
-        ('{"a": "zeros"}', "initial value of 'a' is not an array: could not convert string to float"),
+        ('{"a": "zeros"}', "initial value of 'a' is <U5; due are real numbers"),
         ('{"a": [[1.0], [1.0, 2.0]]}', "initial value of 'a' is not an array"),
         ('{"a": None}', "initial value"),
         ('{"a": np.float32(3)}', "variable 'a': .*every axis must be at least 1 and there must be one"),

@@ -303,7 +303,7 @@ def test_a_variable_that_cannot_be_is_refused(tmp_path: Path) -> None:
         ({}, "the model has no variables"),
         ([], "returned list; a model returns a mapping"),
         ({"a": Variable("b", (1,))}, "declares variable 'b' under the name 'a'"),
-        ({"a": "text"}, "initial value of 'a' is not an array"),
+        ({"a": "text"}, "initial value of 'a' is <U4; due are real numbers"),
         ({"a": [np.nan]}, "initial values of 'a' are not all finite"),
     ],
 )

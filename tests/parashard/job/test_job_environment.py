@@ -11,6 +11,7 @@ import pytest
 from parashard.errors import ConfigurationError
 from parashard.job.environment import COMPOSE_VARIABLES, OWN_VARIABLES
 from parashard.job.load import load_job
+from parashard.launch.programs import RESUME_VARIABLE
 from parashard.launch.run_folders import RUNS_VARIABLE
 from parashard.process import failpoints
 from parashard.process.arguments import TLS_VARIABLE, TRACE_VARIABLE
@@ -73,7 +74,7 @@ def test_services_of_kubernetes_are_not_taken_for_keys(write_job: Callable[..., 
 
 def test_the_variables_that_are_read_are_known() -> None:
     failpoints_ = (failpoints.SPEC_VARIABLE, failpoints.FOLDER_VARIABLE, failpoints.SEED_VARIABLE)
-    assert set(OWN_VARIABLES) == {TLS_VARIABLE, TRACE_VARIABLE, RUNS_VARIABLE, *failpoints_}
+    assert set(OWN_VARIABLES) == {TLS_VARIABLE, TRACE_VARIABLE, RUNS_VARIABLE, RESUME_VARIABLE, *failpoints_}
 
 
 def test_the_variables_of_compose_files_are_known() -> None:
