@@ -268,4 +268,4 @@ def test_metrics_are_of_the_outputs_of_training() -> None:
         history = fit(ours, batch_size=8).history
         found.append(len(calls))
     assert history["accuracy"] == [due["accuracy"]]
-    assert found[0] == found[1] > 8, "a forward pass a step, with metrics and without"
+    assert found[0] == found[1] >= 8, "a forward pass a step, with metrics and without"
