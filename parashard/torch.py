@@ -22,7 +22,6 @@ from parashard.models import torch_optimizers
 from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
     LOSS_SCALE,
-    NOT_IN_PLACE,
     Computed,
     Pairing,
     WrongModel,
@@ -56,12 +55,11 @@ from parashard.models.torch_variables import (
     kinds_of,
     lent,
     named,
-    numbers_in,
     places_of,
     plain_name,
     tensors_of,
-    warn_of_counting,
 )
+from parashard.models.torch_writes import Writes
 from parashard.models.weighted import weighted_loss
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.optimizers import OptimizerSpec
@@ -261,14 +259,13 @@ class Model:
         for name, tensor in trained.items():
             for hook in (self._own[name]._backward_hooks or {}).values():
                 tensor.register_hook(hook)
-        is_first, self._has_looked_for_writes = not self._has_looked_for_writes, True
-        first = {name: tensor.detach().clone() for name, tensor in trained.items()} if is_first else {}
-        counted = numbers_in(self._modules) if is_first else {}
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
         state = {name: tensor.clone() for name, tensor in pulled.items() if name not in trained}
         constants = {name: b for name, b in self._buffers().items() if name not in pulled}
-        versions = {name: tensor._version for name, tensor in {**trained, **constants}.items()}
         tensors = {**trained, **state}
+        frozen = {name: pulled[name] for name in state if self._kinds[name] == FROZEN}
+        writes = Writes(trained, constants, frozen, self._modules, is_first=not self._has_looked_for_writes)
+        self._has_looked_for_writes = True
         inputs, targets = self._trees(batch.inputs), self._trees(batch.targets)
         looked_up = PulledRows(variables, batch.keys, self._dtype, trained=True)
         with self._precision(tensors):
@@ -281,34 +278,7 @@ class Model:
             raise WrongModel(
                 "the loss has no gradient by any parameter: it is made without them, or by detach(), item() or numpy()"
             )
-        written = [name for name, tensor in trained.items() if tensor._version != versions[name]]
-        # Writes through .data are not counted, and are looked for once.
-        written += [name for name, before in first.items() if not torch.equal(trained[name], before)]
-        if written:
-            raise WrongModel(f"parameter {written[0]!r} is written in place while a step is computed: {NOT_IN_PLACE}")
-        now = self._buffers() if constants else constants
-        written = [name for name, b in constants.items() if now[name] is not b or b._version != versions[name]]
-        frozen = [name for name in state if self._kinds[name] == FROZEN]
-        written += [name for name in frozen if not torch.equal(tensors[name], pulled[name])]
-        if written:
-            said = {
-                name: "average:0.1" if {**constants, **state}[name].is_floating_point() else "counter"
-                for name in written
-            }
-            raise WrongModel(
-                f"{', '.join(map(repr, written))}: written while a step is computed, and without a gradient to push; "
-                f"say how: state={said}, where 'average:M' is a running average ('average:1' keeps the newest), "
-                "'counter' counts, and 'sum' is any other change"
-            )
-        if counted:
-            warn_of_counting(counted, numbers_in(self._modules))
-        turned = [name for name, tensor in trained.items() if not tensor.requires_grad]
-        turned += [name for name in frozen if tensors[name].requires_grad]
-        if turned:
-            raise WrongModel(
-                f"requires_grad of {turned[0]!r} is changed while a step is computed: set it before fit, which reads "
-                "it as it begins"
-            )
+        writes.check(tensors, self._buffers() if constants else constants)
         self._check_pairing(outputs, targets, loss.detach(), batch.weights)
         single = loss.reshape(()) if loss.ndim else loss
         whole = single if scale == 1 else single.float() * scale
@@ -319,7 +289,7 @@ class Model:
             for name, g in zip(trained, of_trained, strict=True)
         }
         gradients |= looked_up.gradients(of_rows, xp, scale)
-        for name in state.keys() - frozen:
+        for name in state.keys() - frozen.keys():
             before, after = array_of(pulled[name]), array_of(tensors[name])
             gradients[name] = xp.asarray(pushed_for(self._kinds[name], before, after))
         self._told = self._told_of(outputs, targets, batch, float(loss.detach()))

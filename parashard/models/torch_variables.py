@@ -6,7 +6,6 @@ Knows no step. Called by `parashard.torch`.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -176,24 +175,3 @@ def compute_again(module: torch.nn.Module) -> None:
             for hook in within._forward_pre_hooks.values():
                 if type(hook).__module__.startswith("torch.nn.utils."):
                     hook(within, ())
-
-
-def numbers_in(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, float]:
-    """Return the numbers of Python that modules have as attributes, by name."""
-    return {
-        f"{prefix}{name}": value
-        for prefix, within in modules
-        for name, value in vars(within).items()
-        if type(value) in (int, float) and not name.startswith("_")
-    }
-
-
-def warn_of_counting(before: Mapping[str, float], after: Mapping[str, float]) -> None:
-    """Warn of numbers that a step has changed, which are no state of the model."""
-    changed = [name for name, value in before.items() if after.get(name) != value]
-    if changed:
-        warnings.warn(
-            f"forward changes {changed[0]!r} of the module, which is no buffer: each worker has a number of its own, "
-            f"and none is saved; register_buffer and state={{{changed[0]!r}: 'counter'}} make one of them",
-            stacklevel=2,
-        )
