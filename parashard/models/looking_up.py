@@ -31,7 +31,7 @@ def looked_up(model: Model, batch: Batch, tables: Tables, *, bounded: bool = Tru
     Raises
     ------
     WrongModel
-        If the model names a table that the job lacks, what is no key, or more than a step may have.
+        If the model names a table that the job lacks, values that are no ids, or more than a step may have.
     """
     keys, places = {}, {}
     for name, words in _named(model, batch, tables).items():
@@ -110,7 +110,7 @@ def _named(model: Model, batch: Batch, tables: Collection[str]) -> dict[str, Key
             found = np.asarray(keys)
             words[name] = mixed_ids(found).reshape(found.shape)
         except (ConfigurationError, ValueError) as error:
-            raise WrongModel(f"{where}keys returned for table {name!r} what is no key: {error}") from error
+            raise WrongModel(f"{where}keys returned for table {name!r} are not ids: {error}") from error
     return words
 
 

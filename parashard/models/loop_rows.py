@@ -90,7 +90,7 @@ def named_rows(named: Any, tables: Tables) -> NamedRows:
         try:
             words = mixed_ids(array).reshape(array.shape)
         except ConfigurationError as error:
-            raise ConfigurationError(f"keys returned for table {name!r} what is no key: {error.message}") from None
+            raise ConfigurationError(f"keys returned for table {name!r} are not ids: {error.message}") from None
         keys, places = distinct_keys(words)
         if len(keys) > tables[name].keys_per_step_max:
             raise ConfigurationError(

@@ -75,7 +75,7 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
                 f"the rows of table {name!r} are on the shards: trainer.predict looks them up, and trainer.model() "
                 "returns the module with all of them"
             )
-        if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
+        if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export() or _is_exporting():
             raise ConfigurationError(
                 f"a trace would keep the rows of table {name!r} that it has looked up, and no others: trace what "
                 "ps.torch.exportable(net) returns"
@@ -329,6 +329,12 @@ class HeldRows:
 
 
 _NO_KEYS: Keys = np.empty(0, np.uint64)
+
+
+def _is_exporting() -> bool:
+    """Return whether `torch.export` traces; versions of PyTorch that do not tell fail in their own words."""
+    tells = getattr(torch.compiler, "is_exporting", None)
+    return tells is not None and bool(tells())
 
 
 def _flat(ids: torch.Tensor) -> np.ndarray[Any, Any]:

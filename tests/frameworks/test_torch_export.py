@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,11 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return trainer.model()
 
 
-def test_a_trace_of_tables_is_refused(net: Any) -> None:
+@pytest.mark.parametrize("trace", [torch.jit.trace, torch.export.export])
+def test_a_trace_of_tables_is_refused(trace: Callable[..., Any], net: Any) -> None:
     given = torch.from_numpy(USER), torch.from_numpy(WORD)
     with pytest.raises(ConfigurationError, match=r"a trace would keep the rows of table 'users' .*ps.torch.exportable"):
-        torch.jit.trace(net, given)
+        trace(net, given)
 
 
 def test_tables_become_embeddings_by_place(net: Any) -> None:

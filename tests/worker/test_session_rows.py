@@ -113,7 +113,7 @@ def test_in_rounds_every_step_sees_the_same_bits_of_rows_with_one_session_and_wi
     ("keys", "sentence"),
     [
         (lambda step: {"other": KEYS}, "keys named the table 'other'; the job has: ledger"),
-        (lambda step: {"ledger": KEYS / 2}, "keys returned for table 'ledger' what is no key: keys are whole numbers"),
+        (lambda step: {"ledger": KEYS / 2}, "keys returned for table 'ledger' are not ids: keys are whole numbers"),
         (lambda step: {"ledger": np.arange(21)}, "a step needs 21 rows of table 'ledger'; its keys_per_step_max is 20"),
         (lambda step: [1], "keys returned a list; due is a mapping of tables to their ids"),
     ],

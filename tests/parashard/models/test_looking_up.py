@@ -95,11 +95,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "another table": ({"artist": np.array([1])}, "keys named the table 'artist'; the job has: item, user"),
     "no mapping": ([1, 2], "keys returned a list; due is a mapping of tables to their keys"),
     "nothing": (None, "keys returned a NoneType; due is a mapping"),
-    "real numbers": ({"user": np.array([1.0])}, "keys returned for table 'user' what is no key: .* found float64"),
-    "truths": ({"user": np.array([True])}, "for table 'user' what is no key: .* found bool"),
-    "text": ({"user": ["ann"]}, "for table 'user' what is no key: .* found <U3"),
-    "None": ({"user": None}, "for table 'user' what is no key: .* found object"),
-    "more than 64 bits": ({"user": [1 << 64]}, "for table 'user' what is no key: .* found object"),
+    "real numbers": ({"user": np.array([1.0])}, "keys returned for table 'user' are not ids: .* found float64"),
+    "truths": ({"user": np.array([True])}, "for table 'user' are not ids: .* found bool"),
+    "text": ({"user": ["ann"]}, "for table 'user' are not ids: .* found <U3"),
+    "None": ({"user": None}, "for table 'user' are not ids: .* found object"),
+    "more than 64 bits": ({"user": [1 << 64]}, "for table 'user' are not ids: .* found object"),
     "padding": ({"user": [[7, -1]]}, "id -1 stands for none, and has no row: leave it out, or give the layer padding_"),
     "what a loss ignores": ({"user": [7, -100]}, "id -100 stands for none, and has no row"),
     "NaN as a whole number": ({"user": [-(2**63)]}, "id -9223372036854775808 stands for none"),
@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         {"user": np.array([5, 2**63 + 5], np.uint64)},
         r"id 9223372036854775813 is above 2\^63 - 1; give hashes as int64: ids\.view\(numpy\.int64\)",
     ),
-    "rows of unequal length": ({"user": [[1], [1, 2]]}, "for table 'user' what is no key: setting an array element"),
+    "rows of unequal length": ({"user": [[1], [1, 2]]}, "for table 'user' are not ids: setting an array element"),
 }
 
 

@@ -195,7 +195,7 @@ class Keyless:
         (Nameless(), 'has a method keys, and names no tables: tables = \\[ps.Table\\("users", 16\\)\\]'),
         (Keyless(), "has tables \\(weight\\) and no method keys"),
         (Wrong({"user": KEYS}), "keys named the table 'user'; the job has: weight"),
-        (Wrong({"weight": TARGETS}), "keys returned for table 'weight' what is no key: keys are whole numbers"),
+        (Wrong({"weight": TARGETS}), "keys returned for table 'weight' are not ids: keys are whole numbers"),
         (Wrong([3]), "keys returned a list"),
     ],
 )
