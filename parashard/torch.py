@@ -276,7 +276,7 @@ class Model:
             raise WrongModel(f"the loss must be a tensor of one number, the mean over a batch; found {shape}")
         if not loss.requires_grad:
             raise WrongModel(
-                "the loss has no gradient by any parameter: it is made without them, or by detach(), item() or numpy()"
+                "the loss depends on no parameter: it is computed without them, or from detach(), item() or numpy()"
             )
         writes.check(tensors, self._buffers() if constants else constants)
         self._check_pairing(outputs, targets, loss.detach(), batch.weights)

@@ -24,7 +24,7 @@ from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 
 EXAMPLES_TRIED = 32
-_INSTEAD = "A loss of each example (reduction='none'), and then its .mean(), is one"
+_INSTEAD = "Compute the loss of each example (reduction='none') and return the .mean() of these"
 
 
 class Parts(NamedTuple):

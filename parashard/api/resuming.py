@@ -118,7 +118,7 @@ def answered(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> di
     run_dir = Path(answer["run_dir"])
     if not (run_dir / JOB_FILE).is_file() or not Path(answer["weights"]).is_file():
         raise ConfigurationError(
-            f"{later} goes on from the weights of {short_path(run_dir)}, and they are gone: bring that folder back, or "
+            f"{later} goes on from the weights of {short_path(run_dir)}, which are gone: bring that folder back, or "
             "begin a new run (resume=False)"
         )
     different = different_key(call.loaded, load_job(run_dir / JOB_FILE, environ={}).job)
@@ -126,8 +126,8 @@ def answered(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> di
         different = f"the data are others ({call.source.spec.summary()} here)"
     if different:
         raise ConfigurationError(
-            f"{later} goes on after {short_path(run_dir)}, and this call is another one than that run's: {different}; "
-            "change it back, or begin a new run (resume=False)"
+            f"{later} goes on after {short_path(run_dir)}, but this call is not the one that made that run: "
+            f"{different}; change it back, or begin a new run (resume=False)"
         )
     resumed_code(run_dir, call.code, accept_change=accept_code_change)
     return {**answer, GOES_ON: str(earlier.run_dir)}

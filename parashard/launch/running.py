@@ -146,7 +146,7 @@ class Running:
             self._awaited = AwaitedWorkers(f"the job waits until one joins: {command}")
         elif self._cluster.script is not None:
             shown = self._cluster.script.shown
-            self._awaited = AwaitedWorkers(f"each first runs {shown} up to the call that trains", IMPORT_S)
+            self._awaited = AwaitedWorkers(f"each runs {shown} up to its call of fit, from the beginning", IMPORT_S)
         self._say_awaited(live=0)
 
     def until_over(self) -> tuple[pb.JobState, str]:

@@ -308,6 +308,6 @@ def _foreign_message(status: grpc.StatusCode, details: str) -> str:
         if TLS_MARK in details:
             return f"no TLS with the server: {details.rpartition(TLS_MARK)[2].removesuffix(': OK')}"
         if "Socket closed" in details:
-            return "no answer: Socket closed (so ends a certificate that the other side does not take, or none)"
+            return "no answer: Socket closed (perhaps a missing certificate, or one that the other side refuses)"
         return f"no answer: {details.rpartition(': ')[2] or 'unavailable'}"
     return f"{status.name}: {details}" if details else status.name

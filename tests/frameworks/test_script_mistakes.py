@@ -102,5 +102,5 @@ def test_one_example_without_the_axis_of_examples_is_refused(tmp_path: Path, mon
 def test_a_loss_without_a_gradient_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = ps.torch.Model(lambda: Net(1), lambda outputs, targets: mse(outputs.detach(), targets))
-    with pytest.raises(JobFailed, match="the loss has no gradient by any parameter: it is made without them"):
+    with pytest.raises(JobFailed, match="the loss depends on no parameter: it is computed without them"):
         trainer(model).fit((X, Y), verbose=0)

@@ -236,11 +236,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "requires_grad in forward": (around(freezes), "requires_grad of 'within.0.weight' is changed while a step is"),
     "inference_mode": (
         around(lambda m, x: torch.inference_mode()(m)(x)),
-        "the loss has no gradient by any parameter",
+        "the loss depends on no parameter",
     ),
     "no gradient at all": (
         around(lambda m, x: torch.no_grad()(m)(x)),
-        "the loss has no gradient by any parameter",
+        "the loss depends on no parameter",
     ),
 }
 

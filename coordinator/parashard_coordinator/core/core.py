@@ -131,7 +131,7 @@ class Core:
         job = self.job
         if silent_s > SHARD_SILENCE_SHOWN_S and shard not in job.silent_shards:
             job.silent_shards.add(shard)
-            job.warn(_silence_of(shard), f"shard-{shard} does not answer; the job stands still until it does ({error})")
+            job.warn(_silence_of(shard), f"shard-{shard} does not answer; training is paused until it does ({error})")
 
     # --- workers ---
 
@@ -446,7 +446,7 @@ class Core:
         job.evaluations.renew(worker.name, [])
         job.add_event(f"{worker.name} {why}{_recomputed(len(steps))}")
         if not job.workers.live and job.state is JobState.RUNNING:
-            job.warn(NO_WORKER, "no worker is up; the job stands still until one is")
+            job.warn(NO_WORKER, "no worker is up; training is paused until one joins")
 
     def _lease_limit(self) -> int:
         """Return the first step that must wait: for a result, for a drain, or for shards that return."""

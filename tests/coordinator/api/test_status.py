@@ -71,7 +71,7 @@ def test_what_is_wrong_now_is_listed() -> None:
     seen.saw(0, record_of(0, 1, checkpoint_error="no space left on device", log_error="read-only"))
     status = seen.message(core.job, 0.0)
     assert list(status.problems) == [
-        "shard-1 does not answer; the job stands still until it does (no answer)",
+        "shard-1 does not answer; training is paused until it does (no answer)",
         "shard-0: checkpoint failed: no space left on device",
         "shard-0: push log failed: read-only",
     ]

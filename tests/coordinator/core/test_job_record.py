@@ -79,7 +79,7 @@ def test_a_job_without_workers_has_a_problem_until_one_is_heard() -> None:
     core = core_of(lease_ttl_s=10.0)
     caller = Caller(core)
     core.tick(11.0)
-    assert core.job.problems.texts == ["no worker is up; the job stands still until one is"]
+    assert core.job.problems.texts == ["no worker is up; training is paused until one joins"]
     caller.call(12.0)
     assert core.job.problems.texts == []
 

@@ -149,7 +149,7 @@ def test_a_call_that_was_changed_is_not_answered(runs: Runs, change: str) -> Non
     trainer, call, says = CHANGES[change]
     interrupted_in_the_second(runs)
     begun = len(runs.jobs)
-    with pytest.raises(ConfigurationError, match=rf"this call is another one than that run's: .*{says}"):
+    with pytest.raises(ConfigurationError, match=rf"this call is not the one that made that run: .*{says}"):
         ps.Trainer(Line(), **trainer).fit(**{"data": (X, Y), "epochs": 2, "resume": True, "verbose": 0} | call)
     assert len(runs.jobs) == begun
 
@@ -201,7 +201,7 @@ def test_a_fit_that_failed_before_the_interrupted_one_fails_again(runs: Runs) ->
 def test_a_call_whose_weights_are_gone_is_refused(runs: Runs) -> None:
     first, _ = interrupted_in_the_second(runs)
     shutil.rmtree(first)
-    with pytest.raises(ConfigurationError, match=r"from the weights of .*, and they are gone"):
+    with pytest.raises(ConfigurationError, match=r"from the weights of .*, which are gone"):
         ps.Trainer(Line()).fit((X, Y), epochs=2, resume=True, verbose=0)
 
 

@@ -123,7 +123,7 @@ def test_a_warning_and_its_end_stay_when_the_terminal_view_goes():
         assert staying in out.getvalue()
 
 
-SILENT = "shard-1 does not answer; the job stands still until it does"
+SILENT = "shard-1 does not answer; training is paused until it does"
 WARNED = status_of(problems=[SILENT], events=["worker-0 started (cpu)", f"warning: {SILENT}"], events_total=2)
 ANSWERED = status_of(events=[f"warning: {SILENT}", "resolved: shard-1 answers again"], events_total=3)
 
