@@ -212,6 +212,8 @@ def numpy_of(value: Any) -> NDArray[Any]:
     if hasattr(value, "detach"):  # a tensor of PyTorch, wherever it is
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    if isinstance(value, np.ma.MaskedArray):
+        raise ConfigurationError("found a masked array, and a mask would be lost: .filled(value) says what is there")
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 

@@ -228,6 +228,14 @@ def number(value: Any) -> float:
         return math.nan
 
 
+def finite(given: Any, what: str) -> float:
+    """Return a finite number that somebody gave; ConfigurationError: it is none."""
+    found = number(given)
+    if not math.isfinite(found):
+        raise ConfigurationError(f"{what} must be a finite number, found {given!r}")
+    return found
+
+
 def overrides(callback: Callback, hook: str) -> bool:
     """Tell whether a callback does something in a hook."""
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parashard.callbacks.base import Callback, Logs, number
+from parashard.callbacks.base import Callback, Logs, finite, number
 from parashard.callbacks.stopping import Mode, Monitor, check_patience
 from parashard.errors import ConfigurationError
 
@@ -92,7 +92,8 @@ class ReduceLROnPlateau(Callback):
         check_patience(self, patience)
         self.monitor = monitor
         self._monitor = Monitor(self, monitor, mode, min_delta)
-        self._factor, self._patience, self._cooldown, self._min_lr = factor, patience, cooldown, min_lr
+        self._factor, self._patience, self._cooldown = factor, patience, cooldown
+        self._min_lr = finite(min_lr, "ReduceLROnPlateau: min_lr")
         self._reset()
 
     def _reset(self) -> None:

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from parashard.callbacks.base import NEVER, Callback, LambdaCallback, Logs, Training, overrides
+from parashard.callbacks.base import HOOKS, NEVER, Callback, LambdaCallback, Logs, Training, overrides
 from parashard.callbacks.events import Decision, Milestone, StepEnd
 from parashard.callbacks.history import History
 from parashard.errors import ConfigurationError
@@ -45,6 +45,11 @@ def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Cal
         for hook, why in NEVER.items():
             if hasattr(callback, hook):
                 raise ConfigurationError(f"{name}.{hook}: {why}")
+        for method in dir(type(callback)):
+            if method.startswith("on_") and method not in HOOKS:
+                raise ConfigurationError(
+                    f"{name}.{method} is no hook, and is never called; hooks are {', '.join(HOOKS)}"
+                )
         if callback.uses_weights and not has_evaluations:
             raise ConfigurationError(
                 f"{name} keeps weights that were evaluated: give fit validation_data or validation_split"

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from parashard.callbacks.base import Callback, Logs, number
+from parashard.callbacks.base import Callback, Logs, finite, number
 from parashard.callbacks.directions import rises
 from parashard.errors import ConfigurationError
 
@@ -48,7 +48,7 @@ class Monitor:
             )
         self.name = name
         self.rises = higher
-        self._min_delta = abs(min_delta)
+        self._min_delta = abs(finite(min_delta, f"{of}: min_delta"))
         self.worst = -math.inf if self.rises else math.inf
 
     def better(self, value: float, reference: float) -> bool:
@@ -127,7 +127,7 @@ class EarlyStopping(Callback):
         self.monitor = monitor
         self._monitor = Monitor(self, monitor, mode, min_delta)
         self._patience = patience
-        self._baseline = baseline
+        self._baseline = None if baseline is None else finite(baseline, "EarlyStopping: baseline")
         self._start_from_epoch = start_from_epoch
         self.uses_weights = restore_best_weights
         self._reset()

@@ -52,6 +52,7 @@ OTHERS = {
     "a set": ({1}, "found set"),
     "text in an array": (np.array(["a"]), "found an array of <U1"),
     "objects in an array": (np.array([None]), "found an array of object"),
+    "a masked array": (np.ma.array([1, 2], mask=[False, True]), "found a masked array, and a mask would be lost"),
     "complex numbers": (np.ones(2, np.complex64), "found an array of complex64"),
     "a key that is no text": ({1: 2}, "a dict has a key that is no text"),
     "a function": (print, "found builtin_function_or_method"),

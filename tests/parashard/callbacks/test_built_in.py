@@ -256,6 +256,9 @@ def test_a_name_that_does_not_tell_what_is_better_needs_a_mode(name: str) -> Non
     ("make", "says"),
     [
         (lambda: EarlyStopping(monitor=None), "EarlyStopping: monitor is the name of a figure, .*, found None"),
+        (lambda: EarlyStopping(min_delta=math.nan), "EarlyStopping: min_delta must be a finite number, found nan"),
+        (lambda: EarlyStopping(baseline=math.inf), "EarlyStopping: baseline must be a finite number, found inf"),
+        (lambda: ReduceLROnPlateau(min_lr=math.nan), "ReduceLROnPlateau: min_lr must be a finite number, found nan"),
         (lambda: EarlyStopping(patience="3"), "EarlyStopping: patience is a number of epochs, 0 or more, found '3'"),
         (lambda: EarlyStopping(patience=-3), "EarlyStopping: patience is a number of epochs, 0 or more, found -3"),
         (lambda: ReduceLROnPlateau(patience=math.nan), "ReduceLROnPlateau: patience is .*, found nan"),

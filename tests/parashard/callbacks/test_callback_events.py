@@ -210,6 +210,11 @@ def test_hooks_that_cannot_be_true_are_refused_by_name() -> None:
 
     with pytest.raises(ConfigurationError, match=r"Early\.on_train_batch_begin: steps begin in workers"):
         checked([Early()], has_evaluations=True)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"Misnamed\.on_epoch_start is no hook, and is never called; hooks are .*on_epoch_begin",
+    ):
+        checked([type("Misnamed", (Callback,), {"on_epoch_start": print})()], has_evaluations=True)
     with pytest.raises(ConfigurationError, match="on_train_batch_begin: steps begin in workers"):
         LambdaCallback(on_train_batch_begin=print)
     with pytest.raises(ConfigurationError, match="on_epoch is no hook"):
