@@ -13,7 +13,7 @@ import numpy as np
 
 from parashard.api.arrays import allowed, handed_out, numbers_of, spread, tree_of
 from parashard.api.generators import generators_seeded
-from parashard.data.arrays import fingerprint
+from parashard.data.arrays import check_digits, fingerprint
 from parashard.data.base import BadExample, Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData, ConfigurationError, shown_names
@@ -86,9 +86,20 @@ class DatasetExamples:
         return tuple(Field(name, array.shape[cut:], str(allowed(array.dtype))) for name, array in named)
 
     def fingerprint(self) -> str:
-        """Return a digest of examples spread over the dataset."""
-        content = [array for _, array in leaves(self.take(spread(len(self), SAMPLED), 0))]
+        """Return a digest of examples spread over the dataset, which float32 must not round."""
+        rows = spread(len(self), SAMPLED)
+        if self._collate is None:  # a batch that is put together is checked as a whole
+            self._check_digits(rows.tolist())
+        content = [array for _, array in leaves(self.take(rows, 0))]
         return fingerprint(content, f"dataset {len(self)} {self.fields()}")
+
+    def _check_digits(self, indices: list[int]) -> None:
+        """Refuse columns of whole numbers that float32 would round, as far as these examples tell."""
+        with generators_seeded(0):
+            items = [self._trees(index, self._got(index)) for index in indices]
+        for columns in zip(*(leaves(_by_name(item)) for item in items), strict=False):
+            if len({array.shape for _, array in columns}) == 1:
+                check_digits(np.stack([array for _, array in columns]), f"{self._what}: {columns[0][0]}")
 
     def _stacked(self, indices: list[int]) -> Examples:
         if hasattr(self._dataset, "__getitems__"):  # PyTorch's way to ask for many
@@ -107,6 +118,10 @@ class DatasetExamples:
 
     def _example(self, index: int, item: Any) -> Tree:
         return example_of(item, f"{self._what}: example {index}", self._targets, inputs_only=self._inputs_only)
+
+    def _trees(self, index: int, item: Any) -> tuple[Tree, ...]:
+        where = f"{self._what}: example {index}"
+        return _trees(_parts(item, where, self._targets, inputs_only=self._inputs_only), where)
 
     def _batch(self, indices: list[int]) -> Examples:
         assert self._collate is not None

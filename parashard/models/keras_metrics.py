@@ -100,4 +100,5 @@ class Compiled(Metric):
             mapping.append((variable, keras.ops.convert_to_tensor(own, dtype=variable.dtype)))
             start = stop
         with keras.StatelessScope(mapping):
-            return float(self._model.get_metrics_result()[self.name])
+            figure = self._model.get_metrics_result()[self.name]
+            return float(keras.ops.reshape(figure, ()))  # F1Score has shape (1,) where there is one class

@@ -57,6 +57,14 @@ def test_a_metric_of_several_figures_is_refused() -> None:
         ours.check(batch(0, np.eye(3, dtype=np.float32)[Y]))
 
 
+def test_a_figure_with_one_axis_is_a_number() -> None:
+    """F1Score has one figure a class, here of one class, which JAX' float() refuses."""
+    ours = model(lambda: compiled(layers.Dense(1), loss="mse", metrics=[keras.metrics.F1Score()]))
+    values, some = first_values(ours), batch(0, (Y[:, None] > 0).astype(np.float32))
+    due = ours.own(values).evaluate(some.inputs, some.targets, verbose=0, return_dict=True)["f1_score"]
+    assert figures(ours.evaluate(values, some, np))["f1_score"] == pytest.approx(float(np.squeeze(due)))
+
+
 def test_a_training_step_tells_the_compiled_metrics_of_its_own_outputs() -> None:
     """Means as a sum and a count, others as all variables; with weights that count in `weighted_metrics` only."""
 

@@ -187,6 +187,15 @@ def test_the_fingerprint_is_of_the_length_and_of_examples_spread_over_it() -> No
     assert source_of(Squares(1000, lambda i: (np.array([i, i + 1.0]), i * i + (i == 999)))).spec.fingerprint != found
 
 
+def test_ids_beside_floats_that_float32_would_round_are_refused_by_some_examples() -> None:
+    def beside(first: int) -> Squares:
+        return Squares(64, lambda i: (np.array([first + i, i / 64]), i))
+
+    with pytest.raises(BadData, match=r"inputs: column 0: the whole number 167772\d\d would lose its last digits"):
+        source_of(beside(2**24))
+    assert source_of(beside(0)).spec.fingerprint
+
+
 def test_a_fingerprint_that_is_given_stands_for_the_content() -> None:
     data = Squares(1000)
     one, same, other = (
