@@ -6,6 +6,7 @@ gradients of a step have been read; what a user keeps is a copy in JAX's own mem
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from parashard.models.framework import (
     Computed,
     Pairing,
     WrongModel,
+    class_outside,
     made_by,
     refuse_other_framework,
     rows,
@@ -122,6 +124,8 @@ class Model:
         self._init = init
         self._loss = loss
         self._pairing = Pairing()
+        self._classes: int | None = None  # that the outputs have places for; 0: they are no classes; None: not known
+        self._has_warned = False
         self._apply = jax.jit(apply) if apply is not None else None
         self._metrics = metrics_by_name(metrics)
         self._seed = 0
@@ -165,6 +169,7 @@ class Model:
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         self._check_pairing(variables, batch)
+        self._check_classes(variables, batch)
         trained, state = self._parted(self._arguments(variables))
         trained |= marked(gathered(variables, batch))
         data, weights = self._batch(batch), _weights(batch)
@@ -191,6 +196,26 @@ class Model:
             loss = float(self._judged(tree, inputs, targets, **further))
             self._pairing.check(
                 outputs, np.asarray(targets), loss, lambda: float(self._judged(tree, inputs, targets[::-1], **further))
+            )
+
+    def _check_classes(self, variables: Mapping[str, Array], batch: Batch) -> None:
+        """Warn of whole-number targets that are no class of the outputs, where `apply` shows these: JAX does not."""
+        targets = batch.targets
+        if self._apply is None or getattr(targets, "dtype", np.dtype(bool)).kind not in "iu" or self._has_warned:
+            return
+        if self._classes is None:
+            inputs, further = self._data(batch.inputs), _named(gathered(variables, batch))
+            shape = getattr(jax.eval_shape(self._apply, self._tree(variables), inputs, **further), "shape", ())
+            *places, classes = shape or (0,)
+            self._classes = classes if tuple(places) == targets.shape and classes > 1 else 0
+        outside = class_outside(targets, self._classes) if self._classes else None
+        if outside is not None:
+            self._has_warned = True
+            warnings.warn(
+                f"the targets have the number {outside}, and the outputs have classes 0 to {self._classes - 1}: where "
+                "targets are classes, number them from 0 on, or leave such examples out in the loss; JAX computes a "
+                "wrong loss without an error",
+                stacklevel=2,
             )
 
     def check(self, batch: Batch) -> None:

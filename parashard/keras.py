@@ -26,6 +26,8 @@ from parashard.models.base import HeldTable, Initial
 from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
+    WrongModel,
+    class_outside,
     made_by,
     refuse_other_framework,
     rows,
@@ -37,7 +39,7 @@ from parashard.models.keras_backends import open_backend
 from parashard.models.keras_embeddings import Embedding
 from parashard.models.keras_functions import Functions
 from parashard.models.keras_keys import KeysOf, look_ups_in
-from parashard.models.keras_metrics import Compiled, check_single, check_sums
+from parashard.models.keras_metrics import Compiled, check_single, check_sums, classes_of
 from parashard.models.keras_rows import NOT_RENAMED, Asking, Pulled, Renamed, lent
 from parashard.models.keras_variables import Found, check, copied, found_in, is_seed, keras, marks_of, seeded, word
 from parashard.models.optimizer_state import OptimizerState
@@ -106,6 +108,7 @@ class Model:
         self._is_built = False
         self.added_metrics: Mapping[str, Metric] = {}
         self._compiled_metrics: list[Compiled] = []
+        self._classes: list[int | None] = []  # of each target, in order
         self._told: dict[int, list[Any]] = {}  # the metrics' variables after a thread's last step, until it is asked
         self._scale = 1.0
         self._keys: KeysOf
@@ -310,6 +313,13 @@ class Model:
         targets = self._tensors(batch.targets)
         if not self._is_built:
             self._build(inputs, targets)
+        for given, classes in zip(keras.tree.flatten(batch.targets), self._classes, strict=True):
+            outside = None if classes is None else class_outside(given, classes)
+            if outside is not None:
+                raise WrongModel(
+                    f"the targets have class {outside}; the outputs have classes 0 to {(classes or 0) - 1}: number the "
+                    "classes from 0 on, or name one that does not count by ignore_class= of the loss"
+                )
         return pulled, (inputs, targets, None if batch.weights is None else self._backend.tensor(batch.weights))
 
     def _looking_up(
@@ -337,6 +347,7 @@ class Model:
             model.compute_metrics(inputs, targets, outputs, sample_weight=None)
             found = {name: value for name, value in model.get_metrics_result().items() if name != "loss"}
         model.reset_metrics()
+        self._classes = classes_of(model, targets, outputs)
         for metric in model.metrics:
             check_sums(getattr(metric, "metrics", [metric]))
         check_single(found)

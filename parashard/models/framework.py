@@ -100,6 +100,15 @@ def rows(array: Array) -> Array:
     return array if array.ndim else array.reshape(1)
 
 
+def class_outside(targets: Any, classes: int) -> int | None:
+    """Return a class number that outputs of so many classes have no place for, if there is one.
+
+    JAX takes it without an error: the example adds nothing to the loss, or NaN, or -1 stands for the last class.
+    """
+    low, high = (int(targets.min()), int(targets.max())) if targets.size else (0, 0)
+    return low if low < 0 else high if high >= classes else None
+
+
 class Pairing:
     """Whether a loss pairs each output with its own target, which a model asks in its first steps.
 

@@ -51,6 +51,21 @@ def check_single(figures: Mapping[str, Any]) -> None:
             )
 
 
+def classes_of(model: Any, targets: Any, outputs: Any) -> list[int | None]:
+    """Return how many classes each target of a built model is one of; None: it is none, or its loss leaves some out."""
+    losses = model._compile_loss._flat_losses or []
+    theirs, ours = keras.tree.flatten(targets), keras.tree.flatten(outputs)
+    if not len(losses) == len(theirs) == len(ours):
+        return [None] * len(theirs)
+    found: list[int | None] = []
+    for one, output in zip(losses, ours, strict=True):
+        settings = getattr(one.loss, "_fn_kwargs", {})
+        numbered = getattr(one.loss, "fn", None) is keras.losses.sparse_categorical_crossentropy
+        leaves_out = settings.get("ignore_class") is not None
+        found.append(output.shape[settings.get("axis", -1)] if numbered and not leaves_out else None)
+    return found
+
+
 def flat(metrics: Iterable[Any]) -> list[Any]:
     """Return metrics in the order of their variables, those within others in their place."""
     return [one for metric in metrics for one in (flat(metric.metrics) if hasattr(metric, "metrics") else [metric])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,3 +279,20 @@ def test_a_loss_may_be_linear_in_the_parameters_alone() -> None:
 def test_metrics_of_batches_are_those_of_all_examples() -> None:
     ours = model(metrics=["accuracy", ps.metrics.TopK(2), first_output])
     check_metrics_of_batches(ours, ours.initial_variables(), X, Y)
+
+
+@pytest.mark.parametrize(("first", "told"), [(0, 0), (1, 1), (-1, 1)])
+def test_targets_that_are_no_class_of_the_outputs_are_warned_of_once(first: int, told: int) -> None:
+    """JAX computes with them: NaN, or the last class for -1."""
+
+    def picked(parameters: Any, inputs: Any, targets: Any, key: Any) -> Any:
+        return -jnp.take_along_axis(jax.nn.log_softmax(inputs @ parameters["w"]), targets[:, None], axis=1).mean()
+
+    model = ps.jax.Model(lambda key: {"w": jnp.zeros((4, 3))}, picked, apply=lambda p, inputs: inputs @ p["w"])
+    of_step = Batch(0, 0, np.arange(8), X, Y + first)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model.loss_and_gradients({"w": np.zeros((4, 3), np.float32)}, of_step, np)
+    assert len(warned) == told
+    assert all("outputs have classes 0 to 2" in str(one.message) for one in warned)

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from parashard.errors import ConfigurationError
 from parashard.models.framework import WrongModel
 from parashard.models.keras_variables import NOT_CALLED
-from support.keras_cases import Counting, batch, compiled, keras, layers, model, net
+from support.keras_cases import Counting, Y, batch, compiled, first_values, keras, layers, model, net
 
 
 class Largest(keras.metrics.Metric):
@@ -130,3 +131,20 @@ def test_each_public_method_of_keras_trainer_is_called_or_refused() -> None:
     called = {"compute_loss", "get_metrics_result", "reset_metrics"}
     of_the_user = {"compile", "compile_from_config", "get_compile_config"}
     assert public - set(NOT_CALLED) == called | of_the_user
+
+
+@pytest.mark.parametrize(("first", "outside"), [(1, 3), (-1, -1)])
+def test_targets_that_are_no_class_of_the_outputs_are_refused(first: int, outside: int) -> None:
+    """On JAX Keras computes a loss of them, to which they add nothing."""
+    given = model(net)
+    values = first_values(given)
+    given.evaluate(values, batch(), np)  # where Keras builds the loss, which PyTorch would refuse to do
+    for call in (given.loss_and_gradients, given.evaluate):
+        with pytest.raises(WrongModel, match=f"have class {outside}; the outputs have classes 0 to 2"):
+            call(values, batch(targets=Y + first), np)
+
+
+def test_a_class_that_the_loss_leaves_out_needs_no_output() -> None:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+    given = model(lambda: compiled(layers.Dense(3), loss=loss, metrics=[]))
+    assert np.isfinite(given.loss_and_gradients(first_values(given), batch(targets=Y - 1), np)[0])
