@@ -106,6 +106,11 @@ _PLACES = {
 }
 """By public name the module that has it, or that it is."""
 
+for _stream in range(3):
+    try:
+        _os.fstat(_stream)
+    except OSError:  # closed, as under cron: a pipe or a lock would get its number, and be a child's standard stream
+        _os.set_inheritable(_os.open(_os.devnull, _os.O_RDWR), True)
 _folder = _os.getcwd()
 """Where the program was started: a script that is run again is started there, too."""
 _main_file = getattr(_sys.modules.get("__main__"), "__file__", None)

@@ -34,6 +34,7 @@ from parashard.process.arguments import check_host
 from parashard.process.full_disk import disk_failed
 from parashard.process.shell import ExitCode
 from parashard.process.side_effects import why_failed
+from parashard.protocol.rpc import check_reachable
 from parashard.security.credentials import Credentials
 from parashard.security.identity import OF_A_JOB, in_words
 from parashard.store.durable import sync_upwards, write_durably
@@ -121,6 +122,7 @@ def run_job(
     _check_local(loaded, declared=declared)
     credentials = _all_roles(tls_dir) if tls_dir is not None else None
     check_host(loaded.job.cluster.host, loaded.job.cluster.insecure, credentials)
+    check_reachable(loaded.job.cluster.host)
     _check_devices(loaded)
     if output is not None:
         _check_output(output)

@@ -37,6 +37,7 @@ SERVER_THREADS = 64
 CALLS_MAX = 128  # in progress, and answered but not yet read: each answer may be of 4 MiB
 STREAMS_MAX = 128  # calls under way on one connection
 CONNECTIONS_MAX = 1024
+_CONNECT_S = 5.0  # to a socket of this process
 HANDSHAKE_DEADLINE_S = 5.0  # for a peer to agree on keys and to begin with HTTP/2
 CODE_KEY = "parashard-error"
 TLS_MARK = "OPENSSL_internal:"  # stands before the reason in what gRPC says of a handshake that failed
@@ -178,6 +179,27 @@ def join_address(host: str, port: int) -> str:
 def address_family(host: str) -> socket.AddressFamily:
     """Return what a socket that listens on a host is made for: IPv6 for an address of it, else IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def check_reachable(host: str) -> None:
+    """Refuse a host on which the processes of this machine could not reach each other.
+
+    Raises
+    ------
+    ConfigurationError
+        If nothing can listen on it, or connect to what does.
+    """
+    try:
+        with (
+            socket.create_server((host, 0), family=address_family(host)) as listening,
+            socket.create_connection((host, listening.getsockname()[1]), timeout=_CONNECT_S),
+        ):
+            return
+    except OSError as error:
+        raise errors.ConfigurationError(
+            f"cluster.host (host= of a strategy): processes cannot reach each other on {host!r}: {error}; "
+            "allowed: an address of this machine whose interface is up, such as 127.0.0.1, or ::1 where there is IPv6"
+        ) from None
 
 
 def _server_options(request_bytes_max: int) -> list[tuple[str, int]]:

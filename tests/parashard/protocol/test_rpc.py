@@ -1,5 +1,6 @@
 """The seam between our errors and gRPC's, over real sockets: what a servicer raises is what its caller gets."""
 
+import errno
 import re
 import socket
 import threading
@@ -13,9 +14,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from parashard import errors
-from parashard.errors import ParashardError
+from parashard.errors import ConfigurationError, ParashardError
 from parashard.protocol import rpc, wire
-from parashard.protocol.rpc import ERROR_BY_FOREIGN_STATUS, Server, connect, our_errors, status_of
+from parashard.protocol.rpc import ERROR_BY_FOREIGN_STATUS, Server, check_reachable, connect, our_errors, status_of
 from support.ipv6 import needs_ipv6
 from support.unary_handlers import raw_handlers
 from support.waiting import DEADLINE_S
@@ -327,3 +328,21 @@ def test_a_server_on_an_ipv6_address_is_reached_by_what_it_says_of_itself():
 def test_a_port_that_is_taken_may_be_free_later(echo):
     with pytest.raises(errors.Unavailable, match=f"cannot listen on {echo.address}"):
         Server(echo.address)  # never shared: two processes on a port would split a shard's pushes
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
+def test_a_host_that_this_machine_has_not_is_refused(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="processes cannot reach each other on"):
+        check_reachable(host)
+    check_reachable("127.0.0.1")
+
+
+def test_a_host_that_takes_no_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the interface is down: one can listen there all the same."""
+
+    def unreachable(*where: object, **how: object) -> object:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr("socket.create_connection", unreachable)
+    with pytest.raises(ConfigurationError, match="Network is unreachable; allowed: an address of this machine"):
+        check_reachable("127.0.0.1")
