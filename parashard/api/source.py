@@ -19,6 +19,7 @@ from parashard.api.examples import Indexed, check_all, indexed, of_the_data
 from parashard.api.transforms import Transform, transform_of
 from parashard.data.arrays import AnyArray, count_classes
 from parashard.data.base import BadExample, DataSource, DataSpec, Examples, Field, Indices
+from parashard.display.figures import counted
 from parashard.errors import BadData
 from parashard.models.framework import step_seed
 from parashard.plan.permutation import Permutation
@@ -186,9 +187,14 @@ def _split(
             raise BadData("validation_data has no examples")
         _check_same_kind(training, held_out)
         return Part(training), Part(held_out)
+    if not validation_split:
+        return Part(training), None
     count = min(int(validation_split * len(training)), len(training) - 1)
     if not count:
-        return Part(training), None
+        raise BadData(
+            f"validation_split={validation_split:g} of {counted(len(training), 'example')} holds out none; allowed: a "
+            "share of at least one of at least two, or 0"
+        )
     shuffled = Permutation(len(training), seed, _SPLIT)(np.arange(len(training), dtype=np.int64))
     return Part(training, np.sort(shuffled[count:])), Part(training, np.sort(shuffled[:count]))
 

@@ -173,6 +173,8 @@ def test_values_and_targets_of_several_axes_have_no_classes() -> None:
         ((np.where(INPUTS == 6, np.nan, INPUTS), LABELS), None, 0.0, "data: inputs: example 3 has a value that is not"),
         ((INPUTS, LABELS), (INPUTS, LABELS), 0.1, "validation_data and validation_split: allowed is one of the two"),
         ((INPUTS, LABELS), None, 1.0, "validation_split must be at least 0 and less than 1, found 1.0"),
+        ((INPUTS, LABELS), None, 0.05, "validation_split=0.05 of 10 examples holds out none"),
+        ((INPUTS[:1], LABELS[:1]), None, 0.5, "validation_split=0.5 of 1 example holds out none"),
         (
             (INPUTS, LABELS),
             (INPUTS[:, :1], LABELS),
