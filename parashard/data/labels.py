@@ -162,5 +162,5 @@ def _shown(label: str) -> str:
 
 
 def _such(rows: npt.NDArray[np.int64]) -> str:
-    more = f" ({len(rows):,} rows are so)" if len(rows) > 1 else ""
+    more = f" (in {len(rows):,} rows)" if len(rows) > 1 else ""
     return f"{more}; a row without a known label can be neither trained on nor judged: leave it out of the file"

@@ -254,7 +254,7 @@ def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical
         elif isinstance(column, Words) and rare(column):
             yield f"{what} {rare(column)}, and each becomes an input; {left_out}"
         elif isinstance(column, Numbers) and len(column.values) >= WARNED_IDS_MIN and _are_distinct(column.present()):
-            yield f"{what} has another whole number in each row: if it is an id, {left_out}"
+            yield f"{what} has a different whole number in each row: if it is an id, {left_out}"
 
 
 def _strange(columns: Mapping[str, Column], keyed: Mapping[str, AnyKeyColumn]) -> Iterator[str]:
@@ -316,7 +316,9 @@ def _index_of(present: Float64s) -> str:
         return ""
     if high - low + 1 == rows:
         return f"counts the rows from {low:.0f} to {high:.0f}: it looks like an index"
-    return f"has another whole number in each of {rows:,} rows, from {low:.0f} to {high:.0f}: it looks like an index"
+    return (
+        f"has a different whole number in each of {rows:,} rows, from {low:.0f} to {high:.0f}: it looks like an index"
+    )
 
 
 def _are_distinct(numbers: Float64s) -> bool:

@@ -64,7 +64,7 @@ def test_an_index_is_no_input_of_a_new_job(parashard: Command) -> None:
     said = Path("t.toml").read_text()
     assert '# "" is an index of pandas without a name' in said
     assert any(
-        "'user' has another whole number in each row: if it" in text for text in open_source(options).spec.warnings
+        "'user' has a different whole number in each row: if it" in text for text in open_source(options).spec.warnings
     )
 
 

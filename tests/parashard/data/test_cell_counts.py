@@ -128,7 +128,7 @@ def test_names_that_look_missing_are_counted_and_can_be_names(tmp_path):
 
 
 def test_a_label_that_looks_missing_names_the_key(tmp_path):
-    with pytest.raises(BadData, match=r"the label is missing \(2 rows are so\).*data.not_missing = ..NA.. reads it as"):
+    with pytest.raises(BadData, match=r"the label is missing \(in 2 rows\).*data.not_missing = ..NA.. reads it as"):
         load(tmp_path, "x,label\n1,NA\n2,EU\n3,AS\n4,NA\n")
 
 

@@ -189,8 +189,8 @@ def test_whole_numbers_that_all_differ_are_warned_of(tmp_path, opened):
         "label": ["x", "y"] * 90,
     }
     assert [text.partition(",")[0] for text in opened(tmp_path, columns).spec.warnings] == [
-        "column 'old' has another whole number in each of 180 rows",
-        "column 'user' has another whole number in each row: if it is an id",
+        "column 'old' has a different whole number in each of 180 rows",
+        "column 'user' has a different whole number in each row: if it is an id",
     ]
 
 

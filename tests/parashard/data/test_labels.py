@@ -91,7 +91,7 @@ def test_a_value_must_be_a_number(tmp_path, opened):
 
 @both
 def test_a_value_that_is_missing_or_constant_is_reported(tmp_path, opened):
-    with pytest.raises(BadData, match=r"column 'price', row 2.*: the label is missing \(2 rows are so\)"):
+    with pytest.raises(BadData, match=r"column 'price', row 2.*: the label is missing \(in 2 rows\)"):
         opened(tmp_path, [1.5, None, 2.5, None] if opened is from_parquet else [1.5, "NA", 2.5, ""])
     with pytest.raises(BadData, match=r"label column 'price': is 2.5 in every training row: there is nothing to learn"):
         opened(tmp_path, [2.5, 2.5, 2.5])

@@ -100,8 +100,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "text": ({"user": ["ann"]}, "for table 'user' are not ids: .* found <U3"),
     "None": ({"user": None}, "for table 'user' are not ids: .* found object"),
     "more than 64 bits": ({"user": [1 << 64]}, "for table 'user' are not ids: .* found object"),
-    "padding": ({"user": [[7, -1]]}, "id -1 stands for none, and has no row: leave it out, or give the layer padding_"),
-    "what a loss ignores": ({"user": [7, -100]}, "id -100 stands for none, and has no row"),
+    "padding": (
+        {"user": [[7, -1]]},
+        "id -1 stands for no id, and has no row: leave it out, or give the layer padding_",
+    ),
+    "what a loss ignores": ({"user": [7, -100]}, "id -100 stands for no id, and has no row"),
     "NaN as a whole number": ({"user": [-(2**63)]}, "id -9223372036854775808 stands for none"),
     "no sign": (
         {"user": np.array([5, 2**63 + 5], np.uint64)},
