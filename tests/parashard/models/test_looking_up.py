@@ -105,7 +105,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         "id -1 stands for no id, and has no row: leave it out, or give the layer padding_",
     ),
     "what a loss ignores": ({"user": [7, -100]}, "id -100 stands for no id, and has no row"),
-    "NaN as a whole number": ({"user": [-(2**63)]}, "id -9223372036854775808 stands for none"),
+    "NaN as a whole number": ({"user": [-(2**63)]}, "id -9223372036854775808 stands for no id"),
     "no sign": (
         {"user": np.array([5, 2**63 + 5], np.uint64)},
         r"id 9223372036854775813 is above 2\^63 - 1; give hashes as int64: ids\.view\(numpy\.int64\)",
