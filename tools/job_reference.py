@@ -124,7 +124,8 @@ These rules are the same for `csv` and `parquet`. `criteo` has a format of its o
 - **Labels.** Text and Booleans are classes, numbers with a fraction are values. At most 20 distinct whole numbers,
   each on two rows or more on average, are classes (two of them always are). Otherwise the job does not start until
   `target` says which: more whole numbers may be amounts, and texts that differ in most rows may be names.
-  Classes are sorted, numbers by value.
+  Classes are sorted, numbers by value. Values that float32 would round by more than a thousandth of their standard
+  deviation, such as times in seconds since 1970, are an error: subtract a constant.
 
 In an `npz` archive the targets' dtype says what they are: integers and Booleans number classes from 0 on, floats are
 values. Where the numbers speak against it the job does not start until `target` says: integers that leave most

@@ -15,6 +15,7 @@ import numpy as np
 from parashard.api.frames import columns_array
 from parashard.data.arrays import AnyArray, check_digits, check_int64, fingerprint
 from parashard.data.base import Examples, Field, Indices
+from parashard.data.labels import check_rounding
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
 
@@ -75,7 +76,7 @@ class ArrayExamples:
 def arrays_of(data: Sequence[Any], what: str) -> ArrayExamples:
     """Return the examples of (inputs, targets) or (inputs, targets, weights); BadData if they are no such arrays."""
     inputs = tree_of(data[0], f"{what}: inputs")
-    targets = tree_of(data[1], f"{what}: targets", rows_array)
+    targets = tree_of(data[1], f"{what}: targets", targets_array)
     named = [*leaves(inputs, "inputs"), *leaves(targets, "targets")]
     rows = len(named[0][1])
     if any(len(array) != rows for _, array in named):
@@ -131,6 +132,14 @@ def inputs_array(values: Any, what: str) -> AnyArray:
     given = numbers_of(values, what)
     if given.dtype.kind == "f" and given.ndim:
         check_digits(given[spread(len(given), SAMPLED_ROWS)] if isinstance(given, np.memmap) else given, what)
+    return rows_array(given, what)
+
+
+def targets_array(values: Any, what: str) -> AnyArray:
+    """Return targets as `rows_array` does; BadData for values that float32 does not tell apart."""
+    given = numbers_of(values, what)
+    if given.ndim and not isinstance(given, np.memmap):
+        check_rounding(given, what)
     return rows_array(given, what)
 
 

@@ -23,6 +23,9 @@ from parashard.plan.variables import Float32s
 INFERRED_CLASSES_MAX = 20
 """With more distinct whole numbers than this the labels may be amounts: the job file must say."""
 
+_ROUNDED = 1000
+"""Values whose standard deviation is this many times what rounding takes from one keep what there is to learn."""
+
 Cell = Callable[[int], str]
 """Returns the place of a row's label, for messages."""
 
@@ -139,7 +142,7 @@ def value_targets(labels: Cells, cell: Cell) -> Float32s:
     Raises
     ------
     BadData
-        A label is text, missing, or too large for float32.
+        A label is text, missing, or too large for float32, or float32 tells too few of them apart.
     """
     if not isinstance(labels, Numbers):
         present = np.flatnonzero(labels.codes >= 0)
@@ -154,7 +157,27 @@ def value_targets(labels: Cells, cell: Cell) -> Float32s:
     wrong = np.flatnonzero(~np.isfinite(targets))
     if len(wrong):
         raise BadData(f"{cell(int(wrong[0]))}: the label {labels.values[wrong[0]]:g} is not finite in float32")
+    check_rounding(labels.values, "the labels")
     return targets
+
+
+def check_rounding(values: npt.NDArray[Any], what: str) -> None:
+    """Refuse finite values to predict that float32 rounds by more than a thousandth of their deviation.
+
+    Times in seconds since 1970 are such values: float32 has one in 128 of them.
+    """
+    if values.dtype != np.float64 or len(values) < 2:
+        return
+    columns = values.reshape(len(values), -1)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused elsewhere
+        lost, deviations = np.abs(columns.astype(np.float32) - columns).max(axis=0), columns.std(axis=0)
+    wrong = np.flatnonzero((deviations > 0) & (lost > deviations / _ROUNDED))
+    if len(wrong):
+        place = wrong[0]
+        raise BadData(
+            f"{what}: float32 rounds values by up to {lost[place]:g}, and their standard deviation is "
+            f"{deviations[place]:.3g}: subtract a constant from all, such as {columns[0, place]:.17g}"
+        )
 
 
 def _shown(label: str) -> str:

@@ -19,7 +19,7 @@ from numpy.lib import format as npy
 
 from parashard.data.arrays import AnyArray, ArraySource, Split, check_digits, class_labels, count_classes
 from parashard.data.base import kind_of_failure
-from parashard.data.labels import kind_of_array, kind_of_dtype, whole_numbers
+from parashard.data.labels import check_rounding, kind_of_array, kind_of_dtype, whole_numbers
 from parashard.data.options import NpzOptions, TargetKind
 from parashard.errors import BadData, shown_names
 
@@ -96,11 +96,13 @@ def _read_split(
             inputs, inputs_origin, "for ids use a table (csv or parquet), whose data.key_columns keep all digits"
         )
         inputs = _finite_float32(inputs, inputs_origin)
+    given = targets
     if targets.dtype.kind == "f":
         targets = _finite_float32(targets, targets_origin)
     kind = target or (kind_of_array(targets, targets_origin) if may_refuse else kind_of_dtype(targets))
     if kind == "class":
         return Split(inputs, class_labels(whole_numbers(targets, targets_origin), targets_origin))
+    check_rounding(given, targets_origin)
     return Split(inputs, _finite_float32(targets, targets_origin))
 
 

@@ -92,9 +92,9 @@ def test_numbers_that_keep_their_digits_or_are_measured_are_taken(given: Any) ->
     assert len(arrays_of((given, [0, 1, 0]), "data")) == 3
 
 
-def test_targets_may_be_rounded() -> None:
-    targets: Any = arrays_of((np.zeros(3), np.array(IDS, np.float64)), "data").targets
-    assert targets.tolist() == [2**24, 2**24, 2**24 + 2]
+def test_targets_may_be_rounded_where_that_is_little_to_their_spread() -> None:
+    targets: Any = arrays_of((np.zeros(4), np.array([0, *IDS], np.float64)), "data").targets
+    assert targets.tolist() == [0, 2**24, 2**24, 2**24 + 2]
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,7 @@ def test_values_and_targets_of_several_axes_have_no_classes() -> None:
         ((np.where(INPUTS == 6, np.nan, INPUTS), LABELS), None, 0.0, "data: inputs: example 3 has a value that is not"),
         ((INPUTS, LABELS), (INPUTS, LABELS), 0.1, "validation_data and validation_split: allowed is one of the two"),
         ((INPUTS, LABELS), None, 1.0, "validation_split must be at least 0 and less than 1, found 1.0"),
+        ((INPUTS, LABELS + 1700000000.5), None, 0.0, "data: targets: float32 rounds values by up to"),
         ((INPUTS, LABELS), None, 0.05, "validation_split=0.05 of 10 examples holds out none"),
         ((INPUTS[:1], LABELS[:1]), None, 0.5, "validation_split=0.5 of 1 example holds out none"),
         (

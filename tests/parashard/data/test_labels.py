@@ -100,6 +100,15 @@ def test_a_value_that_is_missing_or_constant_is_reported(tmp_path, opened):
 
 
 @both
+def test_values_that_float32_does_not_tell_apart_are_refused(tmp_path, opened):
+    since_1970 = [1700000000.5 + row for row in range(100)]
+    with pytest.raises(BadData, match=r"the labels: float32 rounds values by up to .*: subtract a constant"):
+        opened(tmp_path, since_1970)
+    opened(tmp_path, [value - since_1970[0] + 0.5 for value in since_1970])
+    opened(tmp_path, [1e9, *(row + 0.5 for row in range(99))])
+
+
+@both
 def test_a_text_among_the_labels_gets_no_advice_that_is_refused_next(tmp_path, opened):
     with pytest.raises(BadData) as refused:
         opened(tmp_path, [*map(str, range(599)), "hello"])
