@@ -242,7 +242,7 @@ class Model:
 
         first, second = seeded_apart(traced)
         if is_zero(first):
-            raise WrongModel("the loss depends on no parameter: it is computed without them, or by stop_gradient")
+            raise WrongModel("the loss depends on no parameter: it is computed without them, or from stop_gradient")
         if differ(first, second):
             raise WrongModel(
                 "the loss draws from NumPy's or Python's generator while JAX traces it, and each step would compute "
@@ -257,6 +257,29 @@ class Model:
             ) from error
         if self._apply is not None:
             jax.eval_shape(self._apply, own, arguments[0], **_named(rows))
+        elif not self._tables and not weights:
+            self._warn_of_pairing(own, *arguments[:2], rows_of(batch.inputs))
+
+    def _warn_of_pairing(self, parameters: Any, inputs: Any, targets: Any, examples: int) -> None:
+        """Warn of a loss that is the same in any order of the targets, at moved parameters: zeros tell nothing."""
+        draw = np.random.default_rng(0)
+
+        def moved(leaf: Any) -> Any:
+            floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+            return (leaf + 0.1 * draw.standard_normal(leaf.shape)).astype(leaf.dtype) if floating else leaf
+
+        def loss(places: Any) -> float:
+            return float(self._judged(elsewhere, inputs, jax.tree_util.tree_map(lambda leaf: leaf[places], targets)))
+
+        elsewhere, order = jax.tree_util.tree_map(moved, parameters), np.arange(examples)
+        as_it_is, of_one = loss(order), loss(np.zeros_like(order))
+        mixed = loss(order[::-1]), loss(np.roll(order, 1))
+        if np.allclose(mixed, as_it_is, rtol=1e-6) and not np.isclose(of_one, as_it_is, rtol=1e-4):
+            warnings.warn(
+                "the loss is the same whichever target belongs to which example: outputs of shape (n, 1) and targets "
+                "of shape (n,) are compared each with every one; give them one shape",
+                stacklevel=2,
+            )
 
     def summed_over(self, mesh: Any) -> Summed:
         """Return what computes batches of equal size at once, one on each device of a mesh of one axis."""

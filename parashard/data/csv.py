@@ -59,8 +59,8 @@ def opened_text(path: Path, encoding: str) -> Iterator[TextIO]:
                 yield text
     except UnicodeError as error:
         raise BadData(
-            f"{path}: is not text in {encoding.upper()}: {error}; data.encoding names another encoding, such as "
-            '"latin-1" or "utf-16"'
+            f"{path}: is not text in {encoding.upper()}: {error}; data.encoding (init: --encoding) names another, "
+            'such as "latin-1" or "utf-16"'
         ) from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise BadData(f"{path}: the gzip stream is damaged: {error}") from error

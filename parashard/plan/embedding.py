@@ -278,7 +278,8 @@ def mixed_ids(ids: npt.ArrayLike) -> Keys:
             wrong = found[((found >= NO_IDS_FROM) & (found < 0)) | (found == _NAN_AS_INT64)]
             if wrong.size:
                 raise ConfigurationError(
-                    f"id {wrong[0]} stands for no id, and has no row: leave it out, or give the layer padding_key="
+                    f"id {wrong[0]} stands for no id, and has no row: leave it out, or give the layer "
+                    f"padding_key={wrong[0]}"
                 )
     return mixed(found)
 

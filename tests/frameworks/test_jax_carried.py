@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -176,3 +177,19 @@ def test_a_pytree_that_is_given_back_shares_no_array() -> None:
     given_away(ours.own(values))
     assert np.array_equal(values["w"], np.ones(4))
     assert np.array_equal(ours.own(values)["w"], np.ones(4))
+
+
+def unpaired(parameters: Any, inputs: Any, targets: Any, key: Any) -> Any:
+    return jnp.mean((inputs @ parameters["w"] - targets) ** 2)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4,)])
+def test_a_loss_that_compares_each_output_with_every_target_is_warned_of(shape: tuple[int, ...]) -> None:
+    ours = ps.jax.Model(lambda key: {"w": jnp.zeros(shape)}, unpaired)
+    ours.seed(0)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        ours.check(BATCH)
+    assert ["whichever target belongs to which example" in str(one.message) for one in found] == [True] * (
+        len(shape) - 1
+    )
