@@ -176,7 +176,7 @@ def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
     refused = start_run(digits.file, *DIGITS, "--resume", "--shards", "3", run_dir=run.dir)
     refused.wait()
     assert refused.process.returncode == 2
-    assert "give the rest up: --from-checkpoint j1" in refused.complaint()
+    assert "give the rest up: `parashard resume" in refused.complaint()
     assert report_in(run) == reported, "what was refused has changed nothing"
     assert checkpoints(run), "nor has it changed where its checkpoints are"
     wider = start_run(digits.file, *DIGITS, "--resume", "--shards", "3", "--from-checkpoint", "j1", run_dir=run.dir)

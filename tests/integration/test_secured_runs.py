@@ -91,7 +91,7 @@ def test_only_an_operator_asks_and_scales(start_run: Start, certificates: Certif
 
     assert isinstance(refused(certificates.of(Role.WORKER)), NotAllowed)
     for credentials in (Credentials(certificates.folder(Role.OPERATOR, WRONG_CA)), None):
-        assert "a certificate that the other side does not take" in str(refused(credentials))
+        assert "a missing certificate, or one that the other side refuses" in str(refused(credentials))
     status = run.status()
     assert (len(status.workers), status.workers_wanted) == (3, 3)
 

@@ -65,11 +65,11 @@ def test_only_a_worker_with_a_certificate_joins_and_both_sides_say_why(
     waiting(run)
     assert " --tls-dir DIR train.py 5 async " in run.output()
     without = worker(run, "--give-up-s", "1")
-    assert "a certificate that the other side does not take, or none" in without.stderr
+    assert "a missing certificate, or one that the other side refuses" in without.stderr
     refused = "the coordinator refuses a process without a certificate; a worker joins with --tls-dir"
     eventually(lambda: refused in run.output(), "the script's side says so, too", told=run.output)
     foreign = worker(run, "--give-up-s", "1", "--tls-dir", str(certificates.folder(Role.WORKER, WRONG_CA)))
-    assert "a certificate that the other side does not take" in foreign.stderr
+    assert "a missing certificate, or one that the other side refuses" in foreign.stderr
     taken = "with a certificate that is not taken (CERTIFICATE_VERIFY_FAILED)"
     eventually(lambda: taken in run.output(), "the script's side says so, too", told=run.output)
     operator = worker(run, "--tls-dir", str(certificates.folder(Role.OPERATOR)))
