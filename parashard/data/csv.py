@@ -82,11 +82,17 @@ def read_csv(path: Path, options: CsvOptions) -> Table:
     names = list(options.columns) if options.columns is not None else None
     rows: list[list[str]] = []
     lines: list[int] = []
+    blank: list[int] = []  # lines, of which those before a row are empty cells in a table of one column
     with opened_text(path, options.encoding) as file:
         reading = _Reading(file, options)
         while (row := reading.row(f"{path}: {'the header' if names is None else f'row {len(rows) + 1}'}")) is not None:
             if not row:
-                continue  # a blank line
+                blank.append(reading.line)
+                continue
+            if names is not None and len(names) == 1:
+                rows += [[""]] * len(blank)
+                lines += blank
+            blank.clear()
             if names is None:
                 names = _header(row, path)
             elif len(row) != len(names):
