@@ -4,8 +4,9 @@
 
 Each peer runs against all of our transports, in turns; with `--together` all take turns, so that peers can be compared
 with each other. A round's figure is the median of its pushes-and-pulls; every round ends with a check of the weights.
-"push + pull" is one after the other; in the "worker's loop" the next pull may run beside a push, as a worker does by
-default. Beside the peers there are two floors: a process that does all without a server, and a bare socket.
+"push + pull" is one after the other; in the "worker's loop" the next pull may run beside a push, as a worker with
+`cluster.pipeline_depth = 1` does. Beside the peers there are two floors: a process that does all without a server, and
+a bare socket.
 """
 
 from __future__ import annotations

@@ -286,7 +286,5 @@ def test_any_bytes_are_read_or_refused(tmp_path, content):
 
 def test_a_blank_line_between_rows_of_one_column_is_an_empty_cell(tmp_path):
     file = tmp_path / "one.csv"
-    file.write_text("\nx\n0.1\n\n0.3\n\n")
-    assert list(read_csv(file, CsvOptions(path=file, label="x")).columns["x"]) == ["0.1", "", "0.3"]
-    file.write_text("x,y\n0.1,1\n\n0.3,2\n")
-    assert list(read_csv(file, CsvOptions(path=file, label="x")).columns["x"]) == ["0.1", "0.3"]
+    assert texts_of(file, b"\nx\n0.1\n\n0.3\n\n")[0] == {"x": ["0.1", "", "0.3"]}
+    assert texts_of(file, b"x,y\n0.1,1\n\n0.3,2\n")[0]["x"] == ["0.1", "0.3"]
