@@ -11,8 +11,7 @@ import pytest
 
 from parashard.errors import ConfigurationError
 from parashard.models.framework import WrongModel
-from parashard.models.keras_variables import NOT_CALLED
-from support.keras_cases import Counting, Y, batch, compiled, first_values, keras, layers, model, net
+from support.keras_cases import Counting, Y, batch, compiled, first_values, keras, keras_variables, layers, model, net
 
 
 class Largest(keras.metrics.Metric):
@@ -119,7 +118,7 @@ def test_a_mistake_is_a_sentence(mistake: str) -> None:
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize("method", NOT_CALLED)
+@pytest.mark.parametrize("method", keras_variables.NOT_CALLED)
 def test_a_method_that_nobody_calls_is_refused(method: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"Own overrides {method}, which workers do not call: "):
         model(overriding(method))
@@ -130,7 +129,7 @@ def test_each_public_method_of_keras_trainer_is_called_or_refused() -> None:
     public = {name for name, value in vars(trainer).items() if callable(value) and not name.startswith("_")}
     called = {"compute_loss", "get_metrics_result", "reset_metrics"}
     of_the_user = {"compile", "compile_from_config", "get_compile_config"}
-    assert public - set(NOT_CALLED) == called | of_the_user
+    assert public - set(keras_variables.NOT_CALLED) == called | of_the_user
 
 
 @pytest.mark.parametrize(("first", "outside"), [(1, 3), (-1, -1)])
