@@ -64,7 +64,7 @@ class Evaluations:
         self._forgotten = IntervalSet()  # of steps; one that is due there has its result, whose metrics are not kept
         self._unreported: set[int] = set()  # of these, the ones whose result is not reported yet
         self.handled: float = math.inf
-        """Callbacks have heard of the results after up to so many steps; later ones are kept for them."""
+        """The number of steps up to which callbacks have handled results; later results are kept for them."""
 
     @property
     def latest(self) -> Evaluation | None:

@@ -186,7 +186,7 @@ class Following:
         )
 
     def _milestone_after(self, steps: int) -> int:
-        """Return the first milestone after so many steps; `_NO_LIMIT`: there is none."""
+        """Return the first milestone after this number of steps; `_NO_LIMIT`: there is none."""
         epoch = bisect_right(self._epochs, steps, key=self._end_of)
         ends = self._end_of(self._epochs[epoch]) if epoch < len(self._epochs) else _NO_LIMIT
         due = self._evaluations.due_after(steps)
