@@ -1,0 +1,474 @@
+"""Training by any number of workers in virtual time: the product's cores and shard, real gradients, no waiting.
+
+The coordinator's core leases, the worker's client and task pull, compute and push, the shard's core applies; between
+them are function calls, and a queue of events is the clock. Deterministic given the trial, its seed and the schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import random
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Never, Protocol, cast
+
+import numpy as np
+import threadpoolctl
+from numpy.typing import NDArray
+
+import parashard as ps
+from benchmarks.statistics.trial import Trial
+from benchmarks.statistics.virtual_shard import VirtualShard
+from parashard.api.fits import Fit, FitCall
+from parashard.api.in_process.state import take_up
+from parashard.client.pulled import Pulled
+from parashard.client.shard_client import ShardClient
+from parashard.data.base import Batch
+from parashard.errors import Redo
+from parashard.job.embeddings import tables_of
+from parashard.plan.variables import Float32s, values_sha256
+from parashard.store import open_store
+from parashard_coordinator.core.calls import CompletedStep, LeaseCall
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.leases import Grant
+from parashard_coordinator.run.job_start import new_job_record
+from parashard_worker.computing import Task
+from parashard_worker.device import open_device
+from parashard_worker.leasing import Leasing
+from parashard_worker.round_weights import round_weights
+from parashard_worker.transfers import Transfers
+
+STEP_S = 0.1
+"""How long a batch takes at speed 1: short beside every limit of the coordinator on a silent or slow worker."""
+JITTER = 0.1
+ANNOUNCE_S = 1.0
+EVENTS_MAX = 10_000_000
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who trains, and what befalls them.
+
+    Attributes
+    ----------
+    policy : str
+        `consistency.policy`.
+    workers : int
+    depth : int
+        `cluster.pipeline_depth`: each worker pulls for so many steps more when it begins to compute one.
+    slowest : float
+        Speed of the last worker; the others have 1.
+    kill_every_s : float
+        A worker loses all it holds, and is another process a step later: every so many virtual seconds; 0: never.
+    shard_kill_every_s : float
+        The shard is restored from its last cut, half as many seconds old: every so many virtual seconds; 0: never.
+    lag : int
+        Of `sync:N`: each round is computed at the weights of so many updates before.
+    """
+
+    policy: str = "sync:1"
+    workers: int = 1
+    depth: int = 0
+    slowest: float = 1.0
+    kill_every_s: float = 0.0
+    shard_kill_every_s: float = 0.0
+    lag: int = 0
+
+
+PLAIN = Schedule()
+
+
+Vector = NDArray[np.float64]
+"""All trained variables, one after the other in the order of their names."""
+
+
+class Method(Protocol):
+    """An update rule that the product does not have: it computes what is subtracted from the weights."""
+
+    def look(self, worker: int, weights: Vector, eta: float) -> Vector:
+        """Return where a worker computes its gradient, from the weights as pulled; `eta` is the next update's rate."""
+
+    def update(self, worker: int, gradient: Vector, weights: Vector, pulled: Vector, eta: float) -> Vector:
+        """Return what the next update subtracts from the weights, in units of eta.
+
+        The gradient is that at `look` of the weights that were pulled. A worker that was killed has the same number
+        when it comes back.
+        """
+
+
+@dataclass
+class Outcome:
+    """How a training went.
+
+    Attributes
+    ----------
+    metrics : dict of str to float
+        Of the held-out examples at the end.
+    curve : list of (int, float)
+        Steps complete, and the trial's metric then.
+    staleness : Counter of int
+        Pushes by staleness, in updates.
+    drift : list of float
+        |g' - g| / |g| of the batches that were measured.
+    losses : list of float
+        Of the steps, as they were reported.
+    virtual_s : float
+    kills : int
+    sha256 : str
+        Of the final variables.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    staleness: Counter[int] = field(default_factory=Counter)
+    drift: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    virtual_s: float = 0.0
+    kills: int = 0
+    sha256: str = ""
+
+
+def simulate(
+    trial: Trial,
+    schedule: Schedule,
+    seed: int,
+    *,
+    method: Method | None = None,
+    points: int = 0,
+    drift_every: int = 0,
+) -> Outcome:
+    """Train a trial by a schedule, and return how it went.
+
+    Parameters
+    ----------
+    trial : Trial
+    schedule : Schedule
+    seed : int
+        The trainer's, and that of the workers' speeds.
+    method : Method, optional
+        In place of the trial's optimizer, whose rate, schedule and clipping stay; for policies that apply each push.
+    points : int
+        How often the held-out examples are judged on the way.
+    drift_every : int
+        Measure drift at every so-many-th step; 0: never. For one worker.
+    """
+    optimizer = trial.optimizer
+    if method is not None:
+        kept = ("schedule", "clip_value", "clip_norm", "variable_clip_norm")
+        optimizer = ps.SGD(optimizer.learning_rate, **{name: getattr(optimizer, name) for name in kept})
+    strategy = ps.ParameterServerStrategy(shards=1, workers=schedule.workers, consistency=schedule.policy)
+    trainer = ps.Trainer(trial.model, optimizer, strategy, seed=seed, name="statistics", settings=dict(trial.settings))
+    place = _Place(lambda fit: _Simulation(fit, trial, schedule, seed, method, points, drift_every).run())
+    trainer._place = place
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.suppress(_Trained):
+        trainer.fit(
+            trial.train,
+            validation_data=trial.held_out,
+            epochs=trial.epochs,
+            batch_size=trial.batch_size,
+            verbose=0,
+        )
+    assert place.outcome is not None
+    return place.outcome
+
+
+class _Trained(Exception):
+    """The simulation is over: nothing of the run is kept."""
+
+
+class _Place:
+    """The place of a fit in virtual time, as `parashard.api.fits.Place`."""
+
+    runs_script = False
+
+    def __init__(self, simulated: Callable[[Fit], Outcome]) -> None:
+        self._simulated = simulated
+        self.outcome: Outcome | None = None
+
+    def enter(self, call: FitCall) -> None:
+        """Refuse nothing."""
+
+    def train(self, fit: Fit) -> Never:
+        """Simulate."""
+        with threadpoolctl.threadpool_limits(1):
+            self.outcome = self._simulated(fit)
+        raise _Trained
+
+
+@dataclass
+class _Leased:
+    grant: Grant
+    batch: Batch
+    pulled: Pulled
+    values: dict[str, Float32s]  # to compute at
+
+
+class _NoLeasing:
+    """What transfers ask of a leasing thread: never is there a newer view than the client's."""
+
+    view = 0
+
+
+class _Worker:
+    """A worker's process, and what it holds."""
+
+    def __init__(self, index: int, speed: float, client: ShardClient, round_steps: int | None) -> None:
+        self.index, self.speed, self.client = index, speed, client
+        self.transfers = Transfers(client, cast(Leasing, _NoLeasing()), round_steps)
+        self.name = f"worker-{index}"
+        self.call = LeaseCall(self.name, 0, 0)
+        self.pulled: deque[_Leased] = deque()
+        self.computing: _Leased | None = None
+        self.completed: list[CompletedStep] = []
+        self.process = 0
+
+    @property
+    def held(self) -> list[int]:
+        computing = [] if self.computing is None else [self.computing.grant.step]
+        return computing + [leased.grant.step for leased in self.pulled]
+
+
+class _Simulation:
+    """One training in progress."""
+
+    def __init__(
+        self,
+        fit: Fit,
+        trial: Trial,
+        schedule: Schedule,
+        seed: int,
+        method: Method | None,
+        points: int,
+        drift_every: int,
+    ) -> None:
+        run = take_up(fit.loaded.job, fit.declared, open_store(str(fit.run_dir / "checkpoints")), resume=False)
+        resolved, job = run.resolved, run.resolved.job
+        policy = job.consistency.policy
+        self._trial, self._schedule, self._method = trial, schedule, method
+        self._random = random.Random(seed)
+        round_steps = policy.bound if policy.kind == "sync" else None
+        self._task = Task(
+            model=fit.model,
+            source=fit.source,
+            steps=resolved.steps,
+            plan=resolved.plan,
+            device=open_device("cpu", "lab"),
+            clip_norm=job.optimizer.clip_norm,
+            variable_clip_norm=job.optimizer.variable_clip_norm,
+            round_steps=round_steps,
+            tables={table.name: table for table in tables_of(job)},
+            weights=round_weights(job, resolved.steps, fit.source, fit.model),
+        )
+        variables = resolved.plan.variables.values()
+        self._names = sorted(variable.name for variable in variables if not variable.state and not variable.frozen)
+        self._shard = VirtualShard(run)
+        spec = replace(resolved.spec, held_out=0)  # the laboratory judges, and no worker
+        record = new_job_record(resolved._replace(spec=spec), run.run_id, run.records.incarnation)
+        record.opened(resolved.summary(), ())
+        self._core = Core(record)
+        self._core.announced(0, self._shard.announcement(), 0.0)
+        speeds = [1.0] * (schedule.workers - 1) + [schedule.slowest]
+        self._workers = [
+            _Worker(index, speed, self._shard.client(f"worker-{index}"), round_steps)
+            for index, speed in enumerate(speeds)
+        ]
+        self._history: dict[int, dict[str, Float32s]] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbered = 0
+        self._now_s = 0.0
+        self._outcome = Outcome()
+        total = resolved.steps.total
+        self._points = deque(total * point // points for point in range(1, points)) if points else deque()
+        self._drift_every = drift_every
+
+    def run(self) -> Outcome:
+        """Train to the end."""
+        job, schedule = self._core.job, self._schedule
+        for worker in self._workers:
+            self._join(worker)
+        self._after(ANNOUNCE_S, self._announce)
+        if schedule.kill_every_s:
+            self._after(schedule.kill_every_s, self._kill_worker)
+        if schedule.shard_kill_every_s:
+            self._after(schedule.shard_kill_every_s / 2, self._cut)
+        for _ in range(EVENTS_MAX):
+            if job.over or job.complete:
+                break
+            self._now_s, _, event = heapq.heappop(self._events)
+            event()
+        if job.over or not job.complete:
+            raise RuntimeError(f"the simulated job ended as {job.state}: {job.reason}")
+        due = job.due_checkpoint()
+        assert due is not None, "the job is complete"
+        self._shard.finish(due)
+        outcome = self._outcome
+        outcome.metrics = self._judged()
+        outcome.curve.append((job.leases.lowest_incomplete, outcome.metrics[self._trial.metric]))
+        outcome.staleness = self._shard.staleness
+        outcome.virtual_s = self._now_s
+        outcome.sha256 = values_sha256(self._values())
+        return outcome
+
+    # --- workers ---
+
+    def _join(self, worker: _Worker) -> None:
+        device = self._task.device
+        token = 1 + worker.index + len(self._workers) * worker.process
+        known = self._core.register_worker(worker.name, device.fingerprint(), device.name, "", self._now_s, token)
+        worker.call = LeaseCall(known.name, known.incarnation, 0)
+        self._go_on(worker)
+
+    def _go_on(self, worker: _Worker) -> None:
+        """Pull what the pipeline has room for, and begin to compute the oldest of it."""
+        while len(worker.pulled) <= self._schedule.depth:
+            grant = self._leased(worker, want=1)
+            if grant is None or not self._pull(worker, grant):
+                break
+        if worker.computing is None and worker.pulled:
+            worker.computing = leased = worker.pulled.popleft()
+            share = len(leased.batch.indices) / self._trial.batch_size
+            jitter = 1 + JITTER * self._random.uniform(-1, 1)
+            process = worker.process
+            self._after(
+                STEP_S * share * jitter / worker.speed,
+                lambda: self._computed(worker, leased) if worker.process == process else None,
+            )
+
+    def _leased(self, worker: _Worker, want: int) -> Grant | None:
+        """Report what is complete, and return a step if there is one."""
+        worker.call = worker.call._replace(
+            sequence=worker.call.sequence + 1, held=worker.held, completed=worker.completed, want=want
+        )
+        answer = self._core.lease(worker.call, self._now_s)
+        worker.completed = []
+        revoked = set(answer.revoked)
+        worker.pulled = deque(leased for leased in worker.pulled if leased.grant.step not in revoked)
+        return answer.granted[0] if answer.granted else None
+
+    def _pull(self, worker: _Worker, grant: Grant) -> bool:
+        batch = self._task.batch_of(grant.step)
+        try:
+            pulled = worker.transfers.pull(grant, batch.keys)  # type: ignore[arg-type]  # has the same fields
+        except Redo:
+            return False
+        assert pulled is not None, "no step of the laboratory is skipped"
+        values: dict[str, Float32s] = {**pulled.variables, **pulled.rows}
+        if self._schedule.lag:
+            values = self._lagging(grant.step, values)
+        if self._method is not None:
+            looked = self._method.look(worker.index, self._trained(values), self._shard.next_rate)
+            values |= self._by_name(looked, values)
+        worker.pulled.append(_Leased(grant, batch, pulled, values))
+        return True
+
+    def _lagging(self, step: int, values: dict[str, Float32s]) -> dict[str, Float32s]:
+        """Return copies of the weights of `lag` rounds before, as far as there are."""
+        assert self._task.round_steps is not None
+        round_ = step // self._task.round_steps
+        if round_ not in self._history:
+            self._history[round_] = {name: value.copy() for name, value in values.items()}
+            self._history.pop(round_ - self._schedule.lag - 1, None)
+        return self._history[max(0, round_ - self._schedule.lag)]
+
+    def _computed(self, worker: _Worker, leased: _Leased) -> None:
+        """Compute the gradient at the weights that were pulled, push it, and report."""
+        grant, batch, pulled = leased.grant, leased.batch, leased.pulled
+        loss, examples, gradients = self._task.gradients(batch, leased.values)
+        assert loss is not None
+        assert gradients is not None
+        before = self._trained(gradients) if self._drift_every and grant.step % self._drift_every == 0 else None
+        if self._method is not None:
+            weights, before_it = self._trained(self._values()), self._trained(pulled.variables)
+            computed, eta = self._trained(gradients), self._shard.next_rate
+            direction = self._method.update(worker.index, computed, weights, before_it, eta)
+            gradients = gradients | self._by_name(direction, gradients)
+        worker.computing = None
+        try:
+            incarnations = worker.transfers.push(grant, gradients, pulled)  # type: ignore[arg-type]
+        except Redo:
+            incarnations = None
+        if incarnations is not None:
+            worker.completed.append(CompletedStep(grant.step, list(incarnations), loss, examples))
+            self._outcome.losses.append(loss)
+        pulled.release()
+        self._leased(worker, want=0)
+        self._judge_on_the_way()
+        if before is not None:
+            self._outcome.drift.append(self._drift(batch, before))
+        for other in self._waiting(worker):
+            self._go_on(other)
+
+    def _waiting(self, first: _Worker) -> Iterator[_Worker]:
+        """Return who may have work now: the worker itself, then those that had found none."""
+        yield first
+        yield from (worker for worker in self._workers if worker is not first and worker.computing is None)
+
+    # --- what befalls them ---
+
+    def _kill_worker(self) -> None:
+        self._after(self._schedule.kill_every_s, self._kill_worker)
+        worker = self._random.choice(self._workers)
+        worker.process += 1
+        worker.pulled.clear()
+        worker.computing, worker.completed = None, []
+        self._outcome.kills += 1
+        self._after(STEP_S, lambda: self._join(worker))
+
+    def _cut(self) -> None:
+        self._shard.cut()
+        self._after(self._schedule.shard_kill_every_s / 2, self._kill_shard)
+
+    def _kill_shard(self) -> None:
+        self._shard.restore()
+        for worker in self._workers:
+            self._shard.use(worker.client)
+        self._outcome.kills += 1
+        self._core.announced(0, self._shard.announcement(), self._now_s)
+        self._after(self._schedule.shard_kill_every_s / 2, self._cut)
+
+    # --- what is measured ---
+
+    def _judge_on_the_way(self) -> None:
+        complete = self._core.job.leases.lowest_incomplete
+        if self._points and complete >= self._points[0]:
+            while self._points and complete >= self._points[0]:
+                self._points.popleft()
+            self._outcome.curve.append((complete, self._judged()[self._trial.metric]))
+
+    def _judged(self) -> dict[str, float]:
+        keys = self._task.held_out_keys()
+        return self._task.metrics(self._values(keys), contextlib.nullcontext, keys)
+
+    def _values(self, keys: Mapping[str, Any] | None = None) -> Mapping[str, Float32s]:
+        return self._shard.values(keys or {})
+
+    def _drift(self, batch: Batch, before: Vector) -> float:
+        """Return how much the gradient of a batch is another one at the weights one update later."""
+        self._shard.commit()
+        _, _, gradients = self._task.gradients(batch, {**self._values(batch.keys)})
+        assert gradients is not None
+        after = self._trained(gradients)
+        return float(np.linalg.norm(after - before) / np.linalg.norm(before))
+
+    def _trained(self, arrays: Mapping[str, Float32s]) -> Vector:
+        """Return variables or gradients as one vector, without state and rows of tables."""
+        return np.concatenate([arrays[name].ravel() for name in self._names]).astype(np.float64)
+
+    def _by_name(self, vector: Vector, like: Mapping[str, Float32s]) -> dict[str, Float32s]:
+        """Return the arrays of a vector, in the shapes of others."""
+        parts = np.split(vector.astype(np.float32), np.cumsum([like[name].size for name in self._names])[:-1])
+        return {name: part.reshape(like[name].shape) for name, part in zip(self._names, parts, strict=True)}
+
+    # --- time ---
+
+    def _after(self, seconds: float, event: Callable[[], None]) -> None:
+        self._numbered += 1
+        heapq.heappush(self._events, (self._now_s + seconds, self._numbered, event))
+
+    def _announce(self) -> None:
+        self._core.announced(0, self._shard.announcement(), self._now_s)
+        self._core.tick(self._now_s)
+        self._after(ANNOUNCE_S, self._announce)
