@@ -151,7 +151,7 @@ def counted(transport: str, calls: Calls) -> tuple[list[list[str]], str]:
     gradient = {"ballast": np.ones((ELEMENTS // COLUMNS, COLUMNS), np.float32)}
     rows, ways = [], []
     with cluster(transport) as client:
-        leasing: Any = SimpleNamespace(view=0)
+        leasing: Any = SimpleNamespace(view=0, ahead=0)
         task: Any = SimpleNamespace(round_steps=None)
         loop = StepLoop(task, client, leasing, depth=0)
         for step in range(3):  # the third finds connections and buffers as every later one does

@@ -227,7 +227,7 @@ def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:
         cluster,
         on_end=lambda end: core.run_exclusive(lambda core, _: core.pod_ended(end)),
         wanted=lambda: core.run_exclusive(lambda core, _: Wanted(core.job.workers_wanted, core.job.scale_requests)),
-        on_scaled=lambda what: core.run_exclusive(lambda core, _: core.scaled(what)),
+        on_scaled=lambda what: core.run_exclusive(lambda core, _: core.job.add_event(what)),
         on_error=lambda: core.run_exclusive(lambda core, _: core.pods_unwatched()),
         workers=workers,
     )

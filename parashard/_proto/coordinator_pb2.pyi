@@ -215,7 +215,7 @@ class ShardAddress(_message.Message):
     def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("run_id", "worker", "incarnation", "sequence", "held", "completed", "failed", "evaluated", "want", "wait_s", "leaving", "phases", "held_evaluations", "computing", "steps_only", "warnings")
+    __slots__ = ("run_id", "worker", "incarnation", "sequence", "held", "completed", "failed", "evaluated", "want", "wait_s", "leaving", "phases", "held_evaluations", "computing", "steps_only", "warnings", "drifts")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,7 @@ class LeaseRequest(_message.Message):
     COMPUTING_FIELD_NUMBER: _ClassVar[int]
     STEPS_ONLY_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    DRIFTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: str
     incarnation: int
@@ -248,7 +249,18 @@ class LeaseRequest(_message.Message):
     computing: _containers.RepeatedScalarFieldContainer[int]
     steps_only: bool
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., completed: _Optional[_Iterable[_Union[CompletedStep, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[FailedStep, _Mapping]]] = ..., evaluated: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., want: _Optional[int] = ..., wait_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., held_evaluations: _Optional[_Iterable[int]] = ..., computing: _Optional[_Iterable[int]] = ..., steps_only: _Optional[bool] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    drifts: _containers.RepeatedCompositeFieldContainer[StepDrift]
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., completed: _Optional[_Iterable[_Union[CompletedStep, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[FailedStep, _Mapping]]] = ..., evaluated: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., want: _Optional[int] = ..., wait_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., held_evaluations: _Optional[_Iterable[int]] = ..., computing: _Optional[_Iterable[int]] = ..., steps_only: _Optional[bool] = ..., warnings: _Optional[_Iterable[str]] = ..., drifts: _Optional[_Iterable[_Union[StepDrift, _Mapping]]] = ...) -> None: ...
+
+class StepDrift(_message.Message):
+    __slots__ = ("step", "drift", "updates")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DRIFT_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    drift: float
+    updates: int
+    def __init__(self, step: _Optional[int] = ..., drift: _Optional[float] = ..., updates: _Optional[int] = ...) -> None: ...
 
 class CompletedStep(_message.Message):
     __slots__ = ("step", "incarnations", "loss", "examples", "skipped", "metrics")
@@ -326,18 +338,20 @@ class PhaseSeconds(_message.Message):
     def __init__(self, lease: _Optional[float] = ..., pull: _Optional[float] = ..., compute: _Optional[float] = ..., push: _Optional[float] = ..., transfer: _Optional[float] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("step", "skip", "traceparent", "announce", "learning_rate")
+    __slots__ = ("step", "skip", "traceparent", "announce", "learning_rate", "probe")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     step: int
     skip: bool
     traceparent: str
     announce: bool
     learning_rate: float
-    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ..., announce: _Optional[bool] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    probe: bool
+    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ..., announce: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., probe: _Optional[bool] = ...) -> None: ...
 
 class EvaluationGrant(_message.Message):
     __slots__ = ("evaluation", "for_round", "round", "incarnations", "store")
@@ -354,7 +368,7 @@ class EvaluationGrant(_message.Message):
     def __init__(self, evaluation: _Optional[int] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., store: _Optional[bool] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
-    __slots__ = ("granted", "evaluations", "revoked", "state", "view", "retry_after_s", "reason", "stored")
+    __slots__ = ("granted", "evaluations", "revoked", "state", "view", "retry_after_s", "reason", "ahead", "stored")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +376,7 @@ class LeaseReply(_message.Message):
     VIEW_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     granted: _containers.RepeatedCompositeFieldContainer[Grant]
     evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationGrant]
@@ -370,8 +385,9 @@ class LeaseReply(_message.Message):
     view: int
     retry_after_s: float
     reason: str
+    ahead: int
     stored: int
-    def __init__(self, granted: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationGrant, _Mapping]]] = ..., revoked: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[JobState, str]] = ..., view: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., reason: _Optional[str] = ..., stored: _Optional[int] = ...) -> None: ...
+    def __init__(self, granted: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationGrant, _Mapping]]] = ..., revoked: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[JobState, str]] = ..., view: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., reason: _Optional[str] = ..., ahead: _Optional[int] = ..., stored: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("run_id",)

@@ -91,6 +91,8 @@ class ScriptedLeasing:
     evaluation_kinds: dict[int, pb.FailureKind] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     watched: list[Work] = field(default_factory=list)  # what examples are read for, or the model is at
+    drifts: list[pb.StepDrift] = field(default_factory=list)
+    ahead: int = 99
     view: int = 1
 
     @property
@@ -115,6 +117,9 @@ class ScriptedLeasing:
 
     def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
         self.failures[step], self.kinds[step] = reason, kind
+
+    def drifted(self, drift: pb.StepDrift) -> None:
+        self.drifts.append(drift)
 
     def announce(self, step: int) -> bool:
         self.announced.append(step)

@@ -56,6 +56,23 @@ def test_a_warning_goes_with_the_next_call_until_one_is_answered() -> None:
     assert list(worker.call().warnings) == ["another"]
 
 
+def test_a_drift_goes_with_the_next_call_until_one_is_answered() -> None:
+    worker = Worker()
+    worker.work.drifted(pb.StepDrift(step=3, drift=0.25, updates=1))
+    assert [found.drift for found in worker.call().drifts] == [0.25]
+    worker.answer(worker.call())
+    assert not worker.call().drifts
+
+
+def test_the_coordinator_says_how_many_steps_are_held_ahead() -> None:
+    worker = Worker(ahead=0)
+    assert worker.call().want == 1
+    worker.answer(worker.call(), ahead=1)
+    assert worker.call().want == 2
+    worker.answer(worker.call())
+    assert worker.call().want == 2, "an answer that does not say leaves it as it is"
+
+
 def test_a_full_queue_asks_for_nothing_until_the_renewal() -> None:  # P5
     worker = Worker(ahead=1).granted(0, 1, 2)
     assert worker.due_in_s == pytest.approx(TTL_S / 3)

@@ -46,7 +46,7 @@ class LeasedWork:
     batch : int
         Most steps to hold at once.
     ahead : int
-        Ask for more when no more than so many steps wait in the queue.
+        Ask for more when no more than so many steps wait in the queue; the coordinator may say another number.
     step_timeout_s : float
         A step or an evaluation that the model is at for longer is taken for hung: it is reported as failed, the worker
         leaves, and `hung` says why; the step loop itself will not notice.
@@ -72,7 +72,7 @@ class LeasedWork:
         self._evaluates = evaluates
         self._joined = joined
         self._batch = batch
-        self._ahead = ahead
+        self.ahead = ahead
         self._step_timeout_s = step_timeout_s
         self._retry_budget_s = retry_budget_s
         self._queue: deque[Work] = deque()
@@ -89,6 +89,7 @@ class LeasedWork:
         """Reported steps that no record of the coordinator has, by the number of the call."""
         self._failed: list[pb.FailedStep] = []
         self._evaluated: list[pb.EvaluationResult] = []
+        self._drifts: list[pb.StepDrift] = []
         self._warnings: list[str] = []
         self._ask_again = True
         self._unanswered = False
@@ -201,6 +202,10 @@ class LeasedWork:
         """Report a warning with the next call."""
         self._warnings.append(text)
 
+    def drifted(self, drift: pb.StepDrift) -> None:
+        """Report a measured drift with the next call."""
+        self._drifts.append(drift)
+
     def leave(self) -> None:
         """Take nothing more; the next call reports what is done and gives back what is held."""
         self._leaving = True
@@ -216,7 +221,7 @@ class LeasedWork:
             due_s = self._called_s + RETRY_PAUSE_S
         elif self._leaving or self._failed or self._evaluated or self._must_announce:
             due_s = now_s
-        elif len(self._queue) <= self._ahead:
+        elif len(self._queue) <= self.ahead:
             if self._completed or self._ask_again:
                 due_s = now_s
             elif self._idle:
@@ -252,6 +257,7 @@ class LeasedWork:
             phases=pb.PhaseSeconds(**phases_s),
             steps_only=not self._evaluates,
             warnings=self._warnings,
+            drifts=self._drifts,
         )
 
     def accept(self, request: pb.LeaseRequest, reply: pb.LeaseReply, now_s: float) -> None:
@@ -265,6 +271,9 @@ class LeasedWork:
         del self._failed[: len(request.failed)]
         del self._evaluated[: len(request.evaluated)]
         del self._warnings[: len(request.warnings)]
+        del self._drifts[: len(request.drifts)]
+        if reply.HasField("ahead"):
+            self.ahead = reply.ahead
         self.announced |= self._announcing in request.computing
         self.retracting &= bool(request.computing)
         if reply.revoked:
@@ -322,8 +331,8 @@ class LeasedWork:
 
     def _wanted(self) -> int:
         if self._step_s <= 0:
-            return min(self._batch, self._ahead + 1)
-        return max(self._ahead + 1, min(self._batch, round(BATCH_TARGET_S / self._step_s)))
+            return min(self._batch, self.ahead + 1)
+        return max(self.ahead + 1, min(self._batch, round(BATCH_TARGET_S / self._step_s)))
 
     def _end_work(self, step: int, now_s: float) -> None:
         if self._announcing == step:

@@ -143,6 +143,11 @@ class Leasing:
         return self._work.state
 
     @property
+    def ahead(self) -> int:
+        """How many steps the worker may hold beside its present one, as of the last answer."""
+        return self._work.ahead
+
+    @property
     def view(self) -> int:
         """Number of the shards' view, as of the last answer."""
         return self._work.view
@@ -245,6 +250,11 @@ class Leasing:
         with self._changed:
             self._work.evaluation_dropped(number)
             self._wake()
+
+    def drifted(self, drift: pb.StepDrift) -> None:
+        """Report a measured drift, with the next call."""
+        with self._changed:
+            self._work.drifted(drift)
 
     def warned(self, text: str) -> None:
         """Report what Python warned of, with the next call."""

@@ -1,7 +1,8 @@
 """The step loop: take a leased step, pull, compute its gradient, push, report.
 
 With a pipeline depth of d, the weights of up to d following steps are pulled, and up to d pushes settle, while a
-gradient is computed; with 0 everything happens strictly one after the other. Knows no policy: what it holds a lease for
+gradient is computed; with 0 everything happens strictly one after the other. The coordinator may lower the depth for a
+while. Knows no policy: what it holds a lease for
 it does; nor arithmetic, which is `parashard_worker.computing`'s.
 """
 
@@ -32,6 +33,7 @@ from parashard.process.logs import log
 from parashard_worker.computing import Task, WrongResult
 from parashard_worker.evaluating import Keep, evaluate
 from parashard_worker.leasing import Leasing
+from parashard_worker.probing import Probe
 from parashard_worker.transfers import Transfers
 
 POLL_S = 0.2
@@ -83,7 +85,7 @@ class StepLoop:
     leasing : Leasing
         Where steps come from and reports go.
     depth : int
-        Steps pulled ahead, and pushes that may be under way, while a gradient is computed.
+        Most steps pulled ahead, and pushes that may be under way, while a gradient is computed.
     keep : callable
         Stores evaluated weights, and returns their file in the store; "" where it could not.
 
@@ -108,10 +110,12 @@ class StepLoop:
         self._task = task
         self._client = client
         self._leasing = leasing
-        self._depth = depth
+        self._depth_max = depth
         self._transfers = Transfers(client, leasing, task.round_steps)
+        self._probe = Probe(task, self._transfers, leasing)
         # A thread for whatever may be under way: the pulls of this step and of `depth` more, and `depth` pushes.
-        self._executor: Executor = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else Inline()
+        self._threads: Executor | None = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else None
+        self._inline = Inline()
         ahead = depth and reads_ahead(task.source)
         self._reader: Executor | None = ThreadPoolExecutor(1, "data") if ahead else None
         self._draws_nothing = any_thread(task.source)  # so that its examples may be read when a model has just drawn
@@ -122,6 +126,14 @@ class StepLoop:
         self.steps = 0
         self.examples = 0
         self.computed = 0
+
+    @property
+    def _depth(self) -> int:
+        return min(self._depth_max, self._leasing.ahead)
+
+    @property
+    def _executor(self) -> Executor:
+        return self._threads if self._threads is not None and self._depth else self._inline
 
     @property
     def transfer_s(self) -> float:
@@ -138,7 +150,7 @@ class StepLoop:
         try:
             self._work_until(stopping)
         finally:
-            for executor in filter(None, (self._executor, self._reader)):
+            for executor in filter(None, (self._threads, self._reader)):
                 executor.shutdown(wait=False, cancel_futures=True)
 
     def _work_until(self, stopping: Callable[[], bool]) -> None:
@@ -189,7 +201,7 @@ class StepLoop:
         """Read a step's examples, unless that is under way, and begin a pull with the rows that they need."""
         with self._leasing.reading(grant):
             batch = batch or _caught(self._task.batch_of, grant.step)
-            if isinstance(self._executor, Inline):
+            if self._executor is self._inline:
                 wait([batch])
         return _Leased(grant, self._executor.submit(self._pull_rows, grant, batch), batch)
 
@@ -199,7 +211,7 @@ class StepLoop:
 
     def _reading(self, grant: pb.Grant) -> Future[Batch] | None:
         """Have the examples of a step read by another thread, if there is one."""
-        if self._reader is None or not _may_be_read(grant):
+        if self._reader is None or not self._depth or not _may_be_read(grant):
             return None
         return self._reader.submit(self._task.batch_of, grant.step)
 
@@ -223,6 +235,7 @@ class StepLoop:
             self.phases_s["pull"] += time.perf_counter() - started_s
         if not announced and not self._announced(grant):
             return
+        self._probe.measure(grant, pulled)
         started_s = time.perf_counter()
         try:
             with self._leasing.computing(grant):
@@ -248,7 +261,7 @@ class StepLoop:
         started_s = time.perf_counter()
         self._pushing.append((computed, self._executor.submit(self._transfers.push, grant, gradients, pulled)))
         self.phases_s["push"] += time.perf_counter() - started_s
-        if not self._depth:
+        while self._pushing and not self._depth:
             self._settle()
 
     def _pulled_of(self, leased: _Leased) -> Pulled | None:
@@ -274,7 +287,9 @@ class StepLoop:
         batch = self._task.batch_of(leased.grant.step) if leased.batch is None else leased.batch.result()
         assert pulled is not None
         values = {**pulled.variables, **pulled.rows} if pulled.rows else pulled.variables
-        return self._task.gradients(batch, values, self._read_next)
+        loss, examples, gradients = self._task.gradients(batch, values, self._read_next)
+        self._probe.keep(leased.grant, batch, gradients, pulled)
+        return loss, examples, gradients
 
     def _read_next(self) -> None:
         """Read the next step's examples, unless another thread does: a model's results may still be on their way."""

@@ -70,6 +70,8 @@ def _families(job: JobRecord, status: pb.GetStatusReply, now_s: float) -> Iterat
     yield _counter("pod_watch_errors", "Times that following the pods broke off with an error.", errors)
     loss = status.training_loss if status.HasField("training_loss") else math.nan
     yield _gauge("training_loss", "Training loss, smoothed over steps.", loss)
+    lag = 0 if job.controller is None else job.controller.lag
+    yield _gauge("lag", "Batches of an auto job that may be leased beside the lowest incomplete one.", lag)
     yield _gauge("step_lag_max", "Greatest step lag at an apply, of all shards.", status.step_lag_max)
     yield _gauge("job_state", "1 starting, 2 running, 3 draining, 4 done, 5 failed.", job.state.value)
     since_s = 0.0 if job.progress.last_step_s is None else now_s - job.progress.last_step_s

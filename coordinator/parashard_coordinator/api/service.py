@@ -5,6 +5,7 @@ A worker that gets nothing may wait here until something changes, for a bounded 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from parashard_coordinator.core.calls import (
     LeaseAnswer,
     LeaseCall,
 )
+from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.early_stop import open_steps
@@ -264,7 +266,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
 def lease_call(request: pb.LeaseRequest) -> LeaseCall:
     """Return a worker's call as the core takes it."""
-    for what in ("held", "completed", "failed", "evaluated", "held_evaluations", "computing", "warnings"):
+    for what in ("held", "completed", "failed", "evaluated", "held_evaluations", "computing", "warnings", "drifts"):
         check_count(what, getattr(request, what), REPORTS_MAX)
     return LeaseCall(
         worker=request.worker,
@@ -291,6 +293,11 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
         phases_s={phase: getattr(request.phases, phase) for phase in PHASES},
         steps_only=request.steps_only,
         warnings=[readable(text, REASON_BYTES_MAX) for text in request.warnings],
+        drifts=[
+            Drift(found.step, found.drift, found.updates)
+            for found in request.drifts
+            if found.updates and math.isfinite(found.drift) and found.drift >= 0
+        ],
     )
 
 
@@ -329,7 +336,7 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
     """Return the core's answer as its message."""
     return pb.LeaseReply(
         granted=[
-            pb.Grant(step=g.step, skip=g.skip, announce=g.announce, learning_rate=g.learning_rate)
+            pb.Grant(step=g.step, skip=g.skip, announce=g.announce, learning_rate=g.learning_rate, probe=g.probe)
             for g in answer.granted
         ],
         evaluations=[
@@ -348,6 +355,7 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
         retry_after_s=answer.retry_after_s,
         reason=answer.reason,
         stored=answer.stored,
+        ahead=answer.ahead,
     )
 
 

@@ -16,6 +16,7 @@ from parashard_coordinator.api.shard_reports import HOTTEST_MAX, TABLE_FIGURES, 
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.staleness import merged, quantile
+from parashard_coordinator.core.steering import in_words
 
 PROBLEMS_MAX = 64  # in one message
 _UINT64_MAX = (1 << 64) - 1
@@ -82,7 +83,7 @@ class StatusView:
             workers_wanted=job.workers_wanted,
             events=list(job.events),
             events_total=job.events_total,
-            consistency=self._consistency,
+            consistency=", ".join(text for text in (self._consistency, in_words(job, now_s)) if text),
             http_address=self.http_address,
             rollbacks=job.rounds.rollbacks,
             problems=[*job.problems.texts, *_storage_problems(records)][:PROBLEMS_MAX],

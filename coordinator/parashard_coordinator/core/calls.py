@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.following import Milestone, Rate, StepEnd
 from parashard_coordinator.core.leases import RETRY_PAUSE_S, Grant
@@ -123,6 +124,7 @@ class LeaseCall(NamedTuple):
     phases_s: Mapping[str, float] = MappingProxyType({})
     steps_only: bool = False
     warnings: Sequence[str] = ()
+    drifts: Sequence[Drift] = ()
 
 
 class LeaseAnswer(NamedTuple):
@@ -137,6 +139,7 @@ class LeaseAnswer(NamedTuple):
     retry_after_s: float = 0.02
     stored: int = 0  # the last call of this worker whose report is stored for a later coordinator
     stores_evaluated: bool = False
+    ahead: int | None = None  # steps that the worker may hold beside its present one; None: as the job says
 
 
 class FollowCall(NamedTuple):

@@ -31,6 +31,7 @@ from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.rounds import Standing
+from parashard_coordinator.core.steering import ahead, marked, sharing, steer, without_parts
 from parashard_coordinator.core.training_figures import known_figures
 from parashard_coordinator.kubernetes.ledger import PodEnd
 
@@ -172,6 +173,7 @@ class Core:
             worker.phases_s[phase] = seconds
         for step in call.completed:
             self._completed(worker, step, now_s)
+        steer(job, worker, call.drifts, now_s)
         job.awaited_workers.discard(worker.name)
         for failed in call.failed:
             self._failed(worker, FailedStep(*failed), now_s)
@@ -203,10 +205,12 @@ class Core:
             evaluations = job.evaluations.grant(worker.name, job.leases.lowest_incomplete, incarnations, now_s)
         if evaluations:
             return self._answer(worker, [], evaluations, revoked, "")
+        if slow := without_parts(job, worker, now_s):
+            return self._answer(worker, [], [], revoked, slow)
         granted = job.leases.grant(
             worker.name,
             min(want, job.options.lease_batch),
-            len(job.workers.live),
+            sharing(job, now_s),
             now_s,
             self._lease_limit(),
         )
@@ -214,7 +218,7 @@ class Core:
             job.progress.first_lease_s = now_s
         job.decisions += any([job.following.leases(grant.step) for grant in granted])
         granted = [grant._replace(learning_rate=job.following.rate_of(grant.step)) for grant in granted]
-        return self._answer(worker, granted, [], revoked, "" if granted else self.job.why_no_step)
+        return self._answer(worker, marked(job, granted), [], revoked, "" if granted else self.job.why_no_step)
 
     def tick(self, now_s: float) -> None:
         """End the leases of workers that have been silent for the lease time, and tell of a step that takes long."""
@@ -275,10 +279,6 @@ class Core:
     def pods_unwatched(self) -> None:
         """Take note that following the pods broke off with an error; it begins again by itself."""
         self.job.supervision.pod_watch_errors += 1
-
-    def scaled(self, what: str) -> None:
-        """Take note of what became of a change of the number of workers."""
-        self.job.add_event(what)
 
     def create_checkpoint(self, request: int, *, stop: bool = False) -> Answer:
         """Ask for a drained checkpoint, or how far it is; `stop`: the job stops once it is stored.
@@ -345,7 +345,7 @@ class Core:
     def _failed(self, worker: Worker, failed: FailedStep, now_s: float) -> bool:
         """Count a failed attempt, and stop the job if that is what it means; return whether it counts."""
         job = self.job
-        skip, before = job.options.skip_bad_steps, self._any_succeeded
+        skip, before = job.options.skip_bad_steps, job.leases.any_succeeded
         result = job.leases.fail(worker.name, failed.step, now_s, skip=skip)
         if result is None:
             return False
@@ -375,12 +375,6 @@ class Core:
         counted = [self._failed(worker, failed, now_s) for failed in reasons]
         job.leases.suspect(job.leases.held_by(worker.name))
         return any(counted)
-
-    @property
-    def _any_succeeded(self) -> bool:
-        """Some step has been completed with its gradient."""
-        job = self.job
-        return len(job.leases.complete) > sum(step in job.leases.complete for step in job.leases.skips)
 
     def _has_skipped(
         self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_incarnation: bool = False
@@ -485,10 +479,16 @@ class Core:
         reason: str,
     ) -> LeaseAnswer:
         job = self.job
-        stores = job.options.stores_evaluated
-        state, view = job.state, job.shards.view
         return LeaseAnswer(
-            granted, evaluations, revoked, state, view, reason, stored=worker.stored, stores_evaluated=stores
+            granted,
+            evaluations,
+            revoked,
+            job.state,
+            job.shards.view,
+            reason,
+            stored=worker.stored,
+            stores_evaluated=job.options.stores_evaluated,
+            ahead=ahead(job, worker),
         )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from parashard.display.figures import metric, metric_name
 from parashard.errors import WrongRun
 from parashard_coordinator.core.calls import JobState, Options
+from parashard_coordinator.core.controller import Controller, Drift, Lag
 from parashard_coordinator.core.draining import Draining
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.failures import Failures
@@ -74,6 +75,8 @@ class JobRecord:
         Starts and stops processes.
     rounds : RoundBook
         Where the shards stand, in jobs with rounds.
+    controller : Controller, optional
+        Decides who gets parts, and the lag, in an `auto` job.
     """
 
     def __init__(
@@ -83,8 +86,10 @@ class JobRecord:
         evaluations: Evaluations,
         launcher: Launcher,
         rounds: RoundBook,
+        controller: Controller | None = None,
     ) -> None:
         self.options = options
+        self.controller = controller
         self.policy = policy
         self.leases = StepLeases(
             options.steps_total,
@@ -291,6 +296,8 @@ class JobRecord:
             evaluated_weights={str(after): name for after, name in self.evaluations.stored_weights().items()},
             judged_steps={str(after): steps for after, steps in self.evaluations.judged_steps().items()},
             learning_rates=tuple(self.following.rates),
+            lags=() if self.controller is None else tuple(self.controller.lags),
+            drifts=() if self.controller is None else tuple(self.controller.drifts),
             leased_to=self.following.leased_to,
             epoch_losses={str(epoch): sums for epoch, sums in self.figures.losses().items()},
             not_finite_epochs=self.figures.not_finite(),
@@ -342,6 +349,8 @@ class JobRecord:
         past = {int(epoch): _numbers(figures) for epoch, figures in saved.epoch_figures.items()}
         self.figures.resume(saved.examples, saved.counted, sums, saved.not_finite_epochs, of_metrics, past)
         rates = [Rate(*rate) for rate in saved.learning_rates]
+        if self.controller is not None:
+            self.controller.resume([Lag(*lag) for lag in saved.lags], [Drift(*drift) for drift in saved.drifts])
         self.following.resume(rates, saved.leased_to, saved.stopped_by, saved.rates_decided)
         for step, loss in saved.ends:
             told = _numbers(saved.ends_metrics.get(str(step), {}))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.policies import LeasingPolicy
+from parashard_coordinator.core.step_times import StepTimes, median
 
 HOLDERS_MAX = 2  # a straggling step is computed twice at most at a time
 SPECULATION_MIN_S = 0.5
@@ -28,13 +29,14 @@ class Grant(NamedTuple):
 
     `skip`: push nothing for it, marked skipped. `announce`: a worker died that held it; the next one says that it
     begins to compute it before it does, so that its death can be told from that of a worker that only held it.
-    `learning_rate`: of its push; 0: the job's.
+    `learning_rate`: of its push; 0: the job's. `probe`: the worker measures the drift of its gradient.
     """
 
     step: int
     skip: bool = False
     announce: bool = False
     learning_rate: float = 0.0
+    probe: bool = False
 
 
 class Failed(NamedTuple):
@@ -105,11 +107,17 @@ class StepLeases:
         self._held: dict[str, set[int]] = {}
         self._granted_s: dict[tuple[int, str], float] = {}
         self._durations_s: deque[float] = deque(maxlen=DURATIONS_KEPT)
+        self.times = StepTimes()
 
     @property
     def finished(self) -> bool:
         """Every step of the target is complete."""
         return self.lowest_incomplete >= self.target
+
+    @property
+    def any_succeeded(self) -> bool:
+        """Some step has been completed with its gradient."""
+        return len(self.complete) > sum(step in self.complete for step in self.skips)
 
     @property
     def leased(self) -> int:
@@ -166,6 +174,7 @@ class StepLeases:
         granted_s = self._granted_s.get((step, worker))
         if granted_s is not None:
             self._durations_s.append(now_s - granted_s)
+            self._count_time(worker, step, granted_s, now_s)
         if step in self.complete:
             self._release(worker, step)
             return False
@@ -303,8 +312,15 @@ class StepLeases:
         held_s = now_s - granted_s
         if held_s <= SLOW_S:
             return None
-        usual_s = _median(self._durations_s) if self._durations_s else 0.0
+        usual_s = median(self._durations_s) if self._durations_s else 0.0
         return (worker, step, held_s) if held_s > SLOW_MEDIANS * usual_s else None
+
+    def _count_time(self, worker: str, step: int, granted_s: float, now_s: float) -> None:
+        """Count a worker's time for a step; one that it overtook took at least as long as it has had the step."""
+        self.times.took(worker, granted_s, now_s)
+        for other in self._steps[step].holders:
+            if self._granted_s[step, other] < granted_s:
+                self.times.took(other, self._granted_s[step, other], now_s)
 
     def _recount(self, complete: IntervalSet) -> None:
         """Derive from the complete steps what is still to be leased."""
@@ -329,7 +345,7 @@ class StepLeases:
         oldest_s = next(iter(self._granted_s.values()))
         if now_s - oldest_s <= SPECULATION_MIN_S:  # the usual case, told without a median
             return None
-        straggles_after_s = max(SPECULATION_MIN_S, self._speculate_after * _median(self._durations_s))
+        straggles_after_s = max(SPECULATION_MIN_S, self._speculate_after * median(self._durations_s))
         for (step, _), granted_s in self._granted_s.items():
             if now_s - granted_s <= straggles_after_s:
                 break
@@ -390,10 +406,3 @@ class StepLeases:
 
 
 _UNHELD = _Step()
-
-
-def _median(values: Iterable[float]) -> float:
-    """Return the median; the standard library's loads fractions and decimals with it."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -31,6 +31,8 @@ _LATER = (
     "rates_decided",
     "ends",
     "ends_metrics",
+    "lags",
+    "drifts",
 )
 
 
@@ -67,6 +69,8 @@ class Saved(Record):
     rates_decided: int = 0  # number of callbacks' last decision about the learning rate
     ends: tuple[tuple[int, float | None], ...] = ()  # steps that callbacks have to hear of, with finite losses
     ends_metrics: dict[str, dict[str, float | None]] = key(default_factory=dict)  # of these
+    lags: tuple[tuple[int, int, str], ...] = ()  # of `auto`: first step, lag, reason
+    drifts: tuple[tuple[int, float, int], ...] = ()  # step, drift, updates
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
@@ -99,6 +103,8 @@ class Saved(Record):
             evaluated_weights={after: name for after, name in self.evaluated_weights.items() if int(after) <= steps},
             judged_steps={after: found for after, found in self.judged_steps.items() if int(after) <= steps},
             learning_rates=tuple(rate for rate in self.learning_rates if rate[2] < steps),
+            lags=tuple(lag for lag in self.lags if lag[0] <= steps),
+            drifts=tuple(drift for drift in self.drifts if drift[0] < steps),
             leased_to=0,
             epoch_losses={},
             not_finite_epochs=(),

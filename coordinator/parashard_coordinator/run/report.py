@@ -27,6 +27,7 @@ from parashard.store.arrays import write_arrays
 from parashard.store.durable import replace_durably, write_durably
 from parashard.telemetry.transfer import Bytes, Overlap
 from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core import steering
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.staleness import quantile
 from parashard_coordinator.run.resolve import ResolvedJob
@@ -73,6 +74,7 @@ def report(
         "state": state,
         "reason": reason,
         "consistency": str(resolved.job.consistency.policy),
+        **steering.figures(job),
         "shards": job.options.shards,
         "workers": job.workers_wanted,
         "steps_total": steps,

@@ -64,6 +64,7 @@ def test_a_job_on_its_way() -> None:
         "partly_skipped_steps": 0,
         "pod_watch_errors_total": 0,
         "training_loss": 0.25,
+        "lag": 0,
         "step_lag_max": 0,
         "job_state": 2,
     }

@@ -44,7 +44,7 @@ def test_what_pods_do_after_the_end_is_of_no_interest() -> None:
 
 def test_what_became_of_scaling_is_an_event() -> None:
     core = core_of()
-    core.scaled("the Job has 5 workers now")
+    core.job.add_event("the Job has 5 workers now")
     assert "the Job has 5 workers now" in core.job.events
 
 

@@ -1,0 +1,305 @@
+"""Controller: what `consistency.policy = "auto"` decides while a job runs: which workers get parts, and the lag.
+
+Pure: each decision is a function of measured figures and `now_s`, and comes with its reason in words, which event,
+status and report repeat. Reads no job: `parashard_coordinator.core.steering` gives it the figures, and applies what it
+decides. Invariants: while a worker is live, one of the live workers gets parts; the lag is above 0 only where workers
+wait, and where the measured drift allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from parashard_coordinator.core.step_times import median
+
+SLOW = 3.0
+"""A worker that takes more than this many times the others' median gets no parts for a while."""
+SLOW_MIN_S = 0.02  # a part that takes less is never slow
+MEASURED = 3  # reports of a worker before it is judged; after a pause one is enough
+PAUSE_S, PAUSE_MAX_S = 30.0, 600.0
+
+LAG_MAX = 4
+WAITING_MIN = 0.1
+"""The lag rises only where workers spend more than this share of their time waiting."""
+DRIFT_MAX = 0.1
+"""Bound of lag times drift, the share by which one update changes the gradient of the same examples."""
+GAIN_MIN = 0.05  # a greater lag must save this share of a batch's time
+
+WARM_UP = 8  # batches before figures count: processes start, and models are compiled
+FIRST_POINT, POINTS_APART_MAX, POINTS_APART_LAGGING = 32, 1024, 128
+PROBES = (0, 2, 4)  # the batches from a point on in which one part's drift is measured
+SETTLED = 8  # batches after a point: its drifts are reported, and the lag is decided
+DRIFTS_KEPT = 64
+
+
+class Lag(NamedTuple):
+    """A lag that was decided, the first step that it holds for, and why."""
+
+    first_step: int
+    lag: int
+    reason: str
+
+
+class Drift(NamedTuple):
+    """A measured drift: the share by which the gradient of a step's examples changed within so many updates."""
+
+    step: int
+    drift: float
+    updates: int
+
+
+class Lagging(Protocol):
+    """The policy whose lag is decided here."""
+
+    parts: int
+    lag: int
+
+
+class Decision(NamedTuple):
+    """A lag, and why."""
+
+    lag: int
+    reason: str
+
+
+class Figures(NamedTuple):
+    """What was measured since the last decision, at one lag.
+
+    `waiting` is the share of the workers' time that is not computing; None: not known. `drift` is per update.
+    """
+
+    lag: int
+    waiting: float | None
+    drift: float | None
+    diverges: bool = False
+
+
+@dataclass
+class _Pause:
+    """A worker gets no parts until then; the next pause is as long as `next_s`."""
+
+    until_s: float
+    next_s: float
+    reason: str
+
+
+class Controller:
+    """The decisions of one job.
+
+    Parameters
+    ----------
+    policy : Lagging
+        Its `lag` is set here, and 0 at first; of its P parts batch b has the steps from b P to before (b + 1) P.
+
+    Attributes
+    ----------
+    lags : list of Lag
+        Every change of the lag.
+    drifts : list of Drift
+        The newest measurements.
+    reason : str
+        Why the lag is what it is.
+    """
+
+    def __init__(self, policy: Lagging) -> None:
+        self._policy = policy
+        self.parts = policy.parts
+        self.lags: list[Lag] = []
+        self.drifts: list[Drift] = []
+        self.reason = "nothing is measured yet"
+        self._pauses: dict[str, _Pause] = {}
+        self._probed: set[int] = set()
+        self._point = FIRST_POINT
+        self._window: _Window | None = None
+        self._batch_s: dict[int, float] = {}  # the newest time of a batch, by lag
+
+    @property
+    def lag(self) -> int:
+        """The lag that holds for steps that are leased from now on."""
+        return self._policy.lag
+
+    def resume(self, lags: Sequence[Lag], drifts: Sequence[Drift]) -> None:
+        """Go on from what an earlier coordinator decided and measured."""
+        self.lags, self.drifts = list(lags), list(drifts)
+        if lags:
+            _, self._policy.lag, self.reason = lags[-1]
+
+    # --- slow workers ---
+
+    def judge_worker(self, name: str, times: Sequence[float], others: Sequence[float], now_s: float) -> str:
+        """Give a worker no parts for a while if it is slow; return what to tell of it, or "".
+
+        `times` are its latest times of a part, and `others` the usual time of each other worker that gets parts.
+        """
+        before = self._pauses.get(name)
+        if before is not None and before.until_s > now_s:
+            return ""
+        slow = slowness(times, others, MEASURED if before is None else 1)
+        if not slow:
+            if before is not None and len(times) >= MEASURED:
+                del self._pauses[name]
+            return ""
+        pause_s = PAUSE_S if before is None else before.next_s
+        self._pauses[name] = _Pause(now_s + pause_s, min(2 * pause_s, PAUSE_MAX_S), slow)
+        return f"{name} gets no parts for {pause_s:.0f} s: {slow}"
+
+    def without(self, name: str, live: Collection[str], now_s: float) -> str:
+        """Return why a worker gets no parts now; "": it gets some, as where all live workers are slow."""
+        pause = self._pauses.get(name)
+        if pause is None or pause.until_s <= now_s:
+            return ""
+        return pause.reason if self.taking_part(live, now_s) != list(live) else ""
+
+    def taking_part(self, live: Collection[str], now_s: float) -> list[str]:
+        """Return which of the live workers get parts: those that are not slow, or all where there are no others."""
+        quick = [name for name in live if name not in self._pauses or self._pauses[name].until_s <= now_s]
+        return quick or list(live)
+
+    # --- the lag ---
+
+    def marks(self, step: int) -> bool:
+        """Tell whether the drift is measured at a step that is leased now; once for each batch that asks for it."""
+        batch = step // self.parts
+        if batch - self._point not in PROBES or batch in self._probed:
+            return False
+        self._probed.add(batch)
+        return True
+
+    def drifted(self, drift: Drift) -> None:
+        """Take a measurement."""
+        self.drifts = [*self.drifts, drift][-DRIFTS_KEPT:]
+
+    def look(
+        self, batch: int, spent_s: Mapping[object, Mapping[str, float]], now_s: float, next_step: int, *, diverges: bool
+    ) -> Lag | None:
+        """Decide on the lag where it is time to; return a change of it.
+
+        Parameters
+        ----------
+        batch : int
+            The lowest incomplete one.
+        spent_s : mapping of a worker's incarnation to a mapping of str to float
+            Where the time of those that get parts went, since they started.
+        next_step : int
+            The first step that was never leased, the first of its batch: a change holds from there on.
+        diverges : bool
+            The training loss rises, or is not finite.
+        """
+        if self._window is None and batch >= WARM_UP:  # at the start, and of a coordinator that was started again
+            self._window, self._point = _Window(batch, now_s, copied(spent_s)), point_after(batch, self.lag)
+        if diverges and self.lag:
+            self._window = _Window(batch, now_s, copied(spent_s))
+            return self._set(choose_lag(Figures(self.lag, None, None, diverges=True), {}), next_step)
+        if batch < self._point + SETTLED or self._window is None:
+            return None
+        self._batch_s[self.lag] = (now_s - self._window.since_s) / max(1, batch - self._window.first)
+        drifts = [found.drift / found.updates for found in self.drifts if found.step >= self._point * self.parts]
+        drift = median(drifts) if drifts else None
+        figures = Figures(self.lag, waiting_share(self._window.spent_s, spent_s), drift, diverges)
+        change = self._set(choose_lag(figures, self._batch_s), next_step)
+        self._point, self._probed = point_after(batch, self.lag), set()
+        self._window = _Window(batch, now_s, copied(spent_s))
+        return change
+
+    def overlaps(self, spent_s: Mapping[str, float]) -> bool:
+        """Tell whether a worker may hold another part beside its present one, to transfer while it computes."""
+        total_s = spent_s["transfer"] + spent_s["compute"]
+        return self.lag > 0 and spent_s["transfer"] > WAITING_MIN * total_s
+
+    def _set(self, decision: Decision, next_step: int) -> Lag | None:
+        self.reason = decision.reason
+        if decision.lag == self.lag:
+            return None
+        change = Lag(next_step, *decision)
+        self.lags.append(change)
+        self._policy.lag = change.lag
+        return change
+
+
+@dataclass
+class _Window:
+    """Since when figures are collected: the batch, the time, and what workers had spent by then."""
+
+    first: int
+    since_s: float
+    spent_s: Mapping[object, Mapping[str, float]] = field(default_factory=dict)
+
+
+def choose_lag(figures: Figures, batch_s: Mapping[int, float]) -> Decision:
+    """Decide on the lag, by at most one more than the present one.
+
+    Parameters
+    ----------
+    figures : Figures
+        At the present lag.
+    batch_s : mapping of int to float
+        The newest time of a batch, by lag.
+    """
+    lag, waiting, drift, diverges = figures
+    if diverges:
+        return Decision(0, "the training loss rises")
+    waits = "" if waiting is None else f"workers wait {waiting:.0%} of their time"
+    if lag == 0 and (waiting is None or waiting <= WAITING_MIN):
+        return Decision(0, waits or "nothing is measured yet")
+    if drift is None:
+        return Decision(0, f"{waits}; how much an update changes a gradient is not known")
+    changes = f"an update changes a gradient by {drift:.0%}"
+    allowed = LAG_MAX if drift * LAG_MAX <= DRIFT_MAX else int(DRIFT_MAX / drift)
+    if allowed < 1 or allowed < lag:
+        return Decision(allowed, f"{waits}, but {changes}")
+    if lag and not _saves(batch_s, lag):
+        now, before = batch_s[lag], batch_s[lag - 1]
+        return Decision(lag - 1, f"lag {lag} saves too little: {now:.3g} s a batch, {before:.3g} s with lag {lag - 1}")
+    reason = f"{waits}, and {changes}"
+    more = waiting is not None and waiting > WAITING_MIN and lag < allowed and _saves(batch_s, lag + 1)
+    return Decision(lag + 1 if more else lag, reason)
+
+
+def slowness(times: Sequence[float], others: Sequence[float], needed: int) -> str:
+    """Say how much slower a worker is than the others, by the least of its latest `needed` times; "": it is not."""
+    if len(times) < needed or not others:
+        return ""
+    own_s, others_s = min(times[-needed:]), median(others)
+    if own_s <= max(SLOW_MIN_S, SLOW * others_s):
+        return ""
+    return f"a part takes it {own_s:.3g} s, the others {others_s:.3g} s"
+
+
+def waiting_share(
+    before: Mapping[object, Mapping[str, float]], after: Mapping[object, Mapping[str, float]]
+) -> float | None:
+    """Return the share of time that workers waited for leases, pulls and pushes; None: they did nothing."""
+    waited_s = total_s = 0.0
+    for worker in before.keys() & after.keys():
+        spent = {phase: after[worker][phase] - before[worker][phase] for phase in after[worker]}
+        waits_s = spent["lease"] + spent["pull"] + spent["push"]
+        waited_s += waits_s
+        total_s += waits_s + spent["compute"]
+    return waited_s / total_s if total_s > 0 else None
+
+
+def point_after(batch: int, lag: int) -> int:
+    """Return the first point after a batch: powers of two from 32 to 1024, then each multiple of 1024.
+
+    While the lag is above 0 points are at most 128 batches apart: what an update changes may grow meanwhile.
+    """
+    point = FIRST_POINT
+    while point <= batch and point < POINTS_APART_MAX:
+        point *= 2
+    if point <= batch:
+        point = (batch // POINTS_APART_MAX + 1) * POINTS_APART_MAX
+    return min(point, batch + POINTS_APART_LAGGING) if lag else point
+
+
+def copied(spent_s: Mapping[object, Mapping[str, float]]) -> dict[object, Mapping[str, float]]:
+    """Return a copy that does not change as workers report."""
+    return {worker: dict(spent) for worker, spent in spent_s.items()}
+
+
+def _saves(batch_s: Mapping[int, float], lag: int) -> bool:
+    """Tell whether a lag saves time over the one below; one that was not tried may."""
+    if lag not in batch_s or lag - 1 not in batch_s:
+        return True
+    return batch_s[lag] <= (1 - GAIN_MIN) * batch_s[lag - 1]

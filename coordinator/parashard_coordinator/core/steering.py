@@ -1,0 +1,107 @@
+"""Steering: gives the controller of an `auto` job its figures, and applies what it decides.
+
+Pure: `now_s` is an argument. Called by `parashard_coordinator.core.core` after reports and before grants; in jobs of
+other policies nothing happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parashard_coordinator.core.controller import Controller, Drift
+from parashard_coordinator.core.job_record import JobRecord
+from parashard_coordinator.core.leases import Grant
+from parashard_coordinator.core.membership import Worker
+from parashard_coordinator.core.progress import NOT_FINITE, RISES
+from parashard_coordinator.core.step_times import median
+
+
+def steer(job: JobRecord, worker: Worker, drifts: Sequence[Drift], now_s: float) -> None:
+    """Take in what a worker reported with its call, and decide what is due."""
+    controller = job.controller
+    if controller is None:
+        return
+    for drift in drifts:
+        controller.drifted(drift)
+    _judge(job, controller, worker, now_s)
+    parts = controller.taking_part(_live(job), now_s)
+    members = [job.workers.by_name[name] for name in parts]
+    change = controller.look(
+        job.leases.lowest_incomplete // controller.parts,
+        {(member.name, member.incarnation): member.phases_s for member in members},
+        now_s,
+        job.leases.leased_so_far(),
+        diverges=RISES in job.problems or NOT_FINITE in job.problems,
+    )
+    if change is not None:
+        job.decisions += 1
+        batch = change.first_step // controller.parts
+        job.add_event(f"from batch {batch:,} on the lag is {change.lag}: {change.reason}")
+
+
+def without_parts(job: JobRecord, worker: Worker, now_s: float) -> str:
+    """Return why a worker gets no step now; "" if it gets some."""
+    return "" if job.controller is None else job.controller.without(worker.name, _live(job), now_s)
+
+
+def sharing(job: JobRecord, now_s: float) -> int:
+    """Return how many of the live workers get steps."""
+    live = _live(job)
+    return len(live if job.controller is None else job.controller.taking_part(live, now_s))
+
+
+def marked(job: JobRecord, grants: Sequence[Grant]) -> list[Grant]:
+    """Return grants, marked where the controller wants to know the drift at their step."""
+    if job.controller is None:
+        return list(grants)
+    return [grant._replace(probe=not grant.skip and job.controller.marks(grant.step)) for grant in grants]
+
+
+def ahead(job: JobRecord, worker: Worker) -> int | None:
+    """Return how many steps a worker may hold beside its present one; None: as the job says."""
+    return None if job.controller is None else int(job.controller.overlaps(worker.phases_s))
+
+
+def in_words(job: JobRecord, now_s: float) -> str:
+    """Return the lag and who gets no parts, each with the reason; "" for other policies."""
+    controller = job.controller
+    if controller is None:
+        return ""
+    slow = [
+        f"{worker.name} gets no parts ({why})"
+        for worker in job.workers.live
+        if (why := without_parts(job, worker, now_s))
+    ]
+    return "; ".join([f"lag {controller.lag} ({controller.reason})", *slow])
+
+
+def figures(job: JobRecord) -> dict[str, Any]:
+    """Return every change of the lag, and the drifts that were measured, for the report; nothing for other policies."""
+    controller = job.controller
+    if controller is None:
+        return {}
+    return {
+        "lags": [
+            {"first_batch": first_step // controller.parts, "lag": lag, "reason": reason}
+            for first_step, lag, reason in controller.lags
+        ],
+        "drifts": [
+            {"batch": step // controller.parts, "drift": drift, "updates": updates}
+            for step, drift, updates in controller.drifts
+        ],
+    }
+
+
+def _judge(job: JobRecord, controller: Controller, worker: Worker, now_s: float) -> None:
+    times = job.leases.times
+    quick = [name for name in controller.taking_part(_live(job), now_s) if name != worker.name]
+    others = [median(times.of(name)) for name in quick if times.of(name)]
+    slow = controller.judge_worker(worker.name, times.of(worker.name), others, now_s)
+    if slow:
+        times.forget(worker.name)
+        job.add_event(slow)
+
+
+def _live(job: JobRecord) -> list[str]:
+    return [worker.name for worker in job.workers.live]

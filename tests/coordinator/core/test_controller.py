@@ -1,0 +1,244 @@
+"""The controller of `auto`: who gets parts and how far batches may overlap, by figures alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parashard_coordinator.core.controller import (
+    DRIFT_MAX,
+    FIRST_POINT,
+    LAG_MAX,
+    PAUSE_S,
+    PROBES,
+    SETTLED,
+    SLOW,
+    Controller,
+    Drift,
+    Figures,
+    Lag,
+    choose_lag,
+    point_after,
+    slowness,
+    waiting_share,
+)
+
+LIVE = ["worker-0", "worker-1", "worker-2"]
+
+
+def spent(lease: float = 0.0, compute: float = 0.0, transfer: float = 0.0) -> dict[str, float]:
+    """Return where a worker's time went; all of its transfers are pulls that were waited for."""
+    return {"lease": lease, "pull": transfer, "compute": compute, "push": 0.0, "transfer": transfer}
+
+
+@dataclass
+class Policy:
+    """A policy of batches in parts."""
+
+    parts: int
+    lag: int = 0
+
+
+def controller_of(parts: int) -> Controller:
+    """Return a controller of batches in so many parts."""
+    return Controller(Policy(parts))
+
+
+def paused() -> Controller:
+    """Return a controller that has found worker-2 slow at 0 s."""
+    controller = controller_of(3)
+    assert controller.judge_worker("worker-2", [1.0, 1.0, 1.0], [0.1, 0.1], 0.0)
+    return controller
+
+
+def driven(waiting: float, drift: float | None, batches: int, controller: Controller | None = None) -> Controller:
+    """Return a controller of 2 parts after so many batches of a second, with this share of waiting and this drift."""
+    controller = controller or controller_of(2)
+    for batch in range(batches):
+        for step in (2 * batch, 2 * batch + 1):
+            if controller.marks(step) and drift is not None:
+                controller.drifted(Drift(step, drift, 1))
+        times = {"worker-0": spent(lease=batch * waiting, compute=batch * (1 - waiting))}
+        controller.look(batch, times, float(batch), 2 * batch + 2, diverges=False)
+    return controller
+
+
+# --- slow workers ---
+
+
+def test_a_worker_is_slow_by_its_best_of_three_times() -> None:
+    assert "1.3 s" in slowness([2.0, 1.3, 1.5], [0.4, 0.4], 3)
+    assert slowness([2.0, 1.3, 0.5], [0.4, 0.4], 3) == ""
+    assert slowness([2.0, 2.0], [0.4], 3) == ""  # not measured yet
+    assert slowness([2.0, 2.0, 2.0], [], 3) == ""  # there is no other
+    assert slowness([0.01] * 3, [0.001], 3) == ""  # all are quick enough
+
+
+def test_a_slow_worker_gets_no_parts_and_the_others_share_them() -> None:
+    controller = paused()
+    assert "a part takes it 1 s, the others 0.1 s" in controller.without("worker-2", LIVE, 1.0)
+    assert controller.without("worker-1", LIVE, 1.0) == ""
+    assert controller.taking_part(LIVE, 1.0) == ["worker-0", "worker-1"]
+
+
+def test_a_slow_worker_works_where_there_is_no_other() -> None:
+    controller = paused()
+    assert controller.without("worker-2", ["worker-2"], 1.0) == ""
+    assert controller.taking_part(["worker-2"], 1.0) == ["worker-2"]
+
+
+def test_a_slow_worker_is_tried_again_after_a_while_that_doubles() -> None:
+    controller = paused()
+    assert controller.without("worker-2", LIVE, PAUSE_S - 0.1)
+    assert controller.without("worker-2", LIVE, PAUSE_S) == ""
+    assert "60 s" in controller.judge_worker("worker-2", [1.0], [0.1], PAUSE_S + 1)  # one time is enough
+    assert controller.without("worker-2", LIVE, PAUSE_S + 60)
+
+
+def test_a_worker_that_is_quick_again_is_like_any_other() -> None:
+    controller = paused()
+    assert controller.judge_worker("worker-2", [0.1, 0.1, 0.1], [0.1], PAUSE_S + 1) == ""
+    assert controller.judge_worker("worker-2", [0.1, 0.1, 1.0], [0.1], PAUSE_S + 2) == ""  # needs three again
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcde"), st.floats(0.001, 100.0), min_size=1),
+    st.lists(st.sampled_from("abcde"), min_size=1, unique=True),
+    st.floats(0.0, 1000.0),
+)
+def test_some_live_worker_always_gets_parts(times: dict[str, float], live: list[str], now_s: float) -> None:
+    controller = controller_of(2)
+    for name, seconds in times.items():
+        others = [other_s for other, other_s in times.items() if other != name]
+        controller.judge_worker(name, [seconds] * 3, others, 0.0)
+    taking = controller.taking_part(live, now_s)
+    assert taking
+    assert set(taking) == {name for name in live if not controller.without(name, live, now_s)}
+
+
+# --- the lag ---
+
+
+def test_the_lag_is_0_while_workers_hardly_wait() -> None:
+    controller = driven(0.06, 0.001, 200)
+    assert (controller.lag, controller.lags) == (0, [])
+    assert controller.reason == "workers wait 6% of their time"
+
+
+def test_the_lag_is_0_while_the_drift_is_not_known() -> None:
+    controller = driven(0.5, None, 200)
+    assert controller.lag == 0
+    assert "not known" in controller.reason
+
+
+def test_the_lag_is_0_where_an_update_changes_gradients_much() -> None:
+    controller = driven(0.5, 2 * DRIFT_MAX, 200)
+    assert controller.lag == 0
+    assert "an update changes a gradient by 20%" in controller.reason
+
+
+def test_the_lag_rises_where_workers_wait_and_updates_change_little() -> None:
+    controller = driven(0.5, 0.01, FIRST_POINT + SETTLED + 1)
+    (change,) = controller.lags
+    batch = FIRST_POINT + SETTLED
+    assert change == Lag(2 * batch + 2, 1, "workers wait 50% of their time, and an update changes a gradient by 1%")
+
+
+def test_a_lag_that_saves_no_time_is_taken_back_and_not_tried_again() -> None:
+    controller = driven(0.5, 0.01, 2000)  # a batch takes a second at any lag
+    assert [change.lag for change in controller.lags] == [1, 0]
+    assert "saves too little" in controller.lags[1].reason
+
+
+def test_a_newer_measurement_takes_the_lag_back() -> None:
+    controller = driven(0.5, 0.01, FIRST_POINT + SETTLED + 1)
+    for batch in range(FIRST_POINT + SETTLED, 400):
+        for step in (2 * batch, 2 * batch + 1):
+            if controller.marks(step):
+                controller.drifted(Drift(step, 0.5, 1))
+        times = {"worker-0": spent(lease=batch * 0.5, compute=batch * 0.5)}
+        controller.look(batch, times, 0.5 * batch, 2 * batch + 2, diverges=False)
+    assert [change.lag for change in controller.lags] == [1, 0]
+    assert "50%" in controller.lags[1].reason
+
+
+def test_a_loss_that_rises_takes_the_lag_back_at_once() -> None:
+    controller = driven(0.5, 0.01, FIRST_POINT + SETTLED + 1)
+    batch = FIRST_POINT + SETTLED + 1
+    change = controller.look(batch, {}, float(batch), 90, diverges=True)
+    assert change == Lag(90, 0, "the training loss rises")
+
+
+def test_a_drift_over_several_updates_is_shared_out() -> None:
+    controller = controller_of(2)
+    for batch in range(FIRST_POINT + SETTLED + 1):
+        if controller.marks(2 * batch):
+            controller.drifted(Drift(2 * batch, 0.16, 4))
+        times = {"worker-0": spent(lease=batch * 1.0, compute=batch * 1.0)}
+        controller.look(batch, times, float(batch), 2 * batch + 2, diverges=False)
+    assert controller.lag == 1
+
+
+def test_the_drift_is_measured_once_in_each_of_a_point_s_batches() -> None:
+    controller, steps = controller_of(4), range(4 * (FIRST_POINT + SETTLED))
+    assert [step for step in steps if controller.marks(step)] == [4 * (FIRST_POINT + after) for after in PROBES]
+    assert not any(controller.marks(step) for step in steps)
+
+
+def test_a_controller_goes_on_from_what_was_decided() -> None:
+    lags = [Lag(100, 1, "workers wait"), Lag(300, 2, "workers wait more")]
+    controller = controller_of(4)
+    controller.resume(lags, [Drift(64, 0.01, 1)])
+    assert (controller.lag, controller.reason) == (2, "workers wait more")
+    assert controller.look(5000, {}, 0.0, 20004, diverges=False) is None  # it measures before it decides
+    assert controller.lag == 2
+
+
+lags = st.integers(0, LAG_MAX)
+shares = st.none() | st.floats(0.0, 1.0)
+drifts = st.none() | st.floats(0.0, 2.0)
+
+
+@given(lags, shares, drifts, st.booleans(), st.dictionaries(lags, st.floats(0.001, 10.0)))
+def test_a_lag_stays_within_what_the_drift_allows(
+    lag: int, waiting: float | None, drift: float | None, diverges: bool, batch_s: dict[int, float]
+) -> None:
+    decision = choose_lag(Figures(lag, waiting, drift, diverges), batch_s)
+    assert 0 <= decision.lag <= min(lag + 1, LAG_MAX)
+    assert decision.reason
+    if diverges or drift is None:
+        assert decision.lag == 0
+    else:
+        assert decision.lag * drift <= DRIFT_MAX + 1e-9
+
+
+def test_points_are_powers_of_two_and_then_a_thousand_batches_apart() -> None:
+    found, batch = [], 0
+    while batch < 4000:
+        batch = point_after(batch, 0)
+        found.append(batch)
+    assert found == [32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]
+    assert point_after(2048, 1) == 2048 + 128
+
+
+def test_the_waiting_share_leaves_out_workers_that_came_or_went() -> None:
+    before = {"a": spent(lease=1.0, compute=1.0), "gone": spent(lease=9.0)}
+    after = {"a": spent(lease=2.0, compute=3.0, transfer=1.0), "new": spent(lease=9.0)}
+    assert waiting_share(before, after) == 0.5
+    assert waiting_share({}, after) is None
+
+
+@pytest.mark.parametrize(("lag", "transfer", "overlaps"), [(0, 1.0, False), (1, 0.05, False), (1, 0.2, True)])
+def test_only_with_a_lag_and_long_transfers_a_worker_holds_another_part(
+    lag: int, transfer: float, overlaps: bool
+) -> None:
+    controller = controller_of(2)
+    controller.resume([Lag(0, lag, "")], [])
+    assert controller.overlaps(spent(compute=1.0, transfer=transfer)) is overlaps
+
+
+def test_the_slow_factor_is_above_an_even_share_of_one_worker_less() -> None:
+    assert SLOW > 2  # leaving one of two workers out doubles the other's work

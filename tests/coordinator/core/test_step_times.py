@@ -1,0 +1,46 @@
+"""StepTimes: what each worker takes for a step."""
+
+from __future__ import annotations
+
+from parashard_coordinator.core.leases import StepLeases
+from parashard_coordinator.core.policies import Async
+from parashard_coordinator.core.step_times import KEPT, StepTimes, median
+
+
+def test_a_step_that_waited_behind_another_one_begins_when_that_was_done() -> None:
+    times = StepTimes()
+    times.took("worker-0", 1.0, 3.0)
+    times.took("worker-0", 1.0, 4.0)
+    times.took("worker-0", 9.0, 9.5)
+    assert times.of("worker-0") == [2.0, 1.0, 0.5]
+
+
+def test_steps_that_are_reported_together_share_the_time() -> None:
+    times = StepTimes()
+    for _ in range(4):
+        times.took("worker-0", 1.0, 3.0)
+    assert times.of("worker-0") == [0.5]
+
+
+def test_the_newest_are_kept_and_a_worker_can_be_forgotten() -> None:
+    times = StepTimes()
+    for step in range(KEPT + 5):
+        times.took("worker-0", float(step), step + 0.5)
+    assert times.of("worker-0") == [0.5] * KEPT
+    times.forget("worker-0")
+    assert times.of("worker-0") == times.of("nobody") == []
+
+
+def test_a_worker_that_is_overtaken_took_at_least_as_long() -> None:
+    leases = StepLeases(8, 0, Async(), speculate_after=1.0)
+    leases.grant("slow", 1, 2, 0.0, 8)
+    for step in range(1, 8):
+        leases.grant("quick", 1, 2, float(step), 8)
+        leases.acknowledge("quick", step, [], step + 0.1)
+    assert [grant.step for grant in leases.grant("quick", 1, 2, 10.0, 8)] == [0]
+    assert leases.acknowledge("quick", 0, [], 10.5)
+    assert leases.times.of("slow") == [10.5]
+
+
+def test_a_median_of_an_even_number_is_between_the_two_in_the_middle() -> None:
+    assert (median([3.0, 1.0, 2.0]), median([4.0, 1.0, 2.0, 3.0])) == (2.0, 2.5)

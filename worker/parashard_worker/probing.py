@@ -1,0 +1,99 @@
+"""Probe: measures how much updates change a gradient, at the steps for which the coordinator asks.
+
+Drift = |g' - g| / |g|: g is the gradient of a step as it was pushed, and g' that of the same examples at weights that
+are at least one update newer. Owns a copy of one gradient at a time. Nothing is pushed, and what is random in a step is
+drawn by its number: the steps come out as without a probe. One that fails is logged, and its drift stays unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.pulled import Pulled
+from parashard.data.base import Batch
+from parashard.plan.variables import Float32s
+from parashard.process.logs import log
+from parashard_worker.computing import Task
+from parashard_worker.leasing import Leasing
+from parashard_worker.transfers import Transfers
+
+
+class _Kept(NamedTuple):
+    """A step whose gradient is computed again at newer weights, and what its own were."""
+
+    step: int
+    batch: Batch
+    gradients: dict[str, Float32s]
+    versions: tuple[int, ...]
+    incarnations: tuple[int, ...]
+
+
+class Probe:
+    """One worker's measurements, one at a time.
+
+    Parameters
+    ----------
+    task : Task
+        Computes gradients.
+    transfers : Transfers
+        Pulls rows of tables.
+    leasing : Leasing
+        Where drifts are reported.
+    """
+
+    def __init__(self, task: Task, transfers: Transfers, leasing: Leasing) -> None:
+        self._task, self._transfers, self._leasing = task, transfers, leasing
+        self._kept: _Kept | None = None
+
+    def keep(self, grant: pb.Grant, batch: Batch, gradients: Mapping[str, Float32s] | None, pulled: Pulled) -> None:
+        """Keep a step's gradient if the coordinator asks for its drift."""
+        if grant.probe and gradients:
+            own = {name: array.copy() for name, array in gradients.items() if self._counts(name)}
+            self._kept = _Kept(grant.step, batch, own, pulled.versions, pulled.incarnations)
+
+    def measure(self, grant: pb.Grant, pulled: Pulled | None) -> None:
+        """Compute the kept gradient again if the weights of the next step are newer, and report the drift."""
+        kept = self._kept
+        if kept is None or pulled is None:
+            return
+        same = pulled.incarnations == kept.incarnations  # else a shard was restored, and versions do not tell
+        updates = min(after - before for before, after in zip(kept.versions, pulled.versions, strict=True))
+        if same and updates < 1:
+            return  # the next pull may have an update
+        self._kept = None
+        if not same:
+            return
+        try:
+            with self._leasing.reading(grant):
+                drift = drift_of(kept.gradients, self._again(grant, kept.batch, pulled))
+        except BaseException as error:  # noqa: BLE001  # whatever a user's model raises
+            log.warning("probe-failed", step=kept.step, error=repr(error))
+            return
+        if math.isfinite(drift):
+            self._leasing.drifted(pb.StepDrift(step=kept.step, drift=drift, updates=updates))
+
+    def _again(self, grant: pb.Grant, batch: Batch, pulled: Pulled) -> Mapping[str, Float32s]:
+        if not self._task.tables:
+            return self._task.gradients(batch, pulled.variables)[2] or {}
+        rows = self._transfers.pull(grant, batch.keys)
+        assert rows is not None
+        try:
+            return self._task.gradients(batch, {**rows.variables, **rows.rows})[2] or {}
+        finally:
+            rows.release()
+
+    def _counts(self, name: str) -> bool:
+        """Tell whether a variable's gradient is one: rows of tables are left out, and state has none."""
+        return name in self._task.plan.variables and not self._task.plan.variables[name].state
+
+
+def drift_of(before: Mapping[str, Float32s], after: Mapping[str, Float32s]) -> float:
+    """Return |after - before| / |before| over the variables of `before`; NaN where that is zero."""
+    changed = sum(float(np.square(after[name] - g, dtype=np.float64).sum()) for name, g in before.items())
+    whole = sum(float(np.square(g, dtype=np.float64).sum()) for g in before.values())
+    return math.sqrt(changed / whole) if whole else math.nan
