@@ -209,6 +209,12 @@ class Model:
             return rows_of(piece.inputs) / rows_of(whole.inputs)
         return self._loss_kind.share(self._trees(piece.targets), self._trees(whole.targets))
 
+    def counts_rows(self, piece: Batch) -> bool:
+        """Tell whether the share of a piece of a batch is that of its examples, whatever the others are."""
+        if self._loss_kind is None or piece.weights is not None:
+            return True
+        return self._loss_kind.counts_rows(self._trees(piece.targets))
+
     def for_thread(self) -> Model:
         """Return one with a module of its own, made or copied anew; it computes in turn, for generators are shared."""
         own, mine = copy.copy(self), self._ready()

@@ -17,7 +17,7 @@ from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.metrics import Metric, Sums
-from parashard.models.base import Initial, LooksUp, Model, TellsMetrics
+from parashard.models.base import Initial, LooksUp, Model, TellsMetrics, adds_losses
 from parashard.models.judging import Totals
 from parashard.models.looking_up import placed
 from parashard.models.state import host_array
@@ -183,7 +183,9 @@ class Accumulated:
         self._share: Callable[[Batch, Batch], float] = getattr(model, "share", _share_of_rows)
         self._metrics = Totals()
         self.evaluate = model.evaluate
-        self.adds_losses: bool = getattr(model, "adds_losses", False)
+        self.adds_losses = adds_losses(model)
+        self.share: Callable[[Batch, Batch], float] = self._share
+        self.counts_rows: Callable[[Batch], bool] = getattr(model, "counts_rows", lambda piece: True)
         self.tables: Any = getattr(model, "tables", ())
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:

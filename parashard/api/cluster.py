@@ -35,6 +35,7 @@ from parashard.job.tables import job_name_from
 from parashard.launch.run_folders import new_run_dir
 from parashard.launch.steering import Steering
 from parashard.plan.optimizers import OptimizerSpec
+from parashard.plan.steps import parts_of_batch
 from parashard.plan.variables import Float32s
 
 FINISH_S = 600.0
@@ -89,8 +90,11 @@ class Cluster:
         examples = checked_size("ps.Cluster: examples", examples)
         file = Path(sys.argv[0] or "session.py")
         chosen = checked_servers(strategy)
+        consistency = chosen.consistency
+        if consistency == "auto" and parts_of_batch(0, batch_size) == 1:
+            consistency = "async"  # there is nothing that sessions could share
         sessions = ParameterServerStrategy(
-            consistency=chosen.consistency, tls_dir=chosen.tls_dir, **{**chosen.cluster, "workers": 0}
+            consistency=consistency, tls_dir=chosen.tls_dir, **{**chosen.cluster, "workers": 0}
         )
         self._tables = checked_tables(tables)
         parts = Parts(

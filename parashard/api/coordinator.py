@@ -158,11 +158,13 @@ class Coordinator:
         checked_size("queue", queue)
         checked_timeout_s(timeout_s)
         chosen = checked_servers(strategy)
-        if chosen.consistency.startswith("sync"):
+        if chosen.consistency.startswith(("sync", "auto:")):
             raise ConfigurationError(
                 f'ps.Coordinator with consistency = "{chosen.consistency}": functions are scheduled one by one, and '
-                "a round is many; allowed: async, ssp:K"
+                "a round or batch is many; allowed: async, ssp:K"
             )
+        if chosen.consistency == "auto":  # a function is no part of a batch
+            chosen = chosen.with_consistency("async")
         if chosen.workers_as == THREADS:
             raise ConfigurationError(
                 f"ps.Coordinator with workers_as={THREADS!r}: functions are found in the script that is run again; "

@@ -30,7 +30,7 @@ class Here:
         """False: there are no workers."""
         return False
 
-    def enter(self, call: FitCall) -> None:
+    def enter(self, call: FitCall) -> FitCall:
         """Refuse a worker: this call has none; try the model."""
         if SCRIPT.is_worker:
             raise ConfigurationError(
@@ -38,6 +38,7 @@ class Here:
                 "worker processes in the one that started it: a script makes the same calls wherever it runs"
             )
         call.present.try_step(call.source, call.loaded.job, call.pieces)
+        return call
 
     def train(self, fit: Fit) -> dict[str, Any]:
         """Train by this process's own shard and replicas."""

@@ -14,6 +14,7 @@ from parashard.api.code import code_of
 from parashard.api.fits import Fit, FitCall
 from parashard.api.jobs import check_same_call, check_same_job, check_same_model
 from parashard.api.script import SCRIPT
+from parashard.api.splitting import tried
 from parashard.api.strategies import THREADS, ClusterStrategy
 from parashard.api.worker_threads import worker_threads
 from parashard.display.paths import short_path
@@ -44,8 +45,8 @@ class OnCluster:
             self._strategy.workers_as is None and SCRIPT.is_interactive
         )
 
-    def enter(self, call: FitCall) -> None:
-        """Be the worker that this process is for, and end; else try the model."""
+    def enter(self, call: FitCall) -> FitCall:
+        """Be the worker that this process is for, and end; else try the model, and choose the parts of a batch."""
         if SCRIPT.is_worker:
             loaded, spec, code = call.loaded, call.source.spec, call.code
 
@@ -63,10 +64,11 @@ class OnCluster:
                 check,
                 lambda theirs: check_same_job(loaded, theirs),
             )
-        call.present.try_step(call.source, call.loaded.job, call.pieces)
+        call = tried(call)
         if not self.runs_script:
             SCRIPT.check_thread()
             for_thread(call.model)  # what no thread could have is said before there is a run
+        return call
 
     def train(self, fit: Fit) -> dict[str, Any]:
         """Run the job to its end."""

@@ -25,9 +25,9 @@ from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, DeclaredJob, declare
-from parashard.job.load import LoadedJob
+from parashard.job.load import LoadedJob, load_job
 from parashard.launch.programs import write_program
-from parashard.launch.run_files import CALLS_FILE, CHECKPOINTS, ORIGIN_FILE, PROGRAM_FILE
+from parashard.launch.run_files import CALLS_FILE, CHECKPOINTS, JOB_FILE, ORIGIN_FILE, PROGRAM_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, owned, unchanged_if_refused
 from parashard.models.base import Model, TellsMetrics
 from parashard.store import open_store
@@ -111,8 +111,11 @@ class Place(Protocol):
     def runs_script(self) -> bool:
         """Whether it runs the script again, which must be in a file then."""
 
-    def enter(self, call: FitCall) -> None:
-        """Refuse what cannot be trained there, before there is a run; in a worker for this call be it, and end."""
+    def enter(self, call: FitCall) -> FitCall:
+        """Refuse what cannot be trained there, before there is a run; in a worker for this call be it, and end.
+
+        The call that is returned has what depends on the place: the parts of a batch.
+        """
 
     def train(self, fit: Fit) -> dict[str, Any]:
         """Train to the end, and return the report; it lies in the run's folder, with the weights.
@@ -154,6 +157,8 @@ def run_fit(
         As `Place.train`.
     """
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
+    if begun is not None:
+        call = call._replace(loaded=call.loaded.as_begun(load_job(run_dir / JOB_FILE, environ={}).job))
     try:
         with owned(run_dir), unchanged_if_refused(run_dir, RECORDS):
             answer = _run(place, call, run_dir, resume=begun is not None, accept=accept_code_change, quiet=quiet)
@@ -199,7 +204,7 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
         "weights": str(weights),
         "history": history,
         "updates": updates_after(call.loaded.job, report["steps_total"]),
-        "passes": call.loaded.job.job.steps(call.source.spec.examples).passes_after,
+        "passes": call.loaded.job.steps(call.source.spec.examples).passes_after,
         "learning_rate": follower.learning_rate,
     }
 
@@ -207,7 +212,7 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
 def _follower(call: FitCall, run_dir: Path, view: JobView, *, resume: bool) -> CallbackFollower:
     """Return what runs the callbacks, which see the weights that were evaluated as the trainer's own."""
     job = call.loaded.job
-    steps = job.job.steps(call.source.spec.examples)
+    steps = job.steps(call.source.spec.examples)
     call.present.training = training = Training(job.optimizer.learning_rate, run_dir)
     callbacks = Callbacks(
         call.callbacks,

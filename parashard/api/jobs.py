@@ -235,9 +235,12 @@ def check_same_job(mine: LoadedJob, other: Job) -> None:
 
 
 def different_key(mine: LoadedJob, other: Job, there: str = "there") -> str:
-    """Return the first key that decides what steps compute and has another value in another job; "": there is none."""
+    """Return the first key that decides what steps compute and has another value in another job; "": there is none.
+
+    A consistency policy that is left open is that of the other job.
+    """
     theirs = dict(leaves(other.plain()))
-    own = dict(leaves(mine.job.plain()))
+    own = dict(leaves(mine.as_begun(other).job.plain()))
     for key in sorted(theirs.keys() | own.keys()):
         if key[0] in DEFINING and theirs.get(key) != own.get(key):
             said = _ARGUMENTS.get(".".join(key), ".".join(key))

@@ -17,7 +17,7 @@ from parashard.data.base import Batch, Indices
 from parashard.data.tree import leaves, map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.metrics import Mean
-from parashard.models.base import FrameworkModel, Model
+from parashard.models.base import FrameworkModel, Model, adds_losses
 from parashard.models.judging import no_means
 from parashard.models.looking_up import placed
 from parashard.plan.embedding import Keys
@@ -36,11 +36,14 @@ class Parts(NamedTuple):
         Examples are evaluated in several batches.
     pieces, round_steps : int
         Of a step, and of a round whose mean is taken.
+    batch_parts : int
+        Of a batch that several workers share.
     """
 
     judges: bool
     pieces: int = 1
     round_steps: int = 1
+    batch_parts: int = 1
 
 
 def needs_means(model: Model, parts: Parts) -> bool:
@@ -48,13 +51,15 @@ def needs_means(model: Model, parts: Parts) -> bool:
     if not isinstance(model, FrameworkModel) or not getattr(model, "tells_means", True):
         return False
     by_function = any(isinstance(metric, Mean) for metric in getattr(model, "_metrics", {}).values())
-    return by_function or parts.judges or parts.pieces > 1 or parts.round_steps > 1
+    return by_function or parts.judges or max(parts.pieces, parts.round_steps, parts.batch_parts) > 1
 
 
 def check_means(
     model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch, parts: Parts
-) -> None:
+) -> bool:
     """Warn of a loss that is no mean over examples where something is computed in parts; refuse such a metric.
+
+    Return whether the loss of a batch can be put together from those of its parts.
 
     Parameters
     ----------
@@ -101,6 +106,7 @@ def check_means(
         )
         told = what if divisor or loss is None else what.format(rows, *loss)
         warn(f"the loss is no mean over examples ({told}): {'; '.join(wrong)}. {_INSTEAD}")
+    return loss is None or bool(divisor) or adds_losses(model)
 
 
 def _no_means(

@@ -192,17 +192,20 @@ class PresentModel:
         self._inputs = _inputs_of(source.spec.fields)
         return Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
 
-    def try_step(self, source: DataSource, job: Job, pieces: int) -> None:
-        """Try the model on pieces of a step, if it can: what no worker could compute is said before any is started."""
+    def try_step(self, source: DataSource, job: Job, pieces: int) -> bool:
+        """Try the model on pieces of a step, if it can: what no worker could compute is said before any is started.
+
+        Return whether the loss of a batch is put together from those of its parts, as far as that can be told.
+        """
         tables = {name: table.embedding for name, table in self.tables().items()}
         policy = job.consistency.policy
         of_round = policy.bound if policy.kind == "sync" and job.consistency.reduce == "mean" else 1
-        parts = Parts(source.spec.held_out > 0, pieces, of_round)
+        parts = Parts(source.spec.held_out > 0, pieces, of_round, policy.parts)
         asked = needs_means(self.given, parts)
         normalises = getattr(self.given, "normalises_batches", False)
         if not isinstance(self.given, Checked) and not tables and not asked and not normalises:
-            return
-        steps = job.job.steps(source.spec.examples)
+            return True
+        steps = job.steps(source.spec.examples, batched=source.spec.batched)
         size, *others = piece_sizes(steps, pieces)
         try:
             batch = self._tried(source, size, tables)
@@ -223,8 +226,7 @@ class PresentModel:
                     f"it: {named_with_line(error)}; allowed: drop_last=True, which leaves a shorter last step out, or "
                     "another batch_size"
                 ) from error
-        if asked:
-            check_means(self.given, *self._values_for(batch), batch, parts)
+        return not asked or check_means(self.given, *self._values_for(batch), batch, parts)
 
     def _values_for(self, batch: Batch) -> tuple[Mapping[str, Float32s], Mapping[str, Keys]]:
         """Return the present weights with the rows that a batch needs, and the keys of these."""

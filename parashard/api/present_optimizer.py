@@ -161,5 +161,4 @@ def present_optimizer(
 
 def updates_after(job: Job, steps: int) -> int:
     """Return the updates that an optimizer has done after a job of so many steps, with those before the job."""
-    policy = job.consistency.policy
-    return (job.job.updates_before or 0) + (-(-steps // policy.bound) if policy.kind == "sync" else steps)
+    return (job.job.updates_before or 0) + -(-steps // job.consistency.policy.steps_of_update)

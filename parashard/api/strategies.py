@@ -6,6 +6,7 @@ starts nothing. Called by scripts and by `parashard.api.trainer`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ class Strategy:
     Attributes
     ----------
     consistency : str
-        async, ssp:K or sync:N, as in a job file.
+        auto, async, ssp:K or sync:N, as in a job file.
     cluster : dict of str to object
         Keys of a job file's `[cluster]` table.
     """
@@ -87,6 +88,12 @@ class ClusterStrategy(Strategy):
         self.workers_as = workers_as
         self.tls_dir = tls_folder(tls_dir)
 
+    def with_consistency(self, consistency: str) -> Self:
+        """Return the same strategy with another consistency."""
+        other = copy.copy(self)
+        other.consistency = consistency
+        return other
+
 
 class ParameterServerStrategy(ClusterStrategy):
     """Shards hold the variables, workers pull them and push gradients.
@@ -97,7 +104,8 @@ class ParameterServerStrategy(ClusterStrategy):
         How many to start, 2 of each unless the environment says another number (`PARASHARD_CLUSTER__WORKERS`).
         workers=0: all join from other machines, and the run waits for them.
     consistency : str
-        async; ssp:K, in which no step runs more than K ahead of the slowest; sync:N, in rounds of N steps.
+        auto, in which the workers share each batch, so that the weights move as on one machine; async, in which no
+        worker waits; ssp:K, in which no step runs more than K ahead of the slowest; sync:N, in rounds of N steps.
     workers_as : {"processes", "threads"}, optional
         What workers are: the script run again, or threads of the process that calls `fit`. None: processes, and threads
         where there is no script, as in a notebook. Shards are processes.
@@ -113,7 +121,7 @@ class ParameterServerStrategy(ClusterStrategy):
         self,
         shards: int | None = None,
         workers: int | None = None,
-        consistency: str = "async",
+        consistency: str = "auto",
         *,
         workers_as: str | None = None,
         tls_dir: str | os.PathLike[str] | None = None,

@@ -229,7 +229,7 @@ class Trainer:
                 if earlier is not None and earlier.answer:
                     call.answer = answered(earlier, fit, accept_code_change=accept_code_change)
                 else:
-                    self._place.enter(fit)
+                    fit = self._place.enter(fit)
                     begun = earlier.run_dir if earlier is not None else None
                     call.answer = run_fit(
                         self._place, fit, begun, accept_code_change=accept_code_change, quiet=not verbose

@@ -60,7 +60,7 @@ def chaos(
     ] = False,
     shards: Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")] = None,
     workers: Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")] = None,
-    consistency: Annotated[str | None, typer.Option(help="async, ssp:K or sync:N (consistency.policy).")] = None,
+    consistency: Annotated[str | None, typer.Option(help="auto, async, ssp:K or sync:N (consistency.policy).")] = None,
     set_: Sets = None,
     run_dir: Annotated[Path | None, typer.Option(help="The run's own directory; must be empty or new.")] = None,
     tls_dir: TlsDir = None,

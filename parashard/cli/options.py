@@ -52,7 +52,7 @@ def told_how_to_continue(place: str) -> Iterator[None]:
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
 Shards = Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")]
 Workers = Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")]
-Consistency = Annotated[str | None, typer.Option(help="async, ssp:K or sync:N (consistency.policy).")]
+Consistency = Annotated[str | None, typer.Option(help="auto, async, ssp:K or sync:N (consistency.policy).")]
 DeviceName = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N (cluster.device).")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as job.epochs=3.")

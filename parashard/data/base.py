@@ -209,6 +209,8 @@ class Batch:
         How much each example counts: the loss is sum(weight * loss) / examples. None: all the same.
     part : int
         Which of the pieces that a step's gradient is computed in; seeds what is random, with `step`.
+    share : float
+        What its gradient counts in that of the batch that it is a part of.
     keys : mapping of str to ndarray of uint64
         By embedding table: whose rows the model is given; mixed (`parashard.plan.embedding`), each once. The worker's.
     places : mapping of str to array of int64
@@ -223,6 +225,7 @@ class Batch:
     targets: Tree
     weights: Array | None = None
     part: int = 0
+    share: float = 1.0
     keys: Mapping[str, npt.NDArray[np.uint64]] = field(default_factory=dict)
     places: Mapping[str, Array] = field(default_factory=dict)
 

@@ -18,6 +18,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.environment import unread_variables
 from parashard.job.keys import at, check_path, dotted, leaves, plain, shown
 from parashard.job.layers import Layers, Override, layered
+from parashard.job.policy import Policy
 from parashard.job.schema import Job
 from parashard.job.switching import drop_keys_of_earlier_kinds
 from parashard.settings.reading import read_table
@@ -48,6 +49,14 @@ class LoadedJob(NamedTuple):
     origins: Mapping[str, str]
     path: Path
     warnings: tuple[str, ...] = ()
+
+    def with_policy(self, policy: Policy) -> LoadedJob:
+        """Return the job with another consistency policy."""
+        return self._replace(job=self.job.replaced(consistency=self.job.consistency.replaced(policy=policy)))
+
+    def as_begun(self, begun: Job) -> LoadedJob:
+        """Return the job with the policy that it began with, where it leaves the policy open now."""
+        return self.with_policy(begun.consistency.policy) if self.job.consistency.policy.kind == "auto" else self
 
 
 def load_job(
@@ -157,7 +166,7 @@ def _validated(layers: Layers, folder: Path) -> Job:
     except ValueError:
         job = _validated_in_words(layers)
     job = _with_absolute_paths(job, (), layers, folder)
-    return _with_absolute_store(job, layers, folder)
+    return _with_absolute_store(job, layers, folder).complete()
 
 
 def _validated_in_words(layers: Layers) -> Job:

@@ -11,8 +11,9 @@ from typing import Literal
 
 from parashard.errors import ConfigurationError
 
-_FORM = re.compile(r"async|(?P<kind>ssp|sync):(?P<bound>0|[1-9][0-9]{0,8})")
-_ALLOWED = "async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N < 10^9"
+PARTS_MAX = 4096
+_FORM = re.compile(r"auto|async|(?P<kind>auto|ssp|sync):(?P<bound>0|[1-9][0-9]{0,8})")
+_ALLOWED = "auto, async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N < 10^9"
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,12 @@ class Policy:
 
     Parameters
     ----------
-    kind : {"async", "ssp", "sync"}
-        `async`: freely. `ssp`: stale synchronous parallel (Ho et al., NIPS 2013). `sync`: bulk synchronous rounds.
+    kind : {"auto", "async", "ssp", "sync"}
+        `auto`: each batch is split into parts, one step each, which together are one update. `async`: freely. `ssp`:
+        stale synchronous parallel (Ho et al., NIPS 2013). `sync`: bulk synchronous rounds.
     bound : int
-        `async`: 0. `ssp`: K, the largest step lag (step minus lowest incomplete step), in steps. `sync`: N, the
-        steps of a round.
+        `auto`: the parts of a batch; 0 until a job is complete, which chooses them. `async`: 0. `ssp`: K, the largest
+        step lag (step minus lowest incomplete step), in steps. `sync`: N, the steps of a round.
 
     Examples
     --------
@@ -35,12 +37,22 @@ class Policy:
     'sync:8'
     """
 
-    kind: Literal["async", "ssp", "sync"]
+    kind: Literal["auto", "async", "ssp", "sync"]
     bound: int = 0
 
     def __post_init__(self) -> None:
-        if str(self) == "sync:0" or not _FORM.fullmatch(str(self)) or (self.kind == "async" and self.bound != 0):
+        if not _allowed(str(self)) or (self.kind == "async" and self.bound != 0):
             raise ConfigurationError(f"policy {self.kind!r} with bound {self.bound!r}; allowed: {_ALLOWED}")
+
+    @property
+    def parts(self) -> int:
+        """Steps of a batch: 1 but in `auto`."""
+        return self.bound if self.kind == "auto" else 1
+
+    @property
+    def steps_of_update(self) -> int:
+        """Steps whose gradients move the weights together."""
+        return self.bound if self.kind in ("auto", "sync") else 1
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -49,14 +61,20 @@ class Policy:
         Raises
         ------
         ConfigurationError
-            The text is not one of the three forms.
+            The text is not one of the four forms.
         """
-        form = _FORM.fullmatch(text)
-        if form is None or text == "sync:0":
+        if not _allowed(text):
             raise ConfigurationError(f"policy {text!r}; allowed: {_ALLOWED}")
-        if form["kind"] is None:
-            return cls("async")
-        return cls("ssp" if form["kind"] == "ssp" else "sync", int(form["bound"]))
+        kind, _, bound = text.partition(":")
+        return cls(kind, int(bound or 0))  # type: ignore[arg-type]  # one of the kinds, as it is allowed
 
     def __str__(self) -> str:
-        return "async" if self.kind == "async" else f"{self.kind}:{self.bound}"
+        has_bound = self.bound or self.kind in ("ssp", "sync")
+        return f"{self.kind}:{self.bound}" if has_bound else self.kind
+
+
+def _allowed(text: str) -> bool:
+    form = _FORM.fullmatch(text)
+    if form is None or text in ("sync:0", "auto:0"):
+        return False
+    return form["kind"] != "auto" or int(form["bound"]) <= PARTS_MAX

@@ -88,6 +88,12 @@ def _consistency(job: Job) -> Iterator[_Relation]:
             yield "optimizer.staleness_damping", "consistency.policy", f'"none" in sync: {fresh}'
         if job.optimizer.delay_compensation:
             yield "optimizer.delay_compensation", "consistency.policy", f"0 in sync: {fresh}"
+    if policy.kind == "auto":
+        for key, none in (("staleness_damping", "none"), ("delay_compensation", 0)):
+            if getattr(job.optimizer, key) != none:
+                yield f"optimizer.{key}", "consistency.policy", f"{none} in auto, which keeps staleness low itself"
+        if job.cluster.pipeline_depth:
+            yield "cluster.pipeline_depth", "consistency.policy", "0 in auto, which overlaps transfers by itself"
 
 
 def _encodings(job: Job) -> Iterator[_Relation]:
@@ -144,7 +150,7 @@ def _tables(job: Job) -> Iterator[_Relation]:
             key, other = (dotted("tables", name, *one.split(".")) if one else "" for one in (wrong.key, wrong.other))
             yield key, other, wrong.allowed
             continue
-        together = policy.bound if policy.kind == "sync" else 1
+        together = policy.steps_of_update
         most = table.evict_above_rows
         if together > 1 and most is not None and most + together * table.keys_per_step_max > table.rows_max:
             yield (
@@ -154,7 +160,7 @@ def _tables(job: Job) -> Iterator[_Relation]:
                 f"{together} steps of a round)",
             )
         if job.model.kind == "row_ledger":
-            yield from _ledger_of(name, table, in_rounds=policy.kind == "sync")
+            yield from _ledger_of(name, table, in_rounds=together > 1)
 
 
 def _ledger_of(name: str, table: TableSettings, *, in_rounds: bool) -> Iterator[_Relation]:

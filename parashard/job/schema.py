@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from parashard.data.options import DataOptions
 from parashard.job.embeddings import TableSettings
+from parashard.job.policy import Policy
 from parashard.job.relations import Contradictions, contradictions
 from parashard.job.settings import VariableSettings
 from parashard.job.tables import CheckpointOptions, ClusterOptions, ConsistencyOptions, EvaluationOptions, JobOptions
 from parashard.models.options import ModelOptions
 from parashard.plan.optimizers import OptimizerOptions
+from parashard.plan.steps import StepPlan, parts_of_batch
 from parashard.settings.table import Table, key
 
 
@@ -49,3 +51,28 @@ class Job(Table):
         found = list(contradictions(self))
         if found:
             raise Contradictions(found)
+
+    def complete(self) -> Job:
+        """Return the job with the parts of a batch chosen, where it leaves them open."""
+        policy = self.consistency.policy
+        if policy.kind != "auto" or policy.bound:
+            return self
+        parts = parts_of_batch(self.cluster.workers, self.job.batch_size)
+        return self.replaced(consistency=self.consistency.replaced(policy=Policy("auto", parts)))
+
+    def steps(self, examples: int, *, batched: bool = False) -> StepPlan:
+        """Return the job's steps over so many training examples, or batches that the data are made of."""
+        job = self.job
+        return StepPlan(
+            examples,
+            job.batch_size,
+            job.epochs,
+            job.seed,
+            job.first_epoch or 0,
+            job.steps_per_epoch,
+            bool(job.drop_last),
+            job.shuffle is not False,
+            job.passes_before or 0,
+            self.consistency.policy.parts,
+            batched,
+        )

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from parashard.errors import ConfigurationError
 from parashard.job.policy import Policy
 from parashard.plan.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
-from parashard.plan.steps import StepPlan
 from parashard.settings.table import Before, OneOf, Table, key
 from parashard.transports.base import TransportKind
 
@@ -93,15 +92,15 @@ class JobOptions(Table):
         le=10**9,
         description="Passes over the examples that the job goes on from: each has an order of its own. Set by scripts.",
     )
-    batch_size: int = key(ge=1, le=2**31 - 1, description="Examples of one step.")
+    batch_size: int = key(ge=1, le=2**31 - 1, description="Examples of a batch.")
     steps_per_epoch: int | None = key(
         default=None,
         ge=1,
         le=10**12,
-        description="Steps of an epoch, in place of one pass over the examples; the next epoch goes on in the pass.",
+        description="Batches of an epoch, in place of one pass over the examples; the next epoch goes on in the pass.",
     )
     drop_last: bool | None = key(
-        default=None, description="Whether the last step of a pass is left out where it is shorter; unset: false."
+        default=None, description="Whether the last batch of a pass is left out where it is shorter; unset: false."
     )
     shuffle: bool | None = key(
         default=None, description="Whether each pass has an order of its own; unset: true; false: the examples' order."
@@ -116,27 +115,15 @@ class JobOptions(Table):
         default="stop", description="Whether a bad step stops the job, or is skipped on every shard and counted."
     )
 
-    def steps(self, examples: int) -> StepPlan:
-        """Return the job's steps over so many training examples."""
-        return StepPlan(
-            examples,
-            self.batch_size,
-            self.epochs,
-            self.seed,
-            self.first_epoch or 0,
-            self.steps_per_epoch,
-            bool(self.drop_last),
-            self.shuffle is not False,
-            self.passes_before or 0,
-        )
-
 
 class ConsistencyOptions(Table):
     """`[consistency]`: when steps may run ahead of each other."""
 
     policy: Annotated[Policy, Before(_parsed_policy, whole=True)] = key(
-        default=Policy("async"),
-        description="async, ssp:K (at most K steps ahead of the slowest) or sync:N (rounds of N steps).",
+        default=Policy("auto"),
+        description="auto (workers share each batch: the weights move as on one machine), async (no worker waits), "
+        "ssp:K (at most K steps ahead of the slowest) or sync:N (rounds of N steps). Recorded as auto:P: a batch has P "
+        "parts.",
     )
     reduce: Literal["mean", "sum"] = key(
         default="mean", description="How a round's gradients become one; only sync:N has rounds."

@@ -20,11 +20,11 @@ from typing import Any
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
-from parashard.job.load import LoadedJob, as_toml
+from parashard.job.load import LoadedJob, as_toml, load_job
 from parashard.launch.child_variables import child_variables
 from parashard.launch.following import Follower
 from parashard.launch.local_cluster import LocalCluster, ScriptCommand, StartThread
-from parashard.launch.run_files import CHECKPOINTS, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
+from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
 from parashard.launch.running import Running
 from parashard.launch.steering import Steering
@@ -119,6 +119,7 @@ def run_job(
         True: the caller holds the lock of the run directory (`parashard.launch.run_folders.owned`).
     """
     declared = declared or script is not None or start_thread is not None
+    loaded = _as_begun(loaded, run_dir) if resume else loaded
     _check_local(loaded, declared=declared)
     credentials = _all_roles(tls_dir) if tls_dir is not None else None
     check_host(loaded.job.cluster.host, loaded.job.cluster.insecure, credentials)
@@ -245,6 +246,12 @@ def _prepared(
             raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and start it again") from error
         raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
     return lock, cluster
+
+
+def _as_begun(loaded: LoadedJob, run_dir: Path) -> LoadedJob:
+    """Return the job of a run that goes on, with what it has chosen where the job leaves it open."""
+    file = run_dir / JOB_FILE
+    return loaded.as_begun(load_job(file, environ={}).job) if file.exists() else loaded
 
 
 def _check_devices(loaded: LoadedJob) -> None:

@@ -199,3 +199,8 @@ class AuditsRows(Audited, Protocol):
 
         `applied`: what the job has applied, if its tables have rules of which rows there are.
         """
+
+
+def adds_losses(model: object) -> bool:
+    """Tell whether a model's loss is a sum over examples, and no mean."""
+    return bool(getattr(model, "adds_losses", False))

@@ -1,13 +1,14 @@
 """Due rows: what the ledger of rows must end with where rules give keys their rows, and end them.
 
-In `sync:N` the order of rounds is known, and so are all rows: each use is counted again, round by round, by its own
-reading of the rules. In other modes steps may be applied in any order. There bounds are due: a row that was pushed t
-times has t of its key's steps, so at least the t that use it least, and without eviction t is known. Knows no shard.
+In `sync:N` the order of updates is known, and so are all rows: each use is counted again, update by update, by its own
+reading of the rules. In other modes updates may come in any order. There bounds are due: a row that was pushed t
+times has t of its key's updates, so at least the t that use it least, and without eviction t is known. Knows no shard.
 Called by `parashard.models.row_ledger`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +28,10 @@ class Applied(NamedTuple):
     ----------
     steps : StepPlan
         Each of its steps once.
-    round_steps : int or None
-        N in `sync:N`.
+    update_steps : int
+        Steps of an update: N in `sync:N`, P in `auto:P`, else 1.
+    ordered : bool
+        Updates come in their order, as in `sync:N`.
     rules : RowRules
         Of the table.
     seed : int
@@ -36,9 +39,10 @@ class Applied(NamedTuple):
     """
 
     steps: StepPlan
-    round_steps: int | None
+    update_steps: int
     rules: RowRules
     seed: int
+    ordered: bool
 
 
 class Due(NamedTuple):
@@ -68,9 +72,9 @@ def due_rows(applied: Applied, table: str, own: int, shared: int, t: Numbers) ->
     t : ndarray of int64, shape (own + shared,)
         How often each row was pushed, as it says itself.
     """
-    if applied.round_steps is None:
-        return _bounds(applied, own, shared, t)
-    return _rounds(applied, table, own, shared)
+    if applied.ordered:
+        return _counted(applied, table, own, shared)
+    return _bounds(applied, own, shared, t)
 
 
 def entries_of(applied: Applied, step: int, own: int, shared: int) -> Numbers:
@@ -80,10 +84,17 @@ def entries_of(applied: Applied, step: int, own: int, shared: int) -> Numbers:
     return uses[:, None] * np.array([1, (epoch + 1) ** 2], np.int64)
 
 
-def _rounds(applied: Applied, table: str, own: int, shared: int) -> Due:
-    """Count round by round."""
-    rules, steps = applied.rules, applied.steps
-    assert applied.round_steps is not None
+def _updates(applied: Applied, own: int, shared: int) -> Iterator[Numbers]:
+    """Yield what each update adds to each key's row."""
+    steps = applied.steps.total
+    for first in range(0, steps, applied.update_steps):
+        of_update = range(first, min(first + applied.update_steps, steps))
+        yield sum((entries_of(applied, step, own, shared) for step in of_update), np.zeros((own + shared, 2), np.int64))
+
+
+def _counted(applied: Applied, table: str, own: int, shared: int) -> Due:
+    """Count update by update."""
+    rules = applied.rules
     assert rules.evict_above_rows is None, "what is due under this rule depends on where rows lie"
     chance = Chance(applied.seed, table, rules.admit_probability)
     words = mixed(np.concatenate([np.arange(own), (1 << 62) + np.arange(shared)]))
@@ -101,10 +112,8 @@ def _rounds(applied: Applied, table: str, own: int, shared: int) -> Due:
             over |= small & (last <= now - now % rules.evict_norm_every)
         t[over], entries[over] = 0, 0
 
-    for clock, first in enumerate(range(0, steps.total, applied.round_steps), 1):
+    for clock, added in enumerate(_updates(applied, own, shared), 1):
         end(clock - 1)
-        of_round = range(first, min(first + applied.round_steps, steps.total))
-        added = sum((entries_of(applied, step, own, shared) for step in of_round), np.zeros((keys, 2), np.int64))
         used = added[:, 0] > 0
         asks = used & (t == 0)
         if rules.admit_probability < 1.0:
@@ -124,16 +133,16 @@ def _rounds(applied: Applied, table: str, own: int, shared: int) -> Due:
 
 
 def _bounds(applied: Applied, own: int, shared: int, t: Numbers) -> Due:
-    """Return what any order of the steps allows."""
-    rules, steps = applied.rules, applied.steps
-    of_steps = np.stack([entries_of(applied, step, own, shared) for step in range(steps.total)])
-    used = (of_steps[:, :, 0] > 0).sum(axis=0)
+    """Return what any order of the updates allows."""
+    rules = applied.rules
+    of_updates = np.stack(list(_updates(applied, own, shared)))
+    used = (of_updates[:, :, 0] > 0).sum(axis=0)
     most = np.maximum(used - (rules.admit_after - 1), 0)
     known = not rules.ends_rows and rules.evict_above_rows is None and rules.admit_probability == 1.0
-    ordered = np.sort(of_steps, axis=0)
+    ordered = np.sort(of_updates, axis=0)
     sums = np.concatenate([np.zeros((1, *ordered.shape[1:]), np.int64), np.cumsum(ordered, axis=0)])
     keys, pushed = np.arange(own + shared), np.minimum(t, used)
     greatest = sums[-1] - sums[len(ordered) - pushed, keys]
-    begin = len(ordered) - used  # steps that do not use the key come first
+    begin = len(ordered) - used  # updates that do not use the key come first
     least = sums[begin + pushed, keys] - sums[begin, keys]
     return Due((most if known else np.zeros_like(most), most), (least, greatest))

@@ -41,6 +41,8 @@ class RowLedger:
     options : RowLedgerOptions
     """
 
+    adds_losses = True
+
     def __init__(self, spec: DataSpec, options: RowLedgerOptions) -> None:
         self._examples = spec.examples
         self._first = min(_FIRST, spec.examples)

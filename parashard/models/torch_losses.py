@@ -45,6 +45,10 @@ class LossKind:
             return 1.0
         return self._counted(piece) / (self._counted(whole) or math.nan)
 
+    def counts_rows(self, targets: torch.Tensor) -> bool:
+        """Tell whether each example counts the same: there are no weights, and no several targets to ignore."""
+        return targets.is_floating_point() or (self._weight is None and targets.dim() <= 1)
+
     def sums(self, loss: float, targets: torch.Tensor) -> Sums:
         """Return the state of a batch, which is added to those of others."""
         counted = 1.0 if self.adds else self._counted(targets)

@@ -1,6 +1,7 @@
 """StepPlan: what step s of a job is, as a pure function: its epoch and its exact examples.
 
 A step determines its examples completely: any worker can compute it at any time, and recomputing it uses the same data.
+Where batches are split, a step is one part of a batch, and the parts of a batch follow each other.
 Knows nothing of leases, workers or where the examples come from. Called by the coordinator (how many steps there are)
 and by the workers (which examples a leased step has).
 """
@@ -18,37 +19,51 @@ from parashard.plan.permutation import MAX_LENGTH, Permutation
 
 EXAMPLES_SHOWN = 8
 BLOCK_EXAMPLES = 4096  # indices that are computed at once
+PART_EXAMPLES_MIN = 4
+"""A batch is split into parts of at least so many examples: batch normalisation needs a few."""
+PARTS_OF_OPEN_CLUSTER = 4
+"""Parts of a batch where the number of workers is not known at the start."""
+
+
+def parts_of_batch(workers: int, examples: int) -> int:
+    """Return how many parts a batch of so many examples has, so that each of the workers computes one if it can."""
+    return max(1, min(workers or PARTS_OF_OPEN_CLUSTER, examples // PART_EXAMPLES_MIN))
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """The numbered steps 0 .. total - 1 of a job.
 
-    A pass cuts its own permutation of all examples into batches, so each example is in exactly one step of it. Where
-    `batch_size` does not divide `examples`, the last step of a pass is shorter, or left out. The e-th epoch is the
-    steps [e * steps_per_epoch, (e + 1) * steps_per_epoch): one pass, unless `epoch_steps` says otherwise; passes go on
-    from one epoch into the next.
+    A pass cuts its own permutation of all examples into batches, so each example is in exactly one batch of it. Where
+    `batch_size` does not divide `examples`, the last batch of a pass is shorter, or left out. The e-th epoch is the
+    steps [e * steps_per_epoch, (e + 1) * steps_per_epoch): one pass, unless `epoch_batches` says otherwise; passes go
+    on from one epoch into the next. Step s is part s % parts of batch s // parts; a short batch has fewer parts than
+    that, and its last steps have no examples.
 
     Parameters
     ----------
     examples : int
         Length of the training split, 1 to 2**40.
     batch_size : int
-        Examples in a step, >= 1.
+        Examples in a batch, >= 1.
     epochs : int
         >= 1.
     seed : int
         The job's seed.
     first_epoch : int
         The number of the epoch that step 0 lies in, >= 0: those before it were another job's.
-    epoch_steps : int, optional
-        Steps of an epoch; None: those of a pass.
+    epoch_batches : int, optional
+        Batches of an epoch; None: those of a pass.
     drop_last : bool
-        Leave the shorter last step of a pass out.
+        Leave the shorter last batch of a pass out.
     shuffle : bool
         False: each pass has the examples in their own order.
     passes_before : int
         Passes of jobs that this one goes on from, besides those of the epochs before `first_epoch`.
+    parts : int
+        Steps of a batch, >= 1.
+    batched : bool
+        An index of the data is a whole batch: each part of it names that index, and takes its rows (`rows_of_part`).
 
     Examples
     --------
@@ -64,10 +79,12 @@ class StepPlan:
     epochs: int
     seed: int
     first_epoch: int = 0
-    epoch_steps: int | None = None
+    epoch_batches: int | None = None
     drop_last: bool = False
     shuffle: bool = True
     passes_before: int = 0
+    parts: int = 1
+    batched: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.examples <= MAX_LENGTH:
@@ -76,20 +93,23 @@ class StepPlan:
             raise ConfigurationError(f"batch_size must be at least 1, found {self.batch_size}")
         if self.epochs < 1:
             raise ConfigurationError(f"epochs must be at least 1, found {self.epochs}")
+        if self.parts < 1:
+            raise ConfigurationError(f"a batch has at least 1 part, found {self.parts}")
         if not self.steps_per_pass:
             raise ConfigurationError(
-                f"drop_last leaves no step: a step has {self.batch_size} examples, and there are {self.examples}"
+                f"drop_last leaves no batch: a batch has {self.batch_size} examples, and there are {self.examples}"
             )
 
     @property
     def steps_per_pass(self) -> int:
-        """Steps that have each example once: ceil(examples / batch_size), or floor where the last is dropped."""
-        return self.examples // self.batch_size if self.drop_last else -(-self.examples // self.batch_size)
+        """Steps of ceil(examples / batch_size) batches, or floor where the last one is dropped."""
+        batches = self.examples // self.batch_size if self.drop_last else -(-self.examples // self.batch_size)
+        return batches * self.parts
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps in one epoch."""
-        return self.epoch_steps or self.steps_per_pass
+        return self.epoch_batches * self.parts if self.epoch_batches else self.steps_per_pass
 
     @property
     def steps_before(self) -> int:
@@ -113,9 +133,17 @@ class StepPlan:
 
     @property
     def short(self) -> int:
-        """Examples of the shorter last step of a pass; 0: the job has none."""
+        """Examples of the shorter last batch of a pass; 0: the job has none."""
         rest = self.examples % self.batch_size
-        return rest if not self.drop_last and self._place(0)[1] + self.total >= self.steps_per_pass else 0
+        has_last = self._place(0)[1] * self.parts + self.total >= self.steps_per_pass
+        return rest if not self.drop_last and has_last else 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """Different numbers of examples that steps have, other than 0: those of whole batches first."""
+        batches = [min(self.batch_size, self.examples), *([self.short] if self.short else [])]
+        parts = [_rows(part, self.parts, rows) for rows in batches for part in range(self.parts)]
+        return [size for size in dict.fromkeys(part.stop - part.start for part in parts) if size]
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch that a step lies in; ValueError if the job has no such step."""
@@ -124,8 +152,19 @@ class StepPlan:
         return self.first_epoch + step // self.steps_per_epoch
 
     def size(self, step: int) -> int:
-        """Return how many examples a step has."""
-        return min(self.batch_size, self.examples - self._place(step)[1] * self.batch_size)
+        """Return how many examples a step has; where an index is a batch, how many indices."""
+        if self.batched:
+            return 1
+        rows = self.rows_of_part(step, self._size_of_batch(step))
+        return int(rows.stop - rows.start)
+
+    def share(self, step: int) -> float:
+        """Return which share of the examples of its batch a step has; where an index is a batch, 1."""
+        return 1.0 if self.batched else self.size(step) / self._size_of_batch(step)
+
+    def rows_of_part(self, step: int, rows: int) -> slice:
+        """Return which of the rows of its batch, which has so many, a step has."""
+        return _rows(step % self.parts, self.parts, rows)
 
     def indices(self, step: int) -> Indices:
         """Return the examples of a step.
@@ -133,13 +172,18 @@ class StepPlan:
         Returns
         -------
         ndarray of int64, shape (size,)
-            A new array of `batch_size` distinct indices, fewer in the last step of a pass.
+            A new array of distinct indices.
 
         Raises
         ------
         ValueError
             The job has no such step.
         """
+        whole = self.indices_of_batch(step)
+        return whole if self.batched else whole[self.rows_of_part(step, len(whole))]
+
+    def indices_of_batch(self, step: int) -> Indices:
+        """Return the examples of the batch that a step is a part of; otherwise as `indices`."""
         self.epoch_of(step)  # there is such a step
         number, place = self._place(step)
         if not self.shuffle:
@@ -150,15 +194,25 @@ class StepPlan:
         size = of_block * self.batch_size
         return _block(self.examples, self.seed, number, block * size, size)[start : start + self.batch_size].copy()
 
+    def _size_of_batch(self, step: int) -> int:
+        return min(self.batch_size, self.examples - self._place(step)[1] * self.batch_size)
+
     def _place(self, step: int) -> tuple[int, int]:
-        """Return the number of the pass that a step lies in, and its place there."""
-        return divmod(self.steps_before + step, self.steps_per_pass)
+        """Return the number of the pass that a step lies in, and the place of its batch there."""
+        number, place = divmod(self.steps_before + step, self.steps_per_pass)
+        return number, place // self.parts
 
     def examples_in_words(self, step: int) -> str:
         """Return " (examples ...)", the first examples of a step, to append to an error message."""
         indices = self.indices(step)
         shown = ", ".join(str(i) for i in indices[:EXAMPLES_SHOWN])
         return f" (examples {shown}{', ...' if len(indices) > EXAMPLES_SHOWN else ''})"
+
+
+def _rows(part: int, parts: int, rows: int) -> slice:
+    """Return the rows of one of the parts of a batch; none of those that a short batch does not have."""
+    used = min(parts, max(1, rows // PART_EXAMPLES_MIN))
+    return slice(rows * min(part, used) // used, rows * min(part + 1, used) // used)
 
 
 @lru_cache(maxsize=8)  # the steps of a worker are near each other

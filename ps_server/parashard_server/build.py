@@ -24,7 +24,7 @@ from parashard.transports.base import allows
 from parashard.transports.shared_weights import weight_memory
 from parashard.transports.weight_memory import WeightMemory
 from parashard_server.core.shard import Shard
-from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
+from parashard_server.core.update_policies import BatchUpdates, ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.state import cuda_storage
 from parashard_server.state.cuda_device import open_device
@@ -106,7 +106,10 @@ class ShardBuilder:
 
     def _load_kernels(self) -> None:
         """Compile the kernels of this job, or load them, which takes longer than all the rest of a start."""
-        fused.warm_up(rounds=self.round_steps is not None, compensated=self.job.optimizer.delay_compensation > 0)
+        fused.warm_up(
+            rounds=self.job.consistency.policy.steps_of_update > 1,
+            compensated=self.job.optimizer.delay_compensation > 0,
+        )
         codec.warm_up(self.plan.variables.values())
         if self._device is None:
             self.optimizer.warm_up()
@@ -209,8 +212,11 @@ class ShardBuilder:
         return CudaStorage(self.plan, self.index, self.optimizer, initial, device=self._device, memory=memory)
 
     def _updates(self, storage: Storage, state: ShardState | None, tables: Tables | None) -> UpdatePolicy:
+        parts = self.job.consistency.policy.parts
         if self.round_steps is None:
             applied = None if state is None else state.applied.copy()
+            if parts > 1:
+                return BatchUpdates(storage, parts=parts, applied=applied, tables=tables)
             return ImmediateUpdates(storage, damping=self.job.optimizer.damping, applied=applied, tables=tables)
         return RoundUpdates(
             storage,
@@ -244,5 +250,4 @@ def updates_before(job: Job, steps_total: int) -> Before:
 
 def _updates(job: Job, steps: int) -> int:
     """Return how often so many steps move the weights: the unit of learning-rate schedules."""
-    policy = job.consistency.policy
-    return -(-steps // policy.bound) if policy.kind == "sync" else steps
+    return -(-steps // job.consistency.policy.steps_of_update)

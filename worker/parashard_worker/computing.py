@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard.data.base import Array, BadExample, Batch, DataSource, examples_of
+from parashard.data.base import Array, BadExample, Batch, DataSource
 from parashard.data.tree import leaves, rows_of
 from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.metrics import Sums
@@ -29,6 +29,7 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import NO_KEYS
 from parashard_worker.device import Device
+from parashard_worker.parts import read_step
 from parashard_worker.round_weights import RoundWeights, UnevenBatches
 
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
@@ -56,10 +57,9 @@ class Task(NamedTuple):
 
     def batch_of(self, step: int) -> Batch:
         """Read a step's examples, in the host's memory, and look up the keys of the rows of tables that they need."""
-        indices = self.steps.indices(step)
-        number = self.steps.steps_before + step  # by which what is random in it is drawn
-        batch = Batch(number, self.steps.epoch_of(step), indices, *examples_of(self.source, number, indices))
-        return looked_up(self.model, batch, self.tables) if self.tables else batch
+        batch = read_step(self.model, self.source, self.steps, step)
+        has_keys = self.tables and rows_of(batch.inputs)
+        return looked_up(self.model, batch, self.tables) if has_keys else batch
 
     def held_out_keys(self) -> Mapping[str, Keys]:
         """Return the keys of the rows that all held-out examples need, by table."""
@@ -86,9 +86,9 @@ class Task(NamedTuple):
         examples : int
             How many the step has.
         gradients : dict of str to ndarray of float32, or None
-            Finite, of every variable that is not frozen; clipped to `clip_norm` together and weighed for their round,
-            but for state without a gradient. On a CPU they may be views of `values`, if the model made them so. None:
-            the step moves nothing.
+            Finite, of every variable that is not frozen; clipped to `clip_norm` together and weighed for their round
+            or batch, but for state without a gradient. Empty of a step without examples. On a CPU they may be views of
+            `values`, if the model made them so. None: the step moves nothing.
 
         Raises
         ------
@@ -99,6 +99,8 @@ class Task(NamedTuple):
         BadExample
             If it has one since an example does.
         """
+        if not rows_of(batch.inputs):
+            return None, 0, {}
         variables = self.device.variables_from_host(values)
         there = self.device.batch_from_host(batch)
         returned = self.model.loss_and_gradients(variables, there, self.device.xp)
@@ -118,7 +120,7 @@ class Task(NamedTuple):
             return loss, rows, None
         try:
             step = batch.step - self.steps.steps_before
-            weight = 1.0 if self.weights is None else self.weights.factor(step, rows)
+            weight = batch.share if self.weights is None else self.weights.factor(step, rows)
             clips = self.clip_norm, self.variable_clip_norm
             return loss, rows, sendable(step, number, gradients, clips, self.plan.variables, weight)
         except UnevenBatches as error:

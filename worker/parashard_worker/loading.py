@@ -106,7 +106,7 @@ def load_task(
     tables = tables_of(job)
     built = build_model(job.model, spec, job.job.seed, folder, tables) if model is None else model
     check_looks_up(built, {table.name: table for table in tables})
-    steps = job.job.steps(spec.examples)
+    steps = job.steps(spec.examples, batched=spec.batched)
     return Task(
         model=built,
         source=opened,

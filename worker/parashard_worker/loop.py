@@ -240,7 +240,7 @@ class StepLoop:
         try:
             with self._leasing.computing(grant):
                 loss, examples, gradients = self._gradients(leased, pulled)
-                metrics = [] if grant.skip else metric_sums(self._task.step_metrics(examples))
+                metrics = metric_sums(self._task.step_metrics(examples)) if examples else []
         except ConfigurationError as error:
             if not isinstance(error, WrongResult):
                 raise

@@ -15,7 +15,7 @@ from parashard.data.base import DataSource, examples_of
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.schema import Job
-from parashard.models.base import Model
+from parashard.models.base import Model, adds_losses
 from parashard.plan.steps import StepPlan
 
 
@@ -82,7 +82,7 @@ def round_weights(
     policy = job.consistency.policy
     if policy.kind != "sync" or policy.bound == 1 or job.consistency.reduce != "mean":
         return None
-    if getattr(model, "adds_losses", False):
+    if adds_losses(model):
         return None
     return RoundWeights(steps, policy.bound, source if source is not None and source.spec.batched else None)
 

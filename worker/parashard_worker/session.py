@@ -176,7 +176,7 @@ class Session:
             self._check_keys()
             self._job_seed = job.job.seed
             self._clips = job.optimizer.clip_norm, job.optimizer.variable_clip_norm
-            self._steps = job.job.steps(reply.examples)
+            self._steps = job.steps(reply.examples)
             self._weights = round_weights(job, self._steps)
             membership = Membership(coordinator, reply, job, self._plan, credentials=credentials)
             # P13: the program's arithmetic is its own, and in sync:N every worker's must be the same.
@@ -228,7 +228,8 @@ class Session:
                 assert self._task is not None
                 evaluate(work, self._task, self._client, self._leasing, self._keep)
             else:
-                step = self._begun_with_rows(work) if self._tables and not work.skip else self._begun(work)
+                has_rows = self._tables and not work.skip and self._steps.size(work.step)
+                step = self._begun_with_rows(work) if has_rows else self._begun(work)
                 if step is not None:
                     yield step
 
@@ -306,7 +307,7 @@ class Session:
     def _begun(self, grant: pb.Grant) -> Step | None:
         """Pull for a leased step, and return it; None: it is dealt with."""
         try:
-            pulled = self._transfers.pull(grant)
+            pulled = self._transfers.pull(grant) if self._steps.size(grant.step) else None
             if pulled is None:
                 self._complete(grant, self._transfers.push(grant, {}, None), None, 0)
                 return None
@@ -393,7 +394,7 @@ class Session:
                 )
             if not variables[name].frozen:
                 arrays[name] = np.asarray(array, np.float32)
-        weight = 1.0 if self._weights is None else self._weights.factor(step)
+        weight = self._steps.share(step) if self._weights is None else self._weights.factor(step)
         told = 0.0 if loss is None else float(loss)
         return sendable(step, told, arrays, self._clips, self._plan.variables, weight)
 

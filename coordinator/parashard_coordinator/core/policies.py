@@ -9,7 +9,7 @@ from parashard.job.policy import Policy
 
 
 class LeasingPolicy(Protocol):
-    """What distinguishes `async`, `ssp:K` and `sync:N` for the coordinator."""
+    """What distinguishes `auto`, `async`, `ssp:K` and `sync:N` for the coordinator."""
 
     def limit(self, lowest_incomplete: int) -> int:
         """Return the first step that may not be leased while `lowest_incomplete` is the lowest incomplete step."""
@@ -127,8 +127,46 @@ class Sync(NamedTuple):
         return -(-step // self.round_steps) * self.round_steps
 
 
+class Auto:
+    """Batches of `parts` steps: a batch is leased when all batches up to `lag` before it are complete.
+
+    With a lag of 0 each gradient is computed at the weights that it moves, as on one machine. The controller may raise
+    it: then up to `lag` further batches are under way, and a gradient is at most that many updates old.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+        self.lag = 0
+
+    def limit(self, lowest_incomplete: int) -> int:
+        """Lease the lowest incomplete batch and `lag` more."""
+        return (lowest_incomplete // self.parts + 1 + self.lag) * self.parts
+
+    def keep_limit(self, lowest_incomplete: int) -> int:
+        """Any lease may be kept: it moves the weights with its batch, whenever that is whole."""
+        return 1 << 62
+
+    def share(self, leasable: int, workers: int) -> int:
+        """Share a batch evenly."""
+        return min(max(1, leasable), -(-self.parts // max(1, workers)))
+
+    def reason(self, lowest_incomplete: int) -> str:
+        """Name the batch that all workers wait for."""
+        return f"auto:{self.parts} waits for batch {lowest_incomplete // self.parts}"
+
+    def round_of(self, step: int) -> int | None:
+        """There are no rounds: shards name none."""
+        return None
+
+    def boundary(self, step: int) -> int:
+        """Return the first step of a batch."""
+        return -(-step // self.parts) * self.parts
+
+
 def leasing_policy(policy: Policy) -> LeasingPolicy:
     """Return the leasing policy that a job file asks for."""
+    if policy.kind == "auto":
+        return Auto(policy.bound)
     if policy.kind == "async":
         return Async()
     if policy.kind == "ssp":

@@ -162,7 +162,7 @@ def _applied(resolved: ResolvedJob) -> Applied | None:
     if not ruled:
         return None
     policy = job.consistency.policy
-    return Applied(resolved.steps, policy.bound if policy.kind == "sync" else None, ruled[0], job.job.seed)
+    return Applied(resolved.steps, policy.steps_of_update, ruled[0], job.job.seed, ordered=policy.kind == "sync")
 
 
 def _of_tables(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def resolve(
     _check_memory(job, variables, memory_bytes())
     plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
     _check_push_memory(job, plan)
-    steps = job.job.steps(spec.examples)
+    steps = job.steps(spec.examples, batched=spec.batched)
     if declared.auditor is not None and (job.job.drop_last or job.job.steps_per_epoch):
         raise ConfigurationError(
             f"model {job.model.kind!r} counts each example once in each epoch; allowed: neither job.drop_last nor "
@@ -188,10 +188,10 @@ def _check_state(job: Job, variables: Mapping[str, Variable]) -> None:
                 f"variable {name!r}: state {SUM}, with consistency.policy {policy}: differences from weights of "
                 "unequal age grow without bound; allowed: sync:N, or state average:M or counter"
             )
-        if variable.state == COUNTER and policy.kind == "sync" and policy.bound > ROUND_STEPS_MAX:
+        if variable.state == COUNTER and policy.steps_of_update > ROUND_STEPS_MAX:
             raise ConfigurationError(
                 f"variable {name!r}: state {COUNTER}, with consistency.policy {policy}; allowed: at most "
-                f"sync:{ROUND_STEPS_MAX}"
+                f"{policy.kind}:{ROUND_STEPS_MAX}"
             )
 
 
@@ -259,9 +259,10 @@ def _check_push_memory(job: Job, plan: Plan) -> None:
             f'cluster.queue_bytes = {budget_bytes} with cluster.transport = "shm": {cluster.workers} workers hold '
             f"{largest_bytes} bytes each and leave as much to others; allowed: at least {slots_bytes}, or 0"
         )
-    if policy.kind == "sync" and policy.bound * largest_bytes > budget_bytes:
+    together = policy.steps_of_update
+    if together > 1 and together * largest_bytes > budget_bytes:
         raise ConfigurationError(
-            f"consistency.policy {policy}: a shard may hold {policy.bound} gradients of {largest_bytes} bytes, "
+            f"consistency.policy {policy}: a shard may hold {together} gradients of {largest_bytes} bytes, "
             f"more than cluster.queue_bytes = {budget_bytes}; raise it, use more shards or shorter rounds"
         )
 

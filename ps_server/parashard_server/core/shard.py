@@ -101,7 +101,7 @@ class Shard:
         self.tables = tables
         self.record = ShardCounters()
         self.journal: Journal | None = None
-        self._noted: dict[int, int] = {}  # in sync mode: buffered steps -> their positions in the journal
+        self._noted: dict[int, int] = {}  # held steps -> their positions in the journal
         self._pulled = pulled
         self._compensation = compensation
 
@@ -293,7 +293,7 @@ class Shard:
         return gradient
 
     def _note(self, step: int, position: int) -> None:
-        if self.updates.round is None:
+        if not self.updates.holds_back:
             return  # it is in the weights at once
         if len(self._noted) > NOTED_MAX:
             self._noted = {s: at for s, at in self._noted.items() if s not in self.updates.applied}

@@ -1,7 +1,7 @@
-"""Update policies of a shard: apply each push at once, or fold a round's pushes in step order.
+"""Update policies of a shard: apply each push at once, the parts of a batch together, or a round's pushes by its name.
 
 Pure. One class for each, chosen when the shard is built, so that `Shard.push` never asks which consistency a job has.
-Both keep the applied set beside the weights: every method leaves the two in agreement.
+All keep the applied set beside the weights: every method leaves the two in agreement.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from parashard.errors import MalformedFrame, ParashardError, StaleRound
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PushResult
-from parashard_server.state.kernels import fused
-from parashard_server.state.rows.tables import Pushed, Tables, copied, summed
+from parashard_server.core.step_sum import StepSum
+from parashard_server.state.rows.tables import Pushed, Tables
 from parashard_server.state.storage import Storage
 
-_ZERO = np.float32(0)
 NO_ROWS: Pushed = {}
 """Of a push that has nothing for tables."""
 
@@ -35,6 +34,9 @@ class UpdatePolicy(Protocol):
     """Steps whose gradients are in the weights."""
     skipped: IntervalSet
     """Steps of `held` whose push was empty because the step was given up; the shard adds to it."""
+
+    holds_back: bool
+    """Whether a push may be held before it moves the weights."""
 
     @property
     def round(self) -> int | None:
@@ -98,7 +100,7 @@ class UpdatePolicy(Protocol):
 
 
 class ImmediateUpdates:
-    """`async` and `ssp`: a push moves the weights as it arrives.
+    """`async`, `ssp` and batches of one part: a push moves the weights as it arrives.
 
     Parameters
     ----------
@@ -113,6 +115,7 @@ class ImmediateUpdates:
     """
 
     round = None
+    holds_back = False
 
     def __init__(
         self,
@@ -186,15 +189,115 @@ class ImmediateUpdates:
         return PushResult.APPLIED
 
 
+class BatchUpdates:
+    """`auto`: the gradients of a batch's parts are added up, and move the weights once the last one has come.
+
+    A worker has weighed each part by its share of the batch, so that the sum is the batch's gradient. Several batches
+    may be under way; each moves the weights when it is whole. Of a batch that is not, a shard that is restored has
+    nothing: the parts are leased again.
+
+    Parameters
+    ----------
+    storage : Storage
+        What moves.
+    parts : int
+        P, the steps of a batch: batch b is the steps [b P, b P + P).
+    applied : IntervalSet, optional
+        The steps in the storage's weights, where these come from a checkpoint: whole batches.
+    tables : Tables, optional
+        What moves beside it; None: the job has no tables.
+    """
+
+    round = None
+    holds_back = True
+
+    def __init__(
+        self, storage: Storage, *, parts: int, applied: IntervalSet | None = None, tables: Tables | None = None
+    ) -> None:
+        self._storage = storage
+        self._parts = parts
+        self._tables = tables
+        self._batches: dict[int, StepSum] = {}
+        self._free: list[Float32s] = []  # memory of sums
+        self.applied = IntervalSet() if applied is None else applied
+        self.skipped = IntervalSet()
+
+    @property
+    def held(self) -> IntervalSet:
+        held = self.applied.copy()
+        for batch in self._batches.values():
+            for start, stop in batch.held.intervals():
+                held.add_range(start, stop)
+        return held
+
+    @property
+    def version(self) -> int:
+        return len(self.applied) // self._parts
+
+    @property
+    def buffered_steps(self) -> int:
+        return sum(batch.count for batch in self._batches.values())
+
+    def holds(self, step: int) -> bool:
+        batch = self._batches.get(step // self._parts)
+        return step in self.applied or (batch is not None and batch.holds(step))
+
+    def replaceable(self, step: int) -> bool:
+        """A gradient that is held moves the weights: one shard may have it, and another the empty push."""
+        return False
+
+    def begin_again(self) -> None:
+        """Forget every part of a batch that is not whole."""
+        self._free += [batch.memory for batch in self._batches.values()]
+        self._batches.clear()
+        self.skipped = self.skipped.intersection(self.applied)
+
+    def admit(self, step: int, learning_rate: float | None = None) -> None:
+        """Admit any step, in any order: leases bound how many batches are under way."""
+
+    def reach(self, round_: int | None) -> None:
+        """Refuse a request that names a round: this job has none."""
+        if round_ is not None:
+            raise MalformedFrame(f"the request names round {round_}; this job's consistency has no rounds")
+
+    @property
+    def waiting_rows(self) -> Iterable[Pushed]:
+        return [rows for batch in self._batches.values() for rows in batch.waiting_rows]
+
+    def take(
+        self,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
+    ) -> PushResult:
+        """Add a part to its batch, and apply the batch if it is whole."""
+        number = step // self._parts
+        batch = self._batches.get(number)
+        if batch is None:
+            memory = self._free.pop() if self._free else np.empty(self._storage.elements, np.float32)
+            batch = self._batches[number] = StepSum(number * self._parts, (number + 1) * self._parts, memory)
+        batch.take(step, gradient, learning_rate, rows)
+        if not batch.full:
+            return PushResult.BUFFERED
+        t = self.version + 1
+        if batch.moves:
+            self._storage.apply(batch.gradient(), t=t, pushes=batch.pushes, learning_rate=batch.learning_rate)
+        if self._tables is not None and (pushed := batch.rows()):
+            self._tables.apply(pushed, t=t, learning_rate=batch.learning_rate)
+        self.applied.add_range(batch.first, batch.stop)
+        self._free.append(self._batches.pop(number).memory)
+        return PushResult.APPLIED
+
+
 class RoundUpdates:
     """`sync:N`: gradients of a round are folded in step order and applied when the next round begins.
 
-    Invariant: the weights are those that round `round` starts from; `_sum` is the sum of the gradients of its steps
-    before `_next_fold`, added in step order, and anything while there is none (`_pushes`); `_early` has those that
-    arrived before their turn. A round that is full stays uncommitted until a request names the next one, which needs a
-    lease that the coordinator grants only when every shard holds every step of the round. So no shard is ever a round
-    ahead of one that lacks a step. `_learning_rate` is that of all held steps of the round; None while none is held,
-    and for the job's.
+    Invariant: the weights are those that round `round` starts from; `_sum` has the gradients of its steps. A round that
+    is full stays uncommitted until a request names the next one, which needs a lease that the coordinator grants only
+    when every shard holds every step of the round. So no shard is ever a round ahead of one that lacks a step. All held
+    steps of the round have one learning rate.
 
     Parameters
     ----------
@@ -212,6 +315,8 @@ class RoundUpdates:
         What moves beside it; None: the job has no tables.
     """
 
+    holds_back = True
+
     def __init__(
         self,
         storage: Storage,
@@ -224,24 +329,18 @@ class RoundUpdates:
     ) -> None:
         self._storage = storage
         self._tables = tables
-        self._rows: dict[int, Pushed] = {}  # of the held steps of the round; their sum is made when it ends
         self._round_steps = round_steps
         self._steps_total = steps_total
         self._mean = mean
         self.round = round_
-        self._next_fold = self._first(round_)
-        self.applied = IntervalSet([(0, self._next_fold)])
+        self._sum = self._sum_of(np.empty(storage.elements, np.float32))
+        self.applied = IntervalSet([(0, self._sum.first)])
         self.skipped = IntervalSet()
-        self._sum: Float32s = np.empty(storage.elements, np.float32)
-        self._pushes = 0  # in the sum; an empty one is none
-        self._early: dict[int, Float32s | None] = {}
-        self._learning_rate: float | None = None
 
     @property
     def held(self) -> IntervalSet:
-        held = IntervalSet([(0, self._next_fold)])
-        for step in self._early:
-            held.add(step)
+        held = self._sum.held
+        held.add_range(0, self._sum.first)
         return held
 
     @property
@@ -250,10 +349,10 @@ class RoundUpdates:
 
     @property
     def buffered_steps(self) -> int:
-        return self._next_fold - self._first(self.round) + len(self._early)
+        return self._sum.count
 
     def holds(self, step: int) -> bool:
-        return step < self._next_fold or step in self._early
+        return step < self._sum.first or self._sum.holds(step)
 
     def replaceable(self, step: int) -> bool:
         """A gradient that waits for its turn is; one that is in the sum cannot be taken out of it again."""
@@ -263,40 +362,36 @@ class RoundUpdates:
             raise StaleRound(
                 f"step {step} is in the weights of round {self.round} with its gradient, and cannot be skipped"
             )
-        if step not in self._early:
+        if not self._sum.waits(step):
             raise FoldedStep(f"step {step} is in the sum of round {self.round}")
         return True
 
     def begin_again(self) -> None:
         """Return to the start of the present round, whose weights are still here."""
-        self._next_fold = self._first(self.round)
-        self._pushes = 0
-        self._early.clear()
-        self._rows.clear()
-        self._learning_rate = None
+        self._sum = self._sum_of(self._sum.memory)
         self.skipped = self.skipped.intersection(self.applied)
 
     def admit(self, step: int, learning_rate: float | None = None) -> None:
         """Refuse a step of any round but the one that its request may reach, or with another rate than its round's."""
         self.reach(step // self._round_steps)
-        if self.buffered_steps and learning_rate != self._learning_rate:
+        if self.buffered_steps and learning_rate != self._sum.learning_rate:
             raise StaleRound(
                 f"step {step} has the learning rate {learning_rate}; the held steps of round {self.round} have "
-                f"{self._learning_rate}"
+                f"{self._sum.learning_rate}"
             )
 
     def reach(self, round_: int | None) -> None:
         """Commit the current round if the request names the next one; refuse any other but the current."""
         if round_ is None:
             raise MalformedFrame("the request names no round; in this job every one must")
-        if round_ == self.round + 1 and self._full():
+        if round_ == self.round + 1 and self._sum.full:
             self.commit()
         if round_ != self.round:
             raise StaleRound(f"the request is for round {round_}; this shard is at round {self.round}")
 
     @property
     def waiting_rows(self) -> Iterable[Pushed]:
-        return self._rows.values()
+        return self._sum.waiting_rows
 
     def take(
         self,
@@ -306,48 +401,24 @@ class RoundUpdates:
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
     ) -> PushResult:
-        """Fold the gradient if its turn has come, else keep it; at most N are kept."""
-        self._learning_rate = learning_rate
-        self._rows.pop(step, None)  # of a gradient that the empty push of a step given up replaces
-        if rows:
-            self._rows[step] = copied(rows)
-        if step != self._next_fold:
-            self._early[step] = None if gradient is None else gradient.copy()
-            return PushResult.BUFFERED
-        self._fold(gradient)
-        while self._next_fold in self._early:
-            self._fold(self._early.pop(self._next_fold))
+        """Add the gradient if its turn has come, else keep it; at most N are kept."""
+        self._sum.take(step, gradient, learning_rate, rows)
         return PushResult.BUFFERED
-
-    def _fold(self, gradient: Float32s | None) -> None:
-        if gradient is not None:
-            if self._pushes:
-                fused.accumulate(self._sum, gradient)
-            else:
-                np.add(gradient, _ZERO, out=self._sum)  # as if added to zeros: -0.0 becomes 0.0
-            self._pushes += 1
-        self._next_fold += 1
 
     def commit(self) -> None:
         """Apply the full round to the weights."""
-        first, stop = self._first(self.round), self._first(self.round + 1)
-        scale = 1.0 / (stop - first) if self._mean else 1.0
-        if not self._pushes:
-            self._sum[:] = 0.0
+        done = self._sum
+        scale = 1.0 / (done.stop - done.first) if self._mean else 1.0
         self._storage.apply(
-            self._sum, t=self.round + 1, scale=scale, pushes=self._pushes, learning_rate=self._learning_rate
+            done.gradient(), t=self.round + 1, scale=scale, pushes=done.pushes, learning_rate=done.learning_rate
         )  # t counts rounds
-        if self._tables is not None and self._rows:
-            rows = summed([self._rows[step] for step in sorted(self._rows)])
-            self._tables.apply(rows, t=self.round + 1, scale=scale, learning_rate=self._learning_rate)
-            self._rows.clear()
-        self.applied.add_range(first, stop)
+        if self._tables is not None and (rows := done.rows()):
+            self._tables.apply(rows, t=self.round + 1, scale=scale, learning_rate=done.learning_rate)
+        self.applied.add_range(done.first, done.stop)
         self.round += 1
-        self._pushes = 0
-        self._learning_rate = None
+        self._sum = self._sum_of(done.memory)
 
-    def _full(self) -> bool:
-        return self._next_fold == self._first(self.round + 1) > self._first(self.round)
-
-    def _first(self, round_: int) -> int:
-        return min(self._steps_total, round_ * self._round_steps)
+    def _sum_of(self, memory: Float32s) -> StepSum:
+        """Return an empty sum of the present round."""
+        first, stop = (min(self._steps_total, (self.round + later) * self._round_steps) for later in (0, 1))
+        return StepSum(first, stop, memory)

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.job.policy import Policy
-from parashard_coordinator.core.policies import Async, LeasingPolicy, Ssp, Sync, leasing_policy
+from parashard_coordinator.core.policies import Async, Auto, LeasingPolicy, Ssp, Sync, leasing_policy
 
 steps = st.integers(0, 10**6)
 
 
 @pytest.mark.parametrize(
-    ("text", "policy"), [("async", Async()), ("ssp:0", Ssp(0)), ("ssp:8", Ssp(8)), ("sync:4", Sync(4))]
+    ("text", "policy"),
+    [("auto:4", Auto(4)), ("async", Async()), ("ssp:0", Ssp(0)), ("ssp:8", Ssp(8)), ("sync:4", Sync(4))],
 )
 def test_the_job_file_s_policy_is_found(text: str, policy: LeasingPolicy) -> None:
     found = leasing_policy(Policy.parse(text))
@@ -78,3 +79,20 @@ def test_each_policy_says_what_it_waits_for() -> None:
     assert Async().reason(7) == "every step is leased or complete"
     assert Ssp(8).reason(7) == "ssp:8 waits for step 7"
     assert Sync(4).reason(7) == "sync:4 waits for round 1"
+
+
+@given(st.integers(1, 16), st.integers(0, 4), steps, st.integers(0, 200))
+def test_auto_leases_a_batch_while_those_before_it_are_complete_but_for_the_lag(
+    parts: int, lag: int, lowest: int, ahead: int
+) -> None:
+    policy, step = Auto(parts), lowest + ahead
+    policy.lag = lag
+    assert (step < policy.limit(lowest)) == (step // parts - lowest // parts <= lag)
+
+
+@given(st.integers(1, 16), steps)
+def test_auto_judges_weights_between_batches(parts: int, step: int) -> None:
+    boundary = Auto(parts).boundary(step)
+    assert boundary % parts == 0
+    assert step <= boundary < step + parts
+    assert Auto(parts).round_of(boundary) is None

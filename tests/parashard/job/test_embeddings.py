@@ -193,7 +193,7 @@ TABLE = "tables.user.dimension=4"
     ("sets", "says"),
     [
         (
-            ["optimizer.delay_compensation=0.5"],
+            ["optimizer.delay_compensation=0.5", "consistency.policy=async"],
             [
                 "optimizer.delay_compensation: found 0.5 with tables = ",
                 "allowed: 0 with tables: what a step's rows were",
@@ -257,7 +257,7 @@ def test_a_variable_that_looks_like_a_table_s_is_warned_of(write_job: Callable[.
 
 
 def identity(*sets: str) -> dict[str, Any]:
-    return job_identity(job_of(*sets), SPEC, VARIABLES)
+    return job_identity(job_of("consistency.policy=async", *sets), SPEC, VARIABLES)
 
 
 def test_a_job_without_tables_keeps_its_digest() -> None:

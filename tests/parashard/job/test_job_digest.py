@@ -28,7 +28,8 @@ def load(write_job: Callable[..., Path]) -> Load:
     """Return a function that loads the smallest job with some keys set."""
 
     def loaded(*sets: str) -> Job:
-        return load_job(write_job(), [parse_set(s) for s in sets], {}).job
+        policy = [] if any("consistency.policy" in s for s in sets) else ["consistency.policy=async"]
+        return load_job(write_job(), [parse_set(s) for s in (*policy, *sets)], {}).job
 
     return loaded
 

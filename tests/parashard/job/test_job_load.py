@@ -24,7 +24,7 @@ WriteJob = Callable[..., Path]
 def test_only_what_is_required(write_job: WriteJob) -> None:
     job = load_job(write_job(), environ={}).job
     assert (job.job.name, job.job.epochs, job.job.batch_size, job.job.seed) == ("small", 2, 8, 0)
-    assert job.consistency.policy == Policy("async")
+    assert job.consistency.policy == Policy("auto", 2)
     assert job.cluster.partitioner.kind == "minimum-size"
     assert job.variables == {}
 
@@ -50,7 +50,7 @@ def test_describe_has_every_key_in_order(write_job: WriteJob) -> None:
     assert rows[0] == ("job.name", "small", "file job.toml")
     assert ("evaluation.target_loss", None, "default") in rows
     assert ('variables."*.bias".decay', False, "flag --set") in rows
-    assert ("consistency.policy", "async", "default") in rows
+    assert ("consistency.policy", "auto:2", "default") in rows
     assert [key for key, _, _ in rows] == list(loaded.origins)
 
 

@@ -39,7 +39,7 @@ KEYS = [
         "job.color: unknown key; allowed: name, seed, epochs, first_epoch, updates_before, passes_before, "
         "batch_size, steps_per_epoch, drop_last, shuffle, max_attempts, on_bad_step",
     ),
-    ("job={name='x', epochs=1}", "job.batch_size: missing; needed: Examples of one step."),
+    ("job={name='x', epochs=1}", "job.batch_size: missing; needed: Examples of a batch."),
     ("job=3", "job: found 3; allowed: a table"),
     (
         "storage.every_s=60",
@@ -107,11 +107,12 @@ KEYS = [
     ('variables."*".learning_rate_factor=-1', 'variables."*".learning_rate_factor: found -1; allowed: >= 0'),
     (
         "consistency.policy=ssp:x",
-        'consistency.policy: found "ssp:x"; allowed: async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N < 10^9',
+        'consistency.policy: found "ssp:x"; allowed: auto, async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N '
+        "< 10^9",
     ),
     (
         "consistency.policy=3",
-        "consistency.policy: found 3; allowed: async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N < 10^9",
+        "consistency.policy: found 3; allowed: auto, async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N < 10^9",
     ),
     ("evaluation.target_accuracy=0", "evaluation.target_accuracy: found 0; allowed: > 0"),
     ("evaluation.target_loss=low", 'evaluation.target_loss: found "low"; allowed: a number'),
@@ -171,7 +172,7 @@ RELATIONS = [
         "ports a shard",
     ),
     (
-        ["cluster.shard_device=cuda:1", "optimizer.delay_compensation=0.5"],
+        ["cluster.shard_device=cuda:1", "optimizer.delay_compensation=0.5", "consistency.policy=async"],
         'flag --set: cluster.shard_device: found "cuda:1" with optimizer.delay_compensation = 0.5 (flag --set); '
         'allowed: "cpu" with delay compensation: it compares the weights of many steps, which lie in the '
         "host's memory",
@@ -193,7 +194,7 @@ ALLOWED = [
     ["cluster.port=65530", "cluster.shards=2"],
     ["cluster.pipeline_depth=0", "consistency.policy=ssp:0"],
     ["optimizer.staleness_damping=inverse", "optimizer.delay_compensation=0.5", "consistency.policy=ssp:2"],
-    ["optimizer.delay_compensation=0.5", "cluster.shard_device=cpu", "cluster.device=cuda"],
+    ["optimizer.delay_compensation=0.5", "cluster.shard_device=cpu", "consistency.policy=async"],
     ["optimizer.delay_compensation=0", "cluster.shard_device=cuda"],
     ['variables."*".encoding=float16', "consistency.policy=sync:2"],
     ['variables."*".encoding=int8', "consistency.policy=ssp:2"],

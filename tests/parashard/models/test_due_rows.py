@@ -39,7 +39,7 @@ def ended(rules: RowRules, order: Sequence[Sequence[int]]) -> StoredRows:
     table = EmbeddingTable(TABLE, 2, SGD(-1.0), rules=rules)
     rows = ReferenceRows(table, SEED)
     for clock, steps in enumerate(order, 1):
-        added = sum(entries_of(Applied(STEPS, None, rules, SEED), step, OWN, SHARED) for step in steps)
+        added = sum(entries_of(Applied(STEPS, 1, rules, SEED, ordered=False), step, OWN, SHARED) for step in steps)
         used = np.flatnonzero(added[:, 0])
         rows.push(mixed(IDS[used]), added[used].astype(np.float32), clock=clock)
     rows.pull(np.empty(0, np.uint64), len(order))
@@ -53,7 +53,9 @@ def ended(rules: RowRules, order: Sequence[Sequence[int]]) -> StoredRows:
 def wrong(rules: RowRules, rows: StoredRows, round_steps: int | None) -> int:
     ledger = RowLedger(spec_of((1,), examples=OWN), RowLedgerOptions(shared=SHARED))
     counted = ("ledger candidates", rows)
-    return ledger.audit_rows([(TABLE, rows), counted], 4, Applied(STEPS, round_steps, rules, SEED))["rows_wrong"]
+    return ledger.audit_rows(
+        [(TABLE, rows), counted], 4, Applied(STEPS, round_steps or 1, rules, SEED, ordered=round_steps is not None)
+    )["rows_wrong"]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
-from parashard.plan.steps import StepPlan
+from parashard.plan.steps import PART_EXAMPLES_MIN, StepPlan, parts_of_batch
 
 
 @given(st.integers(1, 300), st.integers(1, 400), st.integers(1, 3), st.integers(-(2**63), 2**64))
@@ -102,7 +102,7 @@ def test_passes_go_on_from_one_epoch_into_the_next(examples, batch_size, epochs,
 @given(st.integers(1, 300), st.integers(1, 100))
 def test_a_pass_leaves_out_less_than_a_step(examples, batch_size):
     if batch_size > examples:
-        with pytest.raises(ConfigurationError, match=f"a step has {batch_size} examples, and there are {examples}"):
+        with pytest.raises(ConfigurationError, match=f"a batch has {batch_size} examples, and there are {examples}"):
             StepPlan(examples, batch_size, 1, 0, drop_last=True)
         return
     plan = StepPlan(examples, batch_size, 1, 0, drop_last=True)
@@ -121,3 +121,54 @@ def test_without_shuffling_examples_come_in_their_own_order():
     plan = StepPlan(10, 4, 2, 0, shuffle=False)
     due = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [plan.indices(step).tolist() for step in range(plan.total)] == due * 2
+
+
+# --- parts of batches ---
+
+
+@given(st.integers(1, 200), st.integers(1, 70), st.integers(1, 9), st.booleans(), st.booleans())
+def test_the_parts_of_a_batch_are_the_batch(examples, batch_size, parts, drop_last, shuffle):
+    if drop_last and batch_size > examples:
+        return
+    whole = StepPlan(examples, batch_size, 2, 7, 1, None, drop_last, shuffle)
+    split = StepPlan(examples, batch_size, 2, 7, 1, None, drop_last, shuffle, parts=parts)
+    assert (split.total, split.short) == (whole.total * parts, whole.short)
+    sizes = set()
+    for batch in range(whole.total):
+        steps = range(batch * parts, (batch + 1) * parts)
+        assert np.concatenate([split.indices(step) for step in steps]).tolist() == whole.indices(batch).tolist()
+        assert all(split.indices_of_batch(step).tolist() == whole.indices(batch).tolist() for step in steps)
+        assert {split.epoch_of(step) for step in steps} == {whole.epoch_of(batch)}
+        assert [split.size(step) for step in steps] == [len(split.indices(step)) for step in steps]
+        assert sum(split.share(step) for step in steps) == pytest.approx(1.0)
+        sizes |= {split.size(step) for step in steps if split.size(step)}
+    assert set(split.sizes) == sizes
+
+
+@given(st.integers(0, 500), st.integers(1, 30))
+def test_a_part_has_a_few_examples_or_none(rows, parts):
+    plan = StepPlan(8, 8, 1, 0, parts=parts)
+    cut = [plan.rows_of_part(step, rows) for step in range(parts)]
+    lengths = [one.stop - one.start for one in cut]
+    assert sum(lengths) == rows
+    assert max(lengths) - min(filter(None, lengths), default=0) <= max(1, rows if rows < PART_EXAMPLES_MIN else 1)
+    assert all(not n or n >= min(rows, PART_EXAMPLES_MIN) for n in lengths)
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch_size", "parts"), [(1, 64, 1), (2, 64, 2), (16, 64, 16), (17, 64, 16), (8, 7, 1), (0, 64, 4)]
+)
+def test_each_worker_computes_a_part_if_the_batch_is_large_enough(workers, batch_size, parts):
+    assert parts_of_batch(workers, batch_size) == parts
+
+
+def test_of_data_that_are_batches_each_part_names_the_batch():
+    plan = StepPlan(5, 1, 1, 3, parts=2, batched=True)
+    assert plan.total == 10
+    assert [plan.indices(step).tolist() for step in (0, 1)] == [plan.indices_of_batch(0).tolist()] * 2
+    assert [plan.rows_of_part(step, 9) for step in (0, 1)] == [slice(0, 4), slice(4, 9)]
+
+
+def test_a_batch_has_a_part():
+    with pytest.raises(ConfigurationError, match="at least 1 part, found 0"):
+        StepPlan(5, 1, 1, 3, parts=0)

@@ -226,7 +226,7 @@ def test_folding_keeps_no_gradient_whose_turn_has_come() -> None:  # P19
     updates = rounds(storage_of(), 4)
     for step, waiting in ((3, 1), (1, 2), (0, 1), (2, 0)):
         updates.take(step, ones(), None)
-        assert len(updates._early) == waiting
+        assert sum(map(updates._sum.waits, range(4))) == waiting
 
 
 @given(data=st.data(), n=st.integers(1, 5), total=st.integers(1, 17))

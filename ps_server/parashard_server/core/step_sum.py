@@ -1,0 +1,115 @@
+"""StepSum: the sum of the gradients of consecutive steps, which are one update.
+
+Pure. Invariant: gradients are added in the order of the steps, whatever order they arrive in, so that the sum has the
+same bits each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.variables import Float32s
+from parashard_server.state.kernels import fused
+from parashard_server.state.rows.tables import Pushed, copied, summed
+
+_ZERO = np.float32(0)
+
+
+class StepSum:
+    """The gradients of steps [first, stop).
+
+    `_sum` holds the gradients of the steps before `_next`, and anything while there is none (`pushes`); `_early` has
+    those that arrived before their turn: at most stop - first.
+
+    Parameters
+    ----------
+    first, stop : int
+        The steps.
+    memory : ndarray of float32, shape (elements,)
+        Holds the sum; another one may use it afterwards.
+
+    Attributes
+    ----------
+    pushes : int
+        How many gradients are in the sum; an empty push is none.
+    moves : bool
+        Whether it moves the weights: not where every push has a gradient of no elements.
+    learning_rate : float or None
+        Of the steps that are held; None while none is, and for the job's own.
+    """
+
+    def __init__(self, first: int, stop: int, memory: Float32s) -> None:
+        self.first, self.stop, self.memory = first, stop, memory
+        self.pushes = 0
+        self.moves = False
+        self.learning_rate: float | None = None
+        self._next = first
+        self._early: dict[int, Float32s | None] = {}
+        self._rows: dict[int, Pushed] = {}
+
+    @property
+    def held(self) -> IntervalSet:
+        """Steps that have been taken."""
+        held = IntervalSet([(self.first, self._next)])
+        for step in self._early:
+            held.add(step)
+        return held
+
+    @property
+    def count(self) -> int:
+        """How many steps have been taken."""
+        return self._next - self.first + len(self._early)
+
+    @property
+    def full(self) -> bool:
+        """Every step has been added."""
+        return self._next == self.stop > self.first
+
+    @property
+    def waiting_rows(self) -> Iterable[Pushed]:
+        """Gradients of rows of tables, by step."""
+        return self._rows.values()
+
+    def holds(self, step: int) -> bool:
+        """Tell whether a step has been taken."""
+        return self.first <= step < self._next or step in self._early
+
+    def waits(self, step: int) -> bool:
+        """Tell whether a step's gradient waits for its turn, and may be replaced."""
+        return step in self._early
+
+    def take(self, step: int, gradient: Float32s | None, learning_rate: float | None, rows: Pushed) -> None:
+        """Add a gradient, which is borrowed for this call, or keep a copy until its turn; None: the push was empty."""
+        self.learning_rate = learning_rate
+        self._rows.pop(step, None)  # of a gradient that the empty push of a step given up replaces
+        if rows:
+            self._rows[step] = copied(rows)
+        if step != self._next:
+            self._early[step] = None if gradient is None else gradient.copy()
+            return
+        self._add(gradient)
+        while self._next in self._early:
+            self._add(self._early.pop(self._next))
+
+    def gradient(self) -> Float32s:
+        """Return the sum, zeros where every push was empty; the memory is this object's."""
+        if not self.pushes:
+            self.memory[:] = 0.0
+        return self.memory
+
+    def rows(self) -> Pushed:
+        """Return the sum of the gradients of rows, added in the order of the steps."""
+        return summed([self._rows[step] for step in sorted(self._rows)])
+
+    def _add(self, gradient: Float32s | None) -> None:
+        self.moves = self.moves or gradient is None or bool(gradient.size)
+        if gradient is not None and gradient.size:
+            if self.pushes:
+                fused.accumulate(self.memory, gradient)
+            else:
+                np.add(gradient, _ZERO, out=self.memory)  # as if added to zeros: -0.0 becomes 0.0
+            self.pushes += 1
+        self._next += 1
