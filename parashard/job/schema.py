@@ -60,6 +60,15 @@ class Job(Table):
         parts = parts_of_batch(self.cluster.workers, self.job.batch_size)
         return self.replaced(consistency=self.consistency.replaced(policy=Policy("auto", parts)))
 
+    @property
+    def consistency_in_words(self) -> str:
+        """How gradients move the weights, for screens."""
+        policy = self.consistency.policy
+        if policy.kind != "auto":
+            return str(policy)
+        parts = "1 part" if policy.parts == 1 else f"{policy.parts} parts"
+        return f"auto: batches of {self.job.batch_size} in {parts}"
+
     def steps(self, examples: int, *, batched: bool = False) -> StepPlan:
         """Return the job's steps over so many training examples, or batches that the data are made of."""
         job = self.job

@@ -41,6 +41,7 @@ from parashard_worker.user_warnings import warnings_told
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
+AUTO_DEPTH = 1  # most steps beside the present one in `auto`, where the coordinator says how many
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
 
 
@@ -184,7 +185,8 @@ class Worker:
                 log.info("joined", device=device.name, threads=threads, http=http.address)
                 leasing, client = membership.connected(member, stop, self._on_hung)
                 keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, task.plan.variables)
-                loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth, keep=keep)
+                depth = AUTO_DEPTH if job.consistency.policy.kind == "auto" else job.cluster.pipeline_depth
+                loop = StepLoop(task, client, leasing, depth=depth, keep=keep)
                 metrics.add(partial(_collector, loop, member.name))
                 with (
                     warnings_told(leasing.warned) if settings.own_process else nullcontext(),

@@ -31,7 +31,7 @@ from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.rounds import Standing
-from parashard_coordinator.core.steering import ahead, marked, sharing, steer, without_parts
+from parashard_coordinator.core.steering import ahead, at_most, marked, sharing, steer
 from parashard_coordinator.core.training_figures import known_figures
 from parashard_coordinator.kubernetes.ledger import PodEnd
 
@@ -205,15 +205,11 @@ class Core:
             evaluations = job.evaluations.grant(worker.name, job.leases.lowest_incomplete, incarnations, now_s)
         if evaluations:
             return self._answer(worker, [], evaluations, revoked, "")
-        if slow := without_parts(job, worker, now_s):
-            return self._answer(worker, [], [], revoked, slow)
-        granted = job.leases.grant(
-            worker.name,
-            min(want, job.options.lease_batch),
-            sharing(job, now_s),
-            now_s,
-            self._lease_limit(),
-        )
+        want, why_none = at_most(job, worker, want, now_s)
+        if not want:
+            return self._answer(worker, [], [], revoked, why_none)
+        most = min(want, job.options.lease_batch)
+        granted = job.leases.grant(worker.name, most, sharing(job, now_s), now_s, self._lease_limit())
         if granted and job.progress.first_lease_s is None:
             job.progress.first_lease_s = now_s
         job.decisions += any([job.following.leases(grant.step) for grant in granted])

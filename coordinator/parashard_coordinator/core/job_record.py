@@ -30,7 +30,7 @@ from parashard_coordinator.core.membership import (
     Shards,
     Workers,
 )
-from parashard_coordinator.core.policies import LeasingPolicy
+from parashard_coordinator.core.policies import Auto, LeasingPolicy
 from parashard_coordinator.core.progress import Progress
 from parashard_coordinator.core.rounds import RoundBook
 from parashard_coordinator.core.saved import Saved
@@ -75,8 +75,6 @@ class JobRecord:
         Starts and stops processes.
     rounds : RoundBook
         Where the shards stand, in jobs with rounds.
-    controller : Controller, optional
-        Decides who gets parts, and the lag, in an `auto` job.
     """
 
     def __init__(
@@ -86,10 +84,9 @@ class JobRecord:
         evaluations: Evaluations,
         launcher: Launcher,
         rounds: RoundBook,
-        controller: Controller | None = None,
     ) -> None:
         self.options = options
-        self.controller = controller
+        self.controller = Controller(policy) if isinstance(policy, Auto) else None
         self.policy = policy
         self.leases = StepLeases(
             options.steps_total,

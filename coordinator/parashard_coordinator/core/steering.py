@@ -40,9 +40,20 @@ def steer(job: JobRecord, worker: Worker, drifts: Sequence[Drift], now_s: float)
         job.add_event(f"from batch {batch:,} on the lag is {change.lag}: {change.reason}")
 
 
-def without_parts(job: JobRecord, worker: Worker, now_s: float) -> str:
-    """Return why a worker gets no step now; "" if it gets some."""
-    return "" if job.controller is None else job.controller.without(worker.name, _live(job), now_s)
+def at_most(job: JobRecord, worker: Worker, want: int, now_s: float) -> tuple[int, str]:
+    """Return how many of the steps that a worker wants it may have, and why none.
+
+    In `auto` it is an even share of a batch, less what the worker holds: a batch is complete when its last part is.
+    """
+    controller = job.controller
+    if controller is None:
+        return want, ""
+    slow = controller.without(worker.name, _live(job), now_s)
+    if slow:
+        return 0, slow
+    share = max(1, controller.parts // sharing(job, now_s))
+    room = share + int(controller.overlaps(worker.phases_s)) - len(job.leases.held_by(worker.name))
+    return max(0, min(want, room)), "it has its share of the batch"
 
 
 def sharing(job: JobRecord, now_s: float) -> int:
@@ -68,11 +79,9 @@ def in_words(job: JobRecord, now_s: float) -> str:
     controller = job.controller
     if controller is None:
         return ""
-    slow = [
-        f"{worker.name} gets no parts ({why})"
-        for worker in job.workers.live
-        if (why := without_parts(job, worker, now_s))
-    ]
+    live = _live(job)
+    found = {name: controller.without(name, live, now_s) for name in live}
+    slow = [f"{name} gets no parts ({why})" for name, why in found.items() if why]
     return "; ".join([f"lag {controller.lag} ({controller.reason})", *slow])
 
 

@@ -163,7 +163,7 @@ class Coordination:
         self._run_store = run_store
         settings = resolved.job
         shards = core.run_exclusive(lambda core, _: core.job.options.shards)
-        self._status = StatusView(settings.job.name, str(settings.consistency.policy), shards)
+        self._status = StatusView(settings.job.name, settings.consistency_in_words, shards)
         self.service = CoordinatorService(core, job, self._status, observer)
         self._credentials = credentials
         stubs = channels or ShardChannels(credentials)
