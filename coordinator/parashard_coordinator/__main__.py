@@ -82,6 +82,12 @@ def main() -> int:
     parser.add_argument(
         "--callbacks", choices=["follow", "decide"], help="the launcher runs callbacks, which may decide with `decide`"
     )
+    parser.add_argument(
+        "--callbacks-ahead",
+        type=int,
+        choices=[0, 1],
+        help="epochs that training may be ahead of callbacks; 0: it waits for them",
+    )
     parser.add_argument("--store-evaluated", action="store_true", help="keep the weights of every evaluation")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="over the job file, such as cluster.shards=2"
@@ -116,6 +122,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     callbacks = Callbacks(
         followed=arguments.callbacks is not None,
         decide=arguments.callbacks == "decide",
+        ahead=arguments.callbacks_ahead,
         store_evaluated=arguments.store_evaluated,
     )
     core = ExclusiveCore(

@@ -608,7 +608,7 @@ class CreateCheckpointReply(_message.Message):
     def __init__(self, checkpoint: _Optional[str] = ..., error: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("run_id", "handled", "stop_reason", "learning_rate", "wants_steps", "steps_seen", "coordinator", "decision", "between")
+    __slots__ = ("run_id", "handled", "stop_reason", "learning_rate", "wants_steps", "steps_seen", "coordinator", "decision", "between", "planned")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLED_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -618,6 +618,7 @@ class FollowRequest(_message.Message):
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     BETWEEN_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     handled: int
     stop_reason: str
@@ -627,7 +628,16 @@ class FollowRequest(_message.Message):
     coordinator: int
     decision: int
     between: bool
-    def __init__(self, run_id: _Optional[str] = ..., handled: _Optional[int] = ..., stop_reason: _Optional[str] = ..., learning_rate: _Optional[float] = ..., wants_steps: _Optional[bool] = ..., steps_seen: _Optional[int] = ..., coordinator: _Optional[int] = ..., decision: _Optional[int] = ..., between: _Optional[bool] = ...) -> None: ...
+    planned: _containers.RepeatedCompositeFieldContainer[PlannedRate]
+    def __init__(self, run_id: _Optional[str] = ..., handled: _Optional[int] = ..., stop_reason: _Optional[str] = ..., learning_rate: _Optional[float] = ..., wants_steps: _Optional[bool] = ..., steps_seen: _Optional[int] = ..., coordinator: _Optional[int] = ..., decision: _Optional[int] = ..., between: _Optional[bool] = ..., planned: _Optional[_Iterable[_Union[PlannedRate, _Mapping]]] = ...) -> None: ...
+
+class PlannedRate(_message.Message):
+    __slots__ = ("epoch", "learning_rate")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    learning_rate: float
+    def __init__(self, epoch: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class FollowReply(_message.Message):
     __slots__ = ("coordinator", "state", "milestone", "steps", "steps_seen", "steps_total", "learning_rate", "stopped_by")

@@ -53,6 +53,8 @@ class FitCall(NamedTuple):
         Its texts, by path.
     callbacks : list of Callback
         As `parashard.callbacks.running.checked` returned them.
+    wait : bool, optional
+        Whether training waits for them at the end of each epoch; None: if one of them says so.
     trainer : object
         What they see as `self.trainer`.
     pieces : int
@@ -68,6 +70,7 @@ class FitCall(NamedTuple):
     code: Code
     texts: Mapping[str, bytes]
     callbacks: list[Callback]
+    wait: bool | None
     trainer: object
     pieces: int
     optimizer: PresentOptimizer
@@ -221,6 +224,7 @@ def _follower(call: FitCall, run_dir: Path, view: JobView, *, resume: bool) -> C
         steps_per_epoch=steps.steps_per_epoch,
         epochs=steps.epochs,
         first_epoch=steps.first_epoch,
+        wait=call.wait,
     )
     store = partial(open_store, job.checkpoint.url or str(run_dir / CHECKPOINTS))
     model = call.model if isinstance(call.model, TellsMetrics) else None

@@ -85,6 +85,7 @@ class CallbackFollower:
         self._handled = 0  # the milestone of which all callbacks have heard
         self._telling: Milestone | None = None  # the one of which they hear now
         self._decision = Decision()
+        self._told = 0  # the last decision that a coordinator has stored
         self._steps = IntervalSet()  # that on_train_batch_end was called for
         self._steps_seen = 0
         self._coordinator = 0
@@ -96,12 +97,18 @@ class CallbackFollower:
     def arguments(self) -> Sequence[str]:
         """What the coordinator is started with."""
         store = ["--store-evaluated"] if self.stores_evaluated else []
-        return ["--callbacks", "decide" if self.decides else "follow", *store]
+        ahead = [] if self.ahead is None else ["--callbacks-ahead", str(self.ahead)]
+        return ["--callbacks", "decide" if self.decides else "follow", *ahead, *store]
 
     @property
     def decides(self) -> bool:
         """Whether a callback may stop the run or change the learning rate."""
         return self._callbacks.decides
+
+    @property
+    def ahead(self) -> int | None:
+        """How many milestones training may be ahead of callbacks; None: as many as can be kept."""
+        return self._callbacks.ahead
 
     @property
     def stores_evaluated(self) -> bool:
@@ -126,6 +133,7 @@ class CallbackFollower:
             if self._unsaved:
                 self._record()
             reply = follow(self._request())
+            self._told = self._decision.number
             decided = self._tell_steps(reply)
             if reply.HasField("milestone") and not decided:  # else the coordinator hears of the new rate first
                 self._tell(_milestone(reply.milestone, self._metrics_of))
@@ -166,12 +174,14 @@ class CallbackFollower:
             self._decided(callbacks.changed_rate())  # in on_train_begin
 
     def _request(self) -> pb.FollowRequest:
+        planned = self._decision.planned if self._decision.number > self._told else ()
         return pb.FollowRequest(
             handled=self._handled,
             stop_reason=self._decision.stop_reason,
             learning_rate=self._decision.learning_rate,
             decision=self._decision.number,
             between=self._decision.between,
+            planned=[pb.PlannedRate(epoch=epoch, learning_rate=rate) for epoch, rate in planned],
             wants_steps=self._callbacks.wants_steps,
             steps_seen=self._steps_seen,
             coordinator=self._coordinator,

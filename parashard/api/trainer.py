@@ -122,6 +122,7 @@ class Trainer:
         transform: Callable[..., Any] | None = None,
         fingerprint: str | None = None,
         callbacks: Sequence[Callback] | Callback | None = (),
+        wait_for_callbacks: bool | None = None,
         resume: bool = False,
         accept_code_change: bool = False,
         verbose: int = 1,
@@ -164,6 +165,10 @@ class Trainer:
         callbacks : sequence of parashard.callbacks.Callback
             Called in this process on steps, epochs and evaluations; one that raises ends the run, saved, and its error
             is raised here.
+        wait_for_callbacks : bool, optional
+            True: at the end of each epoch wait for its evaluation and the callbacks before the next step. None: where
+            one may decide (`EarlyStopping`, `ReduceLROnPlateau`, your own but for `decides = False`) or keeps the best
+            weights (`ModelCheckpoint`). False: go on meanwhile; decisions act up to an epoch later.
         targets : str or sequence of str, optional
             Which fields are targets, of a dict of arrays, of a table, or of a dataset of dicts; the others are inputs.
         sample_weight : array, shape (examples,), optional
@@ -194,6 +199,10 @@ class Trainer:
         check_none(Trainer.fit, others)
         if resume not in (True, False):
             raise ConfigurationError(f"ps.Trainer.fit: resume is True or False, found {resume!r}")
+        if wait_for_callbacks not in (True, False, None):
+            raise ConfigurationError(
+                f"ps.Trainer.fit: wait_for_callbacks is True, False or None, found {wait_for_callbacks!r}"
+            )
         callbacks = listed(callbacks)
         resume = resume or SCRIPT.is_resumed or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
         if accept_code_change and not resume:
@@ -224,7 +233,7 @@ class Trainer:
                 sizes = {**epochs_of_a_job(epochs, initial_epoch), "batch_size": examples, **order}
                 if self._optimizer.passes and not initial_epoch:
                     sizes["passes_before"] = self._optimizer.passes
-                fit = self._call(source, sizes, gradient_accumulation, callbacks)
+                fit = self._call(source, sizes, gradient_accumulation, callbacks, wait_for_callbacks)
                 earlier = self._resumed() if resume else None
                 if earlier is not None and earlier.answer:
                     call.answer = answered(earlier, fit, accept_code_change=accept_code_change)
@@ -387,7 +396,12 @@ class Trainer:
             write_job_file(Path(path), table, model, data, self._present.given.initial_variables())
 
     def _call(
-        self, source: DataSource, sizes: Mapping[str, int], gradient_accumulation: int, callbacks: Sequence[Callback]
+        self,
+        source: DataSource,
+        sizes: Mapping[str, int],
+        gradient_accumulation: int,
+        callbacks: Sequence[Callback],
+        wait_for_callbacks: bool | None = None,
     ) -> FitCall:
         """Return a call of `fit` with its job, which is checked as a job file is."""
         present = self._present
@@ -408,7 +422,17 @@ class Trainer:
         code = SCRIPT.code(constants) if self._has_script else code_of_constants(constants)
         texts = SCRIPT.sources.texts() if self._has_script else {}
         return FitCall(
-            loaded, present, model, source, code, texts, called, self, gradient_accumulation, self._optimizer
+            loaded,
+            present,
+            model,
+            source,
+            code,
+            texts,
+            called,
+            wait_for_callbacks,
+            self,
+            gradient_accumulation,
+            self._optimizer,
         )
 
     def _parts(self, name: str) -> Parts:

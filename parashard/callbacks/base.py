@@ -64,9 +64,7 @@ class Training:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        rate = number(value)
-        if not 0.0 <= rate < math.inf:
-            raise ConfigurationError(f"a learning rate must be a finite number, 0 or more, found {value!r}")
+        rate = learning_rate(value)
         if self._ended:
             raise ConfigurationError(
                 "a learning rate was set in on_train_end, when no step is left: set it in another hook, or give the "
@@ -78,7 +76,8 @@ class Training:
     def applied_learning_rate(self) -> float:
         """In `on_epoch_end`: the learning rate that the last step of the epoch was computed with.
 
-        In `async` and `ssp:K` a rate may be set when the epoch's steps are under way or over; then it is not this one.
+        Where training does not wait for callbacks, a rate may be set when the epoch's steps are under way or over; then
+        it is not this one.
         """
         return self._learning_rate if self._applied_rate is None else self._applied_rate
 
@@ -149,7 +148,9 @@ class Callback:
     trainer : Trainer
         The one whose `fit` runs.
     decides : bool
-        Whether it may stop the training or change the learning rate; in `sync:N` the next round waits for it then.
+        Whether it may stop the training or change the learning rate.
+    waits : bool
+        Whether training waits for it at the end of each epoch, if `fit` is not told; by default, if it decides.
     uses_weights : bool
         Whether it needs the weights that were evaluated: workers store them before they report.
     monitor : str or None
@@ -163,6 +164,11 @@ class Callback:
     model: Training
     trainer: Any
 
+    @property
+    def waits(self) -> bool:
+        """Whether training waits for it at the end of each epoch."""
+        return self.decides
+
     def on_train_begin(self, logs: Logs) -> None:
         """The training begins, or goes on after a resume."""
 
@@ -170,7 +176,7 @@ class Callback:
         """The training is done; not called where it failed or was interrupted. `logs` are those of the last epoch."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        """Epoch `epoch`, counted from 0, is next; where training is asynchronous some of its steps may be under way."""
+        """Epoch `epoch`, counted from 0, is next; where training does not wait some of its steps may be under way."""
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """All steps of an epoch are in the weights, and the evaluation due there, if any, has its result."""
@@ -226,6 +232,14 @@ def number(value: Any) -> float:
         return math.nan if isinstance(value, str | bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
+
+
+def learning_rate(given: Any) -> float:
+    """Return a learning rate that somebody gave; ConfigurationError: it is none."""
+    rate = number(given)
+    if not 0.0 <= rate < math.inf:
+        raise ConfigurationError(f"a learning rate must be a finite number, 0 or more, found {given!r}")
+    return rate
 
 
 def finite(given: Any, what: str) -> float:

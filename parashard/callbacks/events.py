@@ -65,9 +65,12 @@ class Decision(NamedTuple):
         How many other learning rates there were, with this one.
     between : bool
         Decided after one milestone and before the next, not at one.
+    planned : sequence of (int, float)
+        With another learning rate: known changes after it, each the epoch that it begins with and the rate.
     """
 
     stop_reason: str = ""
     learning_rate: float | None = None
     number: int = 0
     between: bool = False
+    planned: Sequence[tuple[int, float]] = ()

@@ -68,6 +68,11 @@ class ModelCheckpoint(Callback):
         self._threshold = initial_value_threshold
         self.best = self._start()
 
+    @property
+    def waits(self) -> bool:
+        """Whether training waits, so that the best of all epochs' weights can be kept."""
+        return self._best_only
+
     def _start(self) -> float:
         return self._monitor.worst if self._threshold is None else self._threshold
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parashard.callbacks.base import Callback, Logs, finite, number
+from parashard.callbacks.base import Callback, Logs, finite, learning_rate, number
 from parashard.callbacks.stopping import Mode, Monitor, check_patience
 from parashard.errors import ConfigurationError
 
@@ -18,23 +18,55 @@ class LearningRateScheduler(Callback):
     Parameters
     ----------
     schedule : callable
-        (epoch, present rate) -> the epoch's rate, or of the epoch alone. It is called before the epoch's steps begin;
-        where training is asynchronous, steps that are under way keep theirs, and `callbacks.learning_rates` of the
-        report says which.
+        (epoch, present rate) -> the epoch's rate, or of the epoch alone.
+    in_advance : bool
+        True: call it for all epochs before the training, so that each step has its epoch's rate and nothing waits. If
+        another callback changes the rate, it is called for the remaining epochs again. False: call it once, when an
+        epoch begins, while training waits; for a schedule that depends on more than epoch and rate.
+
+    Raises
+    ------
+    ConfigurationError
+        If the schedule is no such function. In `fit`, if a rate is none, or the schedule gives two rates for one epoch
+        though it is called in advance.
     """
 
-    def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
+    def __init__(self, schedule: Callable[..., float], verbose: int = 0, *, in_advance: bool = True) -> None:
         self._with_rate = _takes(schedule, 2)
         if not self._with_rate and not _takes(schedule, 1):
             raise ConfigurationError(
                 f"LearningRateScheduler: schedule is no function of epoch and rate, or of the epoch: {schedule!r}"
             )
         self._schedule = schedule
+        self.in_advance = in_advance and type(self).on_epoch_begin is LearningRateScheduler.on_epoch_begin
+
+    @property
+    def waits(self) -> bool:
+        """Whether the schedule is not known before an epoch begins."""
+        return not self.in_advance
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         """Set the epoch's rate."""
-        rate = self.model.learning_rate
-        self.model.learning_rate = self._schedule(epoch, rate) if self._with_rate else self._schedule(epoch)
+        self.model.learning_rate = self._rate(epoch, self.model.learning_rate)
+
+    def known_rate(self, epoch: int, rate: float) -> float:
+        """Return the rate that an epoch will have, where the rate before it is this one.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is no rate, or the schedule gives another one the next time.
+        """
+        known, again = learning_rate(self._rate(epoch, rate)), learning_rate(self._rate(epoch, rate))
+        if known != again:
+            raise ConfigurationError(
+                f"LearningRateScheduler: the schedule gave {known:g} and then {again:g} for epoch {epoch}, and it is "
+                "called in advance; LearningRateScheduler(schedule, in_advance=False) calls it once an epoch"
+            )
+        return known
+
+    def _rate(self, epoch: int, rate: float) -> Any:
+        return self._schedule(epoch, rate) if self._with_rate else self._schedule(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Tell the rate that the epoch's last step had."""

@@ -7,12 +7,14 @@ where events come from nor where the state is kept. Called by `parashard.api.fol
 from __future__ import annotations
 
 import importlib
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from parashard.callbacks.base import HOOKS, NEVER, Callback, LambdaCallback, Logs, Training, overrides
 from parashard.callbacks.events import Decision, Milestone, StepEnd
 from parashard.callbacks.history import History
+from parashard.callbacks.rates import LearningRateScheduler
 from parashard.errors import ConfigurationError
 
 
@@ -93,6 +95,15 @@ class Callbacks:
     epochs : int
     first_epoch : int
         What the first one is called.
+    wait : bool, optional
+        Whether training waits for them at the end of each epoch; None: if one of them says so.
+
+    Attributes
+    ----------
+    decides : bool
+        Whether one may stop the training or change the learning rate.
+    ahead : int, optional
+        How many epochs training may be ahead of them; 0: it waits. None: as many as can be kept.
     """
 
     def __init__(
@@ -104,6 +115,7 @@ class Callbacks:
         steps_per_epoch: int,
         epochs: int,
         first_epoch: int = 0,
+        wait: bool | None = None,
     ) -> None:
         self.history = History()
         self.training = training
@@ -113,7 +125,8 @@ class Callbacks:
         self._first_epoch = first_epoch  # what callbacks are told for 0
         self._place = Place()  # where the present event begins
         self._last_logs: Logs = {}  # of the last epoch that ended
-        self._rate = training.learning_rate  # as last decided
+        self._rates: list[tuple[int, float]] = [(-1, training.learning_rate)]  # as last decided, by epoch
+        self._is_planned = False
         self._rates_decided = 0
         self._calls = 0  # of hooks, in the present event
         self._made = 0  # of these, the ones that an earlier process began
@@ -123,6 +136,11 @@ class Callbacks:
             callback.model = training
             callback.trainer = trainer
         self.decides = any(callback.decides for callback in callbacks)
+        self.ahead: int | None = None
+        if any(callback.waits for callback in callbacks) if wait is None else wait:
+            self.ahead = 0
+        elif any(callback.decides and callback.waits for callback in callbacks):
+            self.ahead = 1
         self.uses_weights = any(callback.uses_weights for callback in callbacks)
         self.wants_steps = any(overrides(callback, "on_train_batch_end") for callback in callbacks)
 
@@ -141,7 +159,9 @@ class Callbacks:
         training = self.training
         if state:
             training.learning_rate = state["learning_rate"]
-            self._rate, self._rates_decided = state.get("rate", training.learning_rate), state.get("rates_decided", 0)
+            earlier = [(-1, state.get("rate", training.learning_rate))]  # of a version that planned none
+            self._rates = [(epoch, rate) for epoch, rate in state.get("rates", earlier)]
+            self._rates_decided, self._is_planned = state.get("rates_decided", 0), state.get("is_planned", False)
         self._call("on_train_begin", {})
         if state:
             self._place = Place(state["epoch"], state["epoch_begun"], state["judged_steps"])
@@ -201,14 +221,29 @@ class Callbacks:
         return self.changed_rate()._replace(stop_reason=reason, between=False)
 
     def changed_rate(self) -> Decision:
-        """Return the learning rate, if it is another one than was returned last."""
-        rate = self.training.learning_rate
-        if rate == self._rate:
+        """Return the learning rate and those known of later epochs, if it is not the one that was decided for this."""
+        rate, begun = self.training.learning_rate, self._place.epoch - (not self._place.epoch_begun)
+        expected = self._rates[bisect_right(self._rates, begun, key=lambda known: known[0]) - 1][1]
+        planned = () if begun < 0 or (self._is_planned and rate == expected) else self._plan(begun, rate)
+        self._is_planned |= begun >= 0
+        if rate == expected and not planned:
             return Decision(number=self._rates_decided)
         if not self.decides:
             raise ConfigurationError(_DECIDED.format("learning_rate"))
-        self._rate, self._rates_decided = rate, self._rates_decided + 1
-        return Decision("", rate, self._rates_decided, between=True)
+        self._rates, self._rates_decided = [(begun, rate), *planned], self._rates_decided + 1
+        return Decision("", rate, self._rates_decided, between=True, planned=planned)
+
+    def _plan(self, begun: int, rate: float) -> tuple[tuple[int, float], ...]:
+        """Return the known changes of the learning rate after an epoch that has a rate, by epoch."""
+        schedulers = [one for one in self._all if isinstance(one, LearningRateScheduler) and one.in_advance]
+        changes = []
+        for epoch in range(begun + 1, self._epochs) if schedulers else ():
+            before = rate
+            for scheduler in schedulers:
+                rate = scheduler.known_rate(self._first_epoch + epoch, rate)
+            if rate != before:
+                changes.append((epoch, rate))
+        return tuple(changes)
 
     def end(self) -> None:
         """End the training: it is done."""
@@ -220,7 +255,8 @@ class Callbacks:
         training = self.training
         return {
             "learning_rate": training.learning_rate,
-            "rate": self._rate,
+            "rates": self._rates,
+            "is_planned": self._is_planned,
             "rates_decided": self._rates_decided,
             "stop_training": training.stop_training,
             "stop_reason": training.stop_reason,

@@ -48,6 +48,7 @@ def record_following(following: type[Following]) -> type[JobRecord]:
                 policy,
                 evaluations,
                 decides=options.callbacks_decide,
+                ahead=options.callbacks_ahead,
             )
 
     return Variant

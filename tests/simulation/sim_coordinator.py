@@ -361,4 +361,4 @@ class CoordinatorProcess(Process):
 
 def _rates(core: Core) -> tuple[int, int]:
     """Return what must be stored of learning rates before it acts (P37)."""
-    return len(core.job.following.rates), core.job.following.leased_to
+    return core.job.following.decided, core.job.following.leased_to

@@ -130,10 +130,10 @@ def _pace(setting: Setting, coordinator: CoordinatorProcess, shards: Sequence[Sh
 
 
 def _rates(setting: Setting, coordinator: CoordinatorProcess, ending: Ending, target: int) -> list[str]:
-    """Check that what callbacks were told of learning rates holds; in rounds, from the milestone on (P37)."""
+    """Check that what callbacks were told of learning rates holds; where leasing waits, from the milestone on (P37)."""
     rates = coordinator.core.job.following.rates
     found = [f"rate: {rate} was told, and does not hold" for rate in sorted(ending.told_rates - set(rates))]
-    if setting.policy.kind == "sync":
+    if setting.waits:
         due = [Rate(after, rate, after) for after, rate in sorted(ending.decided.items()) if after < target]
         found += (
             [f"rate: {rates}, and callbacks decided {due}"]

@@ -214,6 +214,7 @@ class _Run:
             incarnation=incarnation,
             steps_per_epoch=steps // EPOCHS if setting.decides else 0,
             callbacks_decide=setting.decides,
+            callbacks_ahead=(0 if setting.waits else 1) if setting.decides else None,
         )
         book: RoundBook = NoRounds()
         if setting.policy.kind == "sync":

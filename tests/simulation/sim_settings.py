@@ -57,6 +57,7 @@ class Setting:
     durability: Literal["checkpoint", "log"] = "checkpoint"
     drained_checkpoints: int = 0  # that an operator asks for
     decides: bool = False  # callbacks change the learning rate at milestones (P37)
+    waits: bool = True  # leasing holds there until they have decided
     strays: bool = False  # processes of another run are about
     same_address: bool = False  # a shard that is started again listens where it did
     supervised: bool = True  # the coordinator is told of exits
@@ -118,6 +119,7 @@ def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = Tr
         durability=rng.choice(("checkpoint", "checkpoint", "log")),
         drained_checkpoints=rng.choice((0, 0, 1, 3)),
         decides=(oracle, policy) in FOLLOWED and late.random() < 0.4,
+        waits=policy.startswith("sync") or late.random() < 0.5,
         strays=rng.random() < 0.2,
         same_address=rng.random() < 0.5,
         supervised=rng.random() < 0.5,

@@ -367,6 +367,7 @@ def follow_call(request: pb.FollowRequest) -> FollowCall:
         learning_rate=request.learning_rate if request.HasField("learning_rate") else None,
         decision=request.decision,
         between=request.between,
+        planned=[(one.epoch, one.learning_rate) for one in request.planned],
         wants_steps=request.wants_steps,
         steps_seen=request.steps_seen,
         coordinator=request.coordinator,

@@ -6,15 +6,17 @@ Pure. Called for a program's `Follow` calls.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from parashard.display.figures import metric
 from parashard.errors import ConfigurationError, NotReady
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
 from parashard_coordinator.core.early_stop import stop_at_frontier
-from parashard_coordinator.core.following import ENDS_AT_ONCE
+from parashard_coordinator.core.following import ENDS_AT_ONCE, Rate
 from parashard_coordinator.core.job_record import JobRecord
 
 UNUSED_RATE = "unused-rate"  # a problem's key
+RATES_SHOWN = 4
 
 
 def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
@@ -31,8 +33,9 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     if job.state is JobState.STARTING:
         raise NotReady("not every shard is up")
     rate = call.learning_rate
-    if rate is not None and not 0.0 <= rate < math.inf:
-        raise ConfigurationError(f"a learning rate must be finite and not below 0, found {rate!r}")
+    for one in [] if rate is None else [rate, *(planned for _, planned in call.planned)]:
+        if not 0.0 <= one < math.inf:
+            raise ConfigurationError(f"a learning rate must be finite and not below 0, found {one!r}")
     if (rate is not None or call.stop_reason) and not following.decides:
         raise ConfigurationError("callbacks decide nothing in this run: it was started without --callbacks=decide")
     if call.handled > following.handled:
@@ -40,13 +43,12 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     all_leased = job.leases.leased_so_far() >= job.leases.target  # then nothing is left for a decision to govern
     if rate is not None and not (job.over or all_leased):
         frontier = job.leases.leased_so_far()
-        decided = following.decide(rate, call.decision, call.handled, frontier, between=call.between)
-        if decided is not None:
+        decided = following.decide(
+            rate, call.decision, call.handled, frontier, between=call.between, planned=call.planned
+        )
+        if decided:
             job.decisions += 1
-            job.add_event(
-                f"the learning rate is {metric(decided.learning_rate)} from step {decided.first_step:,} on: "
-                f"callbacks decided it after step {decided.after_steps:,}"
-            )
+            job.add_event(f"{_in_words(decided)}: callbacks decided it after step {call.handled:,}")
     elif rate is not None and call.decision > following.decided and call.handled < job.leases.target:
         job.warn(UNUSED_RATE, f"the learning rate {metric(rate)} came when every step was leased, and is not used")
     if call.stop_reason and job.state is JobState.RUNNING and following.stopped_by is None and not all_leased:
@@ -72,3 +74,10 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
         following.rates[-1] if following.rates else None,
         following.stopped_by,
     )
+
+
+def _in_words(rates: Sequence[Rate]) -> str:
+    """Say from which steps on the learning rate is what."""
+    shown = [f"{metric(rate.learning_rate)} from step {rate.first_step:,} on" for rate in rates[:RATES_SHOWN]]
+    more = len(rates) - len(shown)
+    return f"the learning rate is {', '.join(shown)}" + (f" (and {more:,} more changes)" if more else "")

@@ -52,6 +52,7 @@ class Options(NamedTuple):
     first_epoch: int = 0  # what it is called
     followed: bool = True  # for callbacks
     callbacks_decide: bool = False
+    callbacks_ahead: int | None = None  # milestones that training may be ahead of them; None: as many as are kept
     stores_evaluated: bool = False  # evaluated weights are stored before the result is reported
     examples_of: Callable[[int], str] = lambda step: ""  # a step's examples, for people
     against_divergence: str = "lower optimizer.learning_rate or set optimizer.clip_norm"
@@ -150,6 +151,7 @@ class FollowCall(NamedTuple):
     learning_rate: float | None = None  # None: unchanged
     decision: int = 0  # number of the last decision about it
     between: bool = False  # it was made after `handled`, and before the next milestone
+    planned: Sequence[tuple[int, float]] = ()  # known changes after it, by epoch
     wants_steps: bool = False
     steps_seen: int = 0
     coordinator: int = 0  # that told `steps_seen`

@@ -404,10 +404,11 @@ class Core:
             self._slow_told = True
 
     def _check_callbacks(self, now_s: float) -> None:
-        """Tell, once, that training has waited for callbacks for long."""
+        """Tell, once, that training has waited for callbacks for long; not for the evaluation that they wait for."""
         job, since_s = self.job, self._callbacks_s
         self._callbacks_s = now_s
         waits = job.state is JobState.RUNNING and job.callbacks_limit <= job.leases.leased_so_far() < job.steps_due
+        waits = waits and not job.following.is_judged(job.leases.lowest_incomplete)
         if waits and since_s is not None and self._callbacks_waited_s < CALLBACKS_WAIT_SHOWN_S:
             self._callbacks_waited_s += now_s - since_s
             if self._callbacks_waited_s >= CALLBACKS_WAIT_SHOWN_S:

@@ -3,7 +3,7 @@
 Pure. A *milestone* is a number of steps at which epochs have ended, or an evaluation is due, or both. It is named by
 that number and follows from the job alone, so a coordinator that is started again tells the same ones, and who follows
 says with one number how far it is. A learning rate is a property of steps (rule P37 of docs/protocol.md): a decision
-governs the first step that was never leased, and all after it.
+governs the first step that was never leased, and all after it. It may come with rates of later epochs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StepEnd(NamedTuple):
 class Following:
     """The milestones of one job, and the decisions about its learning rate.
 
-    Invariant: no step at or past `rates[-1].first_step` was leased before that decision was stored.
+    Invariant: each step is leased with the last of `rates` that begins at or before it, and that rate was stored first.
 
     Parameters
     ----------
@@ -93,8 +93,9 @@ class Following:
     evaluations : Evaluations
         When they are due, and their results.
     decides : bool
-        Whether callbacks may decide. Nothing is leased then before they have begun; in rounds nothing past a
-        milestone until it is handled, without rounds nothing past the one after it.
+        Whether callbacks may decide. Nothing is leased then before they have begun.
+    ahead : int, optional
+        How many milestones training may be ahead of callbacks; 0: it waits at each. Default: as many as are kept.
     stores_evaluated : bool
         Whether the weights of each evaluation are stored until callbacks have handled it.
     """
@@ -108,6 +109,7 @@ class Following:
         evaluations: Evaluations,
         *,
         decides: bool = False,
+        ahead: int | None = None,
         stores_evaluated: bool = False,
     ) -> None:
         self._steps_total = steps_total
@@ -116,10 +118,8 @@ class Following:
         self._policy = policy
         self._evaluations = evaluations
         self.decides = decides
-        self._has_rounds = policy.round_of(0) is not None
-        self._ahead = MILESTONES_AHEAD_STORED if stores_evaluated else MILESTONES_AHEAD
-        if decides:
-            self._ahead = 0 if self._has_rounds else 1
+        kept = MILESTONES_AHEAD_STORED if stores_evaluated else MILESTONES_AHEAD
+        self._ahead = kept if ahead is None else ahead
         self._limit = (-1, -1, 0)  # of leases: of which handled milestone and target, and the limit
         self._epochs = range(-(-steps_total // steps_per_epoch)) if steps_per_epoch else range(0)
         self.handled = -1
@@ -199,6 +199,11 @@ class Following:
             return None
         return None if self._evaluations.is_open(milestone.after_steps) else milestone
 
+    def is_judged(self, lowest_incomplete: int) -> bool:
+        """Tell whether the next milestone lacks nothing but its evaluation's result."""
+        after = self._milestone_after(max(0, self.handled))
+        return after <= lowest_incomplete and self._evaluations.is_open(after)
+
     def told(self, target: int) -> bool:
         """Tell whether callbacks have handled all that happens up to `target`; of a job that nobody follows, True."""
         if not self._steps_per_epoch:
@@ -229,31 +234,47 @@ class Following:
     # --- learning rates ---
 
     def decide(
-        self, learning_rate: float, number: int, after_steps: int, frontier: int, *, between: bool = False
-    ) -> Rate | None:
-        """Set the learning rate of the steps from `frontier` on; None: this decision or a later one was taken before.
+        self,
+        learning_rate: float,
+        number: int,
+        after_steps: int,
+        frontier: int,
+        *,
+        between: bool = False,
+        planned: Sequence[tuple[int, float]] = (),
+    ) -> list[Rate]:
+        """Set the rate of the steps from `frontier` on, and the `planned` ones of later epochs; return these rates.
 
-        An earlier coordinator may have leased more than this one knows: then from there on. In rounds that is nothing
-        past the milestone `after_steps`, and nothing past the next one where callbacks decided `between` the two.
+        None of them, where this decision or a later one was taken before. An earlier coordinator may have leased more
+        than this one knows: then from there on. Where training waits at milestones, that is nothing past the one at
+        `after_steps`, and nothing past the next one where callbacks decided `between` the two.
         """
         if number <= self.decided:
-            return None
-        if len(self.rates) >= RATES_MAX:
-            raise ConfigurationError(
-                f"the learning rate was changed {RATES_MAX:,} times in this run, which is the most"
-            )
+            return []
         leased = self._leased_before
-        if self._has_rounds:
+        if not self._ahead:
             leased = min(leased, self._milestone_after(after_steps)) if between else after_steps
-        decided = Rate(self._policy.boundary(max(frontier, leased)), learning_rate, after_steps)
-        self.rates.append(decided)
+        first = self._policy.boundary(max(frontier, leased))
+        due = [(0, learning_rate), *((self._end_of(epoch - 1), rate) for epoch, rate in planned)]
+        begun = bisect_right(due, first, key=lambda one: one[0]) - 1  # of a plan, the rates before it come too late
+        new = [Rate(max(first, step), rate, after_steps) for step, rate in due[begun:]]
+        kept = self.rates[: bisect_right(self.rates, first, key=lambda rate: rate.first_step)]
+        if len(kept) + len(new) > RATES_MAX:
+            raise ConfigurationError(
+                f"the learning rate changes more than {RATES_MAX:,} times in this run, which is the most"
+            )
+        self.rates = kept + new
         self.decided = number
-        return decided
+        return new
 
     def rate_of(self, step: int) -> float:
         """Return the learning rate that a step is leased with; 0: the job's own."""
         decided = self._decided_for(step)
         return 0.0 if decided is None else decided.learning_rate or SMALLEST_RATE
+
+    def governs(self, rate: Rate) -> bool:
+        """Tell whether a rate governs a step: none that was decided later begins with the same one."""
+        return self._decided_for(rate.first_step) is rate
 
     def _rate_at_end_of(self, epoch: int) -> float:
         decided = self._decided_for(min(self._steps_total, (epoch + 1) * self._steps_per_epoch) - 1)

@@ -122,6 +122,7 @@ class JobRecord:
             policy,
             evaluations,
             decides=options.callbacks_decide,
+            ahead=options.callbacks_ahead,
             stores_evaluated=options.stores_evaluated,
         )
         self.awaited_workers: set[str] = set()
@@ -397,7 +398,7 @@ class JobRecord:
         limits = (
             (self.steps_due, "nothing is scheduled"),
             (self.evaluations.lease_limit(), "waiting for an evaluation's result"),
-            (self.callbacks_limit, "waiting for callbacks"),
+            (self.callbacks_limit, f"waiting for {'an evaluation and ' * self.following.is_judged(lowest)}callbacks"),
         )
         return next((why for limit, why in limits if limit <= lowest), self.policy.reason(lowest))
 

@@ -102,7 +102,7 @@ class Saved(Record):
             evaluated=tuple((start, min(stop, steps + 1)) for start, stop in self.evaluated if start <= steps),
             evaluated_weights={after: name for after, name in self.evaluated_weights.items() if int(after) <= steps},
             judged_steps={after: found for after, found in self.judged_steps.items() if int(after) <= steps},
-            learning_rates=tuple(rate for rate in self.learning_rates if rate[2] < steps),
+            learning_rates=tuple(rate for rate in self.learning_rates if rate[2] <= steps),
             lags=tuple(lag for lag in self.lags if lag[0] <= steps),
             drifts=tuple(drift for drift in self.drifts if drift[0] < steps),
             leased_to=0,

@@ -48,7 +48,7 @@ class DecisionStore:
         self._stored_skips, self._stored_rates, self._stored_leased_to, self._stored_fingerprint = core.run_exclusive(
             lambda core, _: (
                 frozenset(core.job.leases.skips),
-                len(core.job.following.rates),
+                core.job.following.decided,
                 core.job.following.leased_to,
                 core.job.workers.fingerprint,
             )
@@ -85,7 +85,7 @@ class DecisionStore:
         if not self._saving.attempt(lambda: self._run_store.save(saved)):
             return False
         self._saved, self._stored_skips, self._stored_fingerprint = saved, frozenset(saved.skips), saved.fingerprint
-        self._stored_rates, self._stored_leased_to = len(saved.learning_rates), saved.leased_to
+        self._stored_rates, self._stored_leased_to = saved.rates_decided, saved.leased_to
         core.job.is_stored()
         return True
 
@@ -128,7 +128,7 @@ class DecisionStore:
         following = core.job.following
         return (
             core.job.leases.skips <= self._stored_skips
-            and len(following.rates) <= self._stored_rates
+            and following.decided <= self._stored_rates
             and following.leased_to <= self._stored_leased_to
         )
 

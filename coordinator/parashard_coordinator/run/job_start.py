@@ -20,6 +20,7 @@ class Callbacks(NamedTuple):
 
     followed: bool = False
     decide: bool = False
+    ahead: int | None = None  # milestones that training may be ahead of them; None: as many as are kept
     store_evaluated: bool = False
 
 
@@ -68,6 +69,7 @@ def new_job_record(
         first_epoch=job.job.first_epoch or 0,
         followed=callbacks.followed,
         callbacks_decide=callbacks.decide,
+        callbacks_ahead=callbacks.ahead,
         stores_evaluated=callbacks.store_evaluated,
         against_divergence=f"lower optimizer.learning_rate or {clipping} optimizer.clip_norm",
     )

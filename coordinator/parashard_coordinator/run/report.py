@@ -112,7 +112,7 @@ def report(
                     "learning_rate": rate.learning_rate,
                 }
                 for rate in job.following.rates
-                if rate.first_step < steps  # an early stop may have come before it
+                if job.following.governs(rate) and rate.first_step < steps  # an early stop may have come before it
             ],
         },
         "data": resolved.spec.figures(),

@@ -394,7 +394,9 @@ class Training:
 
 def _record(run: Run, follower: CallbackFollower, *, resume: bool) -> JobRecord:
     """Return the state of the job, with what the run has stored of it."""
-    callbacks = Callbacks(followed=True, decide=follower.decides, store_evaluated=follower.stores_evaluated)
+    callbacks = Callbacks(
+        followed=True, decide=follower.decides, ahead=follower.ahead, store_evaluated=follower.stores_evaluated
+    )
     job = new_job_record(run.resolved, run.run_id, run.records.incarnation, callbacks)
     job.opened(run.resolved.summary(), run.resolved.warnings)
     saved = run.records.load_saved()

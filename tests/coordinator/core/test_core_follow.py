@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from parashard.checkpoints.encoding import decode, encode
@@ -19,10 +21,18 @@ from parashard_coordinator.core.saved import Saved
 TOTAL, EPOCH = 12, 4
 
 
-def core_of(policy: LeasingPolicy, saved: Saved | None = None, *, decide: bool = True) -> Core:
+def core_of(
+    policy: LeasingPolicy,
+    saved: Saved | None = None,
+    *,
+    decide: bool = True,
+    ahead: int | None = 0,
+    judged: Sequence[int] = (),
+) -> Core:
     """Return a core without shards, where a worker's report completes a step."""
-    options = Options("run", "digest", TOTAL, 0, 1, steps_per_epoch=EPOCH, callbacks_decide=decide)
-    job = JobRecord(options, policy, Evaluations([], policy, TOTAL), ExternalLauncher(), NoRounds())
+    options = Options("run", "digest", TOTAL, 0, 1, steps_per_epoch=EPOCH, target_accuracy=0.9)
+    options = options._replace(callbacks_decide=decide, callbacks_ahead=ahead)
+    job = JobRecord(options, policy, Evaluations(list(judged), policy, TOTAL), ExternalLauncher(), NoRounds())
     if saved is not None:
         job.resume(saved)
     core = Core(job)
@@ -104,7 +114,7 @@ def test_a_stop_at_a_milestone_of_rounds_ends_there_and_is_told() -> None:  # P7
 
 
 def test_without_rounds_a_stop_finishes_what_is_leased() -> None:
-    core = core_of(Async())
+    core = core_of(Async(), ahead=1)
     follow(core.job, FollowCall(handled=0))
     lease(core, 1, want=6)
     lease(core, 2, 0, 1, 2, 3, want=6)

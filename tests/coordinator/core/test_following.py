@@ -17,15 +17,18 @@ from parashard_coordinator.core.following import (
     SMALLEST_RATE,
     Following,
 )
-from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
+from parashard_coordinator.core.policies import Async, LeasingPolicy, Ssp, Sync
 from parashard_coordinator.core.training_figures import TrainingFigures
 
 TOTAL, EPOCH = 12, 4
 
 
-def following_of(policy: LeasingPolicy, judged: list[int], *, decides: bool = True) -> tuple[Following, Evaluations]:
+def following_of(
+    policy: LeasingPolicy, judged: list[int], *, decides: bool = True, ahead: int | None = 0
+) -> tuple[Following, Evaluations]:
     evaluations = Evaluations(judged, policy, TOTAL)
-    return Following(TOTAL, EPOCH, TrainingFigures(TOTAL, EPOCH), policy, evaluations, decides=decides), evaluations
+    figures, ahead = TrainingFigures(TOTAL, EPOCH), ahead if decides else None
+    return Following(TOTAL, EPOCH, figures, policy, evaluations, decides=decides, ahead=ahead), evaluations
 
 
 def long_epoch(total: int = 1 << 20) -> Following:
@@ -80,18 +83,23 @@ def test_a_milestone_waits_for_its_evaluation() -> None:
     assert reached.judged_steps == 9
 
 
-def test_rounds_wait_for_callbacks_that_decide_and_for_no_others() -> None:
-    following, _ = following_of(Sync(2), [])
+@pytest.mark.parametrize("policy", [Async(), Ssp(2), Sync(2)])
+def test_training_waits_for_callbacks_where_it_is_to_and_else_not(policy: LeasingPolicy) -> None:
+    following, _ = following_of(policy, [])
     assert following.lease_limit(TOTAL, 0) == 0
     following.handle(0)
     assert following.lease_limit(TOTAL, 0) == 4
     following.handle(4)
     assert following.lease_limit(TOTAL, 0) == 8
-    assert following_of(Sync(2), [], decides=False)[0].lease_limit(TOTAL, 0) > TOTAL
+    assert following_of(policy, [], decides=False)[0].lease_limit(TOTAL, 0) > TOTAL
+    known, _ = following_of(policy, [], ahead=None)  # a schedule that is known in advance
+    assert known.lease_limit(TOTAL, 0) == 0
+    known.handle(0)
+    assert known.lease_limit(TOTAL, 0) > TOTAL
 
 
-def test_without_rounds_the_first_step_waits_and_what_is_an_epoch_ahead_of_callbacks_that_decide() -> None:
-    following, _ = following_of(Async(), [])
+def test_where_training_goes_on_meanwhile_the_first_step_waits_and_what_is_an_epoch_ahead_of_callbacks() -> None:
+    following, _ = following_of(Async(), [], ahead=1)
     assert following.lease_limit(TOTAL, 0) == 0
     following.handle(0)
     assert following.lease_limit(TOTAL, 0) == 8
@@ -167,8 +175,8 @@ def test_completed_steps_are_told_from_where_one_asks() -> None:
 def test_a_learning_rate_is_a_function_of_the_step() -> None:  # P37
     following, _ = following_of(Async(), [])
     assert following.rate_of(3) == 0.0
-    assert following.decide(0.5, 1, after_steps=4, frontier=6) == (6, 0.5, 4)
-    assert following.decide(0.9, 1, after_steps=4, frontier=7) is None  # the same decision, told again
+    assert following.decide(0.5, 1, after_steps=4, frontier=6) == [(6, 0.5, 4)]
+    assert following.decide(0.9, 1, after_steps=4, frontier=7) == []  # the same decision, told again
     following.decide(0.0, 2, after_steps=4, frontier=9)
     rates = [following.rate_of(step) for step in (0, 5, 6, 8, 9, 11)]
     assert rates == [0.0, 0.0, 0.5, 0.5, SMALLEST_RATE, SMALLEST_RATE]
@@ -189,30 +197,57 @@ def test_a_milestone_tells_which_rate_the_last_step_of_each_epoch_had() -> None:
 
 
 def test_no_rate_governs_what_an_earlier_coordinator_may_have_leased() -> None:  # P37
-    following, _ = following_of(Async(), [])
+    following, _ = following_of(Async(), [], ahead=1)
     assert following.leases(3)
     assert not following.leases(2 + LEASED_AHEAD)
     assert following.leases(3 + LEASED_AHEAD)
-    assert following.decide(0.5, 1, after_steps=4, frontier=6) == (6, 0.5, 4)
-    successor, _ = following_of(Async(), [])
+    assert following.decide(0.5, 1, after_steps=4, frontier=6) == [(6, 0.5, 4)]
+    successor, _ = following_of(Async(), [], ahead=1)
     successor.resume(following.rates, following.leased_to, None, following.decided)
-    assert successor.decide(0.9, 1, after_steps=4, frontier=9) is None
-    assert successor.decide(0.25, 2, after_steps=8, frontier=9) == (following.leased_to, 0.25, 8)
+    assert successor.decide(0.9, 1, after_steps=4, frontier=9) == []
+    assert successor.decide(0.25, 2, after_steps=8, frontier=9) == [(following.leased_to, 0.25, 8)]
 
 
-def test_in_rounds_a_rate_decided_at_a_milestone_holds_from_there_and_one_decided_later_from_a_round_on() -> None:
+@pytest.mark.parametrize(("policy", "late"), [(Async(), 5), (Ssp(1), 5), (Sync(2), 6)])
+def test_where_training_waits_a_rate_decided_at_a_milestone_holds_from_there_and_one_decided_later_from_then_on(
+    policy: LeasingPolicy, late: int
+) -> None:
     predecessor, _ = following_of(Sync(2), [])
     assert predecessor.leases(3)
     for between, first in ((False, 4), (True, 8)):  # nothing past the next milestone was leased by anybody
-        following, _ = following_of(Sync(2), [])
+        following, _ = following_of(policy, [])
         following.resume([], predecessor.leased_to, None)
-        assert following.decide(0.5, 1, after_steps=4, frontier=4, between=between) == (first, 0.5, 4)
-    following, _ = following_of(Sync(2), [])
-    assert following.decide(0.5, 1, after_steps=4, frontier=5, between=True) == (6, 0.5, 4)
+        assert following.decide(0.5, 1, after_steps=4, frontier=4, between=between) == [(first, 0.5, 4)]
+    following, _ = following_of(policy, [])
+    assert following.decide(0.5, 1, after_steps=4, frontier=5, between=True) == [(late, 0.5, 4)]
+
+
+@pytest.mark.parametrize(("policy", "begin"), [(Async(), [0, 4, 8]), (Ssp(2), [0, 4, 8]), (Sync(3), [0, 6, 9])])
+def test_rates_that_are_known_in_advance_hold_from_the_first_step_of_their_epochs(  # P37
+    policy: LeasingPolicy, begin: list[int]
+) -> None:
+    following, _ = following_of(policy, [], ahead=None)
+    planned = [(1, 0.5), (2, 0.25)]
+    new = following.decide(1.0, 1, after_steps=0, frontier=0, planned=planned)
+    assert new == following.rates == list(zip(begin, [1.0, 0.5, 0.25], [0, 0, 0], strict=True))
+    assert [following.rate_of(step) for step in begin] == [1.0, 0.5, 0.25]
+    assert following.next_milestone(TOTAL).learning_rates == [1.0]  # type: ignore[union-attr]
+    assert following.decide(9.0, 1, after_steps=0, frontier=0, planned=planned) == []
+
+
+def test_a_plan_is_replaced_from_where_nobody_has_leased_and_what_of_it_comes_too_late_is_left_out() -> None:  # P37
+    following, _ = following_of(Async(), [], ahead=1)
+    following.decide(1.0, 1, after_steps=0, frontier=0, planned=[(1, 0.5), (2, 0.25)])
+    following.decide(0.1, 2, after_steps=4, frontier=6, planned=[(2, 0.05)])
+    assert following.rates == [(0, 1.0, 0), (4, 0.5, 0), (6, 0.1, 4), (8, 0.05, 4)]
+    following.decide(0.2, 3, after_steps=4, frontier=9, planned=[(2, 0.02)])
+    assert [rate for rate in following.rates if following.governs(rate)][-2:] == [(8, 0.05, 4), (9, 0.02, 4)]
+    following.decide(0.3, 4, after_steps=8, frontier=9)
+    assert [following.governs(rate) for rate in following.rates] == [True, True, True, True, False, True]
 
 
 def test_there_is_a_most_of_decisions() -> None:
     following, _ = following_of(Async(), [])
-    following.resume([following.decide(0.5, 1, 0, 0)] * 10_000, 0, None, 1)  # type: ignore[list-item]
+    following.resume(following.decide(0.5, 1, 0, 0) * 10_000, 0, None, 1)
     with pytest.raises(ConfigurationError, match="10,000 times"):
         following.decide(0.5, 2, 8, 9)

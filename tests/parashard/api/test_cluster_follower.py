@@ -12,7 +12,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.api import following
 from parashard.api.following import STATE_FILE, CallbackFollower
-from parashard.callbacks import Callback, LambdaCallback, Training
+from parashard.callbacks import Callback, LambdaCallback, LearningRateScheduler, Training
 from parashard.callbacks.running import Callbacks
 from parashard.errors import ConfigurationError, Unreachable
 from parashard.launch.following import CallbackFailed
@@ -94,6 +94,24 @@ def test_callbacks_that_have_much_to_hear_let_the_run_be_supervised_in_between(
     for heard in ([0], [0, 1], [0, 1, 2], [0, 1, 2]):
         it.look(coordinator.follow)
         assert halving.heard == heard
+
+
+def test_rates_that_are_known_in_advance_are_told_until_a_coordinator_answers(tmp_path: Path) -> None:
+    coordinator, answers = Coordinator(2), iter([False, True, True, True])
+
+    def follow(request: pb.FollowRequest) -> pb.FollowReply:
+        reply = coordinator.follow(request)
+        if not next(answers):
+            raise Unreachable("it is being restarted")
+        return reply
+
+    it = follower_of(tmp_path, [LearningRateScheduler(lambda epoch: 0.5**epoch)])
+    with pytest.raises(Unreachable):
+        it.look(follow)
+    it.look(follow)
+    planned = [[(one.epoch, one.learning_rate) for one in request.planned] for request in coordinator.requests]
+    assert planned == [[(epoch, 0.5**epoch) for epoch in range(1, 9)]] * 2 + [[]] * 2
+    assert list(it.arguments) == ["--callbacks", "decide"]
 
 
 def test_the_record_goes_before_the_effect_and_the_decision_after_it(tmp_path: Path) -> None:
@@ -241,4 +259,4 @@ def test_evaluated_weights_are_copied_and_then_forgotten(tmp_path: Path) -> None
         assert store.names("evaluated") == ["000000000008-cd.safetensors"]
         it.end()
         assert store.names("evaluated") == []
-        assert list(it.arguments) == ["--callbacks", "decide", "--store-evaluated"]
+        assert list(it.arguments) == ["--callbacks", "decide", "--callbacks-ahead", "0", "--store-evaluated"]

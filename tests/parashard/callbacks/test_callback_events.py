@@ -14,6 +14,7 @@ from parashard.callbacks import (
     EarlyStopping,
     History,
     LambdaCallback,
+    LearningRateScheduler,
     ModelCheckpoint,
     ReduceLROnPlateau,
     Training,
@@ -119,6 +120,107 @@ def test_a_rate_that_is_set_after_a_step_is_decided_then_and_one_at_the_end_is_r
     assert it.steps_ended([StepEnd(1, 1.0)]) == Decision(number=1)
     with pytest.raises(ConfigurationError, match="set in on_train_end, when no step is left"):
         it.end()
+
+
+def halving(*also: Callback) -> Callbacks:
+    return running(LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate), *also, epochs=4)
+
+
+def test_a_schedule_is_decided_for_all_epochs_before_the_first_one() -> None:
+    it = halving()
+    it.begin()
+    assert it.reached(Milestone(0)) == Decision("", 0.1, 1, planned=((1, 0.05), (2, 0.025), (3, 0.0125)))
+    assert [it.reached(Milestone(4 * n + 4, n, [0.5])) for n in range(4)] == [Decision(number=1)] * 4
+    assert it.training.learning_rate == 0.0125
+
+
+def test_a_rate_that_another_callback_sets_changes_what_is_known_from_there_on() -> None:
+    plateau = ReduceLROnPlateau("loss", factor=0.5, patience=1)
+    it = halving(plateau)
+    it.begin()
+    it.reached(Milestone(0))
+    assert it.reached(Milestone(4, 0, [0.5])) == Decision(number=1)
+    assert it.reached(Milestone(8, 1, [0.5])) == Decision("", 0.0125, 2, planned=((3, 0.00625),))
+    of_the_epoch = running(LearningRateScheduler(lambda epoch: 0.5**epoch), ReduceLROnPlateau("loss", patience=0))
+    of_the_epoch.begin()
+    of_the_epoch.reached(Milestone(0))
+    assert [of_the_epoch.reached(Milestone(4 * n + 4, n, [0.5])) for n in range(2)] == [Decision(number=1)] * 2
+
+
+def test_a_stop_does_not_change_the_rate_of_epochs_that_do_not_begin() -> None:
+    it = halving(LambdaCallback(on_epoch_end=lambda *given: setattr(it.training, "stop_training", True)))
+    it.begin()
+    it.reached(Milestone(0))
+    assert it.reached(Milestone(4, 0, [0.5])) == Decision("callbacks ended the training", number=1)
+    assert it.training.learning_rate == 0.1
+
+
+def test_after_a_crash_a_schedule_is_not_decided_again() -> None:
+    it = halving()
+    it.begin()
+    it.reached(Milestone(0))
+    again = halving()
+    again.begin(json.loads(json.dumps(it.state())))
+    assert again.changed_rate() == Decision(number=1)
+    assert again.reached(Milestone(4, 0, [0.5])) == Decision(number=1)
+    earlier = {name: value for name, value in it.state().items() if name not in ("rates", "is_planned")}
+    late = halving()
+    late.begin({**earlier, "rate": 0.1})  # of a version that decided at each epoch
+    assert late.changed_rate() == Decision("", 0.1, 2, True, planned=((1, 0.05), (2, 0.025), (3, 0.0125)))
+
+
+def test_a_schedule_that_is_no_function_is_refused_unless_it_is_called_once_an_epoch() -> None:
+    counted = iter([1.0, 0.5, 0.25, 0.125])
+    it = running(LearningRateScheduler(lambda epoch: next(counted)))
+    with pytest.raises(ConfigurationError, match=r"0\.5 and then 0\.25 for epoch 1.*in_advance=False"):
+        it.reached(Milestone(0))
+    late = iter([1.0, 0.5, 0.25])
+    it = running(LearningRateScheduler(lambda epoch: next(late), in_advance=False))
+    decisions = [it.reached(milestone) for milestone in (Milestone(0), Milestone(4, 0, [0.5]), Milestone(8, 1, [0.5]))]
+    assert decisions == [Decision("", rate, number + 1) for number, rate in enumerate((1.0, 0.5, 0.25))]
+    assert it.ahead == 0
+
+
+def test_a_rate_that_is_none_is_refused_before_the_first_step() -> None:
+    it = running(LearningRateScheduler(lambda epoch: 1.0 - epoch))
+    with pytest.raises(ConfigurationError, match=r"finite number, 0 or more, found -1\.0"):
+        it.reached(Milestone(0))
+
+
+class Own(LearningRateScheduler):
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float]) -> None:
+        super().on_epoch_begin(epoch, logs)
+
+
+class Watching(Callback):
+    decides = False
+
+
+SCHEDULE = LearningRateScheduler(lambda epoch: 0.5)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "ahead", "told_not_to_wait"),
+    [
+        ([], None, None),
+        ([Watching(), History()], None, None),
+        ([SCHEDULE], None, None),
+        ([ModelCheckpoint("a.safetensors")], None, None),
+        ([ModelCheckpoint("a.safetensors", save_best_only=True)], 0, None),
+        ([SCHEDULE, EarlyStopping("loss")], 0, 1),
+        ([ReduceLROnPlateau("loss")], 0, 1),
+        ([Callback()], 0, 1),
+        ([Own(lambda epoch: 0.5)], 0, 1),
+    ],
+)
+def test_training_waits_for_callbacks_that_may_decide_or_as_it_is_told(
+    callbacks: list[Callback], ahead: int | None, told_not_to_wait: int | None
+) -> None:
+    found = [
+        Callbacks(callbacks, Training(0.1, Path()), None, steps_per_epoch=4, epochs=3, wait=wait).ahead
+        for wait in (None, False, True)
+    ]
+    assert found == [ahead, told_not_to_wait, 0]
 
 
 @pytest.mark.parametrize(("name", "value"), [("learning_rate", 0.5), ("stop_training", True)])
