@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import math
 import random
 import tempfile
 from collections import Counter, deque
@@ -27,7 +28,7 @@ from parashard.api.in_process.state import take_up
 from parashard.client.pulled import Pulled
 from parashard.client.shard_client import ShardClient
 from parashard.data.base import Batch
-from parashard.errors import Redo
+from parashard.errors import NonFiniteGradient, Redo
 from parashard.job.embeddings import tables_of
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.store import open_store
@@ -106,7 +107,7 @@ class Outcome:
     Attributes
     ----------
     metrics : dict of str to float
-        Of the held-out examples at the end.
+        Of the held-out examples at the end; the trial's alone, and the worst that it can be, of a loss that diverged.
     curve : list of (int, float)
         Steps complete, and the trial's metric then.
     staleness : Counter of int
@@ -193,7 +194,7 @@ class _Place:
 
     def train(self, fit: Fit) -> Never:
         """Simulate."""
-        with threadpoolctl.threadpool_limits(1):
+        with threadpoolctl.threadpool_limits(1), np.errstate(all="ignore"):
             self.outcome = self._simulated(fit)
         raise _Trained
 
@@ -298,7 +299,12 @@ class _Simulation:
             if job.over or job.complete:
                 break
             self._now_s, _, event = heapq.heappop(self._events)
-            event()
+            try:
+                event()
+            except NonFiniteGradient:
+                self._outcome.metrics = {self._trial.metric: 0.0 if self._trial.higher_is_better else math.inf}
+                self._outcome.staleness = self._shard.staleness
+                return self._outcome
         if job.over or not job.complete:
             raise RuntimeError(f"the simulated job ended as {job.state}: {job.reason}")
         due = job.due_checkpoint()
