@@ -23,22 +23,28 @@ from numpy.typing import NDArray
 import parashard as ps
 from benchmarks.statistics.trial import Trial
 from benchmarks.statistics.virtual_shard import VirtualShard
+from parashard._proto import coordinator_pb2 as pb
 from parashard.api.fits import Fit, FitCall
 from parashard.api.in_process.state import take_up
+from parashard.api.splitting import tried
 from parashard.client.pulled import Pulled
 from parashard.client.shard_client import ShardClient
 from parashard.data.base import Batch
+from parashard.data.tree import rows_of
 from parashard.errors import NonFiniteGradient, Redo
 from parashard.job.embeddings import tables_of
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.store import open_store
 from parashard_coordinator.core.calls import CompletedStep, LeaseCall
+from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.leases import Grant
+from parashard_coordinator.core.membership import PHASES
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_worker.computing import Task
 from parashard_worker.device import open_device
 from parashard_worker.leasing import Leasing
+from parashard_worker.probing import Probe
 from parashard_worker.round_weights import round_weights
 from parashard_worker.transfers import Transfers
 
@@ -62,6 +68,8 @@ class Schedule:
         `cluster.pipeline_depth`: each worker pulls for so many steps more when it begins to compute one.
     slowest : float
         Speed of the last worker; the others have 1.
+    transfer : float
+        How long a pull or a push takes, in the time of a batch; overlapped as the depth allows.
     kill_every_s : float
         A worker loses all it holds, and is another process a step later: every so many virtual seconds; 0: never.
     shard_kill_every_s : float
@@ -74,6 +82,7 @@ class Schedule:
     workers: int = 1
     depth: int = 0
     slowest: float = 1.0
+    transfer: float = 0.0
     kill_every_s: float = 0.0
     shard_kill_every_s: float = 0.0
     lag: int = 0
@@ -108,8 +117,8 @@ class Outcome:
     ----------
     metrics : dict of str to float
         Of the held-out examples at the end; the trial's alone, and the worst that it can be, of a loss that diverged.
-    curve : list of (int, float)
-        Steps complete, and the trial's metric then.
+    curve : list of (float, float)
+        Epochs complete, and the trial's metric then.
     staleness : Counter of int
         Pushes by staleness, in updates.
     drift : list of float
@@ -117,17 +126,20 @@ class Outcome:
     losses : list of float
         Of the steps, as they were reported.
     virtual_s : float
+    lags : list of int
+        Of `auto`: what the controller chose, one after the other.
     kills : int
     sha256 : str
         Of the final variables.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
-    curve: list[tuple[int, float]] = field(default_factory=list)
+    curve: list[tuple[float, float]] = field(default_factory=list)
     staleness: Counter[int] = field(default_factory=Counter)
     drift: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     virtual_s: float = 0.0
+    lags: list[int] = field(default_factory=list)
     kills: int = 0
     sha256: str = ""
 
@@ -189,8 +201,9 @@ class _Place:
         self._simulated = simulated
         self.outcome: Outcome | None = None
 
-    def enter(self, call: FitCall) -> None:
-        """Refuse nothing."""
+    def enter(self, call: FitCall) -> FitCall:
+        """Choose the parts of a batch, as for a cluster."""
+        return tried(call)
 
     def train(self, fit: Fit) -> Never:
         """Simulate."""
@@ -205,31 +218,52 @@ class _Leased:
     batch: Batch
     pulled: Pulled
     values: dict[str, Float32s]  # to compute at
+    ready_s: float  # when the pull is through
+    examples: int
 
 
-class _NoLeasing:
-    """What transfers ask of a leasing thread: never is there a newer view than the client's."""
+class _Reports:
+    """What transfers and a probe ask of a leasing thread: never is there a newer view than the client's."""
 
     view = 0
+
+    def __init__(self) -> None:
+        self.drifts: list[Drift] = []
+
+    def reading(self, grant: Grant) -> contextlib.AbstractContextManager[None]:
+        """Nothing watches the reading."""
+        return contextlib.nullcontext()
+
+    def drifted(self, drift: pb.StepDrift) -> None:
+        """Keep a measurement for the next call."""
+        self.drifts.append(Drift(drift.step, drift.drift, drift.updates))
 
 
 class _Worker:
     """A worker's process, and what it holds."""
 
-    def __init__(self, index: int, speed: float, client: ShardClient, round_steps: int | None) -> None:
+    def __init__(self, index: int, speed: float, client: ShardClient, task: Task) -> None:
         self.index, self.speed, self.client = index, speed, client
-        self.transfers = Transfers(client, cast(Leasing, _NoLeasing()), round_steps)
+        self.reports = _Reports()
+        leasing = cast(Leasing, self.reports)
+        self.transfers = Transfers(client, leasing, task.round_steps)
+        self.probe = Probe(task, self.transfers, leasing)
+        self.phases_s = dict.fromkeys(PHASES, 0.0)
+        self.idle_since_s: float | None = 0.0
+        self.pushing = 0
+        self.ahead = 0
         self.name = f"worker-{index}"
         self.call = LeaseCall(self.name, 0, 0)
         self.pulled: deque[_Leased] = deque()
         self.computing: _Leased | None = None
+        self.pushed_steps: list[int] = []
         self.completed: list[CompletedStep] = []
         self.process = 0
 
     @property
     def held(self) -> list[int]:
         computing = [] if self.computing is None else [self.computing.grant.step]
-        return computing + [leased.grant.step for leased in self.pulled]
+        return self.pushed_steps + computing + [leased.grant.step for leased in self.pulled]
 
 
 class _Simulation:
@@ -273,7 +307,7 @@ class _Simulation:
         self._core.announced(0, self._shard.announcement(), 0.0)
         speeds = [1.0] * (schedule.workers - 1) + [schedule.slowest]
         self._workers = [
-            _Worker(index, speed, self._shard.client(f"worker-{index}"), round_steps)
+            _Worker(index, speed, self._shard.client(f"worker-{index}"), self._task)
             for index, speed in enumerate(speeds)
         ]
         self._history: dict[int, dict[str, Float32s]] = {}
@@ -312,9 +346,10 @@ class _Simulation:
         self._shard.finish(due)
         outcome = self._outcome
         outcome.metrics = self._judged()
-        outcome.curve.append((job.leases.lowest_incomplete, outcome.metrics[self._trial.metric]))
+        outcome.curve.append((self._epochs(), outcome.metrics[self._trial.metric]))
         outcome.staleness = self._shard.staleness
         outcome.virtual_s = self._now_s
+        outcome.lags = [] if job.controller is None else [lag.lag for lag in job.controller.lags]
         outcome.sha256 = values_sha256(self._values())
         return outcome
 
@@ -325,31 +360,46 @@ class _Simulation:
         token = 1 + worker.index + len(self._workers) * worker.process
         known = self._core.register_worker(worker.name, device.fingerprint(), device.name, "", self._now_s, token)
         worker.call = LeaseCall(known.name, known.incarnation, 0)
+        worker.idle_since_s = self._now_s
         self._go_on(worker)
 
     def _go_on(self, worker: _Worker) -> None:
         """Pull what the pipeline has room for, and begin to compute the oldest of it."""
-        while len(worker.pulled) <= self._schedule.depth:
+        if worker.computing is not None or (worker.pushing and not self._depth(worker)):
+            return
+        while len(worker.pulled) <= self._depth(worker):
             grant = self._leased(worker, want=1)
             if grant is None or not self._pull(worker, grant):
                 break
-        if worker.computing is None and worker.pulled:
-            worker.computing = leased = worker.pulled.popleft()
-            share = len(leased.batch.indices) / self._trial.batch_size
-            jitter = 1 + JITTER * self._random.uniform(-1, 1)
-            process = worker.process
-            self._after(
-                STEP_S * share * jitter / worker.speed,
-                lambda: self._computed(worker, leased) if worker.process == process else None,
-            )
+        if not worker.pulled:
+            return
+        worker.computing = leased = worker.pulled.popleft()
+        waits_s = max(0.0, leased.ready_s - self._now_s)
+        share = leased.examples / self._trial.batch_size
+        computes_s = STEP_S * share * (1 + JITTER * self._random.uniform(-1, 1)) / worker.speed
+        if worker.idle_since_s is not None:
+            worker.phases_s["lease"] += self._now_s - worker.idle_since_s
+            worker.idle_since_s = None
+        worker.phases_s["pull"] += waits_s
+        worker.phases_s["compute"] += computes_s
+        self._after(waits_s + computes_s, lambda: self._computed(worker, leased), worker)
+
+    def _depth(self, worker: _Worker) -> int:
+        return min(self._schedule.depth, worker.ahead)
 
     def _leased(self, worker: _Worker, want: int) -> Grant | None:
         """Report what is complete, and return a step if there is one."""
         worker.call = worker.call._replace(
-            sequence=worker.call.sequence + 1, held=worker.held, completed=worker.completed, want=want
+            sequence=worker.call.sequence + 1,
+            held=worker.held,
+            completed=worker.completed,
+            want=want,
+            drifts=worker.reports.drifts,
+            phases_s=dict(worker.phases_s),
         )
         answer = self._core.lease(worker.call, self._now_s)
-        worker.completed = []
+        worker.completed, worker.reports.drifts = [], []
+        worker.ahead = self._schedule.depth if answer.ahead is None else answer.ahead
         revoked = set(answer.revoked)
         worker.pulled = deque(leased for leased in worker.pulled if leased.grant.step not in revoked)
         return answer.granted[0] if answer.granted else None
@@ -367,7 +417,9 @@ class _Simulation:
         if self._method is not None:
             looked = self._method.look(worker.index, self._trained(values), self._shard.next_rate)
             values |= self._by_name(looked, values)
-        worker.pulled.append(_Leased(grant, batch, pulled, values))
+        transfer_s = STEP_S * self._schedule.transfer
+        worker.phases_s["transfer"] += transfer_s
+        worker.pulled.append(_Leased(grant, batch, pulled, values, self._now_s + transfer_s, rows_of(batch.inputs)))
         return True
 
     def _lagging(self, step: int, values: dict[str, Float32s]) -> dict[str, Float32s]:
@@ -380,26 +432,52 @@ class _Simulation:
         return self._history[max(0, round_ - self._schedule.lag)]
 
     def _computed(self, worker: _Worker, leased: _Leased) -> None:
-        """Compute the gradient at the weights that were pulled, push it, and report."""
+        """Compute the gradient at the weights that were pulled, and begin the push."""
         grant, batch, pulled = leased.grant, leased.batch, leased.pulled
+        worker.probe.measure(grant, pulled)  # type: ignore[arg-type]  # a grant has the same fields
         loss, examples, gradients = self._task.gradients(batch, leased.values)
-        assert loss is not None
-        assert gradients is not None
-        before = self._trained(gradients) if self._drift_every and grant.step % self._drift_every == 0 else None
+        worker.probe.keep(grant, batch, gradients, pulled)  # type: ignore[arg-type]
+        worker.computing, worker.pushing = None, worker.pushing + 1
+        worker.pushed_steps.append(grant.step)
+        transfer_s = STEP_S * self._schedule.transfer
+        worker.phases_s["transfer"] += transfer_s
+        if transfer_s:
+            worker.phases_s["push"] += 0.0 if self._depth(worker) else transfer_s
+            self._after(transfer_s, lambda: self._pushed(worker, leased, loss, examples, gradients), worker)
+            self._go_on(worker)
+        else:
+            self._pushed(worker, leased, loss, examples, gradients)
+
+    def _pushed(
+        self,
+        worker: _Worker,
+        leased: _Leased,
+        loss: float | None,
+        examples: int,
+        gradients: dict[str, Float32s] | None,
+    ) -> None:
+        """Push, and report."""
+        grant, batch, pulled = leased.grant, leased.batch, leased.pulled
+        assert gradients is not None, "no model of the laboratory moves nothing"
+        measured = bool(self._drift_every) and grant.step % self._drift_every == 0
+        before = self._trained(gradients) if measured else None
         if self._method is not None:
             weights, before_it = self._trained(self._values()), self._trained(pulled.variables)
             computed, eta = self._trained(gradients), self._shard.next_rate
             direction = self._method.update(worker.index, computed, weights, before_it, eta)
             gradients = gradients | self._by_name(direction, gradients)
-        worker.computing = None
+        worker.pushing -= 1
+        worker.pushed_steps.remove(grant.step)
         try:
             incarnations = worker.transfers.push(grant, gradients, pulled)  # type: ignore[arg-type]
         except Redo:
-            incarnations = None
-        if incarnations is not None:
+            pass
+        else:
             worker.completed.append(CompletedStep(grant.step, list(incarnations), loss, examples))
-            self._outcome.losses.append(loss)
+            if loss is not None:
+                self._outcome.losses.append(loss)
         pulled.release()
+        worker.idle_since_s = self._now_s
         self._leased(worker, want=0)
         self._judge_on_the_way()
         if before is not None:
@@ -419,7 +497,8 @@ class _Simulation:
         worker = self._random.choice(self._workers)
         worker.process += 1
         worker.pulled.clear()
-        worker.computing, worker.completed = None, []
+        worker.computing, worker.pushing = None, 0
+        worker.pushed_steps, worker.completed = [], []
         self._outcome.kills += 1
         self._after(STEP_S, lambda: self._join(worker))
 
@@ -442,7 +521,10 @@ class _Simulation:
         if self._points and complete >= self._points[0]:
             while self._points and complete >= self._points[0]:
                 self._points.popleft()
-            self._outcome.curve.append((complete, self._judged()[self._trial.metric]))
+            self._outcome.curve.append((self._epochs(), self._judged()[self._trial.metric]))
+
+    def _epochs(self) -> float:
+        return self._core.job.leases.lowest_incomplete / self._task.steps.steps_per_epoch
 
     def _judged(self) -> dict[str, float]:
         keys = self._task.held_out_keys()
@@ -470,9 +552,16 @@ class _Simulation:
 
     # --- time ---
 
-    def _after(self, seconds: float, event: Callable[[], None]) -> None:
+    def _after(self, seconds: float, event: Callable[[], None], worker: _Worker | None = None) -> None:
+        """Have something happen later, unless the worker's process has ended by then."""
         self._numbered += 1
-        heapq.heappush(self._events, (self._now_s + seconds, self._numbered, event))
+        process = None if worker is None else worker.process
+
+        def happens() -> None:
+            if worker is None or worker.process == process:
+                event()
+
+        heapq.heappush(self._events, (self._now_s + seconds, self._numbered, happens))
 
     def _announce(self) -> None:
         self._core.announced(0, self._shard.announcement(), self._now_s)

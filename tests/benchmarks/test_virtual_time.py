@@ -29,7 +29,7 @@ def test_one_worker_has_the_bits_of_one_machine(trial: Trial, tmp_path: Path, mo
     outcome = simulate(trial, PLAIN, 0, points=2)
     assert outcome.sha256 == history.report["weights_sha256"]
     assert outcome.metrics == pytest.approx(trainer.evaluate(trial.held_out))
-    assert [steps for steps, _ in outcome.curve] == [41, 82]
+    assert [epochs for epochs, _ in outcome.curve] == [1.0, 2.0]
 
 
 def test_rounds_have_the_same_bits_under_kills(trial: Trial) -> None:
@@ -39,10 +39,18 @@ def test_rounds_have_the_same_bits_under_kills(trial: Trial) -> None:
     assert killed.sha256 == calm.sha256
 
 
+def test_batches_that_are_split_have_the_bits_of_calm_workers_under_kills(trial: Trial) -> None:
+    calm, killed = (simulate(trial, Schedule("auto", 4, **kills), 0) for kills in ({}, KILLS))  # type: ignore[arg-type]
+    assert killed.kills > 2
+    assert calm.staleness.keys() == {0}
+    assert killed.losses != calm.losses
+    assert killed.sha256 == calm.sha256
+
+
 def test_async_applies_each_step_once_under_kills_and_is_the_same_again(trial: Trial) -> None:
     outcomes = [simulate(trial, Schedule("async", 4, **KILLS), 3) for _ in range(2)]  # type: ignore[arg-type]
     assert outcomes[0].kills > 0
-    assert outcomes[0].curve[-1][0] == 82
+    assert outcomes[0].curve[-1][0] == 2.0
     assert outcomes[0] == outcomes[1]
 
 
