@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 import parashard as ps
-from benchmarks.frameworks.mnist import read
-from benchmarks.statistics.tasks import NoData
+from benchmarks.statistics.tasks._digits import digits
 from benchmarks.statistics.trial import Trial
 
 TRAIN, HELD_OUT, BATCH = 6400, 4000, 64
@@ -25,17 +24,16 @@ def net() -> Any:
 
 def make(seed: int, data: Path | None) -> Trial:
     """Return the trial of a seed."""
-    if data is None:
-        raise NoData
     torch.manual_seed(seed)
-    (images, digits), (held_images, held_digits) = read(data, "train"), read(data, "t10k")
+    images, labels = digits(data, "train", slice(TRAIN))
+    held_images, held_labels = digits(data, "t10k", slice(HELD_OUT))
     return Trial(
         model=ps.torch.Model(net(), torch.nn.functional.cross_entropy, metrics=["accuracy"]),
         optimizer=ps.Momentum(
             0.05, momentum=0.9, schedule={"kind": "step", "every_steps": TRAIN // BATCH, "factor": 0.7}
         ),
-        train=(images[:TRAIN].reshape(-1, 1, 28, 28), digits[:TRAIN]),
-        held_out=(held_images[:HELD_OUT].reshape(-1, 1, 28, 28), held_digits[:HELD_OUT]),
+        train=(images.reshape(-1, 1, 28, 28), labels),
+        held_out=(held_images.reshape(-1, 1, 28, 28), held_labels),
         epochs=5,
         batch_size=BATCH,
         metric="accuracy",

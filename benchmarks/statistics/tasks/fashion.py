@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 import parashard as ps
-from benchmarks.frameworks.mnist import read
-from benchmarks.statistics.tasks import NoData
+from benchmarks.statistics.tasks._digits import digits
 from benchmarks.statistics.trial import Trial
 
 TRAIN, HELD_OUT, SIDE, SHIFT, PIECES, PIECE = 24_000, 4000, 28, 2, 2, 8
@@ -45,15 +44,14 @@ def net() -> Any:
 
 def make(seed: int, data: Path | None) -> Trial:
     """Return the trial of a seed."""
-    if data is None:
-        raise NoData
     torch.manual_seed(seed)
-    (images, digits), (held_images, held_digits) = read(data, "train"), read(data, "t10k")
+    images, labels = digits(data, "train", slice(TRAIN))
+    held_images, held_labels = digits(data, "t10k", slice(HELD_OUT))
     return Trial(
         model=ps.torch.Model(net(), torch.nn.functional.cross_entropy, metrics=["accuracy"]),
         optimizer=ps.Nesterov(0.05, momentum=0.9, weight_decay=5e-4, schedule={"kind": "cosine"}),
-        train=(cluttered(images[:TRAIN], seed=0), digits[:TRAIN]),
-        held_out=(cluttered(held_images[:HELD_OUT], seed=1), held_digits[:HELD_OUT]),
+        train=(cluttered(images, seed=0), labels),
+        held_out=(cluttered(held_images, seed=1), held_labels),
         epochs=6,
         batch_size=64,
         metric="accuracy",

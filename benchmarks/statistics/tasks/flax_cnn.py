@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import parashard as ps
-from benchmarks.frameworks.mnist import read
-from benchmarks.statistics.tasks import NoData
+from benchmarks.statistics.tasks._digits import digits
 from benchmarks.statistics.trial import Trial
 
 TRAIN, HELD_OUT = 6400, 4000
@@ -49,14 +48,13 @@ def loss(parameters: Any, images: Any, digits: Any, key: Any) -> Any:
 
 def make(seed: int, data: Path | None) -> Trial:
     """Return the trial of a seed."""
-    if data is None:
-        raise NoData
-    (images, digits), (held_images, held_digits) = read(data, "train"), read(data, "t10k")
+    images, labels = digits(data, "train", slice(TRAIN))
+    held_images, held_labels = digits(data, "t10k", slice(HELD_OUT))
     return Trial(
         model=ps.jax.Model(init, loss, apply=apply, metrics=["accuracy"]),
         optimizer=ps.Momentum(0.1, momentum=0.9),
-        train=(images[:TRAIN].reshape(-1, 28, 28, 1), digits[:TRAIN]),
-        held_out=(held_images[:HELD_OUT].reshape(-1, 28, 28, 1), held_digits[:HELD_OUT]),
+        train=(images.reshape(-1, 28, 28, 1), labels),
+        held_out=(held_images.reshape(-1, 28, 28, 1), held_labels),
         epochs=3,
         batch_size=64,
         metric="accuracy",

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 import parashard as ps
-from benchmarks.frameworks.mnist import PIXELS, read
-from benchmarks.statistics.tasks import NoData
+from benchmarks.frameworks.mnist import PIXELS
+from benchmarks.statistics.tasks._digits import digits
 from benchmarks.statistics.trial import Trial
 
 TRAIN, HELD_OUT, HIDDEN, LATENT = 8000, 2000, 200, 10
@@ -41,10 +41,9 @@ def loss(outputs: Any, images: Any) -> Any:
 
 def make(seed: int, data: Path | None) -> Trial:
     """Return the trial of a seed."""
-    if data is None:
-        raise NoData
     torch.manual_seed(seed)
-    images, held_out = read(data, "train")[0][:TRAIN], read(data, "t10k")[0][:HELD_OUT]
+    images, _ = digits(data, "train", slice(TRAIN))
+    held_out, _ = digits(data, "t10k", slice(HELD_OUT))
     return Trial(
         model=ps.torch.Model(Autoencoder(), loss),
         optimizer=ps.Adam(5e-3),
