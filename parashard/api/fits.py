@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from parashard.api.border import warn
 from parashard.api.code import CODE_FILE, Code, RunCode, note_code, resumed_code, write_code
 from parashard.api.following import CallbackFollower
 from parashard.api.generators import kept_generators
@@ -23,6 +24,7 @@ from parashard.callbacks.running import Callbacks
 from parashard.data.base import DataSource
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.paths import short_path
+from parashard.display.summary import not_learned
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, DeclaredJob, declare
 from parashard.job.load import LoadedJob, load_job
@@ -201,6 +203,8 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
     weights, history = follower.end() or variables, follower.history
     if not quiet:
         say_end(History(report, run_dir, history))
+    elif not_learned(report):
+        warn(not_learned(report))
     return {
         "report": report,
         "run_dir": str(run_dir),

@@ -10,6 +10,7 @@ from typing import Any
 
 from parashard.display.live import console_for
 from parashard.display.paths import short_path
+from parashard.display.summary import not_learned
 
 
 class History:
@@ -66,7 +67,8 @@ def _number(value: float | None) -> float:
 
 
 def say_end(history: History) -> None:
-    """Print the line that stays on the screen."""
+    """Print what stays on the screen: a line, and one more if the model did not learn."""
     found = [f"{name} {values[-1]:.4g}" for name, values in history.history.items()]
     words = f"done in {history.report['wall_s']:.1f} s: {', '.join(found)}; {short_path(history.run_dir)}"
-    console_for(sys.stdout).print(words, soft_wrap=True, markup=False, highlight=False)
+    for line in filter(None, (words, not_learned(history.report))):
+        console_for(sys.stdout).print(line, soft_wrap=True, markup=False, highlight=False)

@@ -33,7 +33,7 @@ from parashard.cli.options import (
 )
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.paths import short_path
-from parashard.display.summary import print_summary
+from parashard.display.summary import not_learned, print_summary
 from parashard.errors import ConfigurationError
 from parashard.job.differences import NAMED_MAX
 from parashard.job.keys import shown
@@ -179,6 +179,8 @@ def _tell_end(outcome: Outcome, job: str, console: Console, json_: bool) -> NoRe
         logs = "" if outcome.is_refused or interrupted else f"; logs are in {short_path(outcome.run_dir / 'logs')}"
         complain(f"{outcome.reason}{logs}")
     if json_:
+        if outcome.report and not_learned(outcome.report):
+            complain(not_learned(outcome.report))
         where = {} if outcome.is_refused else {"run_dir": str(outcome.run_dir)}
         try:
             typer.echo(json.dumps(outcome.report or {"job": job, "state": "failed", "weights": None, **where}))

@@ -30,16 +30,25 @@ def summary_lines(report: Mapping[str, Any], run_dir: Path, copy: Path | None = 
     """Return the figures of a report, one per line, and where a copy of the weights is."""
     rows = _rows(report, run_dir, copy)
     width = max(len(name) for name, _ in rows)
-    state = f"{report['state']}: "
-    first = Text.assemble((state, STATE_STYLES.get(report["state"], "red")), report["reason"])
-    lines = [Text.assemble((f"{report['job']:<{width}}  ", "bold"), first)]
-    return lines + [Text.assemble((f"{name:<{width}}  ", "dim"), value) for name, value in rows]
+    state, learned = f"{report['state']}: ", not not_learned(report)
+    style = STATE_STYLES.get(report["state"], "red") if learned else "yellow"
+    lines = [Text.assemble((f"{report['job']:<{width}}  ", "bold"), (state, style), report["reason"])]
+    lines += [Text.assemble((f"{name:<{width}}  ", "dim"), value) for name, value in rows]
+    return lines if learned else [*lines, Text(not_learned(report), style="bold yellow")]
+
+
+def not_learned(report: Mapping[str, Any]) -> str:
+    """Return the last line about a run that is done and whose model did not learn; "" of every other run."""
+    text = (
+        report.get("not_learned", "") if report.get("state") == "done" else ""
+    )  # an earlier version's report has none
+    return f"done, but the model did not learn: {text}" if text else ""
 
 
 def _rows(report: Mapping[str, Any], run_dir: Path, copy: Path | None) -> list[tuple[str, str]]:
-    staleness, moved = report["staleness"], report["bytes"]
+    staleness, moved, problems = report["staleness"], report["bytes"], report.get("problems", ())
     rows = [
-        *(("problem", problem) for problem in report.get("problems", ())),
+        *(("problem", problem) for problem in problems if problem not in not_learned(report)),
         ("steps", _steps(report["steps_total"], report["steps_applied"])),
         ("throughput", _throughput(report["examples_per_s"], report["wall_s"])),
         *metric_figures((name, value) for name, value in report["held_out"].items() if value is not None),

@@ -70,7 +70,7 @@ class StatusView:
             steps_leased=leases.leased,
             examples_per_s=progress.examples_per_s(now_s),
             elapsed_s=progress.elapsed_s(now_s),
-            training_loss=progress.loss if math.isfinite(progress.loss) else None,
+            training_loss=job.learning.loss if math.isfinite(job.learning.loss) else None,
             held_out=(latest.metrics or {}) if latest else {},
             workers=[
                 self._worker(job, job.workers.by_name[name], now_s) for name in sorted(job.workers.by_name, key=natural)

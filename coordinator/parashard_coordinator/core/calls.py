@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.advice import Advice
 from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.following import Milestone, Rate, StepEnd
@@ -55,7 +56,11 @@ class Options(NamedTuple):
     callbacks_ahead: int | None = None  # milestones that training may be ahead of them; None: as many as are kept
     stores_evaluated: bool = False  # evaluated weights are stored before the result is reported
     examples_of: Callable[[int], str] = lambda step: ""  # a step's examples, for people
-    against_divergence: str = "lower optimizer.learning_rate or set optimizer.clip_norm"
+    advice: Advice = Advice()
+    learning_rate_at: Callable[[int, float], float | None] = lambda step, decided: None  # in force; decided: 0 is none
+    classes: int = 0  # among which the model decides; 0: it does something else
+    continued: bool = False  # its weights were trained before
+    fresh_alone: bool = True  # gradients of one worker alone are computed on the newest weights
 
     def targets(self) -> list[tuple[str, float, bool]]:
         """Return the metrics whose value ends the job: name, bound, and whether it has to be at least the bound."""

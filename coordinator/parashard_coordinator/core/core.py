@@ -29,6 +29,7 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.judging import judged_again, take_result
 from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
+from parashard_coordinator.core.loss_warnings import loss_of_step
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.rounds import Standing
 from parashard_coordinator.core.steering import ahead, at_most, marked, sharing, steer
@@ -333,10 +334,8 @@ class Core:
         job.supervision.step_completed()
         if not done.skipped:
             job.failures.succeeded()
-        for change in job.progress.step_completed(worker.name, done.step, done.examples, loss, now_s):
-            stale = f" (staleness p95 {job.staleness_p95} pushes)" if job.staleness_p95 else ""
-            tell = job.resolved if change.over else job.warn
-            tell(change.key, f"{change.text}{stale}")
+        job.progress.step_completed(worker.name, done.examples, now_s)
+        loss_of_step(job, done.step, loss)
 
     def _failed(self, worker: Worker, failed: FailedStep, now_s: float) -> bool:
         """Count a failed attempt, and stop the job if that is what it means; return whether it counts."""

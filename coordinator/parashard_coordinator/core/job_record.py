@@ -21,6 +21,7 @@ from parashard_coordinator.core.failures import Failures
 from parashard_coordinator.core.following import Following, Rate
 from parashard_coordinator.core.input_limits import EVENT_BYTES_MAX, readable
 from parashard_coordinator.core.launchers import CONFIGURATION, FAILED, Launcher
+from parashard_coordinator.core.learning import NOT_FALLING, RISES, Change, Learning
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.membership import (
     ENDED,
@@ -35,6 +36,7 @@ from parashard_coordinator.core.progress import Progress
 from parashard_coordinator.core.rounds import RoundBook
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.skipped import SkippedSteps
+from parashard_coordinator.core.staleness import Staleness
 from parashard_coordinator.core.supervision import Supervision
 from parashard_coordinator.core.training_figures import TrainingFigures
 from parashard_coordinator.run.problems import Problems
@@ -97,7 +99,7 @@ class JobRecord:
             retry_pause_s=options.retry_pause_s,
         )
         self.failures = Failures(
-            options.max_attempts, skip=options.skip_bad_steps, against_divergence=options.against_divergence
+            options.max_attempts, skip=options.skip_bad_steps, against_divergence=options.advice.against_rise
         )
         self.skipped = SkippedSteps(options.shards)
         self.exit_code = FAILED
@@ -113,7 +115,8 @@ class JobRecord:
         self.decisions = 0
         """Rises with every decision that has to be stored before it acts."""
         self.evaluations = evaluations
-        self.progress = Progress(options.against_divergence)
+        self.progress = Progress()
+        self.learning = Learning(options.classes, continued=options.continued)
         self.figures = TrainingFigures(options.steps_total, options.steps_per_epoch, keeps_sums=options.followed)
         self.following = Following(
             options.steps_total,
@@ -145,7 +148,8 @@ class JobRecord:
         self.new_events: list[str] = []
         self.problems = Problems()
         self.warned: set[str] = set()  # what workers' user code was warned of
-        self.staleness_p95 = 0  # as the shards last told
+        self.staleness = Staleness()  # as the shards last told
+        self.loss_problems: dict[str, tuple[Change, int]] = {}  # that stand, with their steps
         self.silent_shards: set[int] = set()
         self.ended_shards: set[int] = set()  # whose process ended, as their launcher says, until they answer again
 
@@ -204,6 +208,17 @@ class JobRecord:
         return DueCheckpoint(steps, self.policy.round_of(steps), tuple(self.shards.registrations()), final, metrics)
 
     @property
+    def not_learned(self) -> str:
+        """What the training loss did in place of falling; "": it falls, or that is not known."""
+        return self.problems.text(RISES) or self.problems.text(NOT_FALLING)
+
+    @property
+    def done_reason(self) -> str:
+        """Why the job ends, once it is done."""
+        reason = self.early_stop or "every step is in"
+        return f"{reason}, but the model did not learn" if self.not_learned else reason
+
+    @property
     def skipped_steps(self) -> int:
         """Steps given up that every shard has as an empty push."""
         return len(self.skipped.everywhere())
@@ -246,7 +261,7 @@ class JobRecord:
     def done(self) -> None:
         """Record that the report is written."""
         self.resolved(END_WAITS, "the last checkpoint, weights and report are stored")
-        self.change_state(JobState.DONE, self.early_stop or "every step is in")
+        self.change_state(JobState.DONE, self.done_reason)
 
     def stop(self, reason: str) -> None:
         """End the job at its user's wish: it can be resumed, and nothing is wrong with it."""
@@ -318,7 +333,8 @@ class JobRecord:
             scale_requests=self.scale_requests,
             examples=self.figures.examples,
             training_s=self.progress.training_s(),
-            losses=self.progress.losses(),
+            losses=self.learning.losses(),
+            loss_curve=self.learning.curve.saved(),
             fingerprint=self.workers.fingerprint,
         )
 
@@ -364,7 +380,8 @@ class JobRecord:
         self.leases.speculative_leases = saved.speculative_leases
         self.workers_wanted, self.scale_requests = saved.workers_wanted, saved.scale_requests
         self.workers.fingerprint = saved.fingerprint
-        self.progress.resume(saved.training_s + (gap_s if saved.training_s else 0.0), saved.losses)
+        self.progress.resume(saved.training_s + (gap_s if saved.training_s else 0.0))
+        self.learning.resume(saved.losses, saved.loss_curve)
 
     def started_anew(self) -> None:
         """Forget the incarnations and scalings that an earlier coordinator knew of: its user has resumed the run."""

@@ -26,6 +26,7 @@ _LATER = (
     "epoch_figures",
     "counted",
     "losses",
+    "loss_curve",
     "speculative_leases",
     "stored_at",
     "rates_decided",
@@ -65,6 +66,7 @@ class Saved(Record):
     )  # of epochs that have no sums any more
     counted: Steps = ()  # steps whose figures are in `examples` and in the sums
     losses: tuple[float, ...] = ()  # of the training: smoothed, first and best
+    loss_curve: tuple[tuple[float, ...], ...] = ()  # its first losses, and means of blocks of equally many steps
     stopped_by: int | None = None  # the milestone whose callbacks ended the training early
     rates_decided: int = 0  # number of callbacks' last decision about the learning rate
     ends: tuple[tuple[int, float | None], ...] = ()  # steps that callbacks have to hear of, with finite losses

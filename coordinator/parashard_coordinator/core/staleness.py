@@ -1,9 +1,10 @@
-"""Staleness quantiles over the shards' exact counts. Pure."""
+"""Quantiles, mean and maximum of the staleness, from the shards' exact counts. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 
 def quantile(counts: Counter[int], fraction: float) -> int:
@@ -24,3 +25,21 @@ def merged(shards: Iterable[Iterable[tuple[int, int]]]) -> Counter[int]:
         for value, pushes in counts:
             total[value] += pushes
     return total
+
+
+class Staleness(NamedTuple):
+    """Staleness of the pushes so far."""
+
+    pushes: int = 0
+    mean: float = 0.0
+    most: int = 0
+
+    @classmethod
+    def of(cls, counts: Counter[int]) -> Staleness:
+        """Return the staleness of counted pushes."""
+        pushes = counts.total()
+        total = sum(value * times for value, times in counts.items())
+        return cls(pushes, total / max(1, pushes), max(counts, default=0))
+
+    def __str__(self) -> str:
+        return f"staleness mean {self.mean:.1f}, max {self.most:,}" if self.most else "no staleness"

@@ -11,9 +11,9 @@ from typing import Any
 
 from parashard_coordinator.core.controller import Controller, Drift
 from parashard_coordinator.core.job_record import JobRecord
+from parashard_coordinator.core.learning import NOT_FINITE
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import Worker
-from parashard_coordinator.core.progress import NOT_FINITE, RISES
 from parashard_coordinator.core.step_times import median
 
 
@@ -32,7 +32,7 @@ def steer(job: JobRecord, worker: Worker, drifts: Sequence[Drift], now_s: float)
         {(member.name, member.incarnation): member.phases_s for member in members},
         now_s,
         job.leases.leased_so_far(),
-        diverges=RISES in job.problems or NOT_FINITE in job.problems,
+        diverges=bool(job.not_learned) or NOT_FINITE in job.problems,
     )
     if change is not None:
         job.decisions += 1

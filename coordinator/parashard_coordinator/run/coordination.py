@@ -44,8 +44,9 @@ from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer, LastReads
 from parashard_coordinator.core.job_record import DueCheckpoint
+from parashard_coordinator.core.loss_warnings import staleness_seen
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.core.staleness import quantile
+from parashard_coordinator.core.staleness import Staleness
 from parashard_coordinator.run.decisions import DecisionStore
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.history import History
@@ -270,10 +271,10 @@ class Coordination:
             for shard, record in self._status.records().items()
             for change in self._troubles.changed(shard, record.figures, time.monotonic())
         ]
-        p95 = quantile(self._status.staleness(), 0.95)
+        staleness = Staleness.of(self._status.staleness())
 
         def note(core: Core, now_s: float) -> None:
-            core.job.staleness_p95 = p95
+            staleness_seen(core.job, staleness)
             for key, text, over in changed:
                 core.job.resolved(key, text) if over else core.job.warn(key, text)
             for shard, incarnation in enumerate(core.job.shards.incarnations()):

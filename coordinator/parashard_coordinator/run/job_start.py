@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from parashard.job.schema import Job
+from parashard_coordinator.core.advice import advice_for
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
 from parashard_coordinator.core.job_record import JobRecord
@@ -44,7 +46,12 @@ def new_job_record(
     if job.cluster.launcher == "local":
         restarts = Restarts(job.cluster.restart_backoff_s, job.cluster.max_restarts)
         launcher = LocalLauncher(job.cluster.shards, restarts)
-    clipping = "set" if job.optimizer.clip_norm is None else "lower"
+    advice = advice_for(
+        job.consistency.policy,
+        pipeline_depth=job.cluster.pipeline_depth,
+        workers=job.cluster.workers,
+        clips=job.optimizer.clip_norm is not None,
+    )
     options = Options(
         run_id=run_id,
         incarnation=incarnation,
@@ -71,9 +78,24 @@ def new_job_record(
         callbacks_decide=callbacks.decide,
         callbacks_ahead=callbacks.ahead,
         stores_evaluated=callbacks.store_evaluated,
-        against_divergence=f"lower optimizer.learning_rate or {clipping} optimizer.clip_norm",
+        advice=advice,
+        learning_rate_at=partial(_learning_rate_at, job, steps.total),
+        classes=resolved.spec.classes,
+        fresh_alone=not job.cluster.pipeline_depth,
+        continued=bool(job.job.updates_before or job.job.first_epoch),
     )
     return JobRecord(options, policy, evaluations, launcher, round_book(job, steps.total))
+
+
+def _learning_rate_at(job: Job, steps_total: int, step: int, decided: float) -> float:
+    """Return the learning rate of a step's update: callbacks' or the job's own, by the schedule."""
+    policy = job.consistency.policy
+    together = 1 if policy.kind in ("async", "ssp") else policy.bound  # steps that move the weights together
+    before = job.job.updates_before
+    if before is None:
+        before = (job.job.first_epoch or 0) * (steps_total // job.job.epochs) // together
+    schedule = job.optimizer.schedule.resolved(before - (-steps_total // together))
+    return (decided or job.optimizer.learning_rate) * schedule.factor(before + step // together + 1)
 
 
 def _call_in_words(step: int) -> str:

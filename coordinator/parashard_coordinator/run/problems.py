@@ -23,6 +23,10 @@ class Problems:
         """The texts of all problems, the oldest first."""
         return list(self._texts.values())
 
+    def text(self, key: str) -> str:
+        """Return a problem's present text, "" if there is none."""
+        return self._texts.get(key, "")
+
     def begin(self, key: str, text: str) -> bool:
         """Record a problem with its present text; return whether it is new."""
         is_new = key not in self._texts

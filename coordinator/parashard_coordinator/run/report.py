@@ -29,7 +29,7 @@ from parashard.telemetry.transfer import Bytes, Overlap
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core import steering
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
-from parashard_coordinator.core.staleness import quantile
+from parashard_coordinator.core.staleness import Staleness, quantile
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import SavedModel
 
@@ -64,7 +64,7 @@ def report(
     steps_applied = list(steps_saved) or [records[i].steps_applied if i in records else 0 for i in shards]
     if final is not None:
         metrics = final.metrics or {}
-        state, reason, steps = "done", job.early_stop or "every step is in", final.steps
+        state, reason, steps = "done", job.done_reason, final.steps
     overlap = Overlap.of(worker.phases for worker in status.message(job, now_s).workers)
     figures = [record.figures for record in records.values()]
     moved = Bytes.of(figures)
@@ -84,10 +84,11 @@ def report(
         "skipped_steps": job.skipped_steps,
         "partly_skipped": job.partly_skipped,
         "problems": job.problems.texts,
+        "not_learned": job.not_learned,
         "speculative_leases": job.leases.speculative_leases,
         "examples_per_s": round(job.figures.examples / training_s, 3) if training_s > 0 else None,
         "wall_s": round(job.progress.elapsed_s(now_s), 3),
-        "training_loss": _finite(job.progress.loss),
+        "training_loss": _finite(job.learning.loss),
         "held_out": {name: _finite(value) for name, value in sorted(metrics.items())},
         "evaluations": [
             {
@@ -121,6 +122,7 @@ def report(
         "staleness": {
             "p50": quantile(staleness, 0.5),
             "p95": quantile(staleness, 0.95),
+            "mean": round(Staleness.of(staleness).mean, 3),
             "max": max(staleness, default=0),
         },
         "step_lag": {"max": max((f.step_lag_max for f in figures), default=0)},

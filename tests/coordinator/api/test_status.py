@@ -91,7 +91,7 @@ def test_a_later_record_replaces_an_earlier_one() -> None:
 
 def test_a_loss_that_is_not_finite_is_not_shown() -> None:
     core = core_of()
-    core.job.progress.loss = math.inf
+    core.job.learning.loss = math.inf
     assert view().message(core.job, 0.0).training_loss == 0.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -13,8 +14,10 @@ from parashard_coordinator.core.core import WORKERS_MAX
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.job_record import WARNINGS_MAX
 from parashard_coordinator.core.launchers import Exit, LocalLauncher, Orders, ProcessName
+from parashard_coordinator.core.loss_warnings import staleness_seen
 from parashard_coordinator.core.policies import Sync
 from parashard_coordinator.core.restarts import Restarts
+from parashard_coordinator.core.staleness import Staleness
 from support.coordinator_cases import Caller, announce, core_of, done
 
 
@@ -188,15 +191,18 @@ def test_who_wants_nothing_gets_nothing() -> None:
     assert (answer.granted, answer.evaluations) == ([], [])
 
 
-def test_a_step_s_warning_names_the_step() -> None:
-    core = core_of()
-    core.job.staleness_p95 = 3
+def test_a_step_s_warning_says_staleness_rate_and_what_to_change() -> None:
+    core = core_of(learning_rate_at=lambda step, decided: decided or 0.1)
     caller = Caller(core)
     caller.lease(1)
     caller.call(completed=done(0, loss=float("nan")))
+    what = "training diverged: loss became NaN at step 0"
     advice = "lower optimizer.learning_rate or set optimizer.clip_norm"
-    told = f"warning: training diverged: loss became NaN at step 0; {advice} (staleness p95 3 pushes)"
+    told = f"warning: {what} (learning rate 0.1); {advice}"
     assert core.job.events[-1] == told
+    staleness_seen(core.job, Staleness.of(Counter({0: 1, 3: 3})))
+    assert core.job.problems.texts == [f"{what} (staleness mean 2.2, max 3, learning rate 0.1); {advice}"]
+    assert core.job.events[-1] == told, "the same problem is one event"
 
 
 def test_a_bad_step_stops_the_job_with_its_reason() -> None:  # P6
@@ -219,7 +225,7 @@ def test_a_bad_step_is_skipped_and_counted_where_the_job_says_so() -> None:  # P
     for shard in range(2):
         announce(core, shard, applied=[(0, 1)], skipped=[0])
     assert (core.job.skipped_steps, core.job.partly_skipped, core.job.complete) == (1, 0, True)
-    assert core.job.progress.loss != 0.0, "a skipped step has no loss"
+    assert core.job.learning.loss != 0.0, "a skipped step has no loss"
 
 
 def test_a_step_completed_twice_counts_once() -> None:

@@ -154,7 +154,7 @@ def test_each_figure_counts_a_step_once_whatever_is_restarted(
     assert sum(by_worker) == len(job.leases.complete) == STEPS
     assert min(by_worker) > 1, "what both have done is known"
     assert restarts_of(cluster.core) == restarts
-    assert 20.0 < job.progress.loss < 40.0, "smoothed over the last steps"
+    assert 20.0 < job.learning.loss < 40.0, "smoothed over the last steps"
     assert job.progress.training_s() == pytest.approx(cluster.now_s, abs=6.0)
 
 

@@ -71,7 +71,7 @@ def test_what_shards_say_completes_no_step_that_has_not_failed() -> None:
         announce(core, shard, held=[(0, 1)])
     assert core.job.leases.lowest_incomplete == 0, "its report has the loss and the examples"
     caller.call(completed=done(0, loss=0.25))
-    assert (core.job.progress.loss, core.job.figures.examples) == (0.25, 8)
+    assert (core.job.learning.loss, core.job.figures.examples) == (0.25, 8)
 
 
 # --- only the empty push counts ---

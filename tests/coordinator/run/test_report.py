@@ -131,7 +131,7 @@ def test_the_figures_of_a_job() -> None:
     assert (figures["duplicate_pushes"], figures["refused_pushes"]) == (7, 1)
     assert (figures["examples_per_s"], figures["wall_s"]) == (16.0, 3.0)
     assert (figures["training_loss"], figures["held_out"]) == (0.5, {"accuracy": 0.75, "loss": 0.125})
-    assert (figures["staleness"], figures["step_lag"]) == ({"p50": 1, "p95": 2, "max": 2}, {"max": 3})
+    assert (figures["staleness"], figures["step_lag"]) == ({"p50": 1, "p95": 2, "mean": 0.75, "max": 2}, {"max": 3})
     assert figures["data"] == {"examples": 6, "held_out": 0, "input_shape": [1], "classes": 2, "warnings": []}
     assert figures["dropped_examples"] == 0
     assert figures["parameters"] == 12

@@ -58,6 +58,31 @@ def test_a_finished_run_ends_with_a_summary(parashard, played):
     }
 
 
+NOT_LEARNED = "the training loss has not fallen: 2.3 in the first 8 steps; lower optimizer.learning_rate"
+
+
+@pytest.mark.parametrize("json_", [False, True])
+def test_the_last_line_of_a_run_whose_model_did_not_learn_says_so(parashard, played, json_: bool) -> None:
+    report = REPORT | {"problems": ["another", NOT_LEARNED], "not_learned": NOT_LEARNED}
+    played(ExitCode.DONE, report)
+    ran = parashard("run", "job.toml", "--run-dir", "run", *(["--json"] if json_ else []))
+    assert ran.exit_code == 0
+    told = f"done, but the model did not learn: {NOT_LEARNED}"
+    if json_:
+        assert json.loads(ran.out) == report
+        assert ran.err == f"parashard: {told}\n"
+    else:
+        assert ran.out.splitlines()[-1] == told
+        assert ran.out.count(NOT_LEARNED) == 1
+        assert "another" in ran.out
+
+
+def test_a_run_that_was_stopped_is_not_said_to_be_done() -> None:
+    stopped = REPORT | {"state": "stopped", "problems": [NOT_LEARNED], "not_learned": NOT_LEARNED}
+    lines = [line.plain for line in summary_lines(stopped, Path("run"))]
+    assert [line.split()[0] for line in lines if NOT_LEARNED in line] == ["problem"]
+
+
 def test_a_copy_of_the_weights_is_named():
     lines = [line.plain.split() for line in summary_lines(REPORT, Path("run"), Path("kept/model.safetensors"))]
     assert ["copied", "to", "kept/model.safetensors"] in lines

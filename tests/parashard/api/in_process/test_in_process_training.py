@@ -56,6 +56,34 @@ def test_mirrored_and_central_storage_have_the_same_bits_and_one_device_others()
     assert one == digest(fit(trainer(ps.MirroredStrategy(["cpu"], threads=1))))
 
 
+class Still(Line):
+    """A model that does not move: its loss is only the noise between batches."""
+
+    def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
+        loss, gradients = super().loss_and_gradients(variables, batch, xp)
+        return 2.3 + 0.01 * np.tanh(loss), {name: 0 * gradient for name, gradient in gradients.items()}
+
+
+def test_a_fit_whose_model_does_not_learn_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "done, but the model did not learn: the training loss has not fallen: 2.3"
+    with pytest.warns(UserWarning, match=told):
+        history = fit(trainer(ps.OneDeviceStrategy(), Still()), epochs=20)
+    assert history.report["reason"] == "every step is in, but the model did not learn"
+    assert history.report["problems"] == [history.report["not_learned"]]
+    assert history.report["not_learned"].endswith(
+        " (learning rate 0.05); try a lower and a higher optimizer.learning_rate, and check labels, inputs and loss"
+    )
+    fit(trainer(ps.OneDeviceStrategy(), Still()), epochs=20, verbose=1)
+    assert capsys.readouterr().out.splitlines()[-1].startswith(told)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_second_fit_may_begin_at_its_best() -> None:
+    mine = trainer(ps.OneDeviceStrategy(), Still())
+    fit(mine, epochs=2)
+    assert fit(mine, epochs=20).report["not_learned"] == ""
+
+
 def test_a_fit_leaves_report_weights_and_history() -> None:
     mine = trainer()
     history = fit(mine, validation_split=0.1)

@@ -1,0 +1,157 @@
+"""Learning: the training loss of a job, and what is wrong with it: not finite, running away, or not falling. Pure.
+
+Each problem begins once, and is over once its contrary holds. `parashard_coordinator.core.loss_curve` judges the whole
+curve; here is what a few steps show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from parashard.display.figures import metric
+from parashard_coordinator.core.loss_curve import Curve, Finding, finding
+
+LOSS_SMOOTHING = 0.05  # weight of the newest step in the smoothed loss
+RUNAWAY_FACTOR = 4.0  # the smoothed loss is this far above its best
+RUNAWAY_SHARE = 0.5  # and at least this share of the first loss: far below it, four times next to nothing is nothing
+RUNAWAY_AFTER_STEPS = 20  # the first steps are not judged
+RECOVERED_STEPS = 20  # with a finite loss, one after the other, after one that was not
+JUDGED_EVERY = 16  # steps
+JUDGED_SHARE = 0.25  # of the job's steps are in before the whole curve is judged: warm-ups take long
+WARNINGS_MAX = 5
+NOT_FINITE, RISES, NOT_FALLING = "loss-not-finite", "loss-rises", "loss-not-falling"  # problems' keys
+
+
+class Change(NamedTuple):
+    """A problem that begins, with its text, or that is over, with what holds now.
+
+    Attributes
+    ----------
+    rose : bool
+        The loss got worse; else it does not move.
+    """
+
+    key: str
+    text: str
+    over: bool = False
+    rose: bool = True
+
+
+class Learning:
+    """The training loss of one job.
+
+    Parameters
+    ----------
+    classes : int
+        Among which the model decides; 0: it does something else.
+    continued : bool
+        The weights were trained before the job.
+    """
+
+    def __init__(self, classes: int = 0, *, continued: bool = False) -> None:
+        self.loss = math.nan
+        self.curve = Curve()
+        self._classes, self._continued = classes, continued
+        self._steps = 0
+        self._best_loss = math.inf
+        self._first_loss = 0.0
+        self._told = 0
+        self._finite_due = 0  # steps until the warning of a loss that was not finite is withdrawn; 0: there is none
+        self._recovered_below: float | None = None  # the loss at which the warning that it runs away is withdrawn
+        self._finding: Finding | None = None
+
+    def resume(self, losses: Sequence[float], curve: Sequence[Sequence[float]]) -> None:
+        """Go on from what earlier coordinators have seen."""
+        if losses:
+            self.loss, self._first_loss, self._best_loss = losses
+            self._continued |= not curve  # an earlier version kept none
+        self.curve.resume(curve)
+
+    def losses(self) -> tuple[float, ...]:
+        """Return the smoothed loss, the first and the best one; empty before the first step."""
+        seen = not math.isnan(self.loss)
+        return (self.loss, self._first_loss, min(self._best_loss, self.loss)) if seen else ()
+
+    def step_completed(self, step: int, loss: float | None, *, fresh: bool = True, done: float = 1.0) -> list[Change]:
+        """Take note of a step's loss; return which problems it shows, and which are over.
+
+        Parameters
+        ----------
+        step : int
+            Its number.
+        loss : float or None
+            None: a skipped step has none, and a program's own loop need not tell.
+        fresh : bool
+            Gradients are computed on the newest weights.
+        done : float
+            The share of the job's steps that are complete; 1: this was the last one.
+        """
+        self._steps += 1
+        return (self._look(step, loss, fresh=fresh) if loss is not None else []) + self._judge(step, done)
+
+    def _look(self, step: int, loss: float, *, fresh: bool) -> list[Change]:
+        """Take a loss up; return what it shows beside the ones before it."""
+        if not math.isfinite(loss):
+            stands = self._finite_due > 0
+            what = f"training diverged: loss became {in_words(loss)} at step {step:,}"
+            changes = [] if stands else self._begin(NOT_FINITE, what)
+            self._finite_due = RECOVERED_STEPS if stands or changes else 0
+            return changes
+        if math.isnan(self.loss):
+            self._first_loss = abs(loss)
+        if not fresh:
+            self.curve.staleness_begins()
+        self.loss = loss if math.isnan(self.loss) else self.loss + LOSS_SMOOTHING * (loss - self.loss)
+        self.curve.add(loss)
+        return self._not_finite_is_over(step) + self._rise(step)
+
+    def _not_finite_is_over(self, step: int) -> list[Change]:
+        if not self._finite_due:
+            return []
+        self._finite_due -= 1
+        recovered = f"the training loss has been finite for {RECOVERED_STEPS} steps, at step {step:,}"
+        return [] if self._finite_due else [Change(NOT_FINITE, recovered, over=True)]
+
+    def _rise(self, step: int) -> list[Change]:
+        if self._recovered_below is not None:
+            if self.loss > self._recovered_below:
+                return []
+            self._recovered_below = None
+            back = f"the training loss has come back to {metric(self.loss)}, at step {step:,}"
+            return [Change(RISES, back, over=True)]
+        self._best_loss = min(self._best_loss, self.loss)
+        bound = max(RUNAWAY_FACTOR * abs(self._best_loss), RUNAWAY_SHARE * self._first_loss) + 0.1
+        if self._steps <= RUNAWAY_AFTER_STEPS or self.loss <= bound:
+            return []
+        best = metric(self._best_loss)
+        what = f"training diverges: loss has risen to {metric(self.loss)} at step {step:,}, best {best}"
+        changes = self._begin(RISES, what)
+        self._recovered_below = bound / 2 if changes else None
+        return changes
+
+    def _judge(self, step: int, done: float) -> list[Change]:
+        """Judge the whole curve now and then, and at the end."""
+        if done < 1.0 and (done < JUDGED_SHARE or self._steps % JUDGED_EVERY):
+            return []
+        found, before = finding(self.curve, classes=self._classes, continued=self._continued), self._finding
+        runs_away = self._recovered_below is not None  # which is told already
+        if found is not None and not runs_away and (before is None or done >= 1.0):
+            self._finding = found
+            return self._begin(NOT_FALLING, f"the training loss {found.text}", rose=found.rose)
+        if found is None and before is not None:
+            self._finding = None
+            return [Change(NOT_FALLING, f"the training loss falls, at step {step:,}", over=True)]
+        return []
+
+    def _begin(self, key: str, text: str, *, rose: bool = True) -> list[Change]:
+        if self._told >= WARNINGS_MAX and key != NOT_FALLING:
+            return []
+        self._told += key != NOT_FALLING
+        return [Change(key, text, rose=rose)]
+
+
+def in_words(value: float) -> str:
+    """Return a number that is not finite as it is called."""
+    return "NaN" if math.isnan(value) else "infinite"
