@@ -225,11 +225,11 @@ def _follower(call: FitCall, run_dir: Path, view: JobView, *, resume: bool) -> C
         call.callbacks,
         training,
         call.trainer,
-        steps_per_epoch=steps.steps_per_epoch,
+        steps_per_epoch=steps.steps_per_epoch // steps.parts,
         epochs=steps.epochs,
         first_epoch=steps.first_epoch,
         wait=call.wait,
     )
     store = partial(open_store, job.checkpoint.url or str(run_dir / CHECKPOINTS))
     model = call.model if isinstance(call.model, TellsMetrics) else None
-    return CallbackFollower(callbacks, run_dir, store, view.say, resume=resume, model=model)
+    return CallbackFollower(callbacks, run_dir, store, view.say, resume=resume, model=model, parts=steps.parts)

@@ -58,6 +58,8 @@ class CallbackFollower:
         True: go on from the state in the folder.
     model : TellsMetrics, optional
         Whose metrics have figures that the coordinator cannot make.
+    parts : int
+        Steps of a batch: callbacks hear of batches.
 
     Raises
     ------
@@ -74,8 +76,10 @@ class CallbackFollower:
         *,
         resume: bool,
         model: TellsMetrics | None = None,
+        parts: int = 1,
     ) -> None:
         self._callbacks = callbacks
+        self._parts = parts
         self._model = model
         self._path = run_dir / STATE_FILE
         self._open_store = store
@@ -86,7 +90,7 @@ class CallbackFollower:
         self._telling: Milestone | None = None  # the one of which they hear now
         self._decision = Decision()
         self._told = 0  # the last decision that a coordinator has stored
-        self._steps = IntervalSet()  # that on_train_batch_end was called for
+        self._steps = IntervalSet()  # batches that on_train_batch_end was called for
         self._steps_seen = 0
         self._coordinator = 0
         self._unsaved = False  # callbacks were called, and what they decided is not recorded yet
@@ -136,7 +140,7 @@ class CallbackFollower:
             self._told = self._decision.number
             decided = self._tell_steps(reply)
             if reply.HasField("milestone") and not decided:  # else the coordinator hears of the new rate first
-                self._tell(_milestone(reply.milestone, self._metrics_of))
+                self._tell(_milestone(reply.milestone, self._metrics_of, self._parts))
             elif not reply.steps:
                 return
 
@@ -196,7 +200,8 @@ class CallbackFollower:
 
     def _tell_steps(self, reply: pb.FollowReply) -> bool:
         """Tell of completed steps, each once; return whether a learning rate was decided."""
-        new = [StepEnd(end.step, end.loss, dict(end.metrics)) for end in reply.steps if end.step not in self._steps]
+        ends = [StepEnd(end.step // self._parts, end.loss, dict(end.metrics)) for end in reply.steps]
+        new = [end for end in ends if end.step not in self._steps]
         self._steps_seen, self._coordinator = reply.steps_seen, reply.coordinator
         if not new:
             return False
@@ -304,7 +309,9 @@ def _stored(path: Path, names: list[str]) -> dict[str, Any] | None:
     return found
 
 
-def _milestone(reached: pb.Milestone, metrics_of: Callable[[pb.EpochMetrics], dict[str, float]]) -> Milestone:
+def _milestone(
+    reached: pb.Milestone, metrics_of: Callable[[pb.EpochMetrics], dict[str, float]], parts: int
+) -> Milestone:
     """Return what the coordinator tells as callbacks are told it."""
     return Milestone(
         reached.after_steps,
@@ -312,7 +319,7 @@ def _milestone(reached: pb.Milestone, metrics_of: Callable[[pb.EpochMetrics], di
         list(reached.epoch_losses),
         {name: reached.metrics[name] for name in sorted(reached.metrics)} if reached.evaluated else None,
         reached.weights,
-        reached.judged_steps,
+        reached.judged_steps // parts,
         list(reached.learning_rates),
         [metrics_of(epoch) for epoch in reached.epoch_metrics],
     )

@@ -182,7 +182,7 @@ class Callback:
         """All steps of an epoch are in the weights, and the evaluation due there, if any, has its result."""
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        """A step is in the weights; `batch` is its number in its epoch. Steps come in the order of their completion.
+        """A batch is in the weights; `batch` is its number in its epoch. They come in the order of their completion.
 
         `logs["loss"]` is the mean over this batch, where Keras has that over the epoch so far; NaN of a skipped step.
         """

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class StepEnd(NamedTuple):
-    """A step that is in the weights, with the mean loss of its batch (NaN: it was skipped) and its metrics."""
+    """A batch that is in the weights, by its number, with its mean loss (NaN: it was skipped) and its metrics."""
 
     step: int
     loss: float
@@ -37,7 +37,7 @@ class Milestone(NamedTuple):
     weights : str
         The file of the weights that were evaluated, in the checkpoint store; "": they are not at hand.
     judged_steps : int
-        Steps in the weights that were evaluated; 0: exactly `after_steps`.
+        Batches in the weights that were evaluated; 0: exactly `after_steps`.
     learning_rates : sequence of float
         By epoch, as `epoch_losses`: the rate that its last step was leased with; NaN: the job's own.
     """

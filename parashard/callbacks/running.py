@@ -92,6 +92,7 @@ class Callbacks:
     trainer : object
         What they see as `self.trainer`.
     steps_per_epoch : int
+        Batches of an epoch.
     epochs : int
     first_epoch : int
         What the first one is called.
@@ -173,7 +174,7 @@ class Callbacks:
                 callback.set_state(one)
 
     def steps_ended(self, ends: Sequence[StepEnd]) -> Decision:
-        """Tell of steps, in the order of their completion; return the learning rate that is decided, if one is."""
+        """Tell of batches, in the order of their completion; return the learning rate that is decided, if one is."""
         for end in ends:
             self._call("on_train_batch_end", end.step % self._steps_per_epoch, {"loss": end.loss, **end.metrics})
         return self.changed_rate()

@@ -90,8 +90,8 @@ def check_patience(owner: Callback, patience: Any) -> None:
 class EarlyStopping(Callback):
     """Ends the training when a figure has not become better for a while.
 
-    In `sync:N` no further round begins; in `async` and `ssp:K` the steps that are under way are finished, and how many
-    they were since the epoch's end is in the report (`callbacks.stop_lag_steps`).
+    Training waits for it at the end of each epoch, and ends there. With `fit(wait_for_callbacks=False)` the steps that
+    are under way are finished; the report says how many followed the epoch (`callbacks.stop_lag_steps`).
 
     Parameters
     ----------

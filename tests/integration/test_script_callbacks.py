@@ -273,3 +273,30 @@ def test_an_early_stop_goes_on_with_the_weights_that_were_judged_best(
     report = json.loads((run.runs()[-1] / "report.json").read_text())
     assert (report["callbacks"]["stopped_after"], report["callbacks"]["stop_lag_steps"]) == (45, 0)
     assert list((run.runs()[-1] / "checkpoints" / "evaluated").glob("*")) == []
+
+
+BATCHES = """
+batches = []
+class Count(ps.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs):
+        batches.append(batch)
+    def on_epoch_end(self, epoch, logs):
+        self.model.learning_rate = 0.5
+        self.model.stop_training = epoch == 2
+
+history = trainer.fit(data, epochs=EPOCHS, batch_size=8, verbose=0, validation_data=data, callbacks=[Count()])
+figures = history.history
+print(json.dumps([batches, figures["val_steps"], figures["val_least"], history.report["consistency"]]))
+"""
+
+
+def test_where_workers_share_batches_callbacks_hear_of_batches_and_decide_in_time(
+    start: Callable[..., ScriptRun],
+) -> None:
+    run = start("9", "auto", text=LEDGER + BATCHES)
+    assert run.wait() == 0, run.complaint()
+    batches, steps, least, policy = json.loads(run.output().splitlines()[-1])
+    assert (batches, policy) == ([*range(8)] * 3, "auto:2")
+    assert (steps, least) == ([8, 16, 24], [0.5, 0.75, 1.0])  # a part is half of a batch
+    report = json.loads((run.runs()[-1] / "report.json").read_text())
+    assert (report["callbacks"]["stopped_after"], report["callbacks"]["stop_lag_steps"]) == (48, 0)

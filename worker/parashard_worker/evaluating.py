@@ -45,7 +45,7 @@ def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing
         _failed(grant, leasing, error)
         return
     weights = keep(grant.evaluation, pulled.variables) if grant.store else ""
-    judged_steps = 0 if grant.for_round else min(pulled.versions)
+    judged_steps = 0 if grant.for_round else min(pulled.versions) * task.steps.parts  # a version is a batch
     pulled.release()
     leasing.evaluated(grant, metrics, weights=weights, judged_steps=judged_steps)
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from parashard.display.figures import metric
 from parashard.errors import ConfigurationError, NotReady
+from parashard_coordinator.core.batch_ends import ENDS_AT_ONCE
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
 from parashard_coordinator.core.early_stop import stop_at_frontier
-from parashard_coordinator.core.following import ENDS_AT_ONCE, Rate
+from parashard_coordinator.core.following import Rate
 from parashard_coordinator.core.job_record import JobRecord
 
 UNUSED_RATE = "unused-rate"  # a problem's key
@@ -56,9 +57,9 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
         job.decisions += 1
         stop_at_frontier(job, call.stop_reason)
     following.handle(call.handled)
-    following.want_ends(call.wants_steps)
+    following.ends.want(call.wants_steps)
     target = job.leases.target
-    ends, seen = following.ends_since(call.steps_seen if call.coordinator == job.options.incarnation else 0)
+    ends, seen = following.ends.since(call.steps_seen if call.coordinator == job.options.incarnation else 0)
     milestone = following.reached(job.leases.lowest_incomplete, target)
     if len(ends) == ENDS_AT_ONCE:
         milestone = None  # it comes after its steps

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from parashard.display.figures import counted
 from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, QueueFull
 from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.batch_ends import Part
 from parashard_coordinator.core.calls import (
     Announcement,
     CompletedStep,
@@ -33,7 +34,6 @@ from parashard_coordinator.core.loss_warnings import loss_of_step
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.rounds import Standing
 from parashard_coordinator.core.steering import ahead, at_most, marked, sharing, steer
-from parashard_coordinator.core.training_figures import known_figures
 from parashard_coordinator.kubernetes.ledger import PodEnd
 
 WORKERS_MAX = 4096
@@ -328,7 +328,7 @@ class Core:
         job.log_epochs()
         newly = job.leases.acknowledge(worker.name, done.step, shards, now_s, skipped=done.skipped)
         if done.step in job.leases.complete:  # also one whose report an earlier coordinator took with it
-            job.following.step_completed(done.step, loss, known_figures(done.metrics))
+            job.following.step_completed(Part(done.step, loss, done.examples, done.metrics))
         if not newly:
             return
         job.supervision.step_completed()

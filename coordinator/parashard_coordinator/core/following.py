@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import islice
-from types import MappingProxyType
 from typing import NamedTuple
 
 from parashard.errors import ConfigurationError
-from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.batch_ends import BatchEnds, Part
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.training_figures import MetricSums, TrainingFigures
 
 ENDS_MAX = 1 << 14
-"""Completed steps that callbacks have not heard of yet: with more of them nothing new is leased."""
-ENDS_AT_ONCE = 4096
+"""Completed batches that callbacks have not heard of yet: with more of them nothing new is leased."""
 MILESTONES_AHEAD, MILESTONES_AHEAD_STORED = 100, 8
 """How many milestones training may be ahead of callbacks; the second where each has a file of weights."""
 SMALLEST_RATE = 5e-324
@@ -33,7 +29,6 @@ RATES_MAX = 10_000
 LEASED_AHEAD = 1024
 """Steps that may be leased between two records of how far that has gone, where callbacks may decide."""
 _NO_LIMIT = 1 << 62
-_NO_METRICS: Mapping[str, float] = MappingProxyType({})
 
 
 class Rate(NamedTuple):
@@ -67,14 +62,6 @@ class Milestone(NamedTuple):
         return range(self.first_epoch, self.first_epoch + len(self.epoch_losses))
 
 
-class StepEnd(NamedTuple):
-    """A completed step, its loss (NaN: it was skipped), and the figures of its metrics."""
-
-    step: int
-    loss: float
-    metrics: Mapping[str, float] = _NO_METRICS
-
-
 class Following:
     """The milestones of one job, and the decisions about its learning rate.
 
@@ -98,6 +85,8 @@ class Following:
         How many milestones training may be ahead of callbacks; 0: it waits at each. Default: as many as are kept.
     stores_evaluated : bool
         Whether the weights of each evaluation are stored until callbacks have handled it.
+    parts : int
+        Steps of a batch.
     """
 
     def __init__(
@@ -111,6 +100,7 @@ class Following:
         decides: bool = False,
         ahead: int | None = None,
         stores_evaluated: bool = False,
+        parts: int = 1,
     ) -> None:
         self._steps_total = steps_total
         self._steps_per_epoch = steps_per_epoch
@@ -132,34 +122,15 @@ class Following:
         self.leased_to = 0
         """No coordinator has leased a step at or past this one, where callbacks may decide."""
         self._leased_before = 0  # what an earlier coordinator left of that
-        self._ended = IntervalSet()
-        self.ends: deque[StepEnd] = deque()
-        """Completed steps that callbacks have not heard of, in order."""
-        self._ends_heard = 0
-        self._wants_ends = True
+        self.ends = BatchEnds(parts)
+        """Completed batches that callbacks have not heard of."""
         if steps_per_epoch:
             evaluations.handled = 0
 
-    # --- what happens ---
-
-    def step_completed(self, step: int, loss: float | None, metrics: Mapping[str, float] = _NO_METRICS) -> None:
-        """Take note of a step that every shard has now; once, whatever is computed again."""
-        if self._steps_per_epoch and self._ended.add(step) and self._wants_ends:
-            self.ends.append(StepEnd(step, math.nan if loss is None else loss, metrics))
-
-    def ends_since(self, heard: int) -> tuple[list[StepEnd], int]:
-        """Return completed steps after the first `heard`, which are forgotten, and how many that makes in all."""
-        while self.ends and self._ends_heard < heard:
-            self.ends.popleft()
-            self._ends_heard += 1
-        some = list(islice(self.ends, ENDS_AT_ONCE))
-        return some, self._ends_heard + len(some)
-
-    def want_ends(self, wanted: bool) -> None:
-        """Keep completed steps for callbacks, or none."""
-        self._wants_ends = wanted
-        if not wanted:
-            self.ends.clear()
+    def step_completed(self, step: Part) -> None:
+        """Take note of a step that every shard has now."""
+        if self._steps_per_epoch:
+            self.ends.step_completed(step)
 
     # --- milestones ---
 

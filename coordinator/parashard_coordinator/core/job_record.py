@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from parashard.display.figures import metric, metric_name
 from parashard.errors import WrongRun
+from parashard_coordinator.core.batch_ends import BatchEnd, Part
 from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.controller import Controller, Drift, Lag
 from parashard_coordinator.core.draining import Draining
@@ -38,7 +39,7 @@ from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.skipped import SkippedSteps
 from parashard_coordinator.core.staleness import Staleness
 from parashard_coordinator.core.supervision import Supervision
-from parashard_coordinator.core.training_figures import TrainingFigures
+from parashard_coordinator.core.training_figures import TrainingFigures, plain_sums, sums_of_plain
 from parashard_coordinator.run.problems import Problems
 
 EVENTS_KEPT = 50
@@ -127,6 +128,7 @@ class JobRecord:
             decides=options.callbacks_decide,
             ahead=options.callbacks_ahead,
             stores_evaluated=options.stores_evaluated,
+            parts=policy.parts if isinstance(policy, Auto) else 1,
         )
         self.awaited_workers: set[str] = set()
         """Workers of an earlier coordinator that may still report steps which it has not stored."""
@@ -298,6 +300,7 @@ class JobRecord:
 
     def saved(self) -> Saved:
         """Return what a later coordinator cannot learn from the shards."""
+        ends = self.following.ends
         return Saved(
             target=self.leases.target,
             final=self.ending.stored if self.ending else "",
@@ -319,8 +322,10 @@ class JobRecord:
             counted=self.figures.counted(),
             stopped_by=self.following.stopped_by,
             rates_decided=self.following.decided,
-            ends=tuple((end.step, end.loss if math.isfinite(end.loss) else None) for end in self.following.ends),
-            ends_metrics={str(end.step): _nullable(end.metrics) for end in self.following.ends if end.metrics},
+            ends=tuple((end.step, _finite(end.loss)) for end in ends.unheard()),
+            ends_metrics={str(end.step): _nullable(end.metrics) for end in ends.unheard() if end.metrics},
+            parts=tuple((part.step, _finite(part.loss), part.examples) for part in ends.open_parts()),
+            parts_metrics={str(part.step): plain_sums(part.metrics) for part in ends.open_parts() if part.metrics},
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
@@ -366,9 +371,16 @@ class JobRecord:
         if self.controller is not None:
             self.controller.resume([Lag(*lag) for lag in saved.lags], [Drift(*drift) for drift in saved.drifts])
         self.following.resume(rates, saved.leased_to, saved.stopped_by, saved.rates_decided)
-        for step, loss in saved.ends:
-            told = _numbers(saved.ends_metrics.get(str(step), {}))
-            self.following.step_completed(step, loss, told)
+        self.following.ends.resume(
+            [
+                BatchEnd(step, math.nan if loss is None else loss, _numbers(saved.ends_metrics.get(str(step), {})))
+                for step, loss in saved.ends
+            ],
+            [
+                Part(step, loss, examples, sums_of_plain(saved.parts_metrics.get(str(step), {})))
+                for step, loss, examples in saved.parts
+            ],
+        )
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
         workers = {name: EarlierWorker(*known) for name, known in saved.workers.items()}
         self.workers.resume(workers)
@@ -469,7 +481,11 @@ class JobRecord:
 
 def _nullable(figures: Mapping[str, float]) -> dict[str, float | None]:
     """Return figures as JSON holds them: None for one that is not finite."""
-    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+    return {name: _finite(value) for name, value in figures.items()}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _numbers(figures: Mapping[str, float | None]) -> dict[str, float]:

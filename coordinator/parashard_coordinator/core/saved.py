@@ -32,6 +32,8 @@ _LATER = (
     "rates_decided",
     "ends",
     "ends_metrics",
+    "parts",
+    "parts_metrics",
     "lags",
     "drifts",
 )
@@ -69,8 +71,10 @@ class Saved(Record):
     loss_curve: tuple[tuple[float, ...], ...] = ()  # its first losses, and means of blocks of equally many steps
     stopped_by: int | None = None  # the milestone whose callbacks ended the training early
     rates_decided: int = 0  # number of callbacks' last decision about the learning rate
-    ends: tuple[tuple[int, float | None], ...] = ()  # steps that callbacks have to hear of, with finite losses
+    ends: tuple[tuple[int, float | None], ...] = ()  # batches that callbacks have to hear of, with finite losses
     ends_metrics: dict[str, dict[str, float | None]] = key(default_factory=dict)  # of these
+    parts: tuple[tuple[int, float | None, int], ...] = ()  # steps of batches that are not whole: loss and examples
+    parts_metrics: dict[str, dict[str, tuple[float, ...]]] = key(default_factory=dict)  # their sums, by kind and name
     lags: tuple[tuple[int, int, str], ...] = ()  # of `auto`: first step, lag, reason
     drifts: tuple[tuple[int, float, int], ...] = ()  # step, drift, updates
     skips: tuple[int, ...] = ()
@@ -116,6 +120,8 @@ class Saved(Record):
             stopped_by=self.stopped_by if self.target <= steps else None,
             ends=tuple(end for end in self.ends if end[0] < steps),
             ends_metrics={step: metrics for step, metrics in self.ends_metrics.items() if int(step) < steps},
+            parts=tuple(part for part in self.parts if part[0] < steps),
+            parts_metrics={step: sums for step, sums in self.parts_metrics.items() if int(step) < steps},
             skips=tuple(step for step in self.skips if step < steps),
             final="",
         )

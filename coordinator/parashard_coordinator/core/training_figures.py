@@ -72,6 +72,27 @@ class _Epoch:
         return math.nan if found is None else found
 
 
+def figures_together(steps: Iterable[tuple[int, float, Sequence[MetricSums]]]) -> dict[str, float]:
+    """Return the loss and the known metrics of several steps, each of so many examples, with its loss and its sums."""
+    sums = _Epoch()
+    for examples, loss, metrics in steps:
+        sums.add(examples, loss, metrics)
+    return sums.figures()
+
+
+def plain_sums(metrics: Iterable[MetricSums]) -> dict[str, tuple[float, ...]]:
+    """Return sums by kind and name, as they are stored; none of those that are not finite."""
+    return {
+        f"{one.kind}:{one.name}": tuple(one.values) if all(map(math.isfinite, one.values)) else () for one in metrics
+    }
+
+
+def sums_of_plain(plain: Mapping[str, Sequence[float]]) -> list[MetricSums]:
+    """Return the sums that `plain_sums` made these of."""
+    split = ((*text.partition(":"), values) for text, values in plain.items())
+    return [MetricSums(name, kind, values) for kind, _, name, values in split]
+
+
 class TrainingFigures:
     """The figures of a job's epochs.
 
@@ -191,14 +212,7 @@ class TrainingFigures:
 
     def metrics(self) -> dict[int, dict[str, tuple[float, ...]]]:
         """Return the metrics' sums of epochs, by kind and name; none of those that are not finite."""
-        return {
-            number: {
-                f"{one.kind}:{one.name}": tuple(one.values) if all(map(math.isfinite, one.values)) else ()
-                for one in epoch.metrics.values()
-            }
-            for number, epoch in self._epochs.items()
-            if epoch.metrics
-        }
+        return {number: plain_sums(epoch.metrics.values()) for number, epoch in self._epochs.items() if epoch.metrics}
 
     def past(self) -> dict[int, dict[str, float]]:
         """Return the figures of the newest epochs whose sums are dropped."""
@@ -220,9 +234,7 @@ class TrainingFigures:
         for number, (loss, of_examples) in losses.items():
             steps = self._steps_of(number) - self.missing_in([number])
             epoch = self._epochs[number] = _Epoch(steps, loss, of_examples, number not in not_finite)
-            for text, values in metrics.get(number, {}).items():
-                kind, _, name = text.partition(":")
-                epoch.metrics[name] = MetricSums(name, kind, values)
+            epoch.metrics.update({one.name: one for one in sums_of_plain(metrics.get(number, {}))})
 
 
 def _added(one: MetricSums, other: MetricSums) -> MetricSums:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from parashard.errors import ConfigurationError
+from parashard_coordinator.core.batch_ends import ENDS_AT_ONCE, Part
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.following import (
-    ENDS_AT_ONCE,
     ENDS_MAX,
     LEASED_AHEAD,
     MILESTONES_AHEAD,
@@ -133,19 +133,19 @@ def test_leasing_waits_for_callbacks_that_have_many_steps_to_hear_of() -> None:
         total := 1 << 20, total, TrainingFigures(total, total), Async(), Evaluations([], Async(), total)
     )
     for step in range(ENDS_MAX):
-        following.step_completed(step, 0.5)
+        following.step_completed(Part(step, 0.5))
     assert following.lease_limit(1 << 20, ENDS_MAX + 3) == ENDS_MAX + 3
-    following.ends_since(1)
+    following.ends.since(1)
     assert following.lease_limit(1 << 20, ENDS_MAX + 3) > 1 << 20
 
 
 def test_a_job_is_told_when_callbacks_have_handled_all_milestones_and_steps() -> None:
     following, _ = following_of(Async(), [])
     assert not following.told(TOTAL)
-    following.step_completed(0, 0.5)
+    following.step_completed(Part(0, 0.5))
     following.handle(TOTAL)
     assert not following.told(TOTAL)
-    following.ends_since(1)
+    following.ends.since(1)
     assert following.told(TOTAL)
     assert Following(TOTAL, 0, TrainingFigures(TOTAL, 0), Async(), Evaluations([], Async(), TOTAL)).told(
         TOTAL
@@ -157,19 +157,19 @@ def test_completed_steps_are_told_from_where_one_asks() -> None:
         total := 1 << 20, total, TrainingFigures(total, total), Async(), Evaluations([], Async(), total)
     )
     for step in (2, 0, 2, 1):
-        following.step_completed(step, 0.5)
-    ends, heard = following.ends_since(1)
+        following.step_completed(Part(step, 0.5))
+    ends, heard = following.ends.since(1)
     assert ([end.step for end in ends], heard) == ([0, 1], 3)
     for step in range(3, 3 * ENDS_AT_ONCE):
-        following.step_completed(step, None)
+        following.step_completed(Part(step, None))
     told = 0
     while ends:
         told += len(ends)
-        ends, heard = following.ends_since(heard)
+        ends, heard = following.ends.since(heard)
     assert (told, heard) == (3 * ENDS_AT_ONCE - 1, 3 * ENDS_AT_ONCE)
-    following.want_ends(False)
-    following.step_completed(1 << 19, 0.5)
-    assert following.ends_since(heard)[0] == []
+    following.ends.want(False)
+    following.step_completed(Part(1 << 19, 0.5))
+    assert following.ends.since(heard)[0] == []
 
 
 def test_a_learning_rate_is_a_function_of_the_step() -> None:  # P37

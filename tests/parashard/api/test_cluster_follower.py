@@ -39,6 +39,7 @@ class Coordinator:
             reply.milestone.epoch_losses.append(0.5)
             if self.evaluated:
                 reply.milestone.evaluated, reply.milestone.weights = True, self.evaluated
+                reply.milestone.judged_steps = 8
         return reply
 
     @property
@@ -112,6 +113,19 @@ def test_rates_that_are_known_in_advance_are_told_until_a_coordinator_answers(tm
     planned = [[(one.epoch, one.learning_rate) for one in request.planned] for request in coordinator.requests]
     assert planned == [[(epoch, 0.5**epoch) for epoch in range(1, 9)]] * 2 + [[]] * 2
     assert list(it.arguments) == ["--callbacks", "decide"]
+
+
+def test_callbacks_hear_of_batches_where_a_batch_is_several_steps(tmp_path: Path) -> None:
+    heard = []
+    watching = LambdaCallback(on_train_batch_end=lambda batch, logs: heard.append(batch))
+    coordinator = Coordinator()
+    coordinator.evaluated, coordinator.steps = "weights", [0, 2, 6, 4, 8]  # the first steps of batches
+    running = Callbacks([watching], Training(1.0, tmp_path), None, steps_per_epoch=2, epochs=9)
+    it = CallbackFollower(running, tmp_path, MemoryStore, print, resume=False, parts=2)
+    it.look(coordinator.follow)
+    assert heard == [0, 1, 1, 0, 0]
+    assert json.loads((tmp_path / STATE_FILE).read_text())["steps"] == [[0, 5]]
+    assert it.history["val_steps"] == [4]
 
 
 def test_the_record_goes_before_the_effect_and_the_decision_after_it(tmp_path: Path) -> None:
