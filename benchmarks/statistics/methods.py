@@ -158,8 +158,8 @@ class LoweredAdam(Adam):
 class DanaAdam(Adam):
     """Adam with a first moment for each worker, and DANA's look-ahead in its form for adaptive rates.
 
-    m_i = b1 m_i + (1-b1) g; a worker computes at theta - eta b1 sum_j m_j / N / (sqrt(v) + epsilon): our transfer of
-    Hakimi 2019, which has momentum alone.
+    m_i = b1 m_i + (1-b1) g; a worker computes at theta - eta b1 sum_j m_j / (sqrt(v) + epsilon): our transfer of Hakimi
+    2019, which has momentum alone.
     """
 
     def __init__(self, spec: Any, workers: int) -> None:

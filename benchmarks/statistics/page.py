@@ -1,0 +1,136 @@
+"""The laboratory's table and plots, from its cells."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.statistics.cells import METHODS, OLD_DEFAULT, PLAIN_NAME, SCENARIOS, Verdict, verdict
+from benchmarks.tables import RESULTS, table, write
+
+Cells = dict[tuple[str, int], list[dict[str, Any]]]
+"""By scenario and number of workers."""
+
+TWICE = ("auto, one slow",)
+"""Scenarios, besides 16 workers, that may be worse by twice the tolerance."""
+LAGS = ("lag 1", "lag 2", "lag 4")
+DEFAULT = [
+    *(("auto", workers) for workers in (2, 4, 8, 16)),
+    ("auto, one slow", 4),
+    ("auto, kills", 4),
+    ("auto, transfers", 4),
+]
+OTHERS = [
+    *((OLD_DEFAULT, workers) for workers in (1, 2, 4, 8, 16)),
+    *(("async", workers) for workers in (2, 4, 8, 16)),
+    *(("ssp:1", workers) for workers in (2, 4, 8, 16)),
+    *(("ssp:3", workers) for workers in (2, 4, 8, 16)),
+    ("sync:1", 4),
+    *(("sync:N", workers) for workers in (2, 4, 8, 16)),
+]
+RULE = """A cell is the mean over seeds, and in brackets by how much it is worse than one machine's with the same seeds
+(a minus: better) and two standard errors of this difference. **Bold** is worse by more than the larger of two standard
+errors and the task's tolerance: 0.005 of accuracy and AUC, 1 % of a loss; twice that for 16 workers and a slow one."""
+
+
+def write_page(cells: Sequence[dict[str, Any]], folder: Path | None) -> str:
+    """Return the tables as Markdown, and write them and the plots to a folder."""
+    by_task: defaultdict[str, Cells] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        by_task[cell["task"]][cell["scenario"], cell["workers"]].append(cell)
+    found = {task: of for task, of in sorted(by_task.items()) if of.get((PLAIN_NAME, 1))}
+    sections = {
+        "The default": f"{RULE}\n\n{compared(found, DEFAULT)}",
+        "Other policies": compared(found, OTHERS),
+        "Drift, and what a lag costs": drifts(found),
+        "Methods, at a staleness of N - 1": compared(found, [(name, n) for name in METHODS for n in (2, 4, 8)]),
+        "Staleness": stalenesses(found),
+    }
+    if folder is not None:
+        from benchmarks.statistics.plots import plotted
+
+        sections["Plots"] = "\n".join(f"![{task}]({plotted(task, of, folder)})" for task, of in found.items())
+        assert folder == RESULTS, "the tables lie beside the others"
+        write("statistics", sections, {"cells": len(cells)})
+    return "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items())
+
+
+def judged(cells: Cells, scenario: str, workers: int) -> Verdict | None:
+    """Return the verdict on a scenario of a task; None: it was not run."""
+    found = cells.get((scenario, workers))
+    if not found:
+        return None
+    twice = workers == 16 or scenario in TWICE
+    return verdict(found, cells[PLAIN_NAME, 1], 2.0 if twice else 1.0)
+
+
+def compared(found: dict[str, Cells], columns: Sequence[tuple[str, int]]) -> str:
+    """Return a table of tasks and scenarios."""
+    used = [column for column in columns if any(cells.get(column) for cells in found.values())]
+    if not used:
+        return "Not run."
+    header = ["scenario", "workers", *(f"{task} ({_first(cells)['metric']})" for task, cells in found.items())]
+    rows = [["one machine", "1", *(_plain(cells) for cells in found.values())]]
+    for scenario, workers in used:
+        rows.append([scenario, str(workers), *(_shown(judged(cells, scenario, workers)) for cells in found.values())])
+    return table(header, rows)
+
+
+def drifts(found: dict[str, Cells]) -> str:
+    """Return each task's drift beside what a lag of every update costs."""
+    rows = []
+    for task, cells in found.items():
+        drift = sorted(value for cell in cells[PLAIN_NAME, 1] for value in cell["drift"])
+        if len(drift) < 2:
+            continue
+        quantiles = [f"{statistics.median(drift):.3f}", f"{statistics.quantiles(drift, n=10)[-1]:.3f}"]
+        rows.append([task, *quantiles, _plain(cells), *(_shown(judged(cells, lag, 1)) for lag in LAGS)])
+    explained = (
+        "Drift is |g' - g| / |g|, g' the gradient of the same examples at the weights one update later, on one "
+        "machine. With lag K every update is computed at the weights of exactly K updates before.\n\n"
+    )
+    return explained + table(["task", "drift, median", "90 %", "one machine", *LAGS], rows)
+
+
+def stalenesses(found: dict[str, Cells]) -> str:
+    """Return the staleness of the scenarios, the mean and the most over tasks and seeds."""
+    rows = []
+    for scenario, workers in [*DEFAULT, *OTHERS]:
+        cells = [cell for of in found.values() for cell in of.get((scenario, workers), ())]
+        if cells:
+            mean = statistics.fmean(cell["staleness_mean"] for cell in cells)
+            most = max(cell["staleness_max"] for cell in cells)
+            rows.append([scenario, str(workers), f"{mean:.2f}", str(most), _speed(found, scenario, workers)])
+    return table(["scenario", "workers", "staleness, mean", "most", "times as fast as one, virtual"], rows)
+
+
+def _speed(found: dict[str, Cells], scenario: str, workers: int) -> str:
+    ratios = [
+        _first(cells)["virtual_s"] / statistics.median(cell["virtual_s"] for cell in cells[scenario, workers])
+        for cells in found.values()
+        if cells.get((scenario, workers)) and all(cell["virtual_s"] for cell in cells[scenario, workers])
+    ]
+    return f"{statistics.median(ratios):.2f}" if ratios else ""
+
+
+def _first(cells: Cells) -> dict[str, Any]:
+    return cells[PLAIN_NAME, 1][0]
+
+
+def _plain(cells: Cells) -> str:
+    values = [cell["value"] for cell in cells[PLAIN_NAME, 1]]
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4f}{spread}"
+
+
+def _shown(found: Verdict | None) -> str:
+    if found is None:
+        return ""
+    text = f"{found.mean:.4f} ({found.worse:+.4f} ± {2 * found.error:.4f})"
+    return text if found.passes else f"**{text}**"
+
+
+assert {scenario for scenario, _ in [*DEFAULT, *OTHERS]} | set(LAGS) | {PLAIN_NAME} == set(SCENARIOS)
