@@ -18,6 +18,7 @@ from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.membership import Shards, Worker
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.rounds import ANY_STEP, RoundBook, Rounds
+from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.run.store import RunStore
 
 
@@ -137,6 +138,13 @@ class HastyRecord(JobRecord):
     @property
     def drained(self) -> bool:
         return self.draining.target is not None and self.shards.all_registered and not self.over
+
+
+class LaglessRecord(JobRecord):
+    """P39 off: a coordinator that is started again does not know which lag holds."""
+
+    def resume(self, saved: Saved, gap_s: float = 0.0) -> None:
+        super().resume(saved.replaced(lags=()), gap_s)
 
 
 class CountingLeases(StepLeases):

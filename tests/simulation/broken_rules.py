@@ -15,6 +15,7 @@ from broken_coordinators import (
     CreditingRecord,
     HastyRecord,
     KeptEvaluations,
+    LaglessRecord,
     LosingLeases,
     MergingLeases,
     NewestRate,
@@ -39,6 +40,7 @@ from broken_shards import (
     KeptCount,
     LateSet,
     LogsFromStart,
+    PartsAtOnce,
     RatelessReplay,
     ReplayingAll,
     RowlessReplay,
@@ -384,5 +386,17 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         (12, 22, 28),
         "rollback",
         RATES | RETURNS,
+    ),
+    "P39-parts-at-once": BrokenRule(
+        replace(REAL, batches=PartsAtOnce), "ledger", "auto:2", "batch", (0, 1), "receipt: buffered"
+    ),
+    "P39-lag-forgotten": BrokenRule(
+        replace(REAL, job_record=LaglessRecord),
+        "ledger",
+        "auto:2",
+        "lag",
+        (0, 1),
+        "coordinator started again",
+        {"lag_max": 3, "coordinator_crash": 0.02, "until_s": 10.0},
     ),
 }

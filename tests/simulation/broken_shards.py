@@ -12,7 +12,7 @@ from parashard.errors import MalformedFrame, NonFiniteGradient
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PushResult, Target
 from parashard_server.core.shard import Shard
-from parashard_server.core.update_policies import NO_ROWS, ImmediateUpdates, RoundUpdates
+from parashard_server.core.update_policies import NO_ROWS, BatchUpdates, ImmediateUpdates, RoundUpdates
 from parashard_server.state.kernels import fused
 from parashard_server.state.rows.tables import Pushed
 from parashard_server.state.snapshot import Snapshot
@@ -111,6 +111,22 @@ class UnnamedRounds(RoundUpdates):
     def admit(self, step: int, learning_rate: float | None = None) -> None:
         if step // self._round_steps == self.round + 1 and self._full():
             self.commit()
+
+
+class PartsAtOnce(BatchUpdates):
+    """P39 off: a part counts as applied before its batch is whole."""
+
+    def take(
+        self,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        learning_rate: float | None = None,
+        rows: Pushed = NO_ROWS,
+    ) -> PushResult:
+        result = super().take(step, gradient, staleness, learning_rate, rows)
+        self.applied.add(step)
+        return result
 
 
 class KeepingRounds(RoundUpdates):

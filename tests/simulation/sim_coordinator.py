@@ -29,11 +29,13 @@ from parashard.store.claims import claim_incarnation
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.shard_reports import saved_shard
 from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.controller import Decision, Lag
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.following import Rate
 from parashard_coordinator.core.job_record import DueCheckpoint
 from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.core.steering import set_lag
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
 TICK_S = 0.05
@@ -41,6 +43,7 @@ SAVE_S = 1.0
 COMMAND_DEADLINE_S = 0.5
 STALL_S = 1.0  # less than a lease lasts, as in a real coordinator
 DECISION_TRIES = 10
+LAG_CHANGES = 0.3  # of the looks after which another lag is decided
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Ending:
     by: CoordinatorProcess | None = None  # who has ended it
     decided: dict[int, float] = field(default_factory=dict)  # learning rates that callbacks decided, by milestone
     told_rates: set[Rate] = field(default_factory=set)  # that they were told to hold
+    lags: list[Lag] = field(default_factory=list)  # by which steps were leased
 
 
 class CoordinatorProcess(Process):
@@ -71,6 +75,8 @@ class CoordinatorProcess(Process):
         What it is made of, and what it leaves out, by rule.
     ending : Ending
         Told of the job's end.
+    lag_max : int
+        Most that it decides on in `auto`.
     """
 
     crash = "coordinator_crash"
@@ -87,7 +93,9 @@ class CoordinatorProcess(Process):
         new_core: Callable[[int], Core],
         parts: Parts,
         ending: Ending,
+        lag_max: int = 0,
     ) -> None:
+        self._lag_max = lag_max
         self.incarnation = claim_incarnation(store, "coordinator")
         super().__init__(world, COORDINATOR)
         self._network = network
@@ -167,6 +175,13 @@ class CoordinatorProcess(Process):
         lag_max = max((grant.step - core.job.leases.lowest_incomplete for grant in reply.granted), default=0)
         if policy.kind == "ssp" and lag_max > policy.bound:
             self.world.violated(f"ssp: a step was leased at a step lag of {lag_max}")
+        controller = core.job.controller
+        if controller is not None and reply.granted:
+            if controller.lags[: len(self._ending.lags)] != self._ending.lags:
+                self.world.violated(f"lag: {self._ending.lags} held before, and now {controller.lags}")
+            self._ending.lags = list(controller.lags)
+            if lag_max >= controller.parts * (controller.lag + 1):
+                self.world.violated(f"lag: a part was leased at a step lag of {lag_max}")
         if self._stop_stored and reply.state == pb.JOB_STATE_DRAINING:
             self._ending.stops.add(core.job.leases.target)
 
@@ -177,6 +192,7 @@ class CoordinatorProcess(Process):
         next_save_s = world.now_s + SAVE_S
         while not core.job.over:
             self.exclusive.run_exclusive(lambda core, now_s: core.tick(now_s))
+            self._decide_lag()
             self._note_events()
             if world.now_s >= next_save_s:
                 next_save_s = world.now_s + SAVE_S
@@ -189,6 +205,14 @@ class CoordinatorProcess(Process):
             await world.sleep(TICK_S)
         self.wake()
         self._ending.by = self._ending.by or self
+
+    def _decide_lag(self) -> None:
+        """Decide on another lag now and then, as the controller does where the figures say so."""
+        controller = self.core.job.controller
+        if controller is not None and self._lag_max and self.world.rng.random() < LAG_CHANGES:
+            decision = Decision(self.world.rng.randint(0, self._lag_max), "drawn")
+            self.world.fired["lag changed"] += decision.lag != controller.lag
+            self.exclusive.run_exclusive(lambda core, _: set_lag(core.job, decision))
 
     def _note_events(self) -> None:
         new = self.core.job.events_total - self._events

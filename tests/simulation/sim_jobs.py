@@ -35,9 +35,14 @@ from parashard_server.state.rows.tables import RowGradients, summed
 SEED = 5
 EPOCHS = 3
 EXAMPLES, BATCH = 20, 3  # 7 steps an epoch, the last one short; 21 steps: the last round of sync:4 has one step
+SPLIT_BATCH = 8  # of `auto`: 3 batches an epoch; the last one has 4 examples, all in its first part
 
-STEPS = 21
-RULES = {"async": NO_RULES, "sync": RowRules(admit_after=2, evict_unused_steps=3)}  # rounds have one order
+STEPS = 21  # the most that a job has
+RULES = {
+    "async": NO_RULES,
+    "auto": NO_RULES,
+    "sync": RowRules(admit_after=2, evict_unused_steps=3),
+}  # rounds have one order
 
 
 class SeededTorn(Torn):
@@ -108,6 +113,11 @@ class Job:
         """N in `sync:N`, else None."""
         return self.policy.bound if self.policy.kind == "sync" else None
 
+    @property
+    def together(self) -> int:
+        """Steps that move the weights together."""
+        return self.policy.steps_of_update
+
     def plan(self, shards: int) -> Plan:
         """Place the variables."""
         return place(self.variables, split(self.variables, self.partitioner or fixed_shards(shards)), shards)
@@ -117,6 +127,8 @@ class Job:
         if not self.tables:
             return {}
         batch = self.batches[step]
+        if not len(batch.indices):
+            return {}
         ids = [batch.indices, EXAMPLES + batch.indices % 3, np.array([1000 + step])]
         used, counts = np.unique(np.concatenate(ids), return_counts=True)
         keys = mixed(used)
@@ -127,9 +139,10 @@ class Job:
     def due_rows(self, steps: Collection[int], target: int, rate_of: Callable[[int], float]) -> ReferenceRows:
         """Return the rows after all steps below a target, of which only `steps` have rows; one after the other."""
         (table,) = self.tables
-        reference, together = ReferenceRows(table, SEED), self.round_steps or 1
+        reference, together = ReferenceRows(table, SEED), self.together
         for clock, first in enumerate(range(0, target, together), 1):
             pushed = [self.rows(step) for step in range(first, min(first + together, target)) if step in steps]
+            pushed = [rows for rows in pushed if rows]
             if pushed:
                 added = summed(pushed)["rows"]
                 reference.push(added.keys, added.values, clock=clock, learning_rate=rate_of(first) or None)
@@ -137,7 +150,9 @@ class Job:
         return reference
 
     def gradients(self, step: int, variables: Mapping[str, Float32s], rng: random.Random) -> dict[str, Float32s]:
-        """Return one attempt's gradients, arrays of the caller's own."""
+        """Return one attempt's gradients, arrays of the caller's own; none of a step without examples."""
+        if not len(self.batches[step].indices):
+            return {}
         if isinstance(self.model, SeededTorn):
             return self.model.drawn(variables, rng)
         return dict(self.model.loss_and_gradients(variables, self.batches[step], np)[1])
@@ -153,6 +168,7 @@ class Job:
 
         `rate_of` is the learning rate of a step; 0: the job's own.
         """
+        steps = [step for step in steps if len(self.batches[step].indices)]
         if isinstance(self.model, Ledger):  # a sum of gradients that are the same for any weights
             entries = [self.model.loss_and_gradients(variables, self.batches[s], np)[1]["ledger"] for s in steps]
             rates = [rate_of(step) or self.spec.learning_rate for step in steps]
@@ -174,7 +190,8 @@ class Job:
 def job(oracle: str, policy: Policy) -> Job:
     """Return the job of an oracle: "ledger", "rows" (the ledger and a table), "torn" or "digest"."""
     source = SyntheticSource(SyntheticOptions(examples=EXAMPLES, features=4, classes=3))
-    steps = StepPlan(EXAMPLES, BATCH, EPOCHS, SEED)
+    size = SPLIT_BATCH if policy.kind == "auto" else BATCH
+    steps = StepPlan(EXAMPLES, size, EPOCHS, SEED, parts=policy.parts)
     batches = []
     for step in range(steps.total):
         indices = steps.indices(step)
@@ -194,7 +211,7 @@ def job(oracle: str, policy: Policy) -> Job:
     else:
         model = NormalizedPerceptron(MlpOptions(hidden=(3,), activation="tanh"), source.spec, SEED)
         spec = Adam(learning_rate=0.05)
-    assert len(batches) == STEPS
+    assert len(batches) <= STEPS
     declared = model.initial_variables()
     variables = {name: v for name, v in declared.items() if isinstance(v, Variable)}
     return Job(oracle, policy, model, variables, tuple(batches), spec, oracle == "digest", partitioner, tables)

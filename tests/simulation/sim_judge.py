@@ -5,6 +5,7 @@ Reads final weights, the store and the shards that live. Knows nothing of what h
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
@@ -49,11 +50,11 @@ def faultless_digest(
         rate = next((rate for first, rate in reversed(rates) if first <= step), None)
         shard.updates.admit(step, rate)
         pulled = joined(plan, [shard.storage.weights])
-        gradients = job_.model.loss_and_gradients(pulled, job_.batches[step], np)[1]
+        gradients = job_.gradients(step, pulled, random.Random(0))
         vector = np.zeros_like(shard.storage.weights)
-        for placed in plan.layouts[0]:
+        for placed in plan.layouts[0] if gradients else ():
             vector[placed.offset : placed.stop] = rows_of(gradients, placed.partition)
-        shard.updates.take(step, None if step in skipped else vector, None, rate)
+        shard.updates.take(step, vector if gradients and step not in skipped else None, None, rate)
     if round_steps is not None:
         shard.updates.reach(-(-steps // round_steps))
     return digest(joined(plan, [shard.storage.weights]))
@@ -114,7 +115,7 @@ def violations(
 
 
 def _pace(setting: Setting, coordinator: CoordinatorProcess, shards: Sequence[ShardProcess]) -> list[str]:
-    """Check the bound of `ssp:K` where no shard was restored (P9), and that rounds return for a loss only (P10)."""
+    """Check bounds of staleness where no shard was restored (P9, P39), and that rounds return for a loss only (P10)."""
     found = []
     lag = max(process.shard.record.step_lag_max for process in shards)
     if (
@@ -123,6 +124,15 @@ def _pace(setting: Setting, coordinator: CoordinatorProcess, shards: Sequence[Sh
         and lag > setting.policy.bound
     ):
         found.append(f"ssp: a shard saw a step lag of {lag}")
+    controller = coordinator.core.job.controller
+    if controller is not None:
+        lags, stale = [0, *(change.lag for change in controller.lags)], 0
+        for process in shards:
+            stale = max(stale, *process.shard.record.staleness, 0)
+        if not any(p.shard.identity.incarnation > 1 for p in shards) and stale > 2 * max(lags):
+            found.append(f"lag: a gradient was {stale} updates old, with the lags {lags}")
+        if coordinator.core.job.leases.target % controller.parts:
+            found.append(f"batch: the job ended within a batch, at step {coordinator.core.job.leases.target}")
     lost = coordinator.incarnation > 1 or any(process.lifecycle.first_incarnation > 1 for process in shards)
     if coordinator.core.job.rounds.rollbacks and not lost:
         found.append("rollback: shards returned to an earlier round, and none had lost anything")

@@ -19,7 +19,7 @@ from parashard_coordinator.core.rounds import Rounds as RoundsBook
 from parashard_coordinator.run.store import RunStore
 from parashard_server.build import stored_values
 from parashard_server.core.shard import Shard
-from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
+from parashard_server.core.update_policies import BatchUpdates, ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.rows.tables import Tables
@@ -61,6 +61,7 @@ class Parts:
     shard: type[Shard] = Shard
     storage: type[Storage] = Storage
     immediate: type[ImmediateUpdates] = ImmediateUpdates
+    batches: type[BatchUpdates] = BatchUpdates
     rounds: type[RoundUpdates] = RoundUpdates
     tables: type[Tables] = Tables
     logs: type[Logs] = Logs
@@ -107,6 +108,11 @@ class Builder:
         """N in `sync:N`, else None."""
         return self._job.round_steps
 
+    @property
+    def parts_of_batch(self) -> int:
+        """P in `auto:P`, else 1."""
+        return self._job.policy.parts
+
     def build(self, incarnation: int, state: ShardState | None) -> Shard:
         """Return a shard with the state of a checkpoint, or with its first values."""
         job, parts = self._job, self._parts
@@ -121,6 +127,8 @@ class Builder:
                 tables.restore(state.rows, clock=state.version, files=state.table_files)
         applied = None if state is None else state.applied.copy()
         updates: UpdatePolicy = parts.immediate(storage, applied=applied, tables=tables)
+        if job.policy.kind == "auto":
+            updates = parts.batches(storage, parts=job.policy.parts, applied=applied, tables=tables)
         if job.round_steps is not None:
             updates = parts.rounds(
                 storage,

@@ -133,7 +133,15 @@ class _Run:
         world.acting = None
         try:
             coordinator = CoordinatorProcess(
-                world, self._network, self._store, self._job, self._plan, self._core, self._parts, self._ending
+                world,
+                self._network,
+                self._store,
+                self._job,
+                self._plan,
+                self._core,
+                self._parts,
+                self._ending,
+                self._setting.lag_max,
             )
         except (StoreFailed, Superseded) as error:
             return Stillborn(world, COORDINATOR, str(error))

@@ -22,6 +22,9 @@ JOBS: tuple[tuple[str, str], ...] = (
     ("digest", "async"),
     ("rows", "async"),
     ("rows", "sync:4"),
+    ("ledger", "auto:2"),
+    ("torn", "auto:2"),
+    ("rows", "auto:2"),
 )
 """Oracles and policies that the tests and `__main__` run."""
 
@@ -56,6 +59,7 @@ class Setting:
     checkpoints_kept: int = 2
     durability: Literal["checkpoint", "log"] = "checkpoint"
     drained_checkpoints: int = 0  # that an operator asks for
+    lag_max: int = 0  # of the lags that are decided in `auto`
     decides: bool = False  # callbacks change the learning rate at milestones (P37)
     waits: bool = True  # leasing holds there until they have decided
     strays: bool = False  # processes of another run are about
@@ -118,6 +122,7 @@ def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = Tr
         checkpoints_kept=rng.choice((1, 2, 3)),
         durability=rng.choice(("checkpoint", "checkpoint", "log")),
         drained_checkpoints=rng.choice((0, 0, 1, 3)),
+        lag_max=late.choice((0, 1, 3)) if policy.startswith("auto") else 0,
         decides=(oracle, policy) in FOLLOWED and late.random() < 0.4,
         waits=policy.startswith("sync") or late.random() < 0.5,
         strays=rng.random() < 0.2,

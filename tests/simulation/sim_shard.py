@@ -88,6 +88,7 @@ class ShardProcess(Process):
         self._network = network
         self._store = store
         self._habits = parts.habits
+        self._parts_of_batch = builder.parts_of_batch
         self._stopping = False
         catalogue = Catalogue(store)
         rounds = builder.round_steps
@@ -262,6 +263,10 @@ class ShardProcess(Process):
             gave_way = len(self.shard.updates.skipped) > skipped and len(self.shard.updates.held) <= len(before)
             self.world.fired["skip after a partial push"] += gave_way
             self.world.fired["round began again"] += gave_way and self.shard.updates.held != before
+        parts = self._parts_of_batch
+        torn = [edge for run in self.shard.updates.applied.intervals() for edge in run if edge % parts]
+        if torn:
+            self.world.violated(f"batch: {self.name} has applied a part of a batch, at step {torn[0]}")
         result = wire.decode_receipt(receipt).result.name
         self.world.note(f"{self.name} {result}")
         self.world.fired[f"receipt: {result.lower()}"] += 1

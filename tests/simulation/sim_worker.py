@@ -128,7 +128,8 @@ class WorkerProcess(Process):
         while True:
             while (pause_s := self._work.due_in_s(self.world.now_s)) > 0:
                 await self._changed(pause_s)
-            request = self._work.request(self.world.now_s, {})
+            spent = {"compute": 1.0, "transfer": float(self._habits.depth)}  # `auto`: whether transfers are long
+            request = self._work.request(self.world.now_s, spent)
             if request is None:
                 break
             deadline_s = CALL_DEADLINE_S + request.wait_s
@@ -320,5 +321,7 @@ class WorkerProcess(Process):
 
 
 def _poison(gradients: dict[str, Float32s], rng: random.Random) -> None:
+    if not gradients:  # of a step without examples
+        return
     name = rng.choice(sorted(gradients))
     gradients[name].flat[rng.randrange(gradients[name].size)] = np.nan

@@ -129,6 +129,8 @@ def test_a_job_keeps_its_promise_whatever_is_lost_late_or_killed(oracle: str, po
     due = {*FAULTS, *CONSEQUENCES} - ({*OUT_OF_ORDER, *NOT_IN_ORDER} if in_order else set())
     if policy.startswith("ssp"):  # P9
         due.add("the bound is reached")
+    if policy.startswith("auto"):  # P39
+        due |= {"lag changed", "receipt: buffered"}
     if (oracle, policy) in FOLLOWED:  # P37
         due.add("learning rate changed")
     fired: Counter[str] = Counter()
@@ -229,6 +231,12 @@ def test_the_same_seed_is_the_same_run(oracle: str, policy: str) -> None:
 def test_rounds_give_the_same_bits_for_any_number_of_shards_and_workers(shards: int, workers: int) -> None:  # P13
     run = simulate(7, Setting("digest", SYNC, shards=shards, workers=workers, depth=1, messages=3))
     assert (run.violations, run.weights) == ([], faultless_digest("digest", SYNC))
+
+
+def test_without_a_lag_no_gradient_is_stale_and_the_weights_are_those_of_one_machine() -> None:  # P39
+    for workers in (1, 3):
+        run = simulate(7, Setting("digest", Policy("auto", 2), shards=2, workers=workers, depth=1, messages=3))
+        assert run.violations == []
 
 
 def test_without_faults_nothing_is_lost_repeated_or_refused() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parashard_coordinator.core.controller import Controller, Drift
+from parashard_coordinator.core.controller import Controller, Decision, Drift
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import NOT_FINITE
 from parashard_coordinator.core.leases import Grant
@@ -27,17 +27,24 @@ def steer(job: JobRecord, worker: Worker, drifts: Sequence[Drift], now_s: float)
     _judge(job, controller, worker, now_s)
     parts = controller.taking_part(_live(job), now_s)
     members = [job.workers.by_name[name] for name in parts]
-    change = controller.look(
+    decision = controller.look(
         job.leases.lowest_incomplete // controller.parts,
         {(member.name, member.incarnation): member.phases_s for member in members},
         now_s,
-        job.leases.leased_so_far(),
         diverges=bool(job.not_learned) or NOT_FINITE in job.problems,
     )
-    if change is not None:
+    if decision is not None:
+        set_lag(job, decision)
+
+
+def set_lag(job: JobRecord, decision: Decision) -> None:
+    """Have a lag hold from the first batch on of which nothing was leased; a change is stored before it acts."""
+    controller, first_step = job.controller, job.leases.leased_so_far()
+    assert controller is not None
+    if controller.decide(decision, first_step):
         job.decisions += 1
-        batch = change.first_step // controller.parts
-        job.add_event(f"from batch {batch:,} on the lag is {change.lag}: {change.reason}")
+        batch = first_step // controller.parts
+        job.add_event(f"from batch {batch:,} on the lag is {decision.lag}: {decision.reason}")
 
 
 def at_most(job: JobRecord, worker: Worker, want: int, now_s: float) -> tuple[int, str]:

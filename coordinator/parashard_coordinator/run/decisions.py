@@ -45,14 +45,7 @@ class DecisionStore:
         self._run_store = run_store
         self._saving = SideEffect("the coordinator's records", on_trouble, STEADY_S)
         self._saved: Saved | None = None
-        self._stored_skips, self._stored_rates, self._stored_leased_to, self._stored_fingerprint = core.run_exclusive(
-            lambda core, _: (
-                frozenset(core.job.leases.skips),
-                core.job.following.decided,
-                core.job.following.leased_to,
-                core.job.workers.fingerprint,
-            )
-        )
+        self._stored: Saved = core.run_exclusive(lambda core, _: core.job.saved())
         core.on_decision = self._save_decision
 
     @property
@@ -84,8 +77,7 @@ class DecisionStore:
     def _save(self, core: Core, saved: Saved) -> bool:
         if not self._saving.attempt(lambda: self._run_store.save(saved)):
             return False
-        self._saved, self._stored_skips, self._stored_fingerprint = saved, frozenset(saved.skips), saved.fingerprint
-        self._stored_rates, self._stored_leased_to = saved.rates_decided, saved.leased_to
+        self._saved = self._stored = saved
         core.job.is_stored()
         return True
 
@@ -99,8 +91,9 @@ class DecisionStore:
 
         A failing store does not block work: a result, a stop or a scaling, which a later coordinator can derive again,
         is stored later. A step must not be skipped by one coordinator and computed by another, nor have two learning
-        rates, nor be leased where a later coordinator would change its rate: for such a decision a store that fails
-        for long ends this process, as a later coordinator does, before the decision is visible.
+        rates, nor be leased where a later coordinator would change its rate, and no lag may hold that a report lacks:
+        for such a decision a store that fails for long ends this process, as a later coordinator does, before the
+        decision is visible.
 
         Raises
         ------
@@ -119,17 +112,18 @@ class DecisionStore:
                 return
         except Superseded as error:
             _give_up("superseded", str(error), ExitCode.FENCED)
-        if core.job.options.same_arithmetic and core.job.workers.fingerprint != self._stored_fingerprint:
-            core.job.workers.fingerprint = self._stored_fingerprint
+        if core.job.options.same_arithmetic and core.job.workers.fingerprint != self._stored.fingerprint:
+            core.job.workers.fingerprint = self._stored.fingerprint
             raise NotReady(f"the coordinator's store does not work: {self.error}")
 
     def _harms_nothing_if_forgotten(self, core: Core) -> bool:
-        """Tell whether skips, learning rates and how far may be leased are stored (P7, P37)."""
-        following = core.job.following
+        """Tell whether skips, learning rates, how far may be leased and lags are stored (P7, P37)."""
+        following, controller = core.job.following, core.job.controller
         return (
-            core.job.leases.skips <= self._stored_skips
-            and following.decided <= self._stored_rates
-            and following.leased_to <= self._stored_leased_to
+            core.job.leases.skips <= set(self._stored.skips)
+            and following.decided <= self._stored.rates_decided
+            and following.leased_to <= self._stored.leased_to
+            and (controller is None or len(controller.lags) <= len(self._stored.lags))
         )
 
 

@@ -17,6 +17,7 @@ from parashard_coordinator.core.controller import (
     SETTLED,
     SLOW,
     Controller,
+    Decision,
     Drift,
     Figures,
     Lag,
@@ -54,6 +55,13 @@ def paused() -> Controller:
     return controller
 
 
+def looked(controller: Controller, batch: int, spent_s: dict[str, dict[str, float]], now_s: float) -> None:
+    """Decide where it is time to; a change holds from the next batch on."""
+    decision = controller.look(batch, spent_s, now_s, diverges=False)
+    if decision is not None:
+        controller.decide(decision, controller.parts * (batch + 1))
+
+
 def driven(waiting: float, drift: float | None, batches: int, controller: Controller | None = None) -> Controller:
     """Return a controller of 2 parts after so many batches of a second, with this share of waiting and this drift."""
     controller = controller or controller_of(2)
@@ -62,7 +70,7 @@ def driven(waiting: float, drift: float | None, batches: int, controller: Contro
             if controller.marks(step) and drift is not None:
                 controller.drifted(Drift(step, drift, 1))
         times = {"worker-0": spent(lease=batch * waiting, compute=batch * (1 - waiting))}
-        controller.look(batch, times, float(batch), 2 * batch + 2, diverges=False)
+        looked(controller, batch, times, float(batch))
     return controller
 
 
@@ -160,7 +168,7 @@ def test_a_newer_measurement_takes_the_lag_back() -> None:
             if controller.marks(step):
                 controller.drifted(Drift(step, 0.5, 1))
         times = {"worker-0": spent(lease=batch * 0.5, compute=batch * 0.5)}
-        controller.look(batch, times, 0.5 * batch, 2 * batch + 2, diverges=False)
+        looked(controller, batch, times, 0.5 * batch)
     assert [change.lag for change in controller.lags] == [1, 0]
     assert "50%" in controller.lags[1].reason
 
@@ -168,8 +176,7 @@ def test_a_newer_measurement_takes_the_lag_back() -> None:
 def test_a_loss_that_rises_takes_the_lag_back_at_once() -> None:
     controller = driven(0.5, 0.01, FIRST_POINT + SETTLED + 1)
     batch = FIRST_POINT + SETTLED + 1
-    change = controller.look(batch, {}, float(batch), 90, diverges=True)
-    assert change == Lag(90, 0, "the training loss rises")
+    assert controller.look(batch, {}, float(batch), diverges=True) == Decision(0, "the training loss does not fall")
 
 
 def test_a_drift_over_several_updates_is_shared_out() -> None:
@@ -178,7 +185,7 @@ def test_a_drift_over_several_updates_is_shared_out() -> None:
         if controller.marks(2 * batch):
             controller.drifted(Drift(2 * batch, 0.16, 4))
         times = {"worker-0": spent(lease=batch * 1.0, compute=batch * 1.0)}
-        controller.look(batch, times, float(batch), 2 * batch + 2, diverges=False)
+        looked(controller, batch, times, float(batch))
     assert controller.lag == 1
 
 
@@ -193,7 +200,7 @@ def test_a_controller_goes_on_from_what_was_decided() -> None:
     controller = controller_of(4)
     controller.resume(lags, [Drift(64, 0.01, 1)])
     assert (controller.lag, controller.reason) == (2, "workers wait more")
-    assert controller.look(5000, {}, 0.0, 20004, diverges=False) is None  # it measures before it decides
+    assert controller.look(5000, {}, 0.0, diverges=False) is None  # it measures before it decides
     assert controller.lag == 2
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from parashard_coordinator.core.controller import FIRST_POINT, SETTLED, Drift
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.job_record import EVENTS_KEPT
+from parashard_coordinator.core.learning import RISES
 from parashard_coordinator.core.policies import Auto
-from parashard_coordinator.core.progress import RISES
 from parashard_coordinator.core.steering import figures, in_words
 from support.coordinator_cases import Caller, announce_all, core_after, core_of, done
 
@@ -112,7 +112,7 @@ def test_every_change_of_the_lag_is_a_decision_that_a_new_coordinator_has() -> N
     later.job.warn(RISES, "the loss rises")
     Caller(later).call(now_s=60.0)
     assert policy.lag == 0
-    assert figures(later.job)["lags"][-1]["reason"] == "the training loss rises"
+    assert figures(later.job)["lags"][-1]["reason"] == "the training loss does not fall"
 
 
 def test_of_a_run_that_returns_to_a_checkpoint_later_changes_are_gone() -> None:
