@@ -16,7 +16,7 @@ from parashard.telemetry.transfer import Bytes, Overlap
 
 TRAINING_LOSS = "training loss"
 HELD_OUT, TRAINING = "held-out", "training"
-OVERLAPPED = "network time overlapped"
+TRANSFERS = "transfers"
 SAVED = "traffic saved"
 REPEATED = "repeated gradients ignored"
 DOWN = "down"
@@ -33,11 +33,12 @@ def state_of(status: pb.GetStatusReply) -> str:
 def figures_of(status: pb.GetStatusReply) -> list[Figure]:
     """Return (name, value) of the figures of the whole job."""
     staleness = f"p50 {count(status.staleness_p50)}, p95 {count(status.staleness_p95)}"
+    transfer = Overlap.of(worker.phases for worker in status.workers)
     return [
         *progress_figures(status),
         ("staleness", f"{staleness}, max {count(status.staleness_max)} pushes"),
         ("step lag", f"max {count(status.step_lag_max)}"),
-        (OVERLAPPED, percent(Overlap.of(worker.phases for worker in status.workers).share)),
+        (TRANSFERS, in_words(transfer.step_share, transfer.share)),
         (SAVED, percent(Bytes.of(shard.record for shard in status.shards).saved_share)),
     ]
 
@@ -52,15 +53,22 @@ def progress_figures(status: pb.GetStatusReply) -> list[Figure]:
     ]
 
 
+def in_words(step_share: float | None, overlapped_share: float | None) -> str:
+    """Return what transfers take of a step, and how much of that overlaps with computing."""
+    overlaps = f", {percent(overlapped_share)} of that while computing" if overlapped_share else ""
+    return "-" if step_share is None else f"take {percent(step_share)} of a step{overlaps}"
+
+
 def metric_figures(metrics: Iterable[tuple[str, float]], of: str = HELD_OUT) -> list[Figure]:
     """Return (name, value) of metrics: an evaluation's, or of an epoch's own batches."""
     return [(f"{of} {metric_name(name)}", metric(value)) for name, value in sorted(metrics)]
 
 
 def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:
-    """Return the table of workers; the phases are shares of each worker's time."""
+    """Return the table of workers; transfers are a share of a step, the other shares of each worker's time."""
     rows = list(workers)
     shares = [_phase_shares(worker.phases) for worker in rows]
+    transfers = [Overlap.of([worker.phases]).step_share for worker in rows]
     return [
         Column("worker", tuple(worker.name for worker in rows), is_text=True),
         Column("device", tuple(worker.device if worker.live else DOWN for worker in rows), is_text=True),
@@ -69,9 +77,8 @@ def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:
         Column("leased", tuple(count(worker.steps_held) for worker in rows), rank=7),
         Column("restarts", tuple(count(worker.restarts) for worker in rows), rank=6),
         Column("lease %", tuple(share[0] for share in shares), rank=8),
-        Column("pull %", tuple(share[1] for share in shares), rank=5),
-        Column("compute %", tuple(share[2] for share in shares), rank=3),
-        Column("push %", tuple(share[3] for share in shares), rank=4),
+        Column("compute %", tuple(share[1] for share in shares), rank=4),
+        Column("transfer %", tuple(percent(share).removesuffix(" %") for share in transfers), rank=3),
     ]
 
 
@@ -120,6 +127,5 @@ def _hottest(total: TableFigures) -> str:
 
 
 def _phase_shares(phases: pb.PhaseSeconds) -> list[str]:
-    seconds = (phases.lease, phases.pull, phases.compute, phases.push)
-    total = sum(seconds) or 1.0
-    return [f"{100 * part / total:.0f}" for part in seconds]
+    total = phases.lease + phases.pull + phases.compute + phases.push or 1.0
+    return [f"{100 * part / total:.0f}" for part in (phases.lease, phases.compute)]

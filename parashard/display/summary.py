@@ -14,7 +14,15 @@ from rich.text import Text
 
 from parashard.display.figures import count, counted, duration, mebibytes, metric, percent, rate
 from parashard.display.paths import short_path
-from parashard.display.status_tables import OVERLAPPED, REPEATED, SAVED, TRAINING, TRAINING_LOSS, metric_figures
+from parashard.display.status_tables import (
+    REPEATED,
+    SAVED,
+    TRAINING,
+    TRAINING_LOSS,
+    TRANSFERS,
+    in_words,
+    metric_figures,
+)
 from parashard.launch.run_files import WEIGHTS_FILE
 
 STATE_STYLES = {"done": "green", "stopped": "yellow"}
@@ -39,9 +47,8 @@ def summary_lines(report: Mapping[str, Any], run_dir: Path, copy: Path | None = 
 
 def not_learned(report: Mapping[str, Any]) -> str:
     """Return the last line about a run that is done and whose model did not learn; "" of every other run."""
-    text = (
-        report.get("not_learned", "") if report.get("state") == "done" else ""
-    )  # an earlier version's report has none
+    is_done = report.get("state") == "done"
+    text = report.get("not_learned", "") if is_done else ""  # an earlier version's report has none
     return f"done, but the model did not learn: {text}" if text else ""
 
 
@@ -66,7 +73,7 @@ def _rows(report: Mapping[str, Any], run_dir: Path, copy: Path | None) -> list[t
     rows += [
         ("staleness", f"p50 {p50}, p95 {p95}, max {most} pushes"),
         ("step lag", f"max {count(report['step_lag']['max'])} steps"),
-        (OVERLAPPED, percent(report["network"]["overlapped_share"])),
+        *_transfers(report["network"]),
         ("traffic", f"{mebibytes(moved['pushed'])} MiB pushed, {mebibytes(moved['pulled'])} MiB pulled"),
         (SAVED, percent(moved["saved_share"])),
         (REPEATED, count(report["duplicate_pushes"])),
@@ -87,6 +94,14 @@ def _rows(report: Mapping[str, Any], run_dir: Path, copy: Path | None) -> list[t
 
 def _throughput(examples_per_s: float | None, wall_s: float) -> str:
     return "not known" if examples_per_s is None else f"{rate(examples_per_s)} examples/s over {duration(wall_s)}"
+
+
+def _transfers(network: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what transfers take of a step, and what a pipeline would change; an earlier report has neither."""
+    if "step_share" not in network:
+        return []
+    told = in_words(network["step_share"], network["overlapped_share"])
+    return [(TRANSFERS, "; ".join(text for text in (told, network["pipeline"]) if text))]
 
 
 def _steps(total: int, applied: Sequence[int]) -> str:

@@ -22,16 +22,20 @@ class Overlap(NamedTuple):
         Duration of every pull and every push, added up also where several ran at once; of all workers.
     waited_s : float
         How long step loops did nothing but wait for one of them.
+    compute_s : float
+        How long they computed.
     """
 
     transfer_s: float
     waited_s: float
+    compute_s: float = 0.0
 
     @classmethod
     def of(cls, phases: Iterable[pb.PhaseSeconds]) -> Overlap:
         """Return the overlap of workers with these phases together."""
         counted = list(phases)
-        return cls(sum(p.transfer for p in counted), sum(p.pull + p.push for p in counted))
+        waited_s = sum(p.pull + p.push for p in counted)
+        return cls(sum(p.transfer for p in counted), waited_s, sum(p.compute for p in counted))
 
     @property
     def share(self) -> float | None:
@@ -42,6 +46,17 @@ class Overlap(NamedTuple):
         if self.transfer_s <= 0:
             return None
         return min(1.0, max(0.0, 1.0 - self.waited_s / self.transfer_s))
+
+    @property
+    def step_share(self) -> float | None:
+        """What transfers take of a step in which nothing overlaps; None before there was one."""
+        step_s = self.transfer_s + self.compute_s
+        return self.transfer_s / step_s if step_s > 0 else None
+
+    @property
+    def hideable_share(self) -> float:
+        """What a pipeline could take off such a step: the shorter of transfer and computing."""
+        return min(self.transfer_s, self.compute_s) / (self.transfer_s + self.compute_s or 1.0)
 
 
 class Bytes(NamedTuple):

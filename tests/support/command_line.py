@@ -29,7 +29,7 @@ REPORT: dict[str, Any] = {
     "held_out": {"accuracy": 0.9712, "loss": 0.1, "mean_squared_error": 353.1234, "other": None},
     "staleness": {"p50": 0, "p95": 1, "max": 2},
     "step_lag": {"max": 3},
-    "network": {"transfer_s": 2.0, "waited_s": 0.5, "overlapped_share": 0.75},
+    "network": {"transfer_s": 2.0, "waited_s": 0.5, "overlapped_share": 0.75, "step_share": 0.4, "pipeline": ""},
     "bytes": {
         "pushed": 3 << 20,
         "pushed_float32": 6 << 20,

@@ -1,10 +1,13 @@
-"""Advice: what to change in a job whose training loss rises or does not fall, by its policy and its pipeline. Pure."""
+"""Advice: what to change in a job whose loss does not fall, or whose transfers take long, by its policy. Pure."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from parashard.display.figures import percent
 from parashard.job.policy import Policy
+
+HIDEABLE_MIN = 0.1  # of a step: less is not worth a pipeline
 
 
 class Advice(NamedTuple):
@@ -31,6 +34,14 @@ def advice_for(policy: Policy, *, pipeline_depth: int, workers: int, clips: bool
     stands = Advice().against_standstill
     fresher = _fresher(policy, pipeline_depth, workers)
     return Advice(f"{fresher}{rises}", f"{fresher}{stands}")
+
+
+def pipeline_advice(policy: Policy, pipeline_depth: int, hideable_share: float) -> str:
+    """Return what a pipeline would hide of a step, and what it costs; "" where it is little, or there is a pipeline."""
+    if policy.kind not in ("async", "ssp") or pipeline_depth or hideable_share <= HIDEABLE_MIN:
+        return ""
+    hides = percent(hideable_share)
+    return f"cluster.pipeline_depth = 1 would hide up to {hides} of a step, and make each gradient a step staler"
 
 
 def _fresher(policy: Policy, pipeline_depth: int, workers: int) -> str:

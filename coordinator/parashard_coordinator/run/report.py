@@ -28,6 +28,7 @@ from parashard.store.durable import replace_durably, write_durably
 from parashard.telemetry.transfer import Bytes, Overlap
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core import steering
+from parashard_coordinator.core.advice import pipeline_advice
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.staleness import Staleness, quantile
 from parashard_coordinator.run.resolve import ResolvedJob
@@ -65,7 +66,8 @@ def report(
     if final is not None:
         metrics = final.metrics or {}
         state, reason, steps = "done", job.done_reason, final.steps
-    overlap = Overlap.of(worker.phases for worker in status.message(job, now_s).workers)
+    workers = status.message(job, now_s).workers
+    overlap = Overlap.of(worker.phases for worker in workers)
     figures = [record.figures for record in records.values()]
     moved = Bytes.of(figures)
     return {
@@ -130,6 +132,11 @@ def report(
             "transfer_s": round(overlap.transfer_s, 3),
             "waited_s": round(overlap.waited_s, 3),
             "overlapped_share": _rounded(overlap.share),
+            "step_share": _rounded(overlap.step_share),
+            "workers": {worker.name: _rounded(Overlap.of([worker.phases]).step_share) for worker in workers},
+            "pipeline": pipeline_advice(
+                resolved.job.consistency.policy, resolved.job.cluster.pipeline_depth, overlap.hideable_share
+            ),
         },
         "bytes": {**moved._asdict(), "saved_share": _rounded(moved.saved_share)},
         "worker_restarts": job.supervision.worker_restarts,

@@ -6,7 +6,9 @@ import math
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
+from parashard.telemetry.transfer import Overlap
 from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.core import Core
 from support.coordinator_cases import Caller, announce, core_of, done, judged
 from support.shard_records import record_of
 
@@ -113,3 +115,20 @@ def test_embedding_tables_are_summed_over_shards_and_the_fullest_is_told() -> No
     assert of_user.fullest == 0.7
     assert (of_item.total.rows, of_item.total.candidates) == (2, (1 << 64) - 1)
     assert not view().message(core_of().job, 0.0).tables
+
+
+def test_what_transfers_take_is_of_the_worker_s_present_process_also_for_a_later_coordinator() -> None:
+    def share(core: Core) -> float | None:
+        [worker] = StatusView("digits", "async", 2).message(core.job, 0.0).workers
+        return Overlap.of([worker.phases]).step_share
+
+    core, later = core_of(), core_of()
+    caller = Caller(core, "worker-0", token=5)
+    caller.call(phases_s={"transfer": 3.0, "compute": 1.0})
+    assert share(core) == 0.75
+    caller.join(later, "worker-0")
+    assert share(later) is None, "it has not reported yet"
+    caller.call(phases_s={"transfer": 5.0, "compute": 3.0})
+    assert share(later) == 0.625, "a worker says its seconds since its own start"
+    Caller(later, "worker-0", token=6)
+    assert share(later) is None, "another process"

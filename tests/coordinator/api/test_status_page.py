@@ -11,7 +11,7 @@ from parashard._proto import shard_pb2
 from parashard_coordinator.api.page import status_page
 from parashard_coordinator.api.pages import STATIC
 
-PHASES = pb.PhaseSeconds(push=1.0, transfer=8.0)
+PHASES = pb.PhaseSeconds(push=1.0, compute=2.0, transfer=8.0)
 EVIL = "<script>alert('x')</script>&\""
 
 
@@ -69,7 +69,7 @@ def test_it_shows_the_job() -> None:
         "held-out worker-0",
         "0.5000",
         "3.0",
-        "88 %",
+        "take 80 % of a step, 88 % of that while computing",
         "25 %",
         "down",
         "shard-1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parashard.job.policy import Policy
-from parashard_coordinator.core.advice import Advice, advice_for
+from parashard_coordinator.core.advice import Advice, advice_for, pipeline_advice
 
 RATE = "lower optimizer.learning_rate or set optimizer.clip_norm"
 FRESHER = 'use consistency.policy = "auto"'
@@ -36,3 +36,22 @@ def test_staleness_is_advised_against_first_where_there_may_be_some(
 def test_a_norm_that_is_clipped_can_be_clipped_more() -> None:
     advice = advice_for(Policy.parse("sync:2"), pipeline_depth=0, workers=2, clips=True)
     assert advice.against_rise == "lower optimizer.learning_rate or lower optimizer.clip_norm"
+
+
+@pytest.mark.parametrize(
+    ("policy", "depth", "hideable", "advises"),
+    [
+        ("async", 0, 0.4, True),
+        ("ssp:3", 0, 0.11, True),
+        ("async", 0, 0.1, False),
+        ("async", 1, 0.4, False),
+        ("sync:4", 0, 0.4, False),
+        ("auto:4", 0, 0.4, False),
+    ],
+)
+def test_a_pipeline_is_named_where_it_would_hide_more_than_a_tenth(
+    policy: str, depth: int, hideable: float, advises: bool
+) -> None:
+    told = pipeline_advice(Policy.parse(policy), depth, hideable)
+    says = f"cluster.pipeline_depth = 1 would hide up to {hideable:.0%} of a step, and make each gradient a step staler"
+    assert told == (says.replace("%", " %", 1) if advises else "")

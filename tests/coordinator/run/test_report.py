@@ -76,7 +76,7 @@ def ended() -> Core:
         caller.call(3.0, completed=done(step, skipped=step == 3))
     for shard in range(2):
         announce(core, shard, applied=[(0, 4)], skipped=[3])
-    caller.call(3.0, want=1, phases_s={"pull": 1.0, "push": 0.5, "transfer": 2.0})
+    caller.call(3.0, want=1, phases_s={"pull": 1.0, "push": 0.5, "compute": 3.0, "transfer": 2.0})
     caller.call(4.0, evaluated=judged(4, accuracy=0.75, loss=0.125))
     return core
 
@@ -135,7 +135,14 @@ def test_the_figures_of_a_job() -> None:
     assert figures["data"] == {"examples": 6, "held_out": 0, "input_shape": [1], "classes": 2, "warnings": []}
     assert figures["dropped_examples"] == 0
     assert figures["parameters"] == 12
-    assert figures["network"] == {"transfer_s": 2.0, "waited_s": 1.5, "overlapped_share": 0.25}
+    assert figures["network"] == {
+        "transfer_s": 2.0,
+        "waited_s": 1.5,
+        "overlapped_share": 0.25,
+        "step_share": 0.4,
+        "workers": {"guest-0": 0.4},
+        "pipeline": "cluster.pipeline_depth = 1 would hide up to 40 % of a step, and make each gradient a step staler",
+    }
     assert figures["bytes"] == {
         "pushed": 50,
         "pushed_float32": 200,

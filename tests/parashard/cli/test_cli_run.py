@@ -47,7 +47,7 @@ def test_a_finished_run_ends_with_a_summary(parashard, played):
         "training loss": "0.2000",
         "staleness": "p50 0, p95 1, max 2 pushes",
         "step lag": "max 3 steps",
-        "network time overlapped": "75 %",
+        "transfers": "take 40 % of a step, 75 % of that while computing",
         "traffic": "3.0 MiB pushed, 1.0 MiB pulled",
         "traffic saved": "43 %",
         "repeated gradients ignored": "5",
@@ -75,6 +75,19 @@ def test_the_last_line_of_a_run_whose_model_did_not_learn_says_so(parashard, pla
         assert ran.out.splitlines()[-1] == told
         assert ran.out.count(NOT_LEARNED) == 1
         assert "another" in ran.out
+
+
+def test_what_a_pipeline_would_hide_stands_beside_what_transfers_take() -> None:
+    network = {"overlapped_share": 0.0, "step_share": 0.4, "pipeline": "cluster.pipeline_depth = 1 would hide 40 %"}
+    lines = [line.plain for line in summary_lines(REPORT | {"network": network}, Path("run"))]
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("transfers ")] == [
+        "take 40 % of a step; cluster.pipeline_depth = 1 would hide 40 %"
+    ]
+
+
+def test_the_report_of_an_earlier_version_has_no_share_of_a_step() -> None:
+    lines = [line.plain for line in summary_lines(REPORT | {"network": {"overlapped_share": 0.75}}, Path("run"))]
+    assert not any(line.startswith("transfers ") for line in lines)
 
 
 def test_a_run_that_was_stopped_is_not_said_to_be_done() -> None:

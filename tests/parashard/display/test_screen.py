@@ -100,7 +100,7 @@ def test_the_figures_are_there_at_every_width(width):
         "held-out mean squared error 353.1234",
         "staleness p50 1, p95 3, max 7 pushes",
         "step lag max 4",
-        "network time overlapped 50 %",
+        "transfers take 50 % of a step, 50 % of that while computing",
         "traffic saved 60 %",
         "worker-1 ended: killed by SIGKILL",
     ):
@@ -110,11 +110,11 @@ def test_the_figures_are_there_at_every_width(width):
 def test_columns_go_whole_where_there_is_no_room_and_numbers_are_never_cut():
     wide, narrow = (lines_of(crowd_of(2, 2), width) for width in (200, 60))
     titles = next(line for line in wide if line.startswith("worker ")).split()
-    assert " ".join(titles) == "worker device examples/s steps leased restarts lease % pull % compute % push %"
+    assert " ".join(titles) == "worker device examples/s steps leased restarts lease % compute % transfer %"
     titles = next(line for line in narrow if line.startswith("worker ")).split()
-    assert " ".join(titles) == "worker device examples/s steps compute %"
+    assert " ".join(titles) == "worker device examples/s steps transfer %"
     row = next(line for line in narrow if line.startswith("worker-0")).split()
-    assert row[-3:] == ["12,346", "12,345", "60"]
+    assert row[-3:] == ["12,346", "12,345", "50"]
 
 
 def test_an_event_that_tells_of_a_problem_in_view_is_left_out():

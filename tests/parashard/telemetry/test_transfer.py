@@ -49,3 +49,14 @@ def test_bytes_are_of_all_shards_together() -> None:
 )
 def test_saved_is_the_share_of_all_that_was_not_sent(moved: Bytes, saved: float | None) -> None:
     assert moved.saved_share == saved
+
+
+@pytest.mark.parametrize(
+    ("transfer_s", "compute_s", "share", "hideable"),
+    [(0.0, 0.0, None, 0.0), (3.0, 1.0, 0.75, 0.25), (1.0, 3.0, 0.25, 0.25), (2.0, 0.0, 1.0, 0.0), (0.0, 2.0, 0.0, 0.0)],
+)
+def test_transfers_take_a_share_of_a_step_and_the_shorter_part_can_be_hidden(
+    transfer_s: float, compute_s: float, share: float | None, hideable: float
+) -> None:
+    overlap = Overlap(transfer_s, 0.0, compute_s)
+    assert (overlap.step_share, overlap.hideable_share) == (share, hideable)
