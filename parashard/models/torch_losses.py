@@ -20,6 +20,8 @@ from parashard.models.framework import WrongModel
 
 _DIVIDING: tuple[Any, ...] = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
 _DIVIDING_FUNCTIONS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
+IGNORED = -100
+"""What PyTorch ignores where a loss says nothing else."""
 
 
 class LossKind:
@@ -35,7 +37,7 @@ class LossKind:
         A target that does not count.
     """
 
-    def __init__(self, *, adds: bool, weight: torch.Tensor | None = None, ignore_index: int = -100) -> None:
+    def __init__(self, *, adds: bool, weight: torch.Tensor | None = None, ignore_index: int = IGNORED) -> None:
         self.adds = adds
         self._weight, self._ignore_index = weight, ignore_index
 
@@ -46,8 +48,15 @@ class LossKind:
         return self._counted(piece) / (self._counted(whole) or math.nan)
 
     def counts_rows(self, targets: torch.Tensor) -> bool:
-        """Tell whether each example counts the same: there are no weights, and no several targets to ignore."""
-        return targets.is_floating_point() or (self._weight is None and targets.dim() <= 1)
+        """Tell whether each example counts the same, as far as a part of a batch tells.
+
+        Single targets of -100, PyTorch's own mark, are rare: only a part that has one asks for the whole batch.
+        """
+        if targets.is_floating_point():
+            return True
+        if self._weight is not None or targets.dim() > 1 or self._ignore_index != IGNORED:
+            return False
+        return not bool((targets == IGNORED).any())
 
     def sums(self, loss: float, targets: torch.Tensor) -> Sums:
         """Return the state of a batch, which is added to those of others."""

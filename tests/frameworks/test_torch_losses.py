@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ import numpy as np
 import pytest
 
 import parashard as ps
+from parashard.api.source import source_of
 from parashard.errors import ConfigurationError
+from parashard.job.declaration import parts_of
+from parashard.plan.steps import StepPlan
+from parashard_worker.parts import read_step
 
 torch = pytest.importorskip("torch")
 
@@ -269,3 +274,41 @@ def test_metrics_are_of_the_outputs_of_training() -> None:
         found.append(len(calls))
     assert history["accuracy"] == [due["accuracy"]]
     assert found[0] == found[1] >= 8, "a forward pass a step, with metrics and without"
+
+
+# --- the parts of a batch that workers share ---
+
+
+@pytest.mark.parametrize(
+    ("loss", "module", "targets"),
+    [
+        *((LOSSES[name], Net, Y) for name in KNOWN),
+        (torch.nn.CrossEntropyLoss(), Tagger, TOKENS),
+        (torch.nn.CrossEntropyLoss(ignore_index=-1), Net, np.where(np.arange(64) % 16 < 5, -1, Y)),  # all of a part
+        (torch.nn.CrossEntropyLoss(weight=WEIGHT), Net, np.eye(2, dtype=np.float32)[Y]),
+    ],
+    ids=[*KNOWN, "words", "some", "probabilities"],
+)
+def test_the_parts_of_a_batch_have_its_gradient(loss: Any, module: Any, targets: Any) -> None:
+    """Also where all targets of a part are ignored."""
+    source, model = source_of((X, targets)), ps.torch.Model(module, loss)
+    values: Any = {name: parts_of(name, value)[1] for name, value in model.initial_variables().items()}
+    whole = StepPlan(len(X), 16, 1, 0, shuffle=False)
+    parts = replace(whole, parts=4)
+
+    def of_step(steps: StepPlan, step: int) -> Any:
+        batch = read_step(model, source, steps, step)
+        gradients = model.loss_and_gradients(values, batch, np)[1] if len(batch.inputs) else {}
+        return {name: batch.share * np.asarray(gradient) for name, gradient in gradients.items()}
+
+    for batch in range(whole.total):
+        found = [of_step(parts, step) for step in range(batch * 4, batch * 4 + 4)]
+        for name, due in of_step(whole, batch).items():
+            together = sum(part[name] for part in found if part)
+            assert together == pytest.approx(due, abs=1e-5), (batch, name)
+
+
+def test_a_part_whose_single_targets_all_are_ignored_has_no_examples() -> None:
+    source, model = source_of((X, np.where(np.arange(64) < 4, -100, Y))), ps.torch.Model(Net, torch.nn.NLLLoss())
+    steps = StepPlan(len(X), 16, 1, 0, shuffle=False, parts=4)
+    assert [len(read_step(model, source, steps, step).inputs) for step in range(4)] == [0, 4, 4, 4]

@@ -111,7 +111,7 @@ def test_after_ctrl_c_it_goes_on(start: Callable[..., ScriptRun], tmp_path: Path
 
 @pytest.mark.parametrize(
     ("example", "says"),
-    [("custom_loop.py", "800 steps, mean squared error 0.000"), ("custom_schedule.py", "800 steps, loss 32.8304 at")],
+    [("custom_loop.py", "3200 steps, mean squared error 0.000"), ("custom_schedule.py", "800 steps, loss 32.8304 at")],
 )
 def test_the_examples_are_whole_programs(tmp_path: Path, example: str, says: str) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}

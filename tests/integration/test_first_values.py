@@ -167,5 +167,5 @@ def test_a_run_of_what_another_process_declares_opens_neither_data_nor_model(sto
     spec = DataSpec(32, 0, (4,), 2, "ab" * 32)
     write_declaration(tmp_path, declare(spec, Elsewhere(), "c" * 64))  # type: ignore[arg-type]
     resolved, _ = taken_up(store, tmp_path, "first", declaration=tmp_path, model_folder=None)  # has no drawing.py
-    assert (resolved.spec, resolved.steps.total) == (spec, 8)
+    assert (resolved.spec, resolved.steps.total) == (spec, 8 * resolved.steps.parts)
     np.testing.assert_array_equal(shard_values(store, resolved)["drawn"], 7.0)

@@ -17,7 +17,11 @@ from parashard.plan.steps import StepPlan
 
 
 def read_step(model: Model, source: DataSource, steps: StepPlan, step: int) -> Batch:
-    """Read the examples of a step: of its part of the batch, where these say all, else the batch is read and cut."""
+    """Read the examples of a step: of its part of the batch, where these say all, else the batch is read and cut.
+
+    Of a part in which no example counts, such as one whose targets are all ignored, none is returned: its own loss
+    divides by zero.
+    """
     number, epoch, indices = steps.steps_before + step, steps.epoch_of(step), steps.indices(step)
     if steps.parts == 1:
         return Batch(number, epoch, indices, *examples_of(source, number, indices))
@@ -30,7 +34,8 @@ def read_step(model: Model, source: DataSource, steps: StepPlan, step: int) -> B
     whole_indices = steps.indices_of_batch(step)
     whole = Batch(number, epoch, whole_indices, *examples_of(source, number, whole_indices))
     part = _rows_of(whole, steps.rows_of_part(step, rows_of(whole.inputs)))
-    return replace(part, share=share_of(model, part, whole))
+    share = share_of(model, part, whole)
+    return replace(part, share=share) if share else _rows_of(whole, slice(0))
 
 
 def counts_rows(model: Model, part: Batch) -> bool:
