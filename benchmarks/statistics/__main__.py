@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.statistics import tasks
 from benchmarks.statistics.cells import PARTS, Cell, cells_of, run
-from benchmarks.statistics.page import write_page
+from benchmarks.statistics.page import page
 from benchmarks.tables import RESULTS
 
 ONE_THREAD = {
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1000, help="at most so many of each")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS / "statistics.jsonl", help="(default: %(default)s)")
-    parser.add_argument("--write", action="store_true", help="write statistics.md and the plots beside it")
+    parser.add_argument("--write", action="store_true", help="write statistics.md and plots in benchmarks/results")
     asked = parser.parse_args()
     os.environ.update(ONE_THREAD)
     data = None if asked.data is None else asked.data.absolute()
@@ -56,7 +56,7 @@ def main() -> None:
         and (not asked.workers or cell.scenario == "plain" or cell.workers in asked.workers)
     ]
     failed = run_all(due, data, asked.results, asked.jobs)
-    print(write_page(list(read(asked.results).values()), asked.results.parent if asked.write else None))
+    print(page(list(read(asked.results).values()), written=asked.write))
     if failed:
         sys.exit(f"{failed} cells failed")
 

@@ -33,7 +33,7 @@ class Momentum:
 
 
 class LoweredMomentum(Momentum):
-    """Momentum lowered by what asynchrony adds: N workers amount to 1 - 1/N (Mitliagkas 2016, theorem 3).
+    """Momentum lowered by what asynchrony adds: N workers amount to 1 - 1/N (Mitliagkas 2016, arXiv:1605.09774).
 
     gamma' = max(0, gamma - (1 - 1/N)); eta' = eta (1 - gamma') / (1 - gamma), so that a gradient moves the weights as
     far in the end.
@@ -56,7 +56,7 @@ class NoMomentum(Momentum):
 
 
 class Dana(Momentum):
-    """DANA-Zero: a velocity for each worker, and workers look ahead by all of them (Hakimi 2019, algorithm 4).
+    """DANA-Zero: a velocity for each worker, and workers look ahead by all of them (Hakimi 2019, arXiv:1907.11612).
 
     v_i = gamma v_i + g; theta = theta - eta v_i; a worker computes at theta - eta gamma sum_j v_j.
     """
@@ -74,7 +74,7 @@ class Dana(Momentum):
 
 
 class DanaSlim(Momentum):
-    """DANA-Slim: the velocity is the worker's, the shard runs plain SGD (Hakimi 2019, algorithm 6).
+    """DANA-Slim: the velocity is the worker's, the shard runs plain SGD (Hakimi 2019).
 
     v_i = gamma v_i + g; theta = theta - eta (gamma v_i + g).
     """
@@ -90,9 +90,9 @@ class DanaSlim(Momentum):
 
 
 class GapAware(Momentum):
-    """Gap-Aware: a gradient is divided by how far the weights have gone since, in steps (Barkai 2020).
+    """Gap-Aware: a gradient is divided by how far the weights have gone since (Barkai 2020, arXiv:1909.10802).
 
-    v = gamma v + g / G, with G = 1 + |theta - theta_pulled| / C for each weight, C the mean |step| so far.
+    v = gamma v + g / G, with G = 1 + |theta - theta_pulled| / C for each weight; as C we take the mean |step| so far.
     """
 
     steps: Any = 0.0
@@ -107,7 +107,7 @@ class GapAware(Momentum):
 
 
 class DanaGapAware(Dana):
-    """DANA with Gap-Aware gradients (Barkai 2020, section 5)."""
+    """DANA with Gap-Aware gradients (Barkai 2020)."""
 
     steps: Any = 0.0
     count = 0
@@ -196,7 +196,11 @@ ADAM: dict[str, Callable[[Any, int], Method]] = {
 
 
 def shipped(spec: Any) -> dict[str, Any]:
-    """Return the specifications of methods that the product has: rate by staleness, delay compensation."""
+    """Return the optimizer with methods that the product has.
+
+    Rate by staleness: eta / (1 + staleness) (Zhang 2016, arXiv:1511.05950). Delay compensation: g + lambda g^2 (theta -
+    theta_pulled), lambda = 0.04 (Zheng 2017, arXiv:1609.08326).
+    """
     plain = {name: value for name, value in spec.plain().items() if value is not None and name != "kind"}
     kind = type(spec)
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.statistics.cells import METHODS, OLD_DEFAULT, PLAIN_NAME, SCENARIOS, Verdict, verdict
@@ -36,8 +35,8 @@ RULE = """A cell is the mean over seeds, and in brackets by how much it is worse
 errors and the task's tolerance: 0.005 of accuracy and AUC, 1 % of a loss; twice that for 16 workers and a slow one."""
 
 
-def write_page(cells: Sequence[dict[str, Any]], folder: Path | None) -> str:
-    """Return the tables as Markdown, and write them and the plots to a folder."""
+def page(cells: Sequence[dict[str, Any]], *, written: bool) -> str:
+    """Return the tables as Markdown; `written`: also to `benchmarks/results`, with the plots."""
     by_task: defaultdict[str, Cells] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
         by_task[cell["task"]][cell["scenario"], cell["workers"]].append(cell)
@@ -49,11 +48,10 @@ def write_page(cells: Sequence[dict[str, Any]], folder: Path | None) -> str:
         "Methods, at a staleness of N - 1": compared(found, [(name, n) for name in METHODS for n in (2, 4, 8)]),
         "Staleness": stalenesses(found),
     }
-    if folder is not None:
-        from benchmarks.statistics.plots import plotted
+    if written:
+        from benchmarks.statistics.plots import plotted  # needs matplotlib
 
-        sections["Plots"] = "\n".join(f"![{task}]({plotted(task, of, folder)})" for task, of in found.items())
-        assert folder == RESULTS, "the tables lie beside the others"
+        sections["Plots"] = "\n".join(f"![{task}]({plotted(task, of, RESULTS)})" for task, of in found.items())
         write("statistics", sections, {"cells": len(cells)})
     return "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items())
 

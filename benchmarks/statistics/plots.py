@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.statistics.cells import METHODS, OLD_DEFAULT, PLAIN_NAME
+from benchmarks.statistics.cells import OLD_DEFAULT, PLAIN_NAME
 
 mpl.use("agg")
 mpl.rcParams.update({"svg.hashsalt": "parashard", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
@@ -26,10 +27,8 @@ STYLES = {
     OLD_DEFAULT: ("tab:red", "o"),
     "ssp:1": ("tab:blue", "s"),
     "ssp:3": ("tab:blue", "D"),
-    "lag 1": ("tab:gray", "1"),
-    "lag 2": ("tab:gray", "2"),
-    "lag 4": ("tab:gray", "3"),
 }
+LAG = ("0.4", "+")
 CURVES = [("auto", 4), (OLD_DEFAULT, 4), ("async", 4), ("ssp:1", 4)]
 
 
@@ -51,21 +50,24 @@ def plotted(task: str, cells: Cells, folder: Path) -> str:
 def _by_staleness(axes: Axes, cells: Cells, plain: list[dict[str, Any]]) -> None:
     values = [cell["value"] for cell in plain]
     axes.axhspan(min(values), max(values), color="0.85", label=f"one machine, {len(values)} seeds")
-    for scenario, (colour, mark) in STYLES.items():
-        points = []
-        for (name, _), of in sorted(cells.items()):
-            ends = [cell["value"] for cell in of if math.isfinite(cell["value"])]
-            if name == scenario and ends:
-                lag = int(scenario[4:]) if scenario.startswith("lag") else None
-                staleness = statistics.fmean(cell["staleness_mean"] for cell in of) if lag is None else lag
-                points.append((staleness, statistics.fmean(ends)))
-        if points:
-            joined = "-" if len(points) > 1 and scenario not in METHODS else ""
-            points.sort()
-            axes.plot(*zip(*points, strict=True), f"{joined}", marker=mark, color=colour, markersize=5, label=scenario)
+    for scenario, style in STYLES.items():
+        found = [of for (name, _), of in sorted(cells.items()) if name == scenario]
+        _points(axes, scenario, style, [(statistics.fmean(cell["staleness_mean"] for cell in of), of) for of in found])
+    lags = [(int(name[4:]), of) for (name, _), of in cells.items() if name.startswith("lag ")]
+    _points(axes, "each update so late", LAG, lags)
     axes.set_xlabel("mean staleness, in updates")
     axes.legend(fontsize=7, frameon=False)
     _limit(axes, plain)
+
+
+def _points(
+    axes: Axes, label: str, style: tuple[str, str], found: Sequence[tuple[float, list[dict[str, Any]]]]
+) -> None:
+    """Draw the mean of the seeds at each staleness, of those that did not diverge."""
+    ends = [(staleness, [cell["value"] for cell in of if math.isfinite(cell["value"])]) for staleness, of in found]
+    points = sorted((staleness, statistics.fmean(values)) for staleness, values in ends if values)
+    if points:
+        axes.plot(*zip(*points, strict=True), marker=style[1], color=style[0], markersize=5, label=label)
 
 
 def _curves(axes: Axes, cells: Cells, plain: list[dict[str, Any]]) -> None:
