@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.statistics.methods import ADAM, MOMENTUM, shipped
+from benchmarks.statistics.schedule import PLAIN, Outcome, Schedule
 from benchmarks.statistics.tasks import make
 from benchmarks.statistics.trial import Trial
-from benchmarks.statistics.virtual import PLAIN, Outcome, Schedule, simulate
+from benchmarks.statistics.virtual import simulate
 
 PLAIN_NAME = "plain"
 OLD_DEFAULT = "async, depth 1"

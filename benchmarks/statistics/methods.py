@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.statistics.virtual import Method, Vector
+from benchmarks.statistics.schedule import Method, Vector
 
 
 class Momentum:

@@ -11,24 +11,22 @@ import heapq
 import math
 import random
 import tempfile
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Never, Protocol, cast
+from dataclasses import replace
+from typing import Any, Never
 
 import numpy as np
 import threadpoolctl
-from numpy.typing import NDArray
 
 import parashard as ps
+from benchmarks.statistics.schedule import Method, Outcome, Schedule, Vector
 from benchmarks.statistics.trial import Trial
 from benchmarks.statistics.virtual_shard import VirtualShard
-from parashard._proto import coordinator_pb2 as pb
+from benchmarks.statistics.virtual_worker import Leased, VirtualWorker
 from parashard.api.fits import Fit, FitCall
 from parashard.api.in_process.state import take_up
 from parashard.api.splitting import tried
-from parashard.client.pulled import Pulled
-from parashard.client.shard_client import ShardClient
 from parashard.data.base import Batch
 from parashard.data.tree import rows_of
 from parashard.errors import NonFiniteGradient, Redo
@@ -36,112 +34,18 @@ from parashard.job.embeddings import tables_of
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.store import open_store
 from parashard_coordinator.core.calls import CompletedStep, LeaseCall
-from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.leases import Grant
-from parashard_coordinator.core.membership import PHASES
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_worker.computing import Task
 from parashard_worker.device import open_device
-from parashard_worker.leasing import Leasing
-from parashard_worker.probing import Probe
 from parashard_worker.round_weights import round_weights
-from parashard_worker.transfers import Transfers
 
 STEP_S = 0.1
 """How long a batch takes at speed 1: short beside every limit of the coordinator on a silent or slow worker."""
 JITTER = 0.1
 ANNOUNCE_S = 1.0
 EVENTS_MAX = 10_000_000
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Who trains, and what befalls them.
-
-    Attributes
-    ----------
-    policy : str
-        `consistency.policy`.
-    workers : int
-    depth : int
-        `cluster.pipeline_depth`: each worker pulls for so many steps more when it begins to compute one.
-    slowest : float
-        Speed of the last worker; the others have 1.
-    transfer : float
-        How long a pull or a push takes, in the time of a batch; overlapped as the depth allows.
-    kill_every_s : float
-        A worker loses all it holds, and is another process a step later: every so many virtual seconds; 0: never.
-    shard_kill_every_s : float
-        The shard is restored from its last cut, half as many seconds old: every so many virtual seconds; 0: never.
-    lag : int
-        Of `sync:N`: each round is computed at the weights of so many updates before.
-    """
-
-    policy: str = "sync:1"
-    workers: int = 1
-    depth: int = 0
-    slowest: float = 1.0
-    transfer: float = 0.0
-    kill_every_s: float = 0.0
-    shard_kill_every_s: float = 0.0
-    lag: int = 0
-
-
-PLAIN = Schedule()
-
-
-Vector = NDArray[np.float64]
-"""All trained variables, one after the other in the order of their names."""
-
-
-class Method(Protocol):
-    """An update rule that the product does not have: it computes what is subtracted from the weights."""
-
-    def look(self, worker: int, weights: Vector, eta: float) -> Vector:
-        """Return where a worker computes its gradient, from the weights as pulled; `eta` is the next update's rate."""
-
-    def update(self, worker: int, gradient: Vector, weights: Vector, pulled: Vector, eta: float) -> Vector:
-        """Return what the next update subtracts from the weights, in units of eta.
-
-        The gradient is that at `look` of the weights that were pulled. A worker that was killed has the same number
-        when it comes back.
-        """
-
-
-@dataclass
-class Outcome:
-    """How a training went.
-
-    Attributes
-    ----------
-    metrics : dict of str to float
-        Of the held-out examples at the end; the trial's alone, and the worst that it can be, of a loss that diverged.
-    curve : list of (float, float)
-        Epochs complete, and the trial's metric then.
-    staleness : Counter of int
-        Pushes by staleness, in updates.
-    drift : list of float
-        |g' - g| / |g| of the batches that were measured.
-    losses : list of float
-        Of the steps, as they were reported.
-    virtual_s : float
-    lags : list of int
-        Of `auto`: what the controller chose, one after the other.
-    kills : int
-    sha256 : str
-        Of the final variables.
-    """
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    curve: list[tuple[float, float]] = field(default_factory=list)
-    staleness: Counter[int] = field(default_factory=Counter)
-    drift: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    virtual_s: float = 0.0
-    lags: list[int] = field(default_factory=list)
-    kills: int = 0
-    sha256: str = ""
 
 
 def simulate(
@@ -212,60 +116,6 @@ class _Place:
         raise _Trained
 
 
-@dataclass
-class _Leased:
-    grant: Grant
-    batch: Batch
-    pulled: Pulled
-    values: dict[str, Float32s]  # to compute at
-    ready_s: float  # when the pull is through
-    examples: int
-
-
-class _Reports:
-    """What transfers and a probe ask of a leasing thread: never is there a newer view than the client's."""
-
-    view = 0
-
-    def __init__(self) -> None:
-        self.drifts: list[Drift] = []
-
-    def reading(self, grant: Grant) -> contextlib.AbstractContextManager[None]:
-        """Nothing watches the reading."""
-        return contextlib.nullcontext()
-
-    def drifted(self, drift: pb.StepDrift) -> None:
-        """Keep a measurement for the next call."""
-        self.drifts.append(Drift(drift.step, drift.drift, drift.updates))
-
-
-class _Worker:
-    """A worker's process, and what it holds."""
-
-    def __init__(self, index: int, speed: float, client: ShardClient, task: Task) -> None:
-        self.index, self.speed, self.client = index, speed, client
-        self.reports = _Reports()
-        leasing = cast(Leasing, self.reports)
-        self.transfers = Transfers(client, leasing, task.round_steps)
-        self.probe = Probe(task, self.transfers, leasing)
-        self.phases_s = dict.fromkeys(PHASES, 0.0)
-        self.idle_since_s: float | None = 0.0
-        self.pushing = 0
-        self.ahead = 0
-        self.name = f"worker-{index}"
-        self.call = LeaseCall(self.name, 0, 0)
-        self.pulled: deque[_Leased] = deque()
-        self.computing: _Leased | None = None
-        self.pushed_steps: list[int] = []
-        self.completed: list[CompletedStep] = []
-        self.process = 0
-
-    @property
-    def held(self) -> list[int]:
-        computing = [] if self.computing is None else [self.computing.grant.step]
-        return self.pushed_steps + computing + [leased.grant.step for leased in self.pulled]
-
-
 class _Simulation:
     """One training in progress."""
 
@@ -307,7 +157,7 @@ class _Simulation:
         self._core.announced(0, self._shard.announcement(), 0.0)
         speeds = [1.0] * (schedule.workers - 1) + [schedule.slowest]
         self._workers = [
-            _Worker(index, speed, self._shard.client(f"worker-{index}"), self._task)
+            VirtualWorker(index, speed, self._shard.client(f"worker-{index}"), self._task)
             for index, speed in enumerate(speeds)
         ]
         self._history: dict[int, dict[str, Float32s]] = {}
@@ -355,7 +205,7 @@ class _Simulation:
 
     # --- workers ---
 
-    def _join(self, worker: _Worker) -> None:
+    def _join(self, worker: VirtualWorker) -> None:
         device = self._task.device
         token = 1 + worker.index + len(self._workers) * worker.process
         known = self._core.register_worker(worker.name, device.fingerprint(), device.name, "", self._now_s, token)
@@ -363,7 +213,7 @@ class _Simulation:
         worker.idle_since_s = self._now_s
         self._go_on(worker)
 
-    def _go_on(self, worker: _Worker) -> None:
+    def _go_on(self, worker: VirtualWorker) -> None:
         """Pull what the pipeline has room for, and begin to compute the oldest of it."""
         if worker.computing is not None or (worker.pushing and not self._depth(worker)):
             return
@@ -384,10 +234,10 @@ class _Simulation:
         worker.phases_s["compute"] += computes_s
         self._after(waits_s + computes_s, lambda: self._computed(worker, leased), worker)
 
-    def _depth(self, worker: _Worker) -> int:
+    def _depth(self, worker: VirtualWorker) -> int:
         return min(self._schedule.depth, worker.ahead)
 
-    def _leased(self, worker: _Worker, want: int) -> Grant | None:
+    def _leased(self, worker: VirtualWorker, want: int) -> Grant | None:
         """Report what is complete, and return a step if there is one."""
         worker.call = worker.call._replace(
             sequence=worker.call.sequence + 1,
@@ -404,7 +254,7 @@ class _Simulation:
         worker.pulled = deque(leased for leased in worker.pulled if leased.grant.step not in revoked)
         return answer.granted[0] if answer.granted else None
 
-    def _pull(self, worker: _Worker, grant: Grant) -> bool:
+    def _pull(self, worker: VirtualWorker, grant: Grant) -> bool:
         batch = self._task.batch_of(grant.step)
         try:
             pulled = worker.transfers.pull(grant, batch.keys)  # type: ignore[arg-type]  # has the same fields
@@ -419,7 +269,7 @@ class _Simulation:
             values |= self._by_name(looked, values)
         transfer_s = STEP_S * self._schedule.transfer
         worker.phases_s["transfer"] += transfer_s
-        worker.pulled.append(_Leased(grant, batch, pulled, values, self._now_s + transfer_s, rows_of(batch.inputs)))
+        worker.pulled.append(Leased(grant, batch, pulled, values, self._now_s + transfer_s, rows_of(batch.inputs)))
         return True
 
     def _lagging(self, step: int, values: dict[str, Float32s]) -> dict[str, Float32s]:
@@ -431,7 +281,7 @@ class _Simulation:
             self._history.pop(round_ - self._schedule.lag - 1, None)
         return self._history[max(0, round_ - self._schedule.lag)]
 
-    def _computed(self, worker: _Worker, leased: _Leased) -> None:
+    def _computed(self, worker: VirtualWorker, leased: Leased) -> None:
         """Compute the gradient at the weights that were pulled, and begin the push."""
         grant, batch, pulled = leased.grant, leased.batch, leased.pulled
         worker.probe.measure(grant, pulled)  # type: ignore[arg-type]  # a grant has the same fields
@@ -450,8 +300,8 @@ class _Simulation:
 
     def _pushed(
         self,
-        worker: _Worker,
-        leased: _Leased,
+        worker: VirtualWorker,
+        leased: Leased,
         loss: float | None,
         examples: int,
         gradients: dict[str, Float32s] | None,
@@ -485,7 +335,7 @@ class _Simulation:
         for other in self._waiting(worker):
             self._go_on(other)
 
-    def _waiting(self, first: _Worker) -> Iterator[_Worker]:
+    def _waiting(self, first: VirtualWorker) -> Iterator[VirtualWorker]:
         """Return who may have work now: the worker itself, then those that had found none."""
         yield first
         yield from (worker for worker in self._workers if worker is not first and worker.computing is None)
@@ -552,7 +402,7 @@ class _Simulation:
 
     # --- time ---
 
-    def _after(self, seconds: float, event: Callable[[], None], worker: _Worker | None = None) -> None:
+    def _after(self, seconds: float, event: Callable[[], None], worker: VirtualWorker | None = None) -> None:
         """Have something happen later, unless the worker's process has ended by then."""
         self._numbered += 1
         process = None if worker is None else worker.process

@@ -9,8 +9,9 @@ import pytest
 
 import parashard as ps
 from benchmarks.statistics.cells import OLD_DEFAULT, SCENARIOS, Verdict, verdict
+from benchmarks.statistics.schedule import PLAIN, Schedule
 from benchmarks.statistics.tasks import make
-from benchmarks.statistics.virtual import PLAIN, Schedule, simulate
+from benchmarks.statistics.virtual import simulate
 from parashard.job.tables import ClusterOptions
 
 SEEDS = range(3)

@@ -10,9 +10,10 @@ import pytest
 
 import parashard as ps
 from benchmarks.statistics.methods import ADAM, MOMENTUM
+from benchmarks.statistics.schedule import PLAIN, Schedule
 from benchmarks.statistics.tasks import make
 from benchmarks.statistics.trial import Trial
-from benchmarks.statistics.virtual import PLAIN, Schedule, simulate
+from benchmarks.statistics.virtual import simulate
 
 KILLS = {"kill_every_s": 1.0, "shard_kill_every_s": 2.0}
 

@@ -1,0 +1,99 @@
+"""Schedule: who trains in virtual time and what befalls them; what a method is there, and what comes of a training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who trains, and what befalls them.
+
+    Attributes
+    ----------
+    policy : str
+        `consistency.policy`.
+    workers : int
+    depth : int
+        `cluster.pipeline_depth`: each worker pulls for so many steps more when it begins to compute one.
+    slowest : float
+        Speed of the last worker; the others have 1.
+    transfer : float
+        How long a pull or a push takes, in the time of a batch; overlapped as the depth allows.
+    kill_every_s : float
+        A worker loses all it holds, and is another process a step later: every so many virtual seconds; 0: never.
+    shard_kill_every_s : float
+        The shard is restored from its last cut, half as many seconds old: every so many virtual seconds; 0: never.
+    lag : int
+        Of `sync:N`: each round is computed at the weights of so many updates before.
+    """
+
+    policy: str = "sync:1"
+    workers: int = 1
+    depth: int = 0
+    slowest: float = 1.0
+    transfer: float = 0.0
+    kill_every_s: float = 0.0
+    shard_kill_every_s: float = 0.0
+    lag: int = 0
+
+
+PLAIN = Schedule()
+
+
+Vector = NDArray[np.float64]
+"""All trained variables, one after the other in the order of their names."""
+
+
+class Method(Protocol):
+    """An update rule that the product does not have: it computes what is subtracted from the weights."""
+
+    def look(self, worker: int, weights: Vector, eta: float) -> Vector:
+        """Return where a worker computes its gradient, from the weights as pulled; `eta` is the next update's rate."""
+
+    def update(self, worker: int, gradient: Vector, weights: Vector, pulled: Vector, eta: float) -> Vector:
+        """Return what the next update subtracts from the weights, in units of eta.
+
+        The gradient is that at `look` of the weights that were pulled. A worker that was killed has the same number
+        when it comes back.
+        """
+
+
+@dataclass
+class Outcome:
+    """How a training went.
+
+    Attributes
+    ----------
+    metrics : dict of str to float
+        Of the held-out examples at the end; the trial's alone, and the worst that it can be, of a loss that diverged.
+    curve : list of (float, float)
+        Epochs complete, and the trial's metric then.
+    staleness : Counter of int
+        Pushes by staleness, in updates.
+    drift : list of float
+        |g' - g| / |g| of the batches that were measured.
+    losses : list of float
+        Of the steps, as they were reported.
+    virtual_s : float
+    lags : list of int
+        Of `auto`: what the controller chose, one after the other.
+    kills : int
+    sha256 : str
+        Of the final variables.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    staleness: Counter[int] = field(default_factory=Counter)
+    drift: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    virtual_s: float = 0.0
+    lags: list[int] = field(default_factory=list)
+    kills: int = 0
+    sha256: str = ""
