@@ -17,6 +17,7 @@ from parashard.api import fit_on_cluster, fits
 from parashard.api import trainer as module
 from parashard.api.script import Script
 from parashard.launch.run_files import LOGS
+from parashard_coordinator.core.controller import MEASURED
 
 EXAMPLES, EPOCHS, SIZE, WORKERS = 60, 10, 12, 3
 PARTS = EPOCHS * EXAMPLES // SIZE * WORKERS
@@ -72,5 +73,5 @@ def test_a_slow_worker_is_left_out_and_every_example_counts_once() -> None:
         "worker-2 gets no parts for 30 s: a part takes it"
         in (Path(report["run_dir"]) / LOGS / "coordinator.log").read_text()
     )
-    assert steps[SLOW] <= 6, "three measure it, and what it held by then"
+    assert steps[SLOW] <= MEASURED + 3, "some measure it, and it may hold one by then"
     assert all(found["drift"] == 0.0 for found in report["drifts"]), "its gradients are the same at any weights"

@@ -16,8 +16,8 @@ from parashard_coordinator.core.step_times import median
 
 SLOW = 3.0
 """A worker that takes more than this many times the others' median gets no parts for a while."""
-SLOW_MIN_S = 0.02  # a part that takes less is never slow
-MEASURED = 3  # reports of a worker before it is judged; after a pause one is enough
+SLOW_MIN_S = 0.05  # a part that takes less is never slow
+MEASURED = 5  # reports of a worker before it is judged; after a pause one is enough
 PAUSE_S, PAUSE_MAX_S = 30.0, 600.0
 
 LAG_MAX = 4
@@ -30,7 +30,7 @@ In the laboratory (`benchmarks/statistics/`) gradients that were K updates old d
 drift was at most 0.21, and cost 2.7 points of accuracy at 0.28 (ResNet) and all of it at 0.43 (MLP with momentum 0.9).
 A gradient may be twice the lag old, so the bound is half of what did no harm.
 """
-GAIN_MIN = 0.05  # a greater lag must save this share of a batch's time
+GAIN_MIN = 0.1  # a greater lag must save this share of a batch's time, or it is not tried again
 
 WARM_UP = 8  # batches before figures count: processes start, and models are compiled
 FIRST_POINT, POINTS_APART_MAX, POINTS_APART_LAGGING = 32, 1024, 128
@@ -72,13 +72,15 @@ class Decision(NamedTuple):
 class Figures(NamedTuple):
     """What was measured since the last decision, at one lag.
 
-    `waiting` is the share of the workers' time that is not computing; None: not known. `drift` is per update.
+    `waiting` is the share of the workers' time that is not computing; None: not known. `drift` is per update. A lag
+    above `most` saved too little time.
     """
 
     lag: int
     waiting: float | None
     drift: float | None
     diverges: bool = False
+    most: int = LAG_MAX
 
 
 @dataclass
@@ -119,6 +121,7 @@ class Controller:
         self._point = FIRST_POINT
         self._window: _Window | None = None
         self._batch_s: dict[int, float] = {}  # the newest time of a batch, by lag
+        self._most = LAG_MAX  # a greater lag saved too little time
 
     @property
     def lag(self) -> int:
@@ -198,10 +201,16 @@ class Controller:
             return choose_lag(Figures(self.lag, None, None, diverges=True), {})
         if window is None or batch < self._point + SETTLED:
             return None
+        if len(spent_s) != len(window.spent_s):
+            self._most = LAG_MAX  # with other workers a lag may save what it did not save before
         self._batch_s[self.lag] = (now_s - window.since_s) / max(1, batch - window.first)
+        if not saves(self._batch_s, self.lag):
+            self._most = self.lag - 1
         drifts = [found.drift / found.updates for found in self.drifts if found.step >= self._point * self.parts]
         drift = median(drifts) if drifts else None
-        decision = choose_lag(Figures(self.lag, waiting_share(window.spent_s, spent_s), drift, diverges), self._batch_s)
+        decision = choose_lag(
+            Figures(self.lag, waiting_share(window.spent_s, spent_s), drift, diverges, self._most), self._batch_s
+        )
         self._point, self._probed = point_after(batch, decision.lag), set()
         self._window = _Window(batch, now_s, copied(spent_s))
         return decision
@@ -240,7 +249,7 @@ def choose_lag(figures: Figures, batch_s: Mapping[int, float]) -> Decision:
     batch_s : mapping of int to float
         The newest time of a batch, by lag.
     """
-    lag, waiting, drift, diverges = figures
+    lag, waiting, drift, diverges, most = figures
     if diverges:
         return Decision(0, "the training loss does not fall")
     waits = "" if waiting is None else f"workers wait {waiting:.0%} of their time"
@@ -252,12 +261,11 @@ def choose_lag(figures: Figures, batch_s: Mapping[int, float]) -> Decision:
     allowed = LAG_MAX if drift * LAG_MAX <= DRIFT_MAX else int(DRIFT_MAX / drift)
     if allowed < 1 or allowed < lag:
         return Decision(allowed, f"{waits}, but {changes}")
-    if lag and not _saves(batch_s, lag):
+    if lag > most:
         now, before = batch_s[lag], batch_s[lag - 1]
         return Decision(lag - 1, f"lag {lag} saves too little: {now:.3g} s a batch, {before:.3g} s with lag {lag - 1}")
-    reason = f"{waits}, and {changes}"
-    more = waiting is not None and waiting > WAITING_MIN and lag < allowed and _saves(batch_s, lag + 1)
-    return Decision(lag + 1 if more else lag, reason)
+    more = waiting is not None and waiting > WAITING_MIN and lag < min(allowed, most)
+    return Decision(lag + 1 if more else lag, f"{waits}, and {changes}")
 
 
 def slowness(times: Sequence[float], others: Sequence[float], needed: int) -> str:
@@ -301,8 +309,8 @@ def copied(spent_s: Mapping[object, Mapping[str, float]]) -> dict[object, Mappin
     return {worker: dict(spent) for worker, spent in spent_s.items()}
 
 
-def _saves(batch_s: Mapping[int, float], lag: int) -> bool:
-    """Tell whether a lag saves time over the one below; one that was not tried may."""
+def saves(batch_s: Mapping[int, float], lag: int) -> bool:
+    """Tell whether a lag saves time over the one below, as far as both are measured."""
     if lag not in batch_s or lag - 1 not in batch_s:
         return True
     return batch_s[lag] <= (1 - GAIN_MIN) * batch_s[lag - 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parashard_coordinator.core.controller import FIRST_POINT, SETTLED, Drift
+from parashard_coordinator.core.controller import FIRST_POINT, MEASURED, SETTLED, Drift
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.job_record import EVENTS_KEPT
 from parashard_coordinator.core.learning import RISES
@@ -52,7 +52,7 @@ def test_a_slow_worker_is_left_out_while_another_one_is_there() -> None:
     core = core_of(Auto(3), workers=3, steps_total=600)
     quick, other, slow = callers = [Caller(core, f"worker-{i}") for i in range(3)]
     now_s = 0.0
-    for _ in range(3):
+    for _ in range(MEASURED):
         for caller in callers:
             assert len(caller.lease(8, now_s=now_s)) == 1
         for caller in (quick, other):
@@ -74,7 +74,7 @@ def test_a_slow_worker_still_evaluates() -> None:
     core = core_of(Auto(1), evaluate_after=[0], steps_total=9)
     _, slow = Caller(core, "worker-0"), Caller(core, "worker-1")
     assert core.job.controller is not None
-    core.job.controller.judge_worker(slow.worker.name, [9.0] * 3, [0.1], 0.0)
+    core.job.controller.judge_worker(slow.worker.name, [9.0] * MEASURED, [0.1], 0.0)
     assert [found.after_step for found in slow.call(want=1).evaluations] == [0]
 
 
