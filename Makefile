@@ -17,7 +17,7 @@ JOBS ?= 2
 .PHONY: clean soak test-lowest test-frameworks
 .PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts
 
-demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
+demo: $(READY)  ## train the digits job: 2 shards, 2 workers
 	$(BIN)/parashard run examples/digits.toml
 
 test: $(READY)  ## every promise once, in five minutes on two cores: all but the tests marked full

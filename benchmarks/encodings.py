@@ -22,6 +22,7 @@ JOB = Path(__file__).parent.parent / "examples" / "mnist.toml"
 PLAIN = "float32"
 ENCODINGS = (PLAIN, "bfloat16", "float16", "int8", "topk:0.1", "topk:0.01")
 KEPT = ("examples_per_s", "wall_s", "steps_total", "steps_applied", "duplicate_pushes", "bytes")
+ASYNC = "consistency.policy=async"
 HEADER = (
     "encoding", "pushed per step", "of float32", "saved", "held-out accuracy", "to float32", "examples/s to float32",
 )  # fmt: skip
@@ -29,7 +30,7 @@ HEADER = (
 
 def train(encoding: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the job and return what is kept of its report."""
-    settings = [f"data.path={arguments.data}", f"job.seed={seed}", f"job.epochs={arguments.epochs}"]
+    settings = [f"data.path={arguments.data}", f"job.seed={seed}", f"job.epochs={arguments.epochs}", ASYNC]
     if encoding != PLAIN:
         settings.append(f'variables."*".encoding={encoding}')
     report = trained("run", JOB, settings)

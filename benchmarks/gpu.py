@@ -56,6 +56,7 @@ SETTINGS = (
     "cluster.workers=1",
     "cluster.shards=1",
     "cluster.pipeline_depth=1",
+    "consistency.policy=async",
 )
 STEP, COPY, SHARD = "A worker's step", "A copy", "Push and pull in a shard"
 NO_SERVER, PAGEABLE, ON_HOST = "CuPy with no server", "ordinary memory", "arrays on the host"

@@ -23,12 +23,13 @@ from benchmarks.training import clean_up_when_ended, trained
 JOB = Path(__file__).parent.parent / "examples" / "mnist.toml"
 CASES = ("no faults", "chaos")
 FIGURES = ("loss", "accuracy")
+ASYNC = "consistency.policy=async"
 SMALL_STEPS = "job.batch_size=32"  # four times as many steps as the job file's, and a run long enough for many kills
 
 
 def train(case: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the job and return its report."""
-    settings = (f"data.path={arguments.data}", f"job.seed={seed}", f"job.epochs={arguments.epochs}", SMALL_STEPS)
+    settings = (f"data.path={arguments.data}", f"job.seed={seed}", f"job.epochs={arguments.epochs}", SMALL_STEPS, ASYNC)
     if case == "no faults":
         return trained("run", JOB, settings)
     kills = ("--kill", "worker,shard,coordinator", "--mean-interval-s", str(arguments.mean_interval_s))

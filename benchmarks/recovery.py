@@ -24,6 +24,7 @@ from parashard.job.load import load_job
 
 JOB = Path(__file__).parent.parent / "examples" / "mnist.toml"
 PARTS = ("times", "goodput", "costs")
+ASYNC = "consistency.policy=async"
 FOR_EVER = ("job.epochs=100000", "evaluation.every_epochs=0.0", "checkpoint.every_s=5.0")
 SHOWN = ("cluster.lease_ttl_s", "cluster.restart_backoff_s", "cluster.silence_s", "checkpoint.every_s")
 SEED = 3
@@ -92,14 +93,14 @@ def goodput(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
 
 def costs(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
     """Run the job with checkpoints, with a log, and without; return table and figures."""
-    settings = (f"data.path={arguments.data}", f"job.epochs={arguments.epochs}")
+    settings = (f"data.path={arguments.data}", ASYNC, f"job.epochs={arguments.epochs}")
     rows = recovery_costs.measured(JOB, settings, arguments.scratch, arguments.repeats)
     return {"Costs of checkpoints and of the log": recovery_costs.section(rows)}, rows
 
 
 def watched_job(data: str) -> list[Override]:
     """Return what is otherwise than in the job file: a job that does not end by itself."""
-    return [parse_set(setting) for setting in (f"data.path={data}", *FOR_EVER)]
+    return [parse_set(setting) for setting in (f"data.path={data}", ASYNC, *FOR_EVER)]
 
 
 def settings_shown(data: str) -> dict[str, Any]:

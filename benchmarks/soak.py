@@ -30,7 +30,13 @@ from benchmarks.watched_run import Watch, run_watched
 from parashard.job.layers import parse_set
 
 JOB = Path(__file__).resolve().parents[1] / "examples" / "digits.toml"
-SETTINGS = ("job.epochs=200000", "evaluation.every_epochs=1", 'checkpoint.durability="log"', "checkpoint.every_s=5")
+SETTINGS = (
+    "job.epochs=200000",
+    "consistency.policy=async",
+    "evaluation.every_epochs=1",
+    'checkpoint.durability="log"',
+    "checkpoint.every_s=5",
+)
 PROCESSES = ("coordinator", "shard-0", "shard-1", "worker-0", "worker-1")
 LAUNCHER = "launcher"  # this process, which is `parashard run` and looks at the others
 SAMPLE_S = 10.0

@@ -16,7 +16,6 @@ import parashard as ps
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--consistency", default="sync:2")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--text", type=Path)
 parser.add_argument("--characters", type=int, default=300_000)
@@ -73,7 +72,7 @@ x, y = rows[:-1].view(-1, CONTEXT), rows[1:].view(-1, CONTEXT)
 held = len(x) // 10  # the end of the text is not trained on
 
 model = ps.torch.Model(Transformer, loss)
-strategy = ps.ParameterServerStrategy(shards=2, workers=options.workers, consistency=options.consistency)
+strategy = ps.ParameterServerStrategy(shards=2, workers=options.workers)
 trainer = ps.Trainer(model, ps.AdamW(3e-3, weight_decay=0.01), strategy)
 trainer.fit((x[:-held], y[:-held]), epochs=options.epochs, batch_size=32, validation_data=(x[-held:], y[-held:]))
 

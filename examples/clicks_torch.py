@@ -1,6 +1,6 @@
 """Who clicks? A wide and deep model in PyTorch: its weights and embeddings are rows of tables. Needs the extra `torch`.
 
-    python examples/clicks_torch.py [--adult FOLDER] [--workers 4] [--consistency sync:4]
+    python examples/clicks_torch.py [--adult FOLDER] [--workers 4]
 
 The data are a synthetic click log, or UCI Adult, whose folder has adult.data and adult.test. Each id has a row in both
 tables, which comes to be when the id is first seen.
@@ -19,7 +19,6 @@ parser.add_argument("--examples", type=int, default=40_000)
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--shards", type=int, default=2)
 parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--consistency", default="async")
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()
 
@@ -74,7 +73,7 @@ model = ps.torch.Model(
     metrics=[ps.metrics.AUC(2001, from_logits=True), ps.metrics.NormalizedEntropy(from_logits=True)],
     keys=lambda inputs: {"wide": inputs["keys"], "deep": inputs["keys"]},  # the rows that a batch needs
 )
-strategy = ps.ParameterServerStrategy(options.shards, options.workers, options.consistency)
+strategy = ps.ParameterServerStrategy(options.shards, options.workers)
 trainer = ps.Trainer(model, ps.Adam(1e-3), strategy)
 history = trainer.fit(data, epochs=options.epochs, batch_size=256, resume=options.resume)
 

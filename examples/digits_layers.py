@@ -1,6 +1,6 @@
 """Handwritten digits with `ps.layers`: needs the extra `examples`, no framework and no download.
 
-    python examples/digits_layers.py [--epochs 20] [--consistency sync:4]
+    python examples/digits_layers.py [--epochs 20]
 
 It leaves open where it runs: on this machine with two workers, or in containers, whose environment says the rest
 (`deploy/script/`).
@@ -16,7 +16,7 @@ import parashard as ps
 from parashard.layers import Dense, Dropout, ReLU
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--consistency", default="async")
+parser.add_argument("--consistency", default="auto")
 parser.add_argument("--epochs", type=int, default=20)
 options = parser.parse_args()
 

@@ -1,6 +1,6 @@
 """Handwritten digits with a PyTorch module: needs the extras `torch` and `examples`, and no download.
 
-    python examples/digits_torch.py [--workers 4] [--consistency sync:4]
+    python examples/digits_torch.py [--workers 4]
 
 While it runs, kill anything from another terminal: `parashard kill worker-0`, `parashard status`.
 """
@@ -16,7 +16,7 @@ import parashard as ps
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--shards", type=int, default=2)
 parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--consistency", default="async")
+parser.add_argument("--consistency", default="auto")
 parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()

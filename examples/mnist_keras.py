@@ -1,6 +1,6 @@
 """MNIST with a Keras 3 model: needs the extra `keras`, JAX or PyTorch, and MNIST's four IDX files in a folder.
 
-KERAS_BACKEND=jax python examples/mnist_keras.py --data FOLDER [--workers 4] [--consistency sync:4]
+KERAS_BACKEND=jax python examples/mnist_keras.py --data FOLDER [--workers 4]
 """
 
 import argparse
@@ -20,7 +20,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--data", type=Path, required=True, help="folder with MNIST's four IDX files")
 parser.add_argument("--shards", type=int, default=2)
 parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--consistency", default="async")
+parser.add_argument("--consistency", default="auto")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()

@@ -1,6 +1,6 @@
 """MNIST with `ps.layers`: no framework. The four files of MNIST, compressed or not, lie in a folder.
 
-python examples/mnist_layers.py --data FOLDER [--workers 4] [--consistency sync:4]
+python examples/mnist_layers.py --data FOLDER [--workers 4]
 """
 
 import argparse
@@ -17,7 +17,6 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--data", type=Path, required=True)
 parser.add_argument("--shards", type=int, default=2)
 parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--consistency", default="async")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--resume", action="store_true")
@@ -43,7 +42,7 @@ model = ps.Sequential(
     loss="softmax_cross_entropy",
     metrics=["accuracy"],
 )
-strategy = ps.ParameterServerStrategy(options.shards, options.workers, options.consistency)
+strategy = ps.ParameterServerStrategy(options.shards, options.workers)
 trainer = ps.Trainer(model, ps.Adam(1e-3), strategy, seed=options.seed)
 history = trainer.fit(training, epochs=options.epochs, batch_size=128, validation_data=held_out, resume=options.resume)
 net = trainer.model()  # it has the weights: net(images) are the logits

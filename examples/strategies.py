@@ -21,7 +21,7 @@ STRATEGIES = {
     "mirrored": lambda: ps.MirroredStrategy(devices=4),
     "central_storage": lambda: ps.CentralStorageStrategy(devices=4),
     "multi_worker_mirrored": lambda: ps.MultiWorkerMirroredStrategy(workers=4),
-    "parameter_server": lambda: ps.ParameterServerStrategy(shards=2, workers=2, consistency="async"),
+    "parameter_server": lambda: ps.ParameterServerStrategy(shards=2, workers=2),
     "tpu": lambda: ps.TPUStrategy(devices=4),
 }
 

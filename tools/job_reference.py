@@ -64,8 +64,9 @@ RELATIONS = """\
 | keys | allowed |
 |---|---|
 | `cluster.pipeline_depth` with `ssp:K` | at most K |
-| `optimizer.staleness_damping` with `sync:N` | `"none"`: within a round there is no staleness |
-| `optimizer.delay_compensation` with `sync:N` | 0, for the same reason |
+| `cluster.pipeline_depth` with `auto` | 0: `auto` overlaps transfers by itself |
+| `optimizer.staleness_damping` with `auto` or `sync:N` | `"none"`: there is little staleness, or none |
+| `optimizer.delay_compensation` with `auto` or `sync:N` | 0, for the same reason |
 | `encoding` of a variable with `sync:N` | not `int8` or `topk`: the residue depends on which worker computed a step |
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
 | a negative `learning_rate` | only with the optimizer `sgd` and the model `ledger` or `row_ledger` |
@@ -74,13 +75,15 @@ RELATIONS = """\
 | `cluster.shard_device` with `[tables]` | `"cpu"`: rows lie in the host's memory |
 | `optimizer` of a table | without `clip_norm`, \
 `staleness_damping` and `delay_compensation`: what `[optimizer]` says of these holds for the whole step |
-| `rows_max` of a table with `sync:N` and `evict_above_rows` | at least that and N times `keys_per_step_max` |
-| a table of the model `row_ledger` | float32, zeros, and without `evict_above_rows` in `sync:N` |
+| `rows_max` of a table with `auto:N` or `sync:N` and `evict_above_rows` \
+| at least that and N times `keys_per_step_max` |
+| a table of the model `row_ledger` | float32, zeros, and without `evict_above_rows` in `auto:N` and `sync:N` |
 | `initializer` of a table with `ftrl` | `"zeros"` |
 | `[tables]` with the model | a model that looks rows up, and no table with the name of a variable |
 | `cluster.queue_bytes` with the model | 0, or at least the gradient of the largest shard: else no push ever fits |
 | `cluster.queue_bytes` with `transport = "shm"` | at least one more such gradient than there are workers |
-| `cluster.queue_bytes` with `sync:N` | at least N gradients of the largest shard, since a round may hold that many |
+| `cluster.queue_bytes` with `auto:N` or `sync:N` \
+| at least N gradients of the largest shard, since an update may hold that many |
 | `evaluation.target_...` | only where the data have held-out examples |
 | `evaluation.target_accuracy` with values, `target_mean_squared_error` with classes | only with a model of your own |
 | `model.loss` with the data's targets | `"cross_entropy"` for classes, `"squared"` for values |

@@ -69,7 +69,7 @@ def checked_optimizer(optimizer: Any) -> OptimizerSpec:
 
 
 def checked_strategy(strategy: Strategy | None) -> Strategy:
-    """Return the strategy, by default two shards and two workers, asynchronous."""
+    """Return the strategy, by default two shards and two workers."""
     if strategy is not None and not isinstance(strategy, Strategy):
         found = f"the class {strategy.__name__}" if isinstance(strategy, type) else type(strategy).__name__
         raise ConfigurationError(f"strategy is one of parashard's, such as ps.OneDeviceStrategy(), found {found}")

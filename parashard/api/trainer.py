@@ -60,7 +60,7 @@ class Trainer:
         Such as `parashard.Adam(1e-3)`; the shards run it, or their own that computes the same updates. Default: that
         of `compile()` of a Keras model, else SGD with a rate of 0.01.
     strategy : Strategy, optional
-        On which processes and devices; default: two shards, two workers, asynchronous.
+        On which processes and devices; default: two shards and two workers, which share each batch.
     clip_norm : float, optional
         Bound of the norm of a step's whole gradient, where the optimizer says none.
     schedule : mapping, optional
@@ -143,9 +143,9 @@ class Trainer:
         initial_epoch : int
             Number of the first epoch: each has an order of the examples of its own.
         batch_size : int, optional
-            Examples of a step; default: 32, or the DataLoader's. A round of sync:N has N steps.
+            Examples of an update; default: 32, or the DataLoader's. In sync:N an update has N times as many.
         global_batch_size : int, optional
-            Examples of a round, instead; a round of async and ssp:K is one step.
+            Examples of an update, instead: in sync:N of a whole round.
         gradient_accumulation : int
             A step has so many pieces of `batch_size` examples, one after the other; its gradient is the mean.
         steps_per_epoch : int, optional

@@ -79,7 +79,7 @@ class TableSettings(Table):
         default=None,
         ge=1,
         le=STEPS_MAX,
-        description="A row is gone after so many steps without a push of it; unset: never.",
+        description="A row is gone after so many updates without a push of it; unset: never.",
     )
     evict_norm_below: float = key(
         default=0.0, ge=0, le=1e15, description="A row is gone when its L2 norm is below this as norms are looked at."

@@ -152,7 +152,7 @@ def _text(options: AnyOptions, name: str, shown: str, ignore: dict[str, str], ba
         "[job]",
         f"name = {_quoted(name)}",
         _line(f"epochs = {epochs}", "how often every row is used"),
-        _line(f"batch_size = {batch}", "rows of a step"),
+        _line(f"batch_size = {batch}", "rows of an update; the workers share them"),
         "",
         "[data]",
         'source = "csv"' if isinstance(options, CsvOptions) else 'source = "parquet"',

@@ -92,7 +92,7 @@ class JobOptions(Table):
         le=10**9,
         description="Passes over the examples that the job goes on from: each has an order of its own. Set by scripts.",
     )
-    batch_size: int = key(ge=1, le=2**31 - 1, description="Examples of a batch.")
+    batch_size: int = key(ge=1, le=2**31 - 1, description="Examples of an update; in sync:N, of each of its N steps.")
     steps_per_epoch: int | None = key(
         default=None,
         ge=1,
@@ -122,8 +122,8 @@ class ConsistencyOptions(Table):
     policy: Annotated[Policy, Before(_parsed_policy, whole=True)] = key(
         default=Policy("auto"),
         description="auto (workers share each batch: the weights move as on one machine), async (no worker waits), "
-        "ssp:K (at most K steps ahead of the slowest) or sync:N (rounds of N steps). Recorded as auto:P: a batch has P "
-        "parts.",
+        "ssp:K (at most K steps ahead of the slowest) or sync:N (rounds of N steps). auto:P splits a batch into P "
+        "parts; auto, into one for each worker at the start.",
     )
     reduce: Literal["mean", "sum"] = key(
         default="mean", description="How a round's gradients become one; only sync:N has rounds."

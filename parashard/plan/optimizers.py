@@ -138,10 +138,10 @@ class OptimizerSpec(Table):
         description="Bound of the norm of each variable's gradient, applied by the worker before the push; unset: off.",
     )
     staleness_damping: Literal["none", "inverse"] = key(
-        default="none", description='"inverse" divides the learning rate by 1 + staleness.'
+        default="none", description='"inverse" divides the learning rate by 1 + staleness; in async and ssp:K only.'
     )
     delay_compensation: NonNegative = key(
-        default=0.0, description="lambda of DC-ASGD, g + lambda * g * g * (w - w_pulled); 0: off."
+        default=0.0, description="lambda of DC-ASGD, g + lambda * g * g * (w - w_pulled), in async and ssp:K; 0: off."
     )
 
     def __init__(self, learning_rate: Any = NEEDED, *others: Any, **settings: Any) -> None:

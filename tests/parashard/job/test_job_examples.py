@@ -41,9 +41,14 @@ def test_mnist_lies_beside_its_file_unless_a_flag_says_where() -> None:
     assert job.data.path == EXAMPLES / "mnist"  # type: ignore[union-attr]
 
 
+def test_only_the_oracles_name_a_policy() -> None:
+    named = {file.stem for file in EXAMPLES.glob("*.toml") if "[consistency]" in file.read_text()}
+    assert named == {"ledger", "row_ledger", "torn"}
+
+
 @pytest.mark.parametrize("name", ["ledger", "row_ledger"])
 def test_a_ledger_counts_in_every_policy(name: str) -> None:
-    for policy in ("async", "ssp:4", "sync:4"):
+    for policy in ("auto", "async", "ssp:4", "sync:4"):
         job = load_job(EXAMPLES / f"{name}.toml", [parse_set(f"consistency.policy={policy}")], {}).job
         assert (job.optimizer.learning_rate, job.consistency.reduce) == (-1, "sum")
         assert [table.optimizer.learning_rate for table in tables_of(job)] == [-1] * len(job.tables)

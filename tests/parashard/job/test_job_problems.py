@@ -39,7 +39,10 @@ KEYS = [
         "job.color: unknown key; allowed: name, seed, epochs, first_epoch, updates_before, passes_before, "
         "batch_size, steps_per_epoch, drop_last, shuffle, max_attempts, on_bad_step",
     ),
-    ("job={name='x', epochs=1}", "job.batch_size: missing; needed: Examples of a batch."),
+    (
+        "job={name='x', epochs=1}",
+        "job.batch_size: missing; needed: Examples of an update; in sync:N, of each of its N steps.",
+    ),
     ("job=3", "job: found 3; allowed: a table"),
     (
         "storage.every_s=60",
