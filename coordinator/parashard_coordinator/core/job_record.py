@@ -151,7 +151,9 @@ class JobRecord:
         self.problems = Problems()
         self.warned: set[str] = set()  # what workers' user code was warned of
         self.staleness = Staleness()  # as the shards last told
-        self.loss_problems: dict[str, tuple[Change, int]] = {}  # that stand, with their steps
+        self.loss_problems: dict[
+            str, tuple[Change, int, bool]
+        ] = {}  # that stand, their steps, and if staleness is said
         self.silent_shards: set[int] = set()
         self.ended_shards: set[int] = set()  # whose process ended, as their launcher says, until they answer again
 

@@ -19,7 +19,8 @@ RUNAWAY_SHARE = 0.5  # and at least this share of the first loss: far below it, 
 RUNAWAY_AFTER_STEPS = 20  # the first steps are not judged
 RECOVERED_STEPS = 20  # with a finite loss, one after the other, after one that was not
 JUDGED_EVERY = 16  # steps
-JUDGED_SHARE = 0.25  # of the job's steps are in before the whole curve is judged: warm-ups take long
+JUDGED_SHARE, JUDGED_STEPS = 0.25, 1000  # are in, of the job, before its whole curve is judged: warm-ups take long
+FELL_JUDGEMENTS = 6  # one after the other, until a loss that did not fall is said to fall
 WARNINGS_MAX = 5
 NOT_FINITE, RISES, NOT_FALLING = "loss-not-finite", "loss-rises", "loss-not-falling"  # problems' keys
 
@@ -61,6 +62,7 @@ class Learning:
         self._finite_due = 0  # steps until the warning of a loss that was not finite is withdrawn; 0: there is none
         self._recovered_below: float | None = None  # the loss at which the warning that it runs away is withdrawn
         self._finding: Finding | None = None
+        self._fell = 0  # judgements by which the loss falls, one after the other
 
     def resume(self, losses: Sequence[float], curve: Sequence[Sequence[float]]) -> None:
         """Go on from what earlier coordinators have seen."""
@@ -133,22 +135,25 @@ class Learning:
 
     def _judge(self, step: int, done: float) -> list[Change]:
         """Judge the whole curve now and then, and at the end."""
-        if done < 1.0 and (done < JUDGED_SHARE or self._steps % JUDGED_EVERY):
+        is_early = done < JUDGED_SHARE and self._steps < JUDGED_STEPS
+        if done < 1.0 and (is_early or self._steps % JUDGED_EVERY):
             return []
         found, before = finding(self.curve, classes=self._classes, continued=self._continued), self._finding
         runs_away = self._recovered_below is not None  # which is told already
+        self._fell = 0 if found is not None else self._fell + 1
         if found is not None and not runs_away and (before is None or done >= 1.0):
-            self._finding = found
-            return self._begin(NOT_FALLING, f"the training loss {found.text}", rose=found.rose)
-        if found is None and before is not None:
+            changes = self._begin(NOT_FALLING, f"the training loss {found.text}", rose=found.rose, last=done >= 1.0)
+            self._finding = found if changes else None
+            return changes
+        if before is not None and found is None and (self._fell >= FELL_JUDGEMENTS or done >= 1.0):
             self._finding = None
             return [Change(NOT_FALLING, f"the training loss falls, at step {step:,}", over=True)]
         return []
 
-    def _begin(self, key: str, text: str, *, rose: bool = True) -> list[Change]:
-        if self._told >= WARNINGS_MAX and key != NOT_FALLING:
+    def _begin(self, key: str, text: str, *, rose: bool = True, last: bool = False) -> list[Change]:
+        if self._told >= WARNINGS_MAX and not last:
             return []
-        self._told += key != NOT_FALLING
+        self._told += 1
         return [Change(key, text, rose=rose)]
 
 

@@ -18,19 +18,26 @@ def loss_of_step(job: JobRecord, step: int, loss: float | None) -> None:
             job.loss_problems.pop(change.key, None)
             job.resolved(change.key, change.text)
         else:
-            job.loss_problems[change.key] = change, step
             _warn(job, change, step)
 
 
 def staleness_seen(job: JobRecord, staleness: Staleness) -> None:
-    """Take note of the staleness so far, which is part of the warnings that stand."""
+    """Take note of the staleness so far: warnings that lack it say it now, and all of them at the end."""
     job.staleness = staleness
-    for change, step in job.loss_problems.values():
-        _warn(job, change, step)
+    for change, step, said in list(job.loss_problems.values()):
+        if job.leases.finished or (not said and _is_known(job)):
+            _warn(job, change, step)
+
+
+def _is_known(job: JobRecord) -> bool:
+    """Tell whether the shards have told of the staleness of most pushes; they tell once a second."""
+    return 0 < job.progress.steps <= 2 * job.staleness.pushes
 
 
 def _warn(job: JobRecord, change: Change, step: int) -> None:
-    causes = [str(job.staleness)] if job.staleness.pushes else []
+    is_known = _is_known(job)
+    job.loss_problems[change.key] = change, step, is_known
+    causes = [str(job.staleness)] if is_known else []
     rate = job.options.learning_rate_at(step, job.following.rate_of(step))
     causes += [] if rate is None else [f"learning rate {rate:.3g}"]
     because = f" ({', '.join(causes)})" if causes else ""

@@ -203,6 +203,9 @@ def test_a_step_s_warning_says_staleness_rate_and_what_to_change() -> None:
     staleness_seen(core.job, Staleness.of(Counter({0: 1, 3: 3})))
     assert core.job.problems.texts == [f"{what} (staleness mean 2.2, max 3, learning rate 0.1); {advice}"]
     assert core.job.events[-1] == told, "the same problem is one event"
+    before = core.job.problems.texts
+    staleness_seen(core.job, Staleness.of(Counter({0: 1, 9: 9})))
+    assert core.job.problems.texts == before, "what is on the screen stays as it was told"
 
 
 def test_a_bad_step_stops_the_job_with_its_reason() -> None:  # P6

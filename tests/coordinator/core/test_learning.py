@@ -7,6 +7,8 @@ import math
 import pytest
 
 from parashard_coordinator.core.learning import (
+    JUDGED_EVERY,
+    JUDGED_STEPS,
     LOSS_SMOOTHING,
     NOT_FALLING,
     NOT_FINITE,
@@ -120,9 +122,15 @@ def test_a_loss_that_does_not_fall_is_told_once_and_is_over_when_it_falls() -> N
 
 def test_the_whole_curve_is_not_judged_before_a_quarter_of_the_job_is_done() -> None:
     steps = Steps(done=0.2)
-    assert steps(1000, 2.3) == []
+    assert steps(JUDGED_STEPS - 1, 2.3) == []
     steps.done = 1.0
     assert [told.key for told in steps(1, None)] == [NOT_FALLING], "a skipped step may be the last one"
+
+
+def test_a_long_job_is_judged_before_a_quarter_of_it_is_done() -> None:
+    steps = Steps(done=0.01)
+    steps(JUDGED_STEPS - 1, 2.3)
+    assert [told.key for told in steps(JUDGED_EVERY, 2.3)] == [NOT_FALLING]
 
 
 def test_at_the_end_the_text_is_of_all_steps() -> None:
