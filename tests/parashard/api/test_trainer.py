@@ -152,7 +152,7 @@ def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
         ({"strategy": ps.ParameterServerStrategy(0)}, "ps.ParameterServerStrategy: shards: found 0; allowed: >= 1"),
         (
             {"strategy": ps.ParameterServerStrategy(consistency="bsp")},
-            'ps.ParameterServerStrategy: consistency: found "bsp"; allowed: async, ',
+            'ps.ParameterServerStrategy: consistency: found "bsp"; allowed: auto, async, ',
         ),
         ({"settings": [5]}, 'settings is a dict such as {"checkpoint.every_s": 5}, found [5]'),
         ({"settings": {5: 5}}, "settings: 5; allowed: TABLE.KEY"),
@@ -235,6 +235,7 @@ def test_a_model_that_differs_in_a_worker_is_refused_by_its_variable(
         ({"x": X, "y": Y}, {"targets": 5}, "targets= is the name of a field, or a list of names, found 5"),
         ((X, Y), {"validation_split": "0.2"}, "validation_split must be at least 0 and less than 1, found '0.2'"),
         ((X, Y), {"resume": "x"}, "ps.Trainer.fit: resume is True or False, found 'x'"),
+        ((X, Y), {"wait_for_callbacks": "x"}, "ps.Trainer.fit: wait_for_callbacks is True, False or None, found 'x'"),
         ((X, Y), {"resume": None}, "ps.Trainer.fit: resume is True or False, found None"),
     ],
 )
