@@ -21,7 +21,7 @@ class Clicks(torch.nn.Module):
         super().__init__()
         nn = torch.nn
         self.ids = ps.torch.Embedding(
-            ps.Table("ids", DIMENSION, initializer="normal", scale=0.05, optimizer=ps.Adagrad(0.05))
+            ps.Table("ids", DIMENSION, initializer="normal", scale=0.2, optimizer=ps.Adagrad(0.05))
         )
         self.numbers = nn.Linear(NUMBERS, DIMENSION)
         self.tower = nn.Sequential(
@@ -42,7 +42,7 @@ def log() -> tuple[dict[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
     number = TRAIN + HELD_OUT
     ids = (VOCABULARY * rng.random((number, COLUMNS)) ** 3).astype(np.int64) + VOCABULARY * np.arange(COLUMNS)
     numbers = rng.normal(0, 1, (number, NUMBERS)).astype(np.float32)
-    weight, factor = rng.normal(0, 0.6, COLUMNS * VOCABULARY), rng.normal(0, 0.5, (COLUMNS * VOCABULARY, 3))
+    weight, factor = rng.normal(0, 0.6, COLUMNS * VOCABULARY), rng.normal(0, 0.35, (COLUMNS * VOCABULARY, 3))
     summed = factor[ids].sum(1)
     pairs = 0.5 * (summed**2 - (factor[ids] ** 2).sum(1)).sum(1)
     logits = weight[ids].sum(1) + pairs + numbers @ rng.normal(0, 0.4, NUMBERS) - 1
