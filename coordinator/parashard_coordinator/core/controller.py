@@ -226,8 +226,7 @@ class Controller:
 
     def overlaps(self, spent_s: Mapping[str, float]) -> bool:
         """Tell whether a worker may hold another part beside its present one, to transfer while it computes."""
-        total_s = spent_s["transfer"] + spent_s["compute"]
-        return self.lag > 0 and spent_s["transfer"] > WAITING_MIN * total_s
+        return self.lag > 0 and transfer_share(spent_s) > WAITING_MIN
 
 
 @dataclass
@@ -276,6 +275,12 @@ def slowness(times: Sequence[float], others: Sequence[float], needed: int) -> st
     if own_s <= max(SLOW_MIN_S, SLOW * others_s):
         return ""
     return f"a part takes it {own_s:.3g} s, the others {others_s:.3g} s"
+
+
+def transfer_share(spent_s: Mapping[str, float]) -> float:
+    """Return which share of a worker's steps pulls and pushes take, waited for or not."""
+    total_s = spent_s["transfer"] + spent_s["compute"]
+    return spent_s["transfer"] / total_s if total_s else 0.0
 
 
 def waiting_share(

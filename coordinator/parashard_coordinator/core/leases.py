@@ -205,6 +205,7 @@ class StepLeases:
         steps = sorted(self._held.get(worker, ()))
         for step in steps:
             self._release(worker, step)
+        self.times.forget(worker)
         return steps
 
     def fail(self, worker: str, step: int, now_s: float, *, skip: bool) -> Failed | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parashard_coordinator.core.controller import Controller, Decision, Drift
+from parashard_coordinator.core.controller import Controller, Decision, Drift, transfer_share
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import NOT_FINITE
 from parashard_coordinator.core.leases import Grant
@@ -23,7 +23,8 @@ def steer(job: JobRecord, worker: Worker, drifts: Sequence[Drift], now_s: float)
     if controller is None:
         return
     for drift in drifts:
-        controller.drifted(drift)
+        if drift.step < job.options.steps_total:
+            controller.drifted(drift)
     _judge(job, controller, worker, now_s)
     parts = controller.taking_part(_live(job), now_s)
     members = [job.workers.by_name[name] for name in parts]
@@ -93,7 +94,7 @@ def in_words(job: JobRecord, now_s: float) -> str:
 
 
 def figures(job: JobRecord) -> dict[str, Any]:
-    """Return every change of the lag, and the drifts that were measured, for the report; nothing for other policies."""
+    """Return for the report each change of the lag, and what was measured; nothing for other policies."""
     controller = job.controller
     if controller is None:
         return {}
@@ -106,6 +107,9 @@ def figures(job: JobRecord) -> dict[str, Any]:
             {"batch": step // controller.parts, "drift": drift, "updates": updates}
             for step, drift, updates in controller.drifts
         ],
+        "transfer_shares": {
+            name: round(transfer_share(worker.phases_s), 4) for name, worker in sorted(job.workers.by_name.items())
+        },
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +13,13 @@ from parashard._proto import shard_pb2
 from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, NotReady, Superseded, Unacquainted, WrongRun
 from parashard.models.metric_figures import VALUES_MAX
 from parashard.protocol.rpc import connect, our_errors
-from parashard_coordinator.api.service import lease_call
-from parashard_coordinator.core.calls import JobState
+from parashard_coordinator.api.service import lease_call, lease_reply
+from parashard_coordinator.core.calls import JobState, LeaseAnswer
+from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.core import WORKERS_MAX
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.launchers import LocalLauncher
+from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.policies import Sync
 from parashard_coordinator.core.restarts import Restarts
 from parashard_coordinator.core.training_figures import MetricSums
@@ -265,3 +268,16 @@ def test_a_step_s_metrics_are_taken_and_too_many_are_left_out() -> None:
     first, second = lease_call(pb.LeaseRequest(completed=told)).completed
     assert first.metrics == [MetricSums("accuracy", "mean", [1.0, 2.0]), MetricSums("mine", "", [1.0])]
     assert second.metrics == []
+
+
+def test_drifts_that_are_numbers_are_taken() -> None:
+    numbers = [(2, 0.5, 1), (3, math.nan, 1), (4, math.inf, 1), (5, -0.5, 1), (6, 0.5, 0)]
+    told = [pb.StepDrift(step=step, drift=drift, updates=updates) for step, drift, updates in numbers]
+    assert lease_call(pb.LeaseRequest(drifts=told)).drifts == [Drift(2, 0.5, 1)]
+
+
+def test_a_worker_is_told_what_to_measure_and_how_far_ahead_to_hold() -> None:
+    grants = [Grant(1, probe=True), Grant(2)]
+    reply = lease_reply(LeaseAnswer(grants, [], [], JobState.RUNNING, 1, "", ahead=1))
+    assert ([grant.probe for grant in reply.granted], reply.ahead) == ([True, False], 1)
+    assert not lease_reply(LeaseAnswer(grants, [], [], JobState.RUNNING, 1, "")).HasField("ahead")

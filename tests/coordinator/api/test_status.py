@@ -8,7 +8,9 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.telemetry.transfer import Overlap
 from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.controller import MEASURED
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.policies import Auto
 from support.coordinator_cases import Caller, announce, core_of, done, judged
 from support.shard_records import record_of
 
@@ -30,6 +32,17 @@ def test_a_job_that_waits_for_its_shards() -> None:
     assert (status.steps_total, status.steps_complete, status.steps_leased) == (40, 0, 0)
     assert (status.training_loss, status.elapsed_s, dict(status.held_out)) == (0.0, 0.0, {})
     assert (status.staleness_p50, status.staleness_max, status.step_lag_max) == (0, 0, 0)
+
+
+def test_an_auto_job_says_its_lag_and_who_gets_no_parts() -> None:
+    core = core_of(Auto(2))
+    _, slow = Caller(core), Caller(core)
+    auto = StatusView("digits", "auto: batches of 64 in 2 parts", 2)
+    assert auto.message(core.job, 0.0).consistency == "auto: batches of 64 in 2 parts, lag 0 (nothing is measured yet)"
+    assert core.job.controller is not None
+    core.job.controller.judge_worker(slow.name, [1.0] * MEASURED, [0.1], 0.0)
+    text = f"{slow.name} gets no parts (a part takes it 1 s, the others 0.1 s)"
+    assert auto.message(core.job, 1.0).consistency.endswith(f"; {text}")
 
 
 def test_a_job_on_its_way() -> None:

@@ -40,6 +40,8 @@ def test_a_worker_that_is_overtaken_took_at_least_as_long() -> None:
     assert [grant.step for grant in leases.grant("quick", 1, 2, 10.0, 8)] == [0]
     assert leases.acknowledge("quick", 0, [], 10.5)
     assert leases.times.of("slow") == [10.5]
+    leases.end("slow")
+    assert leases.times.of("slow") == [], "its next process is another one"
 
 
 def test_a_median_of_an_even_number_is_between_the_two_in_the_middle() -> None:

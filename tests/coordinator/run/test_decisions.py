@@ -10,8 +10,11 @@ from parashard.errors import NotReady
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall, LeaseCall
+from parashard_coordinator.core.controller import Decision
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.following import LEASED_AHEAD
+from parashard_coordinator.core.policies import Auto
+from parashard_coordinator.core.steering import set_lag
 from parashard_coordinator.run import decisions as module
 from parashard_coordinator.run.decisions import DecisionStore
 from parashard_coordinator.run.exclusive import ExclusiveCore
@@ -84,6 +87,14 @@ def test_no_step_is_leased_in_async_before_it_is_stored_how_far_that_may_go(  # 
     fault = job.store.fail("replace", "coordinator/", times=3)
     assert [grant.step for grant in job.call(caller, want=1).granted] == [0]
     assert (fault.fired, f'"leased_to":{LEASED_AHEAD}' in job.stored().replace(" ", "")) == (3, True)
+
+
+def test_no_lag_holds_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:  # P39
+    monkeypatch.setattr(module, "SKIP_PAUSE_S", 0.0)
+    job = Job(policy=Auto(2))
+    fault = job.store.fail("replace", "coordinator/", times=3)
+    job.exclusive.run_exclusive(lambda core, _: set_lag(core.job, Decision(1, "workers wait")))
+    assert (fault.fired, '"lags":[[0,1,"workers wait"]]' in job.stored().replace(": ", ":")) == (3, True)
 
 
 def test_a_skip_that_cannot_be_stored_ends_the_process_before_it_takes_effect(

@@ -212,6 +212,19 @@ def test_any_job_survives_its_file(tmp_path: Path, minimal: str, tables: dict[st
     assert load_job(file, environ={}).job == job
 
 
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        ("auto:4", "auto: batches of 8 in 4 parts"),
+        ("auto:1", "auto: batches of 8 in 1 part"),
+        ("ssp:2", "ssp:2"),
+    ],
+)
+def test_the_consistency_is_told_in_words(write_job: Callable[..., Path], policy: str, text: str) -> None:
+    overrides = [("consistency.policy", policy, "--consistency"), ("job.batch_size", 8, "--set")]
+    assert load_job(write_job(), overrides, environ={}).job.consistency_in_words == text
+
+
 def test_every_key_is_described() -> None:
     own = [Job, *(form for annotation in Job.annotations().values() for form in tables_in(annotation))]
     for table in own:
