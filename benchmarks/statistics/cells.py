@@ -27,7 +27,7 @@ SCENARIOS: dict[str, Callable[[int], Schedule]] = {
     "auto": lambda workers: Schedule("auto", workers),
     "auto, one slow": lambda workers: Schedule("auto", workers, slowest=0.1),
     "auto, kills": lambda workers: Schedule("auto", workers, kill_every_s=KILLS_S, shard_kill_every_s=2 * KILLS_S),
-    "auto, transfers": lambda workers: Schedule("auto", workers, depth=1, transfer=0.3),
+    "auto, transfers": lambda workers: Schedule("auto", workers, transfer=0.1),
     OLD_DEFAULT: lambda workers: Schedule("async", workers, depth=1),
     "async": lambda workers: Schedule("async", workers),
     "ssp:1": lambda workers: Schedule("ssp:1", workers),

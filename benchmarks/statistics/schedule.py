@@ -20,7 +20,8 @@ class Schedule:
         `consistency.policy`.
     workers : int
     depth : int
-        `cluster.pipeline_depth`: each worker pulls for so many steps more when it begins to compute one.
+        `cluster.pipeline_depth`: each worker pulls for so many steps more when it begins to compute one. In `auto` the
+        controller chooses it.
     slowest : float
         Speed of the last worker; the others have 1.
     transfer : float
@@ -28,7 +29,8 @@ class Schedule:
     kill_every_s : float
         A worker loses all it holds, and is another process a step later: every so many virtual seconds; 0: never.
     shard_kill_every_s : float
-        The shard is restored from its last cut, half as many seconds old: every so many virtual seconds; 0: never.
+        The shard is restored from its last cut, half as many seconds old: every so many virtual seconds; 0: never. Not
+        of a job with embedding tables, which cuts in memory do not have.
     lag : int
         Of `sync:N`: each round is computed at the weights of so many updates before.
     """

@@ -40,6 +40,7 @@ from parashard_coordinator.run.job_start import new_job_record
 from parashard_worker.computing import Task
 from parashard_worker.device import open_device
 from parashard_worker.round_weights import round_weights
+from parashard_worker.worker import AUTO_DEPTH
 
 STEP_S = 0.1
 """How long a batch takes at speed 1: short beside every limit of the coordinator on a silent or slow worker."""
@@ -134,6 +135,7 @@ class _Simulation:
         policy = job.consistency.policy
         self._trial, self._schedule, self._method = trial, schedule, method
         self._random = random.Random(seed)
+        self._depth_max = AUTO_DEPTH if policy.kind == "auto" else schedule.depth
         round_steps = policy.bound if policy.kind == "sync" else None
         self._task = Task(
             model=fit.model,
@@ -177,7 +179,7 @@ class _Simulation:
         self._after(ANNOUNCE_S, self._announce)
         if schedule.kill_every_s:
             self._after(schedule.kill_every_s, self._kill_worker)
-        if schedule.shard_kill_every_s:
+        if schedule.shard_kill_every_s and not self._task.tables:
             self._after(schedule.shard_kill_every_s / 2, self._cut)
         for _ in range(EVENTS_MAX):
             if job.over or job.complete:
@@ -235,7 +237,7 @@ class _Simulation:
         self._after(waits_s + computes_s, lambda: self._computed(worker, leased), worker)
 
     def _depth(self, worker: VirtualWorker) -> int:
-        return min(self._schedule.depth, worker.ahead)
+        return min(self._depth_max, worker.ahead)
 
     def _leased(self, worker: VirtualWorker, want: int) -> Grant | None:
         """Report what is complete, and return a step if there is one."""
@@ -249,7 +251,7 @@ class _Simulation:
         )
         answer = self._core.lease(worker.call, self._now_s)
         worker.completed, worker.reports.drifts = [], []
-        worker.ahead = self._schedule.depth if answer.ahead is None else answer.ahead
+        worker.ahead = self._depth_max if answer.ahead is None else answer.ahead
         revoked = set(answer.revoked)
         worker.pulled = deque(leased for leased in worker.pulled if leased.grant.step not in revoked)
         return answer.granted[0] if answer.granted else None
