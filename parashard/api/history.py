@@ -21,8 +21,8 @@ class History:
     history : dict of str to list of float
         By epoch: "loss", the mean over its examples, the model's metrics over its batches by their names, what the
         validation data gave at its end as "val_NAME", and what callbacks added; NaN where the report has no finite
-        figure. In `async` and `ssp:K` "val_steps": how many steps were in the weights that were evaluated, which are
-        other weights than those of the epoch's end.
+        figure. But in `sync:N` "val_steps": how many batches were in the weights that were evaluated; more
+        than at the epoch's end where training did not wait.
     epoch : list of int
         Their numbers, from 0 on, or from `initial_epoch`.
     report : dict
