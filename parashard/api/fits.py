@@ -136,6 +136,13 @@ class Place(Protocol):
         """
 
 
+def as_begun(call: FitCall, begun: Path | None) -> FitCall:
+    """Return a call with what the run that it goes on with has chosen where the call leaves it open."""
+    if begun is None:
+        return call
+    return call._replace(loaded=call.loaded.as_begun(load_job(begun / JOB_FILE, environ={}).job))
+
+
 def run_fit(
     place: Place, call: FitCall, begun: Path | None, *, accept_code_change: bool, quiet: bool
 ) -> dict[str, Any]:
@@ -162,8 +169,6 @@ def run_fit(
         As `Place.train`.
     """
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
-    if begun is not None:
-        call = call._replace(loaded=call.loaded.as_begun(load_job(run_dir / JOB_FILE, environ={}).job))
     try:
         with owned(run_dir), unchanged_if_refused(run_dir, RECORDS):
             answer = _run(place, call, run_dir, resume=begun is not None, accept=accept_code_change, quiet=quiet)

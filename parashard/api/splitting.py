@@ -23,11 +23,11 @@ def tried(call: FitCall) -> FitCall:
     Raises
     ------
     ConfigurationError
-        If the model cannot compute whole batches either.
+        If the model cannot compute whole batches either, or the call names a number of parts that cannot be.
     """
     loaded, source = call.loaded, call.source
     policy = loaded.job.consistency.policy
-    if policy.kind == "auto" and source.spec.batched:
+    if loaded.is_open and source.spec.batched:
         rows = rows_of(examples_of(source, 0, np.zeros(1, np.int64))[0])
         policy = Policy("auto", parts_of_batch(loaded.job.cluster.workers, rows))
         loaded = loaded.with_policy(policy)
@@ -35,6 +35,10 @@ def tried(call: FitCall) -> FitCall:
         why = _why_whole(call, policy)
         if not why:
             return call._replace(loaded=loaded)
+        if not loaded.is_open:
+            raise ConfigurationError(
+                f"consistency is {policy}: {why}; name no number of parts, and each batch is computed by one worker"
+            )
         loaded = loaded.with_policy(Policy("auto", 1))
         call.present.try_step(source, loaded.job, call.pieces)
         warn(f"each batch is computed by one worker, and the others wait for it: {why}")

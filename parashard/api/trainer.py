@@ -20,7 +20,7 @@ from parashard.api.code import code_of_constants
 from parashard.api.examples import check_all, indexed, indexed_inputs, of_the_data
 from parashard.api.fit_here import Here
 from parashard.api.fit_on_cluster import OnCluster
-from parashard.api.fits import FitCall, Place, run_fit
+from parashard.api.fits import FitCall, Place, as_begun, run_fit
 from parashard.api.history import History
 from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
@@ -238,8 +238,8 @@ class Trainer:
                 if earlier is not None and earlier.answer:
                     call.answer = answered(earlier, fit, accept_code_change=accept_code_change)
                 else:
-                    fit = self._place.enter(fit)
                     begun = earlier.run_dir if earlier is not None else None
+                    fit = self._place.enter(as_begun(fit, begun))
                     call.answer = run_fit(
                         self._place, fit, begun, accept_code_change=accept_code_change, quiet=not verbose
                     )

@@ -43,12 +43,15 @@ class LoadedJob(NamedTuple):
         The job file, absolute; models of the user's own are found beside it.
     warnings : tuple of str
         Environment variables with our prefix that were ignored.
+    is_open : bool
+        The file, environment and flags name no number of parts: `job` has one that was chosen.
     """
 
     job: Job
     origins: Mapping[str, str]
     path: Path
     warnings: tuple[str, ...] = ()
+    is_open: bool = False
 
     def with_policy(self, policy: Policy) -> LoadedJob:
         """Return the job with another consistency policy."""
@@ -56,7 +59,7 @@ class LoadedJob(NamedTuple):
 
     def as_begun(self, begun: Job) -> LoadedJob:
         """Return the job with the policy that it began with, where it leaves the policy open now."""
-        return self.with_policy(begun.consistency.policy) if self.job.consistency.policy.kind == "auto" else self
+        return self.with_policy(begun.consistency.policy)._replace(is_open=False) if self.is_open else self
 
 
 def load_job(
@@ -124,7 +127,7 @@ def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...]) -> LoadedJob:
     check_path(file.absolute(), f"file {shown(file.name)}")
     job = _validated(layers, file.absolute().parent)
     origins = {dotted(*parts): layers.origin(parts) for parts, _ in leaves(_table(job))}
-    return LoadedJob(job, origins, file.absolute(), warnings)
+    return LoadedJob(job.complete(), origins, file.absolute(), warnings, job.consistency.policy == Policy("auto"))
 
 
 def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
@@ -140,7 +143,7 @@ def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
         table = tomllib.loads(text)
     except ValueError as error:
         raise ConfigurationError(f"the coordinator's job is not TOML: {error}") from None
-    return _validated(layered(file, table, overrides, {}), Path.cwd())
+    return _validated(layered(file, table, overrides, {}), Path.cwd()).complete()
 
 
 def as_toml(job: Job) -> str:
@@ -166,7 +169,7 @@ def _validated(layers: Layers, folder: Path) -> Job:
     except ValueError:
         job = _validated_in_words(layers)
     job = _with_absolute_paths(job, (), layers, folder)
-    return _with_absolute_store(job, layers, folder).complete()
+    return _with_absolute_store(job, layers, folder)
 
 
 def _validated_in_words(layers: Layers) -> Job:

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from parashard.job.load import load_job
+from parashard.job.policy import Policy
+from parashard.launch.run_files import JOB_FILE
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from support.cluster_run import DEADLINE_S, eventually
 from support.command_run import DIES_WITH_US
@@ -19,6 +22,7 @@ from support.script_run import LEDGER, ScriptRun
 
 FIT = 'history = trainer.fit(data, epochs=EPOCHS, batch_size=4, verbose=0, resume="resume" in sys.argv)\n'
 TELL = 'print(json.dumps([trainer.evaluate(data)["least"], history.report["weights_sha256"]]))\n'
+IN_PARTS = FIT.replace("batch_size=4", "batch_size=8")  # in `auto` a batch of 8 has two parts
 QUICK = 30  # steps before the first that waits until it may be quick
 
 
@@ -94,14 +98,14 @@ data = Lines()
     assert json.loads((run.runs()[-1] / "report.json").read_text())["steps_total"] == 20 * 15
 
 
-@pytest.mark.parametrize("consistency", ["async", "sync:4"])
+@pytest.mark.parametrize("consistency", ["auto", "async", "sync:4"])
 def test_every_example_counts_once_whatever_is_killed(start: Callable[..., ScriptRun], consistency: str) -> None:
-    quiet = start(LEDGER + FIT + TELL, "20", consistency)
+    quiet = start(LEDGER + IN_PARTS + TELL, "20", consistency)
     expected = done(quiet)
     assert expected[0] == 20.0
     slow = quiet.folder / "slow"
     slow.touch()
-    run = start(LEDGER + FIT + TELL, "20", consistency)
+    run = start(LEDGER + IN_PARTS + TELL, "20", consistency)
     eventually(lambda: len(run.runs()) == 2 and reached(run, QUICK - 8), "steps are done", told=run.complaint)
     for name in ("worker-0", "shard-1", "coordinator", "worker-1"):
         run.kill(name)
@@ -111,7 +115,9 @@ def test_every_example_counts_once_whatever_is_killed(start: Callable[..., Scrip
     assert (report["coordinator_restarts"], report["shard_restarts"] > 0) == (1, True)
 
 
-def test_after_ctrl_c_it_goes_on(start: Callable[..., ScriptRun], tmp_path: Path) -> None:
+def test_after_ctrl_c_it_goes_on_with_the_policy_that_it_began_with(
+    start: Callable[..., ScriptRun], tmp_path: Path
+) -> None:
     (tmp_path / "slow").touch()
     run = start(LEDGER + FIT + TELL, "20", "async")
     eventually(lambda: reached(run, QUICK - 8), "steps are done", told=run.complaint)
@@ -126,16 +132,18 @@ def test_after_ctrl_c_it_goes_on(start: Callable[..., ScriptRun], tmp_path: Path
     run.interrupt()
     assert run.wait() != 0
     (tmp_path / "slow").unlink()
-    again = start("# resumed by hand\n" + LEDGER + FIT + TELL, "20", "async", "resume")
+    again = start("# resumed by hand\n" + LEDGER + FIT + TELL, "20", "auto", "resume")
     assert done(again)[0] == 20.0
     assert again.runs() == [folder]
+    assert load_job(folder / JOB_FILE, environ={}).job.consistency.policy == Policy("async")
 
 
+@pytest.mark.parametrize("consistency", ["auto", "async"])
 def test_a_script_that_was_stopped_at_a_checkpoint_goes_on_with_another_number_of_shards(
-    start: Callable[..., ScriptRun], tmp_path: Path
+    start: Callable[..., ScriptRun], tmp_path: Path, consistency: str
 ) -> None:
     (tmp_path / "slow").touch()
-    run = start(LEDGER + FIT + TELL, "20", "async")
+    run = start(LEDGER + IN_PARTS + TELL, "20", consistency)
     eventually(lambda: reached(run, QUICK - 8), "steps are done", told=run.complaint)
     command = [sys.executable, "-m", "parashard", "checkpoint", "create", "--stop", str(run.runs()[0])]
     with subprocess.Popen([*DIES_WITH_US, *command], stdout=subprocess.PIPE, text=True) as asked:

@@ -26,6 +26,8 @@ import parashard as ps
 EXAMPLES, EPOCHS, slow = 60, int(sys.argv[1]), Path("slow")
 
 class Ledger:
+    adds_losses = True
+
     def initial_variables(self):
         return {"counts": np.zeros(EXAMPLES, np.float32)}
 

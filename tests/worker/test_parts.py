@@ -153,3 +153,14 @@ def test_only_the_examples_of_the_part_are_read_where_they_say_all() -> None:
     read_step(WeighedModel(), weighed, steps, 1)
     assert mean.reads == [4]
     assert weighed.reads[-1] == 16
+
+
+def test_every_part_of_a_batch_that_is_drawn_at_random_is_cut_of_the_same_one() -> None:
+    class Drawn(Rows):
+        def examples_of(self, step: int, indices: Any) -> Any:
+            inputs, targets = self.examples(indices)
+            return np.random.default_rng(step).permutation(inputs), targets
+
+    steps = StepPlan(2, 1, 1, 0, parts=3, shuffle=False, batched=True)
+    found = [read_step(MeanModel(), Drawn(0, [12, 13]), steps, step).inputs for step in range(6)]
+    assert sorted(np.concatenate(found)[:, 0].tolist()) == list(range(1, 26))

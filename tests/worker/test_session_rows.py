@@ -19,6 +19,7 @@ from support.small_cluster import SmallCluster, small_cluster
 from support.small_job import SMALL_JOB
 
 STEPS, KEYS = 16, np.random.default_rng(0).integers(-(10**15), 10**15, 9)
+POLICY = '[consistency]\npolicy = "{}"\n'
 TABLES = """
 [tables.ledger]
 dimension = 2
@@ -28,10 +29,12 @@ keys_per_step_max = 20
 """
 
 
-def running(folder: Path, more: str = "") -> AbstractContextManager[SmallCluster]:
+def running(folder: Path, policy: str = "async") -> AbstractContextManager[SmallCluster]:
     text = SMALL_JOB.replace('source = "synthetic"', 'source = "synthetic"\nexamples = 64')
     text = text.replace('"softmax"', '"row_ledger"\nshared = 10_000')
-    job = job_from_toml(f'{text}[cluster]\nshards = 1\ntransport = "grpc"\npipeline_depth = 0\n{TABLES}{more}')
+    job = job_from_toml(
+        f'{text}[cluster]\nshards = 1\ntransport = "grpc"\npipeline_depth = 0\n{TABLES}{POLICY.format(policy)}'
+    )
     return small_cluster(resolved_here(job), folder / "store")
 
 
@@ -90,7 +93,7 @@ def test_a_table_that_is_left_out_does_not_move_and_a_wrong_gradient_is_refused(
 def test_in_rounds_every_step_sees_the_same_bits_of_rows_with_one_session_and_with_three(tmp_path: Path) -> None:
     seen: list[dict[int, bytes]] = [{}, {}]
     for sessions, found in zip((1, 3), seen, strict=True):
-        with running(tmp_path / str(sessions), '[consistency]\npolicy = "sync:4"\n') as cluster:
+        with running(tmp_path / str(sessions), "sync:4") as cluster:
 
             def work(cluster: SmallCluster = cluster, found: dict[int, bytes] = found) -> None:
                 with session_of(cluster) as session:

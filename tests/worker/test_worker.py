@@ -30,7 +30,7 @@ from support.small_job import SMALL_JOB
 from support.waiting import DEADLINE_S, eventually
 
 EXAMPLES = 64
-STEPS = 2 * EXAMPLES // 8
+STEPS = 2 * EXAMPLES // 4  # a batch of 8 has two parts
 TABLES = """
 [cluster]
 shards = 1

@@ -24,10 +24,10 @@ EXAMPLES, STEPS = 64, 16
 CLUSTER = '[cluster]\nshards = 1\ntransport = "grpc"\npipeline_depth = 0\n'
 
 
-def resolved(more: str = "", batch_size: int = 8) -> Any:
+def resolved(policy: str = "async", batch_size: int = 8) -> Any:
     text = SMALL_JOB.replace('source = "synthetic"', f'source = "synthetic"\nexamples = {EXAMPLES}')
     text = text.replace("batch_size = 8", f"batch_size = {batch_size}")
-    return resolved_here(job_from_toml(text + CLUSTER + more))
+    return resolved_here(job_from_toml(f'{text}{CLUSTER}[consistency]\npolicy = "{policy}"\n'))
 
 
 @pytest.fixture
@@ -52,21 +52,25 @@ def weights_of(cluster: SmallCluster) -> Any:
     return cluster.shard.shard.storage.weights
 
 
-def test_a_loop_of_one_s_own_gives_the_weights_of_the_job_s_worker(cluster: SmallCluster, tmp_path: Path) -> None:
-    numbers = []
-    with session_of(cluster) as session:
-        for step in session.steps():
-            loss, gradients = computed(session.pull(), step)
-            assert session.push(step, gradients, loss=loss)
-            numbers.append((step.number, step.epoch))
-    assert sorted(numbers) == [(number, number // 8) for number in range(STEPS)]
-    with small_cluster(resolved(), tmp_path / "other") as other:
+@pytest.mark.parametrize(("policy", "parts"), [("async", 1), ("auto:2", 2)])
+def test_a_loop_of_one_s_own_gives_the_weights_of_the_job_s_worker(tmp_path: Path, policy: str, parts: int) -> None:
+    job, numbers = resolved(policy, batch_size=12), []
+    with small_cluster(job, tmp_path / "one") as one, small_cluster(job, tmp_path / "other") as other:
+        with session_of(one) as session:
+            for step in session.steps():
+                loss, gradients = computed(session.pull(), step)
+                assert session.push(step, gradients, loss=loss)
+                numbers.append((step.number, step.epoch))
+        due = [(number, number // (6 * parts)) for number in range(12 * parts)]
+        empty = [(number, epoch) for number, epoch in due if number % (6 * parts) == 11]  # of four examples
+        assert sorted(numbers) == [step for step in due if step not in empty]
+        assert one.steps_applied() == 12 * parts
         Worker(other.client).run(Stop())
-        np.testing.assert_array_equal(weights_of(cluster), weights_of(other))
+        np.testing.assert_array_equal(weights_of(one), weights_of(other))
 
 
 def test_a_session_and_a_worker_weigh_a_short_step_of_a_round_the_same(tmp_path: Path) -> None:
-    job = resolved('[consistency]\npolicy = "sync:4"\n', batch_size=7)  # the last step of an epoch has one example
+    job = resolved("sync:4", batch_size=7)  # the last step of an epoch has one example
     with small_cluster(job, tmp_path / "one") as one, small_cluster(job, tmp_path / "other") as other:
         with session_of(one) as session:
             for step in session.steps():
@@ -75,9 +79,9 @@ def test_a_session_and_a_worker_weigh_a_short_step_of_a_round_the_same(tmp_path:
         np.testing.assert_array_equal(weights_of(one), weights_of(other))
 
 
-@pytest.mark.parametrize("policy", ["async", "ssp:2", "sync:4"])
+@pytest.mark.parametrize("policy", ["auto:1", "async", "ssp:2", "sync:4"])
 def test_a_step_that_is_not_pushed_comes_again(tmp_path: Path, policy: str) -> None:
-    with small_cluster(resolved(f'[consistency]\npolicy = "{policy}"\n'), tmp_path / "store") as cluster:
+    with small_cluster(resolved(policy), tmp_path / "store") as cluster:
         seen: list[int] = []
         with session_of(cluster) as session:
             for step in session.steps():

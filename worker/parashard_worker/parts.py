@@ -32,7 +32,8 @@ def read_step(model: Model, source: DataSource, steps: StepPlan, step: int) -> B
         if counts_rows(model, part):
             return replace(part, share=1.0 if adds_losses(model) else steps.share(step))
     whole_indices = steps.indices_of_batch(step)
-    whole = Batch(number, epoch, whole_indices, *examples_of(source, number, whole_indices))
+    drawn_by = number - step % steps.parts  # what is random in a batch must be the same for each of its parts
+    whole = Batch(number, epoch, whole_indices, *examples_of(source, drawn_by, whole_indices))
     part = _rows_of(whole, steps.rows_of_part(step, rows_of(whole.inputs)))
     share = share_of(model, part, whole)
     return replace(part, share=share) if share else _rows_of(whole, slice(0))
