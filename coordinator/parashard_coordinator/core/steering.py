@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parashard_coordinator.core.controller import Controller, Decision, Drift, transfer_share
+from parashard_coordinator.core.controller import Controller, Decision, Drift
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import NOT_FINITE
 from parashard_coordinator.core.leases import Grant
@@ -107,9 +107,6 @@ def figures(job: JobRecord) -> dict[str, Any]:
             {"batch": step // controller.parts, "drift": drift, "updates": updates}
             for step, drift, updates in controller.drifts
         ],
-        "transfer_shares": {
-            name: round(transfer_share(worker.phases_s), 4) for name, worker in sorted(job.workers.by_name.items())
-        },
     }
 
 

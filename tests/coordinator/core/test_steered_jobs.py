@@ -85,7 +85,6 @@ def test_the_lag_rises_where_workers_wait_and_updates_change_little() -> None:
     (change,) = figures(core.job)["lags"]
     assert (change["lag"], change["first_batch"]) == (1, FIRST_POINT + SETTLED)
     assert {found["batch"] for found in figures(core.job)["drifts"]} == {32, 34, 36}
-    assert figures(core.job)["transfer_shares"] == {"guest-0": 0.5, "guest-1": 0.5}
     assert core.job.events[-1] == f"from batch 40 on the lag is 1: {change['reason']}"
     assert in_words(core.job, 50.0) == f"lag 1 ({change['reason']})"
 
@@ -109,7 +108,7 @@ def test_every_change_of_the_lag_is_a_decision_that_a_new_coordinator_has() -> N
     later = core_after(core, policy, steps_total=4000)
     announce_all(later, [(0, 80)], [(0, 80)], incarnation=1)
     assert policy.lag == 1
-    assert figures(later.job) == {**figures(core.job), "transfer_shares": {}}
+    assert figures(later.job) == figures(core.job)
     later.job.warn(RISES, "the loss rises")
     Caller(later).call(now_s=60.0)
     assert policy.lag == 0
