@@ -174,6 +174,10 @@ def test_a_large_penalty_beside_a_loss_that_falls_hides_nothing(steps: int, seed
     assert finding(noisy(steps, 0.05, seed, level=52.3, drop=2.0, quick=True)) is None
 
 
+def test_where_there_is_nothing_to_minimise_nothing_is_told() -> None:
+    assert finding(curve_of([0.0] * 500), classes=10) is None
+
+
 @given(st.integers(0, JUDGED_FROM - 1), seeds)
 def test_few_steps_are_not_judged(steps: int, seed: int) -> None:
     assert finding(noisy(steps, 0.01, seed)) is None
