@@ -245,7 +245,7 @@ def parts(model: Any, length: Length) -> tuple[float, float]:
         for found in gradients.values():
             np.asarray(found)  # waits for it
         between_s = time.process_time()
-        optimizer.update(weights, gradient, slots, t=t, scale=1.0, damping=1.0, variable=Variable("all", (1,)))
+        optimizer.update(weights, gradient, slots, t=t, scale=1.0, variable=Variable("all", (1,)))
         times_s.append((between_s - began_s, time.process_time() - between_s))
     computing_s, updating_s = (statistics.median(kind) for kind in zip(*times_s[length.turn :], strict=True))
     return computing_s, updating_s

@@ -106,7 +106,6 @@ class NoServer:
                 self._slots[name],
                 t=step + 1,
                 scale=1.0,
-                damping=1.0,
                 variable=self._declared[name],
             )
         return self._device.to_host(loss, {})[0]

@@ -41,7 +41,7 @@ imported_s = time.perf_counter()
 from parashard.plan.optimizers import Adam
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
-fused.warm_up(rounds=False, compensated=False)
+fused.warm_up(rounds=False)
 Optimizer(Adam()).warm_up()
 print(imported_s - begin_s, time.perf_counter() - imported_s)
 """

@@ -30,7 +30,7 @@ KERNELS = """
 from parashard.plan.optimizers import Adam
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
-fused.warm_up(rounds=False, compensated=False)
+fused.warm_up(rounds=False)
 Optimizer(Adam()).warm_up()
 """
 PROGRAMS = {

@@ -33,7 +33,7 @@ class InPlace(seam.PushPull):
 
     def push(self) -> None:
         """Apply the gradient."""
-        self._optimizer.update(self.weights, self._gradient, {}, t=1, scale=1.0, damping=1.0, variable=self._variable)
+        self._optimizer.update(self.weights, self._gradient, {}, t=1, scale=1.0, variable=self._variable)
 
     def pull(self) -> seam.Floats:
         """Copy the weights."""

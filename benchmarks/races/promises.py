@@ -120,7 +120,7 @@ def bookkeeping_us() -> float:
 class _Still:
     """A storage that applies nothing, so that only the bookkeeping takes time."""
 
-    def apply(self, gradient: seam.Floats, *, t: int, damping: float) -> None:
+    def apply(self, gradient: seam.Floats, *, t: int, pushes: int, learning_rate: float | None) -> None:
         """Nothing."""
 
 

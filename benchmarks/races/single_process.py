@@ -74,7 +74,6 @@ class SingleProcess(seam.Training):
                     slots,
                     t=step + 1,
                     scale=1.0,
-                    damping=1.0,
                     variable=self._declared[name],
                 )
         return time.perf_counter() - began_s

@@ -14,6 +14,7 @@ from benchmarks.statistics.schedule import PLAIN, Outcome, Schedule
 from benchmarks.statistics.tasks import make
 from benchmarks.statistics.trial import Trial
 from benchmarks.statistics.virtual import simulate
+from parashard.api.rows import tables_of_model
 
 PLAIN_NAME = "plain"
 OLD_DEFAULT = "async, depth 1"
@@ -40,7 +41,7 @@ SCENARIOS: dict[str, Callable[[int], Schedule]] = {
 }
 """What befalls the workers, by name; a lag is that of every update, the most that `auto` with this lag can have."""
 
-SHIPPED = ("rate by staleness", "delay compensation")
+SHIPPED = ("Gap-Aware (shipped)",)
 METHODS = (*list(MOMENTUM)[1:], *list(ADAM)[1:], *SHIPPED)
 """Run in `async` at depth 0, so at a staleness of N - 1."""
 
@@ -55,7 +56,9 @@ class Cell(NamedTuple):
 
 
 def fits(scenario: str, trial: Trial) -> bool:
-    """Tell whether a task has the optimizer of a method."""
+    """Tell whether a task has the optimizer of a method, and no tables where the product's method is not for them."""
+    if scenario in SHIPPED and tables_of_model(trial.model):
+        return False
     kinds = {"momentum": MOMENTUM, "nesterov": MOMENTUM, "adam": ADAM, "adamw": ADAM}
     others = (MOMENTUM.keys() | ADAM.keys()) - kinds.get(trial.optimizer.kind, {}).keys()
     return scenario not in others

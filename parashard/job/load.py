@@ -20,7 +20,7 @@ from parashard.job.keys import at, check_path, dotted, leaves, plain, shown
 from parashard.job.layers import Layers, Override, layered
 from parashard.job.policy import Policy
 from parashard.job.schema import Job
-from parashard.job.switching import drop_keys_of_earlier_kinds
+from parashard.job.switching import drop_keys_of_earlier_kinds, drop_removed_keys
 from parashard.settings.reading import read_table
 from parashard.settings.table import Table
 
@@ -163,6 +163,7 @@ def describe(loaded: LoadedJob) -> list[tuple[str, Any, str]]:
 
 def _validated(layers: Layers, folder: Path) -> Job:
     _check_text(layers)
+    drop_removed_keys(layers)
     drop_keys_of_earlier_kinds(layers, Job)
     try:
         job = read_table(Job, layers.table)

@@ -84,14 +84,11 @@ def _consistency(job: Job) -> Iterator[_Relation]:
         )
     if policy.kind == "sync":
         fresh = "every gradient of a round is computed from the round's own weights, so its staleness is 0"
-        if job.optimizer.staleness_damping != "none":
-            yield "optimizer.staleness_damping", "consistency.policy", f'"none" in sync: {fresh}'
-        if job.optimizer.delay_compensation:
-            yield "optimizer.delay_compensation", "consistency.policy", f"0 in sync: {fresh}"
+        if job.optimizer.gap_aware:
+            yield "optimizer.gap_aware", "consistency.policy", f"false in sync: {fresh}"
     if policy.kind == "auto":
-        for key, none in (("staleness_damping", "none"), ("delay_compensation", 0)):
-            if getattr(job.optimizer, key) != none:
-                yield f"optimizer.{key}", "consistency.policy", f"{none} in auto, which keeps staleness low itself"
+        if job.optimizer.gap_aware:
+            yield "optimizer.gap_aware", "consistency.policy", "false in auto, which keeps staleness low itself"
         if job.cluster.pipeline_depth:
             yield "cluster.pipeline_depth", "consistency.policy", "0 in auto, which overlaps transfers by itself"
 
@@ -127,19 +124,19 @@ def _optimizer(job: Job) -> Iterator[_Relation]:
 
 
 def _shard_device(job: Job) -> Iterator[_Relation]:
-    if job.cluster.shard_device != "cpu" and job.optimizer.delay_compensation:
+    if job.cluster.shard_device != "cpu" and job.optimizer.gap_aware:
         yield (
             "cluster.shard_device",
-            "optimizer.delay_compensation",
-            '"cpu" with delay compensation: it compares the weights of many steps, which lie in the host\'s memory',
+            "optimizer.gap_aware",
+            '"cpu" with gap_aware: it compares the weights of many steps, which lie in the host\'s memory',
         )
 
 
 def _tables(job: Job) -> Iterator[_Relation]:
     if not job.tables:
         return
-    if job.optimizer.delay_compensation:
-        yield "optimizer.delay_compensation", "tables", "0 with tables: what a step's rows were is not remembered"
+    if job.optimizer.gap_aware:
+        yield "optimizer.gap_aware", "tables", "false with tables: a shard does not remember the rows of a pull"
     if job.cluster.shard_device != "cpu":
         yield "cluster.shard_device", "tables", '"cpu" with tables: rows lie in the host\'s memory'
     policy = job.consistency.policy

@@ -1,8 +1,9 @@
-"""Switching: drop a table's keys that do not apply after a flag or the environment changes its kind.
+"""Switching: drop a table's keys that do not apply after a flag or the environment changes its kind, or no longer.
 
 A job file that reads a CSV has keys that the source `digits` lacks; `--set data.source=digits` drops them. Keys that
-both kinds have stay, and keys given together with the new kind or after it are validated as usual. Knows the schema
-only through its annotations. Called by `load`, before the job is validated.
+both kinds have stay, and keys given together with the new kind or after it are validated as usual. Job files of earlier
+runs name each key, also those that were removed since. Knows the schema only through its annotations. Called by `load`,
+before the job is validated.
 """
 
 from __future__ import annotations
@@ -10,12 +11,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parashard.job.keys import at
+from parashard.errors import ConfigurationError
+from parashard.job.keys import at, shown
 from parashard.job.layers import Layers
+from parashard.plan.optimizers import REMOVED_SETTINGS, WHY_REMOVED
 from parashard.settings.forms import TAGS, file_keys, forms_at, tag_values
 from parashard.settings.table import Table
 
 _RANKS = ("file", "environment", "flag")
+
+
+def drop_removed_keys(layers: Layers) -> None:
+    """Remove settings of optimizers that no longer exist, where their value turned them off.
+
+    Raises
+    ------
+    ConfigurationError
+        If one has another value.
+    """
+    for parts in list(layers.origins):
+        if "optimizer" in parts[:-1] and parts[-1] in REMOVED_SETTINGS:
+            found = at(layers.table, parts)
+            if found != REMOVED_SETTINGS[parts[-1]]:
+                raise ConfigurationError(f"{layers.named(parts)}: found {shown(found)}; {WHY_REMOVED}")
+            layers.drop(parts)
 
 
 def drop_keys_of_earlier_kinds(layers: Layers, schema: type[Table]) -> None:

@@ -32,6 +32,9 @@ SLOT_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Slots of each rule: vectors of the weights' length (of `rowwise_adagrad`: a number for each row)."""
 
+DISTANCE = "distance"
+"""One more slot of each rule with `gap_aware`: the sum of |step| of each weight."""
+
 _NAMES_ELSEWHERE = {
     "lr": "learning_rate",
     "eps": "epsilon",
@@ -52,6 +55,12 @@ _LATER = {
     "rmsprop": ("decoupled_weight_decay", "rate_in_velocity", "epsilon_in_root", "momentum", "centered"),
 }
 """Settings that earlier versions had not: jobs of these keep their digest."""
+
+REMOVED_SETTINGS = {"staleness_damping": "none", "delay_compensation": 0.0}
+"""Settings that were removed. Records and digests of earlier jobs have these values, which turned them off."""
+WHY_REMOVED = (
+    'removed: measured, it does not keep accuracy; use consistency "auto", or optimizer.gap_aware = true with "async"'
+)
 
 _LARGEST = 1e15  # the product of two settings still fits float32
 _SMALLEST = 1e-30
@@ -111,12 +120,9 @@ class OptimizerSpec(Table):
     variable_clip_norm : float or None
         Bound of the norm of each variable's gradient, and of that of each table's rows; None: off. Applied before
         `clip_norm`, by the worker.
-    staleness_damping : {"none", "inverse"}
-        "inverse": the learning rate is divided by 1 + staleness (Zhang et al., IJCAI 2016, eq. 3, with theirs shifted
-        by one so that a fresh gradient keeps the full rate).
-    delay_compensation : float
-        lambda of DC-ASGD (Zheng et al., ICML 2017, eq. 10): the gradient becomes g + lambda * g * g * (w - w_pulled).
-        0: off.
+    gap_aware : bool
+        True: each element of a gradient is divided by its gap, 1 + |w - w_pulled| / C, with C the mean |step| of this
+        weight so far (Barkai et al., ICLR 2020). For consistency `async` and `ssp:K`.
     """
 
     kind: str = key(description="Names the update rule.")
@@ -137,11 +143,10 @@ class OptimizerSpec(Table):
         default=None,
         description="Bound of the norm of each variable's gradient, applied by the worker before the push; unset: off.",
     )
-    staleness_damping: Literal["none", "inverse"] = key(
-        default="none", description='"inverse" divides the learning rate by 1 + staleness; in async and ssp:K only.'
-    )
-    delay_compensation: NonNegative = key(
-        default=0.0, description="lambda of DC-ASGD, g + lambda * g * g * (w - w_pulled), in async and ssp:K; 0: off."
+    gap_aware: bool = key(
+        default=False,
+        description="True: each element of a gradient is divided by how far its weight has moved since the pull, in "
+        "mean steps: 1 + |w - w_pulled| / C. For `async` and `ssp:K`.",
     )
 
     def __init__(self, learning_rate: Any = NEEDED, *others: Any, **settings: Any) -> None:
@@ -150,6 +155,8 @@ class OptimizerSpec(Table):
         if others:
             raise ConfigurationError(f"{own} takes its learning rate first and all else by name; {allowed}")
         for name in settings.keys() - self.keys.keys():
+            if name in REMOVED_SETTINGS:
+                raise ConfigurationError(f"{own} has no {name}=, {WHY_REMOVED}")
             here = _NAMES_ELSEWHERE.get(name, "")
             hint = f"it is {here} here; " if here in known or " and " in here else ""
             hint = "ps.Momentum has it; " if name == "momentum" else hint
@@ -164,22 +171,17 @@ class OptimizerSpec(Table):
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of its slots."""
-        return SLOT_NAMES[self.rule]
+        return (*SLOT_NAMES[self.rule], *((DISTANCE,) if self.gap_aware else ()))
 
     @property
     def requires_unsplit_variables(self) -> bool:
         """Whether an update needs a norm over a whole variable, so that no partition may cut it."""
         return False
 
-    def damping(self, staleness: int) -> float:
-        """Return the multiplier of the learning rate for a push of this staleness, in (0, 1]."""
-        assert staleness >= 0, f"staleness counts pushes, found {staleness}"
-        return 1.0 / (1 + staleness) if self.staleness_damping == "inverse" else 1.0
-
     def identity(self) -> dict[str, Any]:
         """Return what decides its arithmetic; settings of later versions only where they change it."""
-        plain = self.plain()
-        for name in ("variable_clip_norm", *_LATER.get(self.kind, ())):
+        plain = self.plain() | REMOVED_SETTINGS
+        for name in ("variable_clip_norm", "gap_aware", *_LATER.get(self.kind, ())):
             if plain[name] == type(self).keys[name].default:
                 del plain[name]
         if plain["schedule"].get("warmup_from", 0) is None:

@@ -81,7 +81,7 @@ class Variable:
     state : str
         "": it has a gradient. Else it is state without one (`parashard.plan.state.check_state`): "average:M", "counter"
         or "sum". A push carries what its kind says, as float32; it takes no part in the optimizer, decay, clipping,
-        damping and encodings, and an empty push leaves it alone. A counter's last axis has `COUNTER_BYTES`.
+        and encodings, and an empty push leaves it alone. A counter's last axis has `COUNTER_BYTES`.
     """
 
     name: str

@@ -36,7 +36,7 @@ from parashard_server.state.rows.tables import Tables
 from parashard_server.state.storage import InitialRows, Storage, drawn_from, offsets_of
 
 PULLED_COPIES_MAX = 64
-"""Steps whose pulled weights a shard with delay compensation remembers, if `cluster.queue_bytes` has room for them."""
+"""Steps whose pulled weights a shard keeps for `optimizer.gap_aware`, if `cluster.queue_bytes` has room for them."""
 
 
 class ShardBuilder:
@@ -106,10 +106,7 @@ class ShardBuilder:
 
     def _load_kernels(self) -> None:
         """Compile the kernels of this job, or load them, which takes longer than all the rest of a start."""
-        fused.warm_up(
-            rounds=self.job.consistency.policy.steps_of_update > 1,
-            compensated=self.job.optimizer.delay_compensation > 0,
-        )
+        fused.warm_up(rounds=self.job.consistency.policy.steps_of_update > 1)
         codec.warm_up(self.plan.variables.values())
         if self._device is None:
             self.optimizer.warm_up()
@@ -180,14 +177,12 @@ class ShardBuilder:
             updates.skipped = state.skipped.copy()
         storage.begin_at(updates.version)
         identity = Target(reply.run_id, reply.job_digest, plan.version, self.index, incarnation)
-        compensated = job.optimizer.delay_compensation > 0
         return Shard(
             identity,
             reply.steps_total,
             storage,
             updates,
-            pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if compensated else None,
-            compensation=job.optimizer.delay_compensation,
+            pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if job.optimizer.gap_aware else None,
             tables=tables,
         )
 
@@ -217,7 +212,7 @@ class ShardBuilder:
             applied = None if state is None else state.applied.copy()
             if parts > 1:
                 return BatchUpdates(storage, parts=parts, applied=applied, tables=tables)
-            return ImmediateUpdates(storage, damping=self.job.optimizer.damping, applied=applied, tables=tables)
+            return ImmediateUpdates(storage, applied=applied, tables=tables)
         return RoundUpdates(
             storage,
             round_steps=self.round_steps,

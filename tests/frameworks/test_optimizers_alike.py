@@ -50,7 +50,6 @@ def ours(spec: OptimizerSpec, given: list[np.ndarray]) -> np.ndarray:
             slots,
             t=step + 1,
             scale=1.0,
-            damping=1.0,
             variable=Variable("w", (12,)),
         )
     return weights

@@ -169,7 +169,6 @@ class HastyStorage(Storage):
         *,
         t: int,
         scale: float = 1.0,
-        damping: float = 1.0,
         pushes: int = 1,
         learning_rate: float | None = None,
     ) -> None:
@@ -179,7 +178,7 @@ class HastyStorage(Storage):
                 if not fused.is_finite(gradient[placed.offset : placed.stop]):
                     raise NonFiniteGradient(f"partition {placed.partition} has a value that is not finite")
                 self.layout = (placed,)
-                super().apply(gradient, t=t, scale=scale, damping=damping, pushes=pushes, learning_rate=learning_rate)
+                super().apply(gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
         finally:
             self.layout = layout
             self.begin_at(t)  # every partition has moved: pulls are not to be blamed

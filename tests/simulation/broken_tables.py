@@ -29,8 +29,7 @@ class OwnTime(Tables):
         *,
         t: int,
         scale: float = 1.0,
-        damping: float = 1.0,
         learning_rate: float | None = None,
     ) -> None:
         self._time += 1
-        super().apply(pushed, t=self._time, scale=scale, damping=damping, learning_rate=learning_rate)
+        super().apply(pushed, t=self._time, scale=scale, learning_rate=learning_rate)

@@ -51,8 +51,6 @@ def shard_of(
     steps: int = STEPS,
     round_steps: int | None = None,
     mean: bool = True,
-    damping: bool = False,
-    compensation: float = 0.0,
     copies: int = 8,
     incarnation: int = 1,
     tables: Tables | None = None,
@@ -61,12 +59,12 @@ def shard_of(
     storage = Storage(plan, index, Optimizer(spec), drawn_from(SEED))
     updates: UpdatePolicy
     if round_steps is None:
-        updates = ImmediateUpdates(storage, damping=damping, tables=tables)
+        updates = ImmediateUpdates(storage, tables=tables)
     else:
         updates = RoundUpdates(storage, round_steps=round_steps, steps_total=steps, mean=mean, tables=tables)
-    pulled = PulledWeights(storage.elements, copies) if compensation else None
+    pulled = PulledWeights(storage.elements, copies) if spec.gap_aware else None
     identity = Target(RUN, DIGEST, plan.version, index, incarnation)
-    return Shard(identity, steps, storage, updates, pulled=pulled, compensation=compensation, tables=tables)
+    return Shard(identity, steps, storage, updates, pulled=pulled, tables=tables)
 
 
 def slices_of(shard: Shard) -> tuple[Slice, ...]:

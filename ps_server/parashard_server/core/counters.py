@@ -29,7 +29,6 @@ class ShardCounters:
     push_s: float = 0.0  # time inside the shard, measured by its service
     pull_s: float = 0.0
     unknown_staleness: int = 0
-    uncompensated_pushes: int = 0  # delay compensation was asked for and the pulled weights were not kept
     step_lag_max: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
     apply_s: float = 0.0  # time of the requests that moved the weights

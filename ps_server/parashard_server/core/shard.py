@@ -76,9 +76,7 @@ class Shard:
     storage, updates
         Its parts; see their modules.
     pulled : PulledWeights, optional
-        Present where delay compensation is on.
-    compensation : float
-        Lambda of DC-ASGD (Zheng et al., ICML 2017).
+        Present where gradients are divided by their gap (`optimizer.gap_aware`).
     tables : Tables, optional
         The embedding tables, which `updates` moves; None: the job has none.
     """
@@ -91,7 +89,6 @@ class Shard:
         updates: UpdatePolicy,
         *,
         pulled: PulledWeights | None = None,
-        compensation: float = 0.0,
         tables: Tables | None = None,
     ) -> None:
         self.identity = identity
@@ -103,7 +100,6 @@ class Shard:
         self.journal: Journal | None = None
         self._noted: dict[int, int] = {}  # held steps -> their positions in the journal
         self._pulled = pulled
-        self._compensation = compensation
 
     def push(self, push: Push) -> Receipt:
         """Take a push: it is applied, or held for its round, once.
@@ -257,8 +253,6 @@ class Shard:
                 f"step {push.step}: pulled at version {push.pulled_version}, this shard is at {self.updates.version}"
             )
         lag = push.step - self.updates.applied.lowest_missing()
-        if self._pulled is not None and gradient is not None and not push.void:
-            gradient = self._compensated(push, gradient)
         if self.journal is not None:
             position = self.journal.append(
                 push.step,
@@ -289,6 +283,9 @@ class Shard:
         if not push.slices:
             return None
         gradient = self.storage.decode_gradient(push.slices, push.payload.whole()[: _slices_bytes(push)])
+        pulled = None if self._pulled is None else self._pulled.of(push.step, push.pulled_version)
+        if pulled is not None:
+            gradient = self.storage.divided_by_gap(gradient, pulled, self.updates.version)
         self._check_values(push.step, gradient)
         return gradient
 
@@ -303,19 +300,6 @@ class Shard:
         if skipped:
             self.updates.skipped.add(step)
             self.record.skipped_steps += 1
-
-    def _compensated(self, push: Push, gradient: Float32s) -> Float32s:
-        assert self._pulled is not None
-        pulled = self._pulled.of(push.step, push.pulled_version)
-        if pulled is None:
-            self.record.uncompensated_pushes += 1
-            return gradient
-        gradient = self.storage.writable(gradient)
-        for run in self.storage.trained:
-            fused.delay_compensated(gradient[run], self.storage.weights[run], pulled[run], self._compensation)
-        if not fused.is_finite(gradient):
-            raise NonFiniteGradient(f"step {push.step}: delay compensation overflows float32; lower its strength")
-        return gradient
 
     def _check_values(self, step: int, content: Float32s) -> None:
         if not fused.is_finite(content):

@@ -6,7 +6,7 @@ All keep the applied set beside the weights: every method leaves the two in agre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -106,8 +106,6 @@ class ImmediateUpdates:
     ----------
     storage : Storage
         What moves.
-    damping : callable, optional
-        From a push's staleness to what multiplies the learning rate; unknown staleness counts as 0.
     applied : IntervalSet, optional
         The steps in the storage's weights, where these come from a checkpoint.
     tables : Tables, optional
@@ -121,13 +119,11 @@ class ImmediateUpdates:
         self,
         storage: Storage,
         *,
-        damping: Callable[[int], float] | None = None,
         applied: IntervalSet | None = None,
         tables: Tables | None = None,
     ) -> None:
         self._storage = storage
         self._tables = tables
-        self._damping = damping
         self.applied = IntervalSet() if applied is None else applied
         self.skipped = IntervalSet()
 
@@ -174,17 +170,15 @@ class ImmediateUpdates:
         rows: Pushed = NO_ROWS,
     ) -> PushResult:
         """Apply the gradient and record the step."""
-        damping = self._damping(staleness or 0) if self._damping else 1.0
         if gradient is None or gradient.size:
             self._storage.apply(
                 self._storage.zeros() if gradient is None else gradient,
                 t=len(self.applied) + 1,
-                damping=damping,
                 pushes=int(gradient is not None),
                 learning_rate=learning_rate,
             )
         if self._tables is not None and rows:
-            self._tables.apply(rows, t=len(self.applied) + 1, damping=damping, learning_rate=learning_rate)
+            self._tables.apply(rows, t=len(self.applied) + 1, learning_rate=learning_rate)
         self.applied.add(step)
         return PushResult.APPLIED
 

@@ -109,7 +109,7 @@ class Listeners:
                 plane,
                 lambda: _shared(shard_host),
                 self.slots,
-                direct=not job.optimizer.delay_compensation,
+                direct=not job.optimizer.gap_aware,
             )
             self._servers.append(
                 StreamServer(self._local.listening, local.serve, connections_max=CONNECTIONS_MAX, name="local")

@@ -110,7 +110,7 @@ class ShmService:
     slots : Slots
         Where slots come from.
     direct : bool
-        False: the shard must know what was pulled (delay compensation), so weights are only copied into slots.
+        False: the shard must know what was pulled (`optimizer.gap_aware`), so weights are only copied into slots.
     """
 
     def __init__(

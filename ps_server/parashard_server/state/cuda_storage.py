@@ -124,14 +124,13 @@ class CudaStorage(Storage):
         *,
         t: int,
         scale: float = 1.0,
-        damping: float = 1.0,
         pushes: int = 1,
         learning_rate: float | None = None,
     ) -> None:
         """Apply one gradient on the device; return when the weights have moved. See `Storage.apply`."""
         self._device.copy_in(self._gradient, self.writable(gradient))
         self._device.use()
-        super().apply(self._gradient, t=t, scale=scale, damping=damping, pushes=pushes, learning_rate=learning_rate)
+        super().apply(self._gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
         self._device.wait()
 
     def _mirror(self, begin_bytes: int, end_bytes: int) -> None:
@@ -162,5 +161,5 @@ def warm_up(device: ShardDevice, optimizer: Optimizer) -> None:
     weights, gradient, *slots = (device.full(1, 0.0) for _ in range(2 + len(optimizer.slots)))
     one = Variable("warm_up", (1,))
     state = dict(zip(optimizer.slots, slots, strict=True))
-    optimizer.update(weights, gradient, state, t=1, scale=1.0, damping=1.0, variable=one)
+    optimizer.update(weights, gradient, state, t=1, scale=1.0, variable=one)
     device.wait()

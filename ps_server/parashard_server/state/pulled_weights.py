@@ -1,4 +1,4 @@
-"""PulledWeights: the weights pulled for steps in progress, for delay compensation (Zheng et al., ICML 2017). Pure."""
+"""PulledWeights: the weights pulled for steps in progress, for `optimizer.gap_aware`. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PulledWeights:
     """A copy of the weights for each step that was pulled and not yet pushed.
 
     Keeps at most `steps_max` copies, dropping the oldest. If two workers pull a step the later copy is kept; the push
-    of the other names another version and finds none. Such pushes are applied without compensation and counted.
+    of the other names another version and finds none. Such pushes are applied as they are.
 
     Parameters
     ----------

@@ -189,6 +189,17 @@ class Storage:
             np.copyto(scratch, gradient)
         return scratch
 
+    def divided_by_gap(self, gradient: Float32s, pulled: Float32s, updates: int) -> Float32s:
+        """Return a gradient, computed at the pulled weights, divided by its gap (`optimizer.gap_aware`).
+
+        The result is in scratch memory, valid until the next call; `updates` have moved the weights so far.
+        """
+        gradient = self.writable(gradient)
+        for run in self.trained:
+            slots = {name: slot[run] for name, slot in self.slots.items()}
+            self._optimizer.divide_by_gap(gradient[run], self.weights[run], pulled[run], slots, updates)
+        return gradient
+
     def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[Run, ...]:
         """Return views of the parts of a run of the weights that have moved since a version; since None: all of it."""
         content = self.weights.data.cast("B")
@@ -225,7 +236,6 @@ class Storage:
         *,
         t: int,
         scale: float = 1.0,
-        damping: float = 1.0,
         pushes: int = 1,
         learning_rate: float | None = None,
     ) -> None:
@@ -240,8 +250,6 @@ class Storage:
             of the weights.
         scale : float
             Multiplies the gradient (the mean of a round).
-        damping : float
-            Multiplies the learning rate (staleness damping).
         pushes : int
             How many pushes `gradient` is the sum of, without empty ones; with none, state without a gradient stays.
         learning_rate : float, optional
@@ -267,7 +275,6 @@ class Storage:
                     {name: slot[run] for name, slot in self.slots.items()},
                     t=t,
                     scale=scale,
-                    damping=damping,
                     variable=variable,
                     learning_rate=learning_rate,
                 )

@@ -193,11 +193,8 @@ TABLE = "tables.user.dimension=4"
     ("sets", "says"),
     [
         (
-            ["optimizer.delay_compensation=0.5", "consistency.policy=async"],
-            [
-                "optimizer.delay_compensation: found 0.5 with tables = ",
-                "allowed: 0 with tables: what a step's rows were",
-            ],
+            ["optimizer.gap_aware=true", "consistency.policy=async"],
+            ["optimizer.gap_aware: found true with tables = ", "allowed: false with tables: a shard does not remember"],
         ),
         (
             ["cluster.shard_device=cuda"],
@@ -213,9 +210,9 @@ def test_keys_that_exclude_tables(write_job: Callable[..., Path], sets: list[str
 
 
 def test_several_keys_that_exclude_tables_are_named_at_once(write_job: Callable[..., Path]) -> None:
-    lines = refusal(write_job, TABLE, "optimizer.delay_compensation=0.5", "cluster.shard_device=cuda").splitlines()
+    lines = refusal(write_job, TABLE, "optimizer.gap_aware=true", "cluster.shard_device=cuda").splitlines()
     named = [line.split(": ")[1] for line in lines[1:]]
-    assert {"optimizer.delay_compensation", "cluster.shard_device"} <= set(named)
+    assert {"optimizer.gap_aware", "cluster.shard_device"} <= set(named)
 
 
 RATE = "tables.user={dimension=4, optimizer={kind='sgd', learning_rate=-1.0}}"

@@ -140,6 +140,18 @@ KEYS = [
     ),
 ]
 
+REMOVED = (
+    'removed: measured, it does not keep accuracy; use consistency "auto", or optimizer.gap_aware = true with "async"'
+)
+KEYS += [
+    ("optimizer.staleness_damping=inverse", f'optimizer.staleness_damping: found "inverse"; {REMOVED}'),
+    ("optimizer.delay_compensation=0.5", f"optimizer.delay_compensation: found 0.5; {REMOVED}"),
+    (
+        "tables.user={dimension=4, optimizer={kind='sgd', learning_rate=1.0, delay_compensation=0.5}}",
+        f"tables.user.optimizer.delay_compensation: found 0.5; {REMOVED}",
+    ),
+]
+
 # A relation: the first key is the one that the message is about.
 RELATIONS = [
     (
@@ -153,15 +165,14 @@ RELATIONS = [
         "the policy's bound: a worker cannot hold more steps than it may run ahead",
     ),
     (
-        ["optimizer.staleness_damping=inverse", "consistency.policy=sync:2"],
-        'flag --set: optimizer.staleness_damping: found "inverse" with consistency.policy = "sync:2" (flag --set); '
-        'allowed: "none" in sync: every gradient of a round is computed from the round\'s own weights, so its '
-        "staleness is 0",
+        ["optimizer.gap_aware=true", "consistency.policy=sync:2"],
+        'flag --set: optimizer.gap_aware: found true with consistency.policy = "sync:2" (flag --set); allowed: false '
+        "in sync: every gradient of a round is computed from the round's own weights, so its staleness is 0",
     ),
     (
-        ["optimizer.delay_compensation=0.5", "consistency.policy=sync:2"],
-        'flag --set: optimizer.delay_compensation: found 0.5 with consistency.policy = "sync:2" (flag --set); '
-        "allowed: 0 in sync: every gradient of a round is computed from the round's own weights, so its staleness is 0",
+        ["optimizer.gap_aware=true", "consistency.policy=auto"],
+        'flag --set: optimizer.gap_aware: found true with consistency.policy = "auto" (flag --set); allowed: false in '
+        "auto, which keeps staleness low itself",
     ),
     (  # P13
         ['variables."*.bias".encoding=topk:0.01', "consistency.policy=sync:2"],
@@ -175,10 +186,9 @@ RELATIONS = [
         "ports a shard",
     ),
     (
-        ["cluster.shard_device=cuda:1", "optimizer.delay_compensation=0.5", "consistency.policy=async"],
-        'flag --set: cluster.shard_device: found "cuda:1" with optimizer.delay_compensation = 0.5 (flag --set); '
-        'allowed: "cpu" with delay compensation: it compares the weights of many steps, which lie in the '
-        "host's memory",
+        ["cluster.shard_device=cuda:1", "optimizer.gap_aware=true", "consistency.policy=async"],
+        'flag --set: cluster.shard_device: found "cuda:1" with optimizer.gap_aware = true (flag --set); allowed: "cpu" '
+        "with gap_aware: it compares the weights of many steps, which lie in the host's memory",
     ),
     (
         ["optimizer.kind=lamb"],
@@ -196,9 +206,10 @@ ALLOWED = [
     ["cluster.pipeline_depth=2", "consistency.policy=ssp:2"],
     ["cluster.port=65530", "cluster.shards=2"],
     ["cluster.pipeline_depth=0", "consistency.policy=ssp:0"],
-    ["optimizer.staleness_damping=inverse", "optimizer.delay_compensation=0.5", "consistency.policy=ssp:2"],
-    ["optimizer.delay_compensation=0.5", "cluster.shard_device=cpu", "consistency.policy=async"],
-    ["optimizer.delay_compensation=0", "cluster.shard_device=cuda"],
+    ["optimizer.gap_aware=true", "consistency.policy=ssp:2"],
+    ["optimizer.gap_aware=true", "cluster.shard_device=cpu", "consistency.policy=async"],
+    ["optimizer.gap_aware=false", "cluster.shard_device=cuda"],
+    ["optimizer.staleness_damping=none", "optimizer.delay_compensation=0"],  # as job files of earlier runs say
     ['variables."*".encoding=float16', "consistency.policy=sync:2"],
     ['variables."*".encoding=int8', "consistency.policy=ssp:2"],
     ["optimizer.kind=lamb", "cluster.partitioner.kind=whole"],

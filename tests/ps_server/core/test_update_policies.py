@@ -63,14 +63,7 @@ def test_t_is_the_number_of_steps_in_the_applied_set() -> None:  # P15
     assert counted == [1, 2, 3, 21]
 
 
-@pytest.mark.parametrize(("staleness", "moved"), [(0, 1.0), (1, 0.5), (3, 0.25), (None, 1.0)])
-def test_damping_divides_the_rate_by_one_plus_staleness(staleness: int | None, moved: float) -> None:  # P16
-    storage = storage_of()
-    ImmediateUpdates(storage, damping=lambda staleness: 1.0 / (1.0 + staleness)).take(0, ones(), staleness)
-    assert storage.weights.tolist() == [moved] * 3
-
-
-def test_without_damping_staleness_changes_nothing() -> None:
+def test_staleness_changes_nothing() -> None:
     storage = storage_of()
     ImmediateUpdates(storage).take(0, ones(), 3)
     assert storage.weights.tolist() == [1.0] * 3

@@ -39,7 +39,7 @@ def ports_of(
     served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS)), AdmissionLock(1), "")
     job = SimpleNamespace(
         cluster=SimpleNamespace(transport=transport, workers=1),
-        optimizer=SimpleNamespace(delay_compensation=0.0),
+        optimizer=SimpleNamespace(gap_aware=False),
     )
     plane = plane or FakePlane([0, ELEMENTS])
     return Listeners(plane, served, job, PushMemory(1 << 20), host, port, credentials)  # type: ignore[arg-type]

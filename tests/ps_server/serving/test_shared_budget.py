@@ -73,7 +73,7 @@ class Ports:
         process = ShardProcess(MemoryStore(), queue_bytes=pushes * PUSH_BYTES, plan=plan_message(PLAN))
         self.shard, self.memory = process.shard, process.builder.push_memory
         job = SimpleNamespace(
-            cluster=SimpleNamespace(transport="auto", workers=1), optimizer=SimpleNamespace(delay_compensation=0.0)
+            cluster=SimpleNamespace(transport="auto", workers=1), optimizer=SimpleNamespace(gap_aware=False)
         )
         self.ports = Listeners(process.plane, process.host, job, self.memory, "127.0.0.1", 0)  # type: ignore[arg-type]
         server = rpc.Server("127.0.0.1:0")

@@ -73,7 +73,7 @@ def test_pushes_give_the_bits_that_they_give_on_the_host(kind: type[OptimizerSpe
     assert read(gpu) == read(host)
     for t in range(1, 5):
         for storage in (host, gpu):
-            storage.apply(gradient(t), t=t, scale=0.5, damping=0.25)
+            storage.apply(gradient(t), t=t, scale=0.5)
         assert read(gpu) == read(host)
         assert slots_of(gpu) == slots_of(host)
     assert gpu.slot_bytes == host.slot_bytes
@@ -315,9 +315,9 @@ def test_without_either_it_is_on_the_host() -> None:
     assert type(ShardBuilder(job_reply(), 0).build(1, None).storage) is Storage
 
 
-def test_delay_compensation_needs_the_host() -> None:
+def test_gap_aware_needs_the_host() -> None:
     with pytest.raises(ConfigurationError, match=r"cluster\.shard_device"):
-        ShardBuilder(job_reply(optimizer={"delay_compensation": 0.1}), 0, device="cuda:0")
+        ShardBuilder(job_reply(optimizer={"gap_aware": True}), 0, device="cuda:0")
 
 
 def test_pushes_and_pulls_of_a_shard_on_a_gpu() -> None:

@@ -112,7 +112,7 @@ def test_apply_moves_weights_and_leaves_frozen_ones_and_the_gradient() -> None:
     for storage in storages():
         before, gradient = storage.weights.copy(), np.ones(storage.elements, np.float32)
         gradient.flags.writeable = False
-        storage.apply(gradient, t=1, scale=0.5, damping=0.5)
+        storage.apply(gradient, t=1, scale=0.25)
         for placed in storage.layout:
             run = slice(placed.offset, placed.stop)
             moved = 0.0 if placed.partition.variable == "c" else 0.25

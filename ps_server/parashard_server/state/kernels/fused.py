@@ -19,6 +19,7 @@ from parashard_server.state.kernels.machine_code import REFUSED, function
 from parashard_server.state.kernels.scalars import (
     BLOCK_ELEMENTS,
     SMALLEST_FTRL_RATE,
+    SMALLEST_MEAN_STEP,
     bias_corrected,
     corrections,
     epsilons,
@@ -60,23 +61,19 @@ def use_threads(threads: int) -> None:
         _lanes = Lanes(threads)
 
 
-def warm_up(*, rounds: bool = True, compensated: bool = True) -> None:
+def warm_up(*, rounds: bool = True) -> None:
     """Load the kernels that pushes need besides their optimizer's, or compile them.
 
     Parameters
     ----------
     rounds : bool
         With the kernel that adds gradients.
-    compensated : bool
-        With the kernel of delay compensation.
     """
     values = np.empty(0, np.float32)
     is_finite(values)
     copy(values, values)
     if rounds:
         accumulate(values, values)
-    if compensated:
-        delay_compensated(values, values, values, 0.0)
 
 
 def warm_up_rows() -> None:
@@ -230,9 +227,14 @@ def accumulate(total: Float32s, gradient: Float32s) -> None:
     _run("accumulate", (total, gradient))
 
 
-def delay_compensated(gradient: Float32s, weights: Float32s, pulled: Float32s, strength: float) -> None:
-    """See `reference.delay_compensated`."""
-    _run("delay_compensated", (gradient, weights, pulled), strength)
+def divide_by_gap(gradient: Float32s, weights: Float32s, pulled: Float32s, distance: Float32s, updates: float) -> None:
+    """See `reference.divide_by_gap`."""
+    _run("divide_by_gap", (gradient, weights, pulled, distance), updates, SMALLEST_MEAN_STEP)
+
+
+def add_distance(distance: Float32s, before: Float32s, weights: Float32s) -> None:
+    """See `reference.add_distance`."""
+    _run("add_distance", (distance, before, weights))
 
 
 def is_finite(array: Float32s) -> bool:

@@ -242,10 +242,17 @@ def accumulate(total, gradient):
         total[i] += gradient[i]
 
 
-@loop(3)
-def delay_compensated(gradient, weights, pulled, strength):
+@loop(4)
+def divide_by_gap(gradient, weights, pulled, distance, updates, smallest):
     for i in range(gradient.size):
-        gradient[i] += strength * gradient[i] * gradient[i] * (weights[i] - pulled[i])
+        mean_step = max(distance[i] / updates, smallest)
+        gradient[i] /= _f32(1.0) + abs(weights[i] - pulled[i]) / mean_step
+
+
+@loop(3)
+def add_distance(distance, before, weights):
+    for i in range(distance.size):
+        distance[i] += abs(before[i] - weights[i])
 
 
 @loop(1)

@@ -50,7 +50,6 @@ class ReferenceRows:
         *,
         clock: int,
         scale: float = 1.0,
-        damping: float = 1.0,
         learning_rate: float | None = None,
     ) -> None:
         """Move each key's row by its gradient."""
@@ -68,7 +67,6 @@ class ReferenceRows:
                 row.slots,
                 t=clock,
                 scale=scale,
-                damping=damping,
                 variable=Variable(self._table.name, (1,)),
                 learning_rate=learning_rate,
                 t_of_rows=np.array([row.t], np.uint32),

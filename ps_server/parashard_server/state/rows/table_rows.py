@@ -158,7 +158,6 @@ class TableRows:
         *,
         clock: int,
         scale: float = 1.0,
-        damping: float = 1.0,
         learning_rate: float | None = None,
     ) -> None:
         """Move rows by their gradients; those that are not there come to be, if the rules admit them.
@@ -171,7 +170,7 @@ class TableRows:
             Finite; only read.
         clock : int
             Steps (in sync mode: rounds) in the applied set with this one, >= 1; the schedule's t.
-        scale, damping, learning_rate
+        scale, learning_rate
             As in `Storage.apply`.
         """
         found, absent, gone = self.records.find(keys, clock - 1)
@@ -201,7 +200,6 @@ class TableRows:
                 dict(zip(self._optimizer.slots, slots, strict=True)),
                 t=clock,
                 scale=scale,
-                damping=damping,
                 variable=self._variable,
                 learning_rate=learning_rate,
                 t_of_rows=self.records.memory.t_of(rows) if self._optimizer.counts else None,

@@ -290,7 +290,6 @@ class Tables:
         *,
         t: int,
         scale: float = 1.0,
-        damping: float = 1.0,
         learning_rate: float | None = None,
     ) -> None:
         """Move rows by their gradients; `t` and the others as in `Storage.apply`."""
@@ -300,7 +299,7 @@ class Tables:
             if learning_rate is not None:
                 own = rows.table.optimizer.learning_rate
                 rate = own * (learning_rate / self._learning_rate) if self._learning_rate else learning_rate
-            rows.push(keys, values, clock=t, scale=scale, damping=damping, learning_rate=rate)
+            rows.push(keys, values, clock=t, scale=scale, learning_rate=rate)
         for name in self.by_name.keys() - pushed.keys():
             self.by_name[name].sweep(t)
 

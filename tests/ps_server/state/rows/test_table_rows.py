@@ -93,7 +93,7 @@ def test_a_push_has_the_bits_of_the_reference(rule: str, dtype: RowDtype) -> Non
     pushes: list[tuple[Keys, dict[str, Any]]] = [
         (keys_of(1, 2, 3), {}),
         (keys_of(2, 3, 4), {"scale": 0.25}),
-        (keys_of(3), {"damping": 0.5}),
+        (keys_of(3), {}),
         (keys_of(5, 1), {"learning_rate": 0.7}),
     ]
     for clock, (keys, options) in enumerate(pushes, 1):
