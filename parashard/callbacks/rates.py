@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ class LearningRateScheduler(Callback):
                 f"LearningRateScheduler: schedule is no function of epoch and rate, or of the epoch: {schedule!r}"
             )
         self._schedule = schedule
+        self._known: dict[int, tuple[float, float]] = {}  # by epoch: the rate before, and the one that it will have
         self.in_advance = in_advance and type(self).on_epoch_begin is LearningRateScheduler.on_epoch_begin
 
     @property
@@ -47,7 +49,15 @@ class LearningRateScheduler(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         """Set the epoch's rate."""
-        self.model.learning_rate = self._rate(epoch, self.model.learning_rate)
+        before = self.model.learning_rate
+        self.model.learning_rate = self._rate(epoch, before)
+        now, known = self.model.learning_rate, self._known.pop(epoch, None)
+        if known is not None and known[0] == before and known[1] != now:
+            warnings.warn(
+                f"LearningRateScheduler: the schedule gave {known[1]:g} for epoch {epoch} before the training and "
+                f"gives {now:g} now, which comes late; write LearningRateScheduler(schedule, in_advance=False)",
+                stacklevel=2,
+            )
 
     def known_rate(self, epoch: int, rate: float) -> float:
         """Return the rate that an epoch will have, where the rate before it is this one.
@@ -63,6 +73,7 @@ class LearningRateScheduler(Callback):
                 f"LearningRateScheduler: the schedule gave {known:g} and then {again:g} for epoch {epoch}, and it is "
                 "called in advance; LearningRateScheduler(schedule, in_advance=False) calls it once an epoch"
             )
+        self._known[epoch] = rate, known
         return known
 
     def _rate(self, epoch: int, rate: float) -> Any:

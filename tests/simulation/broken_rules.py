@@ -122,7 +122,7 @@ JUDGED = {
     "checkpoint_every_steps": 8,
     "until_s": 30.0,
 }
-RATES = {"decides": True, "bad_step": None, "until_s": 10.0}
+RATES = {"decides": True, "plans": False, "bad_step": None, "until_s": 10.0}
 RETURNS = {"shard_crash": 0.01, "durability": "checkpoint"}
 
 FAILED_SAVES = {  # of shards that live: a restore counts the rows, and goes back to a checkpoint that has them all

@@ -222,6 +222,11 @@ def learning_rate_after(after_steps: int) -> float:
     return 2.0 ** -(1 + after_steps % 4)
 
 
+def planned_rates() -> dict[int, float]:
+    """Return the learning rates that callbacks decide before the first step, by epoch."""
+    return {epoch: learning_rate_after(epoch) for epoch in range(EPOCHS)}
+
+
 def fingerprint(variables: Mapping[str, Float32s]) -> float:
     """Return a number that tells weights apart: the metric that the simulation's evaluations have."""
     return float(int(digest(variables)[:12], 16))

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 from sim_coordinator import CoordinatorProcess, Ending
-from sim_jobs import STEPS, Job, digest, fingerprint, job
+from sim_jobs import EPOCHS, STEPS, Job, digest, fingerprint, job, planned_rates
 from sim_parts import REAL, Builder
 from sim_settings import Setting
 from sim_shard import ShardProcess
@@ -143,8 +143,12 @@ def _rates(setting: Setting, coordinator: CoordinatorProcess, ending: Ending, ta
     """Check that what callbacks were told of learning rates holds; where leasing waits, from the milestone on (P37)."""
     rates = coordinator.core.job.following.rates
     found = [f"rate: {rate} was told, and does not hold" for rate in sorted(ending.told_rates - set(rates))]
-    if setting.waits:
+    if setting.waits or setting.plans:
         due = [Rate(after, rate, after) for after, rate in sorted(ending.decided.items()) if after < target]
+        if setting.decides and setting.plans:
+            job_ = coordinator.core.job
+            begin = [job_.policy.boundary(epoch * job_.options.steps_per_epoch) for epoch in range(EPOCHS)]
+            due = [Rate(step, planned_rates()[epoch], 0) for epoch, step in enumerate(begin) if step < target]
         found += (
             [f"rate: {rates}, and callbacks decided {due}"]
             if [r for r in rates if r.first_step < target] != due

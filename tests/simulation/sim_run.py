@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sim_client import SimulatedClient
 from sim_coordinator import CoordinatorProcess, Ending
-from sim_jobs import EPOCHS, digest, job
+from sim_jobs import EPOCHS, digest, job, planned_rates
 from sim_judge import violations
 from sim_network import Network
 from sim_parts import COORDINATOR, DIGEST, REAL, RUN_ID, Builder, Parts
@@ -97,7 +97,7 @@ class _Run:
         operator = Operator(world, self._network, setting.drained_checkpoints)
         operator.spawn(operator.work)
         if setting.decides:
-            follower = Follower(world, self._network, self._ending)
+            follower = Follower(world, self._network, self._ending, planned_rates() if setting.plans else {})
             follower.spawn(follower.work)
         if setting.faults.stray_claim:
             claimer = Claimer(world, self._store.sound, setting.shards)
@@ -222,7 +222,7 @@ class _Run:
             incarnation=incarnation,
             steps_per_epoch=steps // EPOCHS if setting.decides else 0,
             callbacks_decide=setting.decides,
-            callbacks_ahead=(0 if setting.waits else 1) if setting.decides else None,
+            callbacks_ahead=(0 if setting.waits else 1) if setting.decides and not setting.plans else None,
         )
         book: RoundBook = NoRounds()
         if setting.policy.kind == "sync":

@@ -28,7 +28,7 @@ JOBS: tuple[tuple[str, str], ...] = (
 )
 """Oracles and policies that the tests and `__main__` run."""
 
-FOLLOWED = (("ledger", "async"), ("digest", "sync:4"), ("rows", "async"))
+FOLLOWED = (("ledger", "async"), ("digest", "sync:4"), ("rows", "async"), ("ledger", "auto:2"))
 """Of these, the jobs that callbacks follow in some seeds."""
 
 LEDGERS = ("ledger", "rows")
@@ -62,6 +62,7 @@ class Setting:
     lag_max: int = 0  # of the lags that are decided in `auto`
     decides: bool = False  # callbacks change the learning rate at milestones (P37)
     waits: bool = True  # leasing holds there until they have decided
+    plans: bool = False  # they decide all rates before the first step instead, and leasing does not wait
     strays: bool = False  # processes of another run are about
     same_address: bool = False  # a shard that is started again listens where it did
     supervised: bool = True  # the coordinator is told of exits
@@ -125,6 +126,7 @@ def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = Tr
         lag_max=late.choice((0, 1, 3)) if policy.startswith("auto") else 0,
         decides=(oracle, policy) in FOLLOWED and late.random() < 0.4,
         waits=policy.startswith("sync") or late.random() < 0.5,
+        plans=late.random() < 0.3,
         strays=rng.random() < 0.2,
         same_address=rng.random() < 0.5,
         supervised=rng.random() < 0.5,

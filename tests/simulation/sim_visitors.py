@@ -5,7 +5,7 @@ Strays are of another run (P2), or of this one (P23).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from sim_coordinator import Ending
@@ -60,21 +60,28 @@ class Operator(Process):
 
 
 class Follower(Process):
-    """Callbacks of the job: each milestone sets the learning rate, and is repeated until the next one is told (P38)."""
+    """Callbacks of the job: each milestone sets the learning rate, and is repeated until the next one is told (P38).
 
-    def __init__(self, world: World, network: Network, ending: Ending) -> None:
+    With a plan, rates by epoch, the first one sets them all.
+    """
+
+    def __init__(self, world: World, network: Network, ending: Ending, plan: Mapping[int, float]) -> None:
         super().__init__(world, "follower")
         self._network = network
         self._ending = ending
+        self._plan = [pb.PlannedRate(epoch=epoch, learning_rate=rate) for epoch, rate in plan.items()]
 
     async def work(self) -> None:
         """Follow the job to its end."""
         ending, handled, seen, coordinator = self._ending, 0, 0, 0
+        if self._plan:
+            ending.decided[0] = self._plan[0].learning_rate
         while ending.by is None:
             rate, number = ending.decided.get(handled), len(ending.decided)
             request = pb.FollowRequest(
                 run_id=RUN_ID, handled=handled, learning_rate=rate, decision=number, wants_steps=True
             )
+            request.planned.extend(self._plan[1:] if not handled else [])
             request.steps_seen, request.coordinator = seen, coordinator
             try:
                 reply: pb.FollowReply = await self._network.call(self, COORDINATOR, request, DEADLINE_S)
@@ -89,7 +96,8 @@ class Follower(Process):
                 ending.told_rates.add(rate)
             if reply.HasField("milestone"):
                 handled = reply.milestone.after_steps
-                ending.decided[handled] = learning_rate_after(handled)
+                if not self._plan:
+                    ending.decided[handled] = learning_rate_after(handled)
             else:
                 await self.world.sleep(self.world.rng.uniform(*FOLLOW_PAUSE_S))
 

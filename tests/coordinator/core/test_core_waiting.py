@@ -7,13 +7,13 @@ import pytest
 from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
 from parashard_coordinator.core.core import CALLBACKS_WAIT_SHOWN_S, Core
-from parashard_coordinator.core.policies import Async, LeasingPolicy, Ssp
+from parashard_coordinator.core.policies import Async, Auto, LeasingPolicy, Ssp
 from support.coordinator_cases import Caller, announce_all, core_after, core_of, done, judged
 
 TOTAL, EPOCH = 12, 4
 WAITING = {"steps_total": TOTAL, "steps_per_epoch": EPOCH, "callbacks_decide": True, "callbacks_ahead": 0}
 EVALUATED = [4, 8, 12]
-POLICIES = pytest.mark.parametrize("policy", [Async(), Ssp(1)])
+POLICIES = pytest.mark.parametrize("policy", [Async(), Ssp(1), Auto(2)])
 
 
 def waiting(policy: LeasingPolicy, **options: object) -> tuple[Core, Caller]:

@@ -17,7 +17,7 @@ from parashard_coordinator.core.following import (
     SMALLEST_RATE,
     Following,
 )
-from parashard_coordinator.core.policies import Async, LeasingPolicy, Ssp, Sync
+from parashard_coordinator.core.policies import Async, Auto, LeasingPolicy, Ssp, Sync
 from parashard_coordinator.core.training_figures import TrainingFigures
 
 TOTAL, EPOCH = 12, 4
@@ -83,7 +83,7 @@ def test_a_milestone_waits_for_its_evaluation() -> None:
     assert reached.judged_steps == 9
 
 
-@pytest.mark.parametrize("policy", [Async(), Ssp(2), Sync(2)])
+@pytest.mark.parametrize("policy", [Async(), Ssp(2), Sync(2), Auto(2)])
 def test_training_waits_for_callbacks_where_it_is_to_and_else_not(policy: LeasingPolicy) -> None:
     following, _ = following_of(policy, [])
     assert following.lease_limit(TOTAL, 0) == 0
@@ -208,7 +208,7 @@ def test_no_rate_governs_what_an_earlier_coordinator_may_have_leased() -> None: 
     assert successor.decide(0.25, 2, after_steps=8, frontier=9) == [(following.leased_to, 0.25, 8)]
 
 
-@pytest.mark.parametrize(("policy", "late"), [(Async(), 5), (Ssp(1), 5), (Sync(2), 6)])
+@pytest.mark.parametrize(("policy", "late"), [(Async(), 5), (Ssp(1), 5), (Sync(2), 6), (Auto(2), 6)])
 def test_where_training_waits_a_rate_decided_at_a_milestone_holds_from_there_and_one_decided_later_from_then_on(
     policy: LeasingPolicy, late: int
 ) -> None:
@@ -222,7 +222,9 @@ def test_where_training_waits_a_rate_decided_at_a_milestone_holds_from_there_and
     assert following.decide(0.5, 1, after_steps=4, frontier=5, between=True) == [(late, 0.5, 4)]
 
 
-@pytest.mark.parametrize(("policy", "begin"), [(Async(), [0, 4, 8]), (Ssp(2), [0, 4, 8]), (Sync(3), [0, 6, 9])])
+@pytest.mark.parametrize(
+    ("policy", "begin"), [(Async(), [0, 4, 8]), (Ssp(2), [0, 4, 8]), (Auto(2), [0, 4, 8]), (Sync(3), [0, 6, 9])]
+)
 def test_rates_that_are_known_in_advance_hold_from_the_first_step_of_their_epochs(  # P37
     policy: LeasingPolicy, begin: list[int]
 ) -> None:

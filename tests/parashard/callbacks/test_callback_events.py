@@ -181,6 +181,19 @@ def test_a_schedule_that_is_no_function_is_refused_unless_it_is_called_once_an_e
     assert it.ahead == 0
 
 
+def test_a_schedule_that_depends_on_what_happens_meanwhile_is_warned_of_and_decided_late() -> None:
+    figures = {"loss": 1.0}
+    it = running(LearningRateScheduler(lambda epoch, rate: rate * figures["loss"]), epochs=4)
+    it.reached(Milestone(0))
+    figures["loss"] = 0.5
+    with pytest.warns(
+        UserWarning, match=r"gave 0\.1 for epoch 1 before the training and gives 0\.05 now.*in_advance=False"
+    ):
+        decided = it.reached(Milestone(4, 0, [0.5]))
+    assert decided == Decision("", 0.05, 1, planned=((2, 0.025), (3, 0.0125)))
+    assert it.reached(Milestone(8, 1, [0.5])) == Decision(number=1)
+
+
 def test_a_rate_that_is_none_is_refused_before_the_first_step() -> None:
     it = running(LearningRateScheduler(lambda epoch: 1.0 - epoch))
     with pytest.raises(ConfigurationError, match=r"finite number, 0 or more, found -1\.0"):
