@@ -30,7 +30,7 @@ In the laboratory (`benchmarks/statistics/`) gradients that were K updates old d
 drift was at most 0.21, and cost 2.7 points of accuracy at 0.28 (ResNet) and all of it at 0.43 (MLP with momentum 0.9).
 A gradient may be twice the lag old, so the bound is half of what did no harm.
 """
-GAIN_MIN = 0.1  # a greater lag must save this share of a batch's time, or it is not tried again
+GAIN_MIN = 0.05  # a greater lag must save this share of a batch's time, or it is not tried again for long
 
 WARM_UP = 8  # batches before figures count: processes start, and models are compiled
 FIRST_POINT, POINTS_APART_MAX, POINTS_APART_LAGGING = 32, 1024, 128
@@ -201,8 +201,8 @@ class Controller:
             return choose_lag(Figures(self.lag, None, None, diverges=True), {})
         if window is None or batch < self._point + SETTLED:
             return None
-        if len(spent_s) != len(window.spent_s):
-            self._most = LAG_MAX  # with other workers a lag may save what it did not save before
+        if len(spent_s) != len(window.spent_s) or self._point % POINTS_APART_MAX == 0:
+            self._most = LAG_MAX  # with other workers, or after long, a lag may save what it did not save before
         self._batch_s[self.lag] = (now_s - window.since_s) / max(1, batch - window.first)
         if not saves(self._batch_s, self.lag):
             self._most = self.lag - 1
