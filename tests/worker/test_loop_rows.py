@@ -302,3 +302,12 @@ def test_keys_that_end_the_process_by_an_exception_fail_the_step(error: BaseExce
     job.run()
     assert list(job.leasing.failures) == [0]
     assert job.completed == [1]
+
+
+@DEPTHS
+def test_a_probe_pulls_the_rows_of_its_batch_and_leaves_them_as_they_are(depth: int) -> None:
+    job, model = job_of(0, 1, pb.Grant(step=2, probe=True), *range(3, 10), depth=depth)
+    job.run()
+    assert [found.step for found in job.leasing.drifts] == [2]
+    assert model.computed.count(2) == 2
+    assert_counted(job, list(range(10)))

@@ -34,15 +34,15 @@ def test_the_drift_is_the_share_by_which_the_next_weights_change_the_gradient() 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_probe_changes_no_weight_and_no_report(depth: int) -> None:
-    probed = Job(0, 1, PROBED, 3, 4, 5, depth=depth).run()
-    plain = Job(0, 1, 2, 3, 4, 5, depth=depth).run()
+    probed = Job(0, 1, PROBED, *range(3, 10), depth=depth).run()
+    plain = Job(*range(10), depth=depth).run()
     assert probed.applied == plain.applied
     assert probed.leasing.completions == plain.leasing.completions
     for name, values in plain.weights().items():
         assert (probed.weights()[name] == values).all()
     assert [found.step for found in probed.leasing.drifts] == [2]
     assert probed.model.computed.count(2) == 2
-    assert (probed.loop.computed, plain.loop.computed) == (6, 6)
+    assert (probed.loop.computed, plain.loop.computed) == (10, 10)
 
 
 def test_a_probe_that_fails_is_no_failure_of_a_step() -> None:
