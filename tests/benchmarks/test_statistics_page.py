@@ -1,0 +1,63 @@
+"""The laboratory goes on where it was stopped, and its table says in bold what is worse than one machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.statistics.__main__ import read
+from benchmarks.statistics.cells import METHODS, PARTS, SCENARIOS, Cell, cells_of
+from benchmarks.statistics.page import page
+
+
+def cell(scenario: str, workers: int, seed: int, value: float) -> dict[str, Any]:
+    return {
+        **Cell("mlp", scenario, workers, seed)._asdict(),
+        "metric": "accuracy",
+        "value": value,
+        "higher_is_better": True,
+        "tolerance": 0.005,
+        "drift": [0.1, 0.2, 0.3],
+        "staleness_mean": 1.0,
+        "staleness_max": 2,
+        "virtual_s": 10.0 / workers,
+    }
+
+
+def test_cells_are_read_back_and_a_line_that_was_cut_off_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "statistics.jsonl"
+    assert read(file) == {}
+    whole = cell("auto", 4, 1, 0.9)
+    file.write_text(json.dumps(whole) + "\n" + json.dumps(cell("auto", 8, 1, 0.9))[:40])
+    assert list(read(file)) == [Cell("mlp", "auto", 4, 1)]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_has_one_machine_first_and_scenarios_that_there_are(part: str) -> None:
+    cells = list(cells_of(part, ["mlp"]))
+    assert cells[0] == Cell("mlp", "plain", 1, 0)
+    assert {cell.scenario for cell in cells} <= {*SCENARIOS, *METHODS}
+
+
+def test_what_is_worse_than_one_machine_is_bold() -> None:
+    plain = [cell("plain", 1, seed, value) for seed, value in enumerate((0.95, 0.96, 0.97))]
+    good = [cell("auto", 4, seed, value) for seed, value in enumerate((0.95, 0.96, 0.97))]
+    bad = [cell("async", 4, seed, value) for seed, value in enumerate((0.90, 0.91, 0.92))]
+    text = page([*plain, *good, *bad], written=False)
+    assert "| auto | 4 | 0.9600 (+0.0000 ± 0.0000) |" in text
+    assert "| async | 4 | **0.9100 (+0.0500 ± 0.0000)** |" in text
+    assert "| mlp | 0.200 |" in text
+
+
+def test_sixteen_workers_may_be_worse_by_twice_the_tolerance() -> None:
+    plain = [cell("plain", 1, 0, 0.96)]
+    text = page([*plain, cell("auto", 16, 0, 0.951), cell("auto", 8, 0, 0.951)], written=False)
+    assert "| auto | 16 | 0.9510" in text
+    assert "| auto | 8 | **0.9510" in text
+
+
+def test_a_task_without_one_machine_is_left_out() -> None:
+    assert "auto" not in page([cell("auto", 4, 0, 0.9)], written=False)
