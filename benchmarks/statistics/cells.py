@@ -119,8 +119,8 @@ class Verdict(NamedTuple):
         By how much the mean is worse than one machine's; below 0: better. NaN or infinite of a loss that diverged.
     error : float
         Standard error of this difference, of the pairs of one seed.
-    allowed : float
-        The larger of two standard errors and the tolerance.
+    tolerance : float
+        Besides two standard errors, of which the larger is allowed.
     seeds : int
     """
 
@@ -128,13 +128,18 @@ class Verdict(NamedTuple):
     plain: float
     worse: float
     error: float
-    allowed: float
+    tolerance: float
     seeds: int
 
     @property
     def passes(self) -> bool:
         """Whether the mean is not worse than one machine's by more than is allowed."""
-        return self.worse <= self.allowed
+        return self.worse <= max(2 * self.error, self.tolerance)
+
+    @property
+    def needs_seeds(self) -> bool:
+        """Whether it passes only because the spread is large."""
+        return self.passes and self.worse > self.tolerance
 
 
 def verdict(found: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], tolerances: float = 1.0) -> Verdict:
@@ -148,7 +153,7 @@ def verdict(found: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], to
     is_finite = all(map(math.isfinite, differences))
     error = statistics.stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 and is_finite else 0.0
     tolerance = tolerances * first["tolerance"] * (1.0 if first["higher_is_better"] else abs(alone))
-    return Verdict(mean, alone, statistics.fmean(differences), error, max(2 * error, tolerance), len(pairs))
+    return Verdict(mean, alone, statistics.fmean(differences), error, tolerance, len(pairs))
 
 
 def cells_of(part: str, tasks: Sequence[str]) -> Iterator[Cell]:

@@ -32,7 +32,8 @@ OTHERS = [
 ]
 RULE = """A cell is the mean over seeds, and in brackets by how much it is worse than one machine's with the same seeds
 (a minus: better) and two standard errors of this difference. **Bold** is worse by more than the larger of two standard
-errors and the task's tolerance: 0.005 of accuracy and AUC, 1 % of a loss; twice that for 16 workers and a slow one."""
+errors and the task's tolerance: 0.005 of accuracy and AUC, 1 % of a loss; twice that for 16 workers and a slow one.
+*Italic* is worse by more than the tolerance and within two standard errors: more seeds must tell."""
 
 
 def page(cells: Sequence[dict[str, Any]], *, written: bool) -> str:
@@ -128,7 +129,7 @@ def _shown(found: Verdict | None) -> str:
     if found is None:
         return ""
     text = f"{found.mean:.4f} ({found.worse:+.4f} ± {2 * found.error:.4f})"
-    return text if found.passes else f"**{text}**"
+    return f"*{text}*" if found.needs_seeds else text if found.passes else f"**{text}**"
 
 
 assert {scenario for scenario, _ in [*DEFAULT, *OTHERS]} | set(LAGS) | {PLAIN_NAME} == set(SCENARIOS)

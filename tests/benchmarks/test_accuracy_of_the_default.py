@@ -39,7 +39,9 @@ def cells(schedule: Schedule) -> list[dict[str, Any]]:
 @pytest.mark.full("nine trainings; `test_virtual_time` has the bits of each")
 def test_the_default_is_as_good_as_one_machine_and_the_former_one_was_not() -> None:
     plain = cells(PLAIN)
-    assert verdict(cells(default(WORKERS)), plain).passes
+    found = verdict(cells(default(WORKERS)), plain)
+    assert found.passes
+    assert not found.needs_seeds
     assert not verdict(cells(SCENARIOS[OLD_DEFAULT](WORKERS)), plain).passes
 
 
@@ -56,6 +58,7 @@ def test_the_default_is_as_good_as_one_machine_and_the_former_one_was_not() -> N
 def test_a_mean_may_be_worse_by_two_standard_errors_or_the_tolerance(values: list[float], passes: bool) -> None:
     found = _verdict([0.95, 0.97], values, higher_is_better=True, tolerance=0.005)
     assert found.passes is passes
+    assert found.needs_seeds is (values == [0.95, 0.90])
 
 
 @pytest.mark.parametrize(("values", "passes"), [([1.9, 2.0], True), ([2.018, 2.02], True), ([2.05, 2.06], False)])
