@@ -59,7 +59,8 @@ _LATER = {
 REMOVED_SETTINGS = {"staleness_damping": "none", "delay_compensation": 0.0}
 """Settings that were removed. Records and digests of earlier jobs have these values, which turned them off."""
 WHY_REMOVED = (
-    'removed: measured, it does not keep accuracy; use consistency "auto", or optimizer.gap_aware = true with "async"'
+    "it was removed, because measurements show that it does not keep accuracy; use consistency "
+    '"auto", or optimizer.gap_aware = true with "async"'
 )
 
 _LARGEST = 1e15  # the product of two settings still fits float32
@@ -156,7 +157,7 @@ class OptimizerSpec(Table):
             raise ConfigurationError(f"{own} takes its learning rate first and all else by name; {allowed}")
         for name in settings.keys() - self.keys.keys():
             if name in REMOVED_SETTINGS:
-                raise ConfigurationError(f"{own} has no {name}=, {WHY_REMOVED}")
+                raise ConfigurationError(f"{own} has no {name}=; {WHY_REMOVED}")
             here = _NAMES_ELSEWHERE.get(name, "")
             hint = f"it is {here} here; " if here in known or " and " in here else ""
             hint = "ps.Momentum has it; " if name == "momentum" else hint

@@ -141,7 +141,8 @@ KEYS = [
 ]
 
 REMOVED = (
-    'removed: measured, it does not keep accuracy; use consistency "auto", or optimizer.gap_aware = true with "async"'
+    "it was removed, because measurements show that it does not keep accuracy; use consistency "
+    '"auto", or optimizer.gap_aware = true with "async"'
 )
 KEYS += [
     ("optimizer.staleness_damping=inverse", f'optimizer.staleness_damping: found "inverse"; {REMOVED}'),

@@ -88,7 +88,9 @@ def test_the_identity_of_a_job_without_gap_aware_is_that_of_earlier_versions() -
 
 @pytest.mark.parametrize("removed", [{"staleness_damping": "inverse"}, {"delay_compensation": 0.0}])
 def test_a_setting_that_was_removed_is_refused_with_what_to_use(removed: dict[str, Any]) -> None:
-    says = rf'^ps\.Adam has no {next(iter(removed))}=, removed: .* use consistency "auto", or optimizer\.gap_aware'
+    says = (
+        rf'^ps\.Adam has no {next(iter(removed))}=; it was removed, .* use consistency "auto", or optimizer\.gap_aware'
+    )
     with pytest.raises(ConfigurationError, match=says):
         Adam(**removed)
 
