@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parashard_coordinator.core.controller import Controller, Decision, Drift
+from parashard_coordinator.core.controller import SLOW_MIN_S, Controller, Decision, Drift
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import NOT_FINITE
 from parashard_coordinator.core.leases import Grant
@@ -111,13 +111,17 @@ def figures(job: JobRecord) -> dict[str, Any]:
 
 
 def _judge(job: JobRecord, controller: Controller, worker: Worker, now_s: float) -> None:
-    times = job.leases.times
-    quick = [name for name in controller.taking_part(_live(job), now_s) if name != worker.name]
-    others = [median(times.of(name)) for name in quick if times.of(name)]
-    slow = controller.judge_worker(worker.name, times.of(worker.name), others, now_s)
+    times, live = job.leases.times, _live(job)
+    own = times.of(worker.name)
+    others = []
+    if own and own[-1] > SLOW_MIN_S:  # others are looked at only where it may be slow
+        quick = [name for name in controller.taking_part(live, now_s) if name != worker.name]
+        others = [median(times.of(name)) for name in quick if times.of(name)]
+    slow = controller.judge_worker(worker.name, own, others, now_s)
     if slow:
-        times.forget(worker.name)
         job.add_event(slow)
+    if slow or controller.without(worker.name, live, now_s):
+        times.forget(worker.name)  # what it takes when it gets parts again is what counts
 
 
 def _live(job: JobRecord) -> list[str]:

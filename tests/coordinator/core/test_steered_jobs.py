@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parashard_coordinator.core.controller import FIRST_POINT, MEASURED, SETTLED, Drift
+from parashard_coordinator.core.controller import FIRST_POINT, MEASURED, PAUSE_S, SETTLED, Drift
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.job_record import EVENTS_KEPT
 from parashard_coordinator.core.learning import RISES
@@ -68,6 +68,18 @@ def test_a_slow_worker_is_left_out_while_another_one_is_there() -> None:
     other.call(leaving=True, now_s=now_s)
     assert len(slow.lease(8, now_s=now_s)) == 3  # there is no other
     assert "gets no parts" not in in_words(core.job, now_s)
+
+
+def test_a_slow_worker_is_tried_again_whatever_it_reports_meanwhile() -> None:
+    core = core_of(Auto(2), steps_total=600)
+    quick, slow = Caller(core, "worker-0"), Caller(core, "worker-1")
+    assert (quick.lease(1), slow.lease(1)) == ([0], [1])
+    assert core.job.controller is not None
+    core.job.controller.judge_worker(slow.name, [9.0] * MEASURED, [0.1], 0.0)
+    quick.call(completed=done(0), now_s=0.1)
+    assert slow.lease(1, now_s=9.0, completed=done(1)) == []
+    assert quick.lease(1, now_s=9.0) == [2]
+    assert slow.lease(1, now_s=PAUSE_S + 1) == [3]
 
 
 def test_a_slow_worker_still_evaluates() -> None:
