@@ -93,6 +93,10 @@ class Learning:
         self._steps += 1
         return (self._look(step, loss, fresh=fresh) if loss is not None else []) + self._judge(step, done)
 
+    def ended(self, step: int) -> list[Change]:
+        """Judge the whole curve as the job ends: it may end early, or under another coordinator than its last step."""
+        return self._judge(step, 1.0)
+
     def _look(self, step: int, loss: float, *, fresh: bool) -> list[Change]:
         """Take a loss up; return what it shows beside the ones before it."""
         if not math.isfinite(loss):

@@ -161,7 +161,7 @@ class _Levels(NamedTuple):
     @property
     def is_above(self) -> bool:
         """The last quarter is above the first steps."""
-        return self.late - self.first > CERTAIN * self.first_error
+        return self.late - self.first > max(CERTAIN * self.first_error, RISE_MIN * abs(self.late))
 
 
 def _levels_of(curve: Curve) -> _Levels:

@@ -6,6 +6,8 @@ loop with each look at the shards.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import Change
 from parashard_coordinator.core.staleness import Staleness
@@ -13,12 +15,13 @@ from parashard_coordinator.core.staleness import Staleness
 
 def loss_of_step(job: JobRecord, step: int, loss: float | None) -> None:
     """Take note of the loss of a step that every shard has, and tell what is wrong with it, or is over."""
-    for change in job.learning.step_completed(step, loss, fresh=_is_fresh(job), done=_done_share(job)):
-        if change.over:
-            job.loss_problems.pop(change.key, None)
-            job.resolved(change.key, change.text)
-        else:
-            _warn(job, change, step)
+    _tell(job, job.learning.step_completed(step, loss, fresh=_is_fresh(job), done=_done_share(job)), step)
+
+
+def job_ends(job: JobRecord) -> None:
+    """Tell what is wrong with the loss at the end, before the report says it."""
+    if not job.over:
+        _tell(job, job.learning.ended(job.leases.target), job.leases.target - 1)
 
 
 def staleness_seen(job: JobRecord, staleness: Staleness) -> None:
@@ -26,6 +29,15 @@ def staleness_seen(job: JobRecord, staleness: Staleness) -> None:
     job.staleness = staleness
     for change, step, said in list(job.loss_problems.values()):
         if job.leases.finished or (not said and _is_known(job)):
+            _warn(job, change, step)
+
+
+def _tell(job: JobRecord, changes: Sequence[Change], step: int) -> None:
+    for change in changes:
+        if change.over:
+            job.loss_problems.pop(change.key, None)
+            job.resolved(change.key, change.text)
+        else:
             _warn(job, change, step)
 
 
@@ -37,7 +49,8 @@ def _is_known(job: JobRecord) -> bool:
 def _warn(job: JobRecord, change: Change, step: int) -> None:
     is_known = _is_known(job)
     job.loss_problems[change.key] = change, step, is_known
-    causes = [str(job.staleness)] if is_known else []
+    has_rounds = job.policy.round_of(0) is not None
+    causes = [str(Staleness() if has_rounds else job.staleness)] if is_known or has_rounds else []
     rate = job.options.learning_rate_at(step, job.following.rate_of(step))
     causes += [] if rate is None else [f"learning rate {rate:.3g}"]
     because = f" ({', '.join(causes)})" if causes else ""

@@ -44,7 +44,7 @@ from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer, LastReads
 from parashard_coordinator.core.job_record import DueCheckpoint
-from parashard_coordinator.core.loss_warnings import staleness_seen
+from parashard_coordinator.core.loss_warnings import job_ends, staleness_seen
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.core.staleness import Staleness
 from parashard_coordinator.run.decisions import DecisionStore
@@ -395,9 +395,12 @@ class Coordination:
         self._core.run_exclusive(lambda core, _: core.job.done())
 
     def _report(self, final: DueCheckpoint | None, steps_saved: Sequence[int] = ()) -> dict[str, Any]:
-        return self._core.run_exclusive(
-            lambda core, now_s: report(core.job, self._resolved, self._status, now_s, final, steps_saved)
-        )
+        def reported(core: Core, now_s: float) -> dict[str, Any]:
+            if final is not None:
+                job_ends(core.job)
+            return report(core.job, self._resolved, self._status, now_s, final, steps_saved)
+
+        return self._core.run_exclusive(reported)
 
     def _final_model(self, due: DueCheckpoint) -> tuple[DueCheckpoint, SavedModel | None]:
         """Return the last checkpoint and its model; a model of None: retry."""

@@ -56,6 +56,7 @@ from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.leases import Grant
+from parashard_coordinator.core.loss_warnings import job_ends
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.run.history import History
@@ -352,7 +353,9 @@ class Training:
 
     def _report(self, due: DueCheckpoint | None, steps_saved: Sequence[int]) -> dict[str, Any]:
         now_s = time.monotonic()
-        self._status.saw(0, self._state.record())
+        self._present_status(now_s)
+        if due is not None:
+            job_ends(self._core.job)
         return report(self._core.job, self._run.resolved, self._status, now_s, due, steps_saved)
 
     def _failed(self) -> JobFailed:

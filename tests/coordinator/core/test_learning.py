@@ -171,3 +171,13 @@ def test_the_level_without_staleness_is_noted_when_staleness_begins() -> None:
     assert [told.text.partition(":")[0] for told in steps(500, 1.6)] == [
         "the training loss falls more slowly than its first steps promised"
     ]
+
+
+def test_a_job_that_ends_early_or_under_another_coordinator_is_judged_as_it_ends() -> None:
+    steps = Steps(done=0.01)
+    steps(500, 2.3)
+    assert [(told.key, told.over) for told in steps.learning.ended(500)] == [(NOT_FALLING, False)]
+    later = Learning()
+    later.resume(steps.learning.losses(), steps.learning.curve.saved())
+    assert [(told.key, told.over) for told in later.ended(500)] == [(NOT_FALLING, False)]
+    assert Learning().ended(0) == []

@@ -71,7 +71,8 @@ def test_a_fit_whose_model_does_not_learn_says_so(capsys: pytest.CaptureFixture[
     assert history.report["reason"] == "every step is in, but the model did not learn"
     assert history.report["problems"] == [history.report["not_learned"]]
     assert history.report["not_learned"].endswith(
-        " (learning rate 0.05); try a lower and a higher optimizer.learning_rate, and check labels, inputs and loss"
+        " (no staleness, learning rate 0.05); try a lower and a higher optimizer.learning_rate, "
+        "and check labels, inputs and loss"
     )
     fit(trainer(ps.OneDeviceStrategy(), Still()), epochs=20, verbose=1)
     assert capsys.readouterr().out.splitlines()[-1].startswith(told)
