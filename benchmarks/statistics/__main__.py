@@ -1,8 +1,9 @@
 """Whether training stays as good with many workers: `python -m benchmarks.statistics --data FOLDER [--part NAME]`.
 
 Trains each task in each scenario in virtual time, appends the results to a file of JSON lines, and prints the table.
-Run again, it trains only what the file does not have. Needs PyTorch and JAX for most tasks; tasks whose framework or
-files are missing are left out, and named.
+Run again, it trains only what the file does not have, and tasks that were edited; after a change of the product, begin
+with another file. Needs PyTorch and JAX for most tasks; tasks whose framework or files are missing are left out, and
+named.
 """
 
 from __future__ import annotations
@@ -62,13 +63,14 @@ def main() -> None:
 
 
 def read(path: Path) -> dict[Cell, dict[str, Any]]:
-    """Return the cells of a file; a line that was cut off is left out."""
+    """Return the cells of a file, without those of a task that was edited since, and a line that was cut off."""
     found = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             content = json.loads(line)
-            found[Cell(*(content[name] for name in Cell._fields))] = content
-        except (ValueError, KeyError):
+            if content["task_sha256"] == tasks.digest(content["task"]):
+                found[Cell(*(content[name] for name in Cell._fields))] = content
+        except (ValueError, KeyError, FileNotFoundError):
             continue
     return found
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.statistics.methods import ADAM, MOMENTUM, shipped
 from benchmarks.statistics.schedule import PLAIN, Outcome, Schedule
-from benchmarks.statistics.tasks import make
+from benchmarks.statistics.tasks import digest, make
 from benchmarks.statistics.trial import Trial
 from benchmarks.statistics.virtual import simulate
 from parashard.api.rows import tables_of_model
@@ -73,6 +73,7 @@ def run(cell: Cell, data: Path | None) -> dict[str, Any] | None:
     pushes = outcome.staleness.total()
     return {
         **cell._asdict(),
+        "task_sha256": digest(cell.task),
         "metric": trial.metric,
         "value": outcome.metrics[trial.metric],
         "higher_is_better": trial.higher_is_better,

@@ -11,11 +11,13 @@ import pytest
 from benchmarks.statistics.__main__ import read
 from benchmarks.statistics.cells import METHODS, PARTS, SCENARIOS, Cell, cells_of
 from benchmarks.statistics.page import page
+from benchmarks.statistics.tasks import digest
 
 
 def cell(scenario: str, workers: int, seed: int, value: float) -> dict[str, Any]:
     return {
         **Cell("mlp", scenario, workers, seed)._asdict(),
+        "task_sha256": digest("mlp"),
         "metric": "accuracy",
         "value": value,
         "higher_is_better": True,
@@ -27,11 +29,12 @@ def cell(scenario: str, workers: int, seed: int, value: float) -> dict[str, Any]
     }
 
 
-def test_cells_are_read_back_and_a_line_that_was_cut_off_is_not(tmp_path: Path) -> None:
+def test_cells_are_read_back_but_for_a_line_that_was_cut_off_and_a_task_that_was_edited(tmp_path: Path) -> None:
     file = tmp_path / "statistics.jsonl"
     assert read(file) == {}
     whole = cell("auto", 4, 1, 0.9)
-    file.write_text(json.dumps(whole) + "\n" + json.dumps(cell("auto", 8, 1, 0.9))[:40])
+    edited = cell("auto", 2, 1, 0.9) | {"task_sha256": "another"}
+    file.write_text(json.dumps(whole) + "\n" + json.dumps(edited) + "\n" + json.dumps(cell("auto", 8, 1, 0.9))[:40])
     assert list(read(file)) == [Cell("mlp", "auto", 4, 1)]
 
 
