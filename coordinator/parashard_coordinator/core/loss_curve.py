@@ -18,6 +18,7 @@ from parashard_coordinator.core.step_times import median
 BLOCKS_MAX = 64
 FIRST_STEPS = 8  # kept as they are: a quick model has learned much before the first quarter ends
 JUDGED_FROM = 200  # steps; fewer say too little beside their noise
+LOSS_MAX = 1e30  # sums of greater ones may not be finite
 BEST_BLOCKS = 4
 FRESH_STEPS_MIN = 50  # without staleness, for what they promise
 FRESH_MANY = 4  # times as many steps must have followed
@@ -44,6 +45,7 @@ class Curve:
         self.blocks: list[float] = []
         self.stride = 1
         self.fresh: Fresh | None = None
+        self._is_stale = False
         self._sum, self._in_sum = 0.0, 0
 
     @property
@@ -53,6 +55,7 @@ class Curve:
 
     def add(self, loss: float) -> bool:
         """Take up a finite loss; return whether that has ended a block."""
+        loss = max(-LOSS_MAX, min(loss, LOSS_MAX))
         if len(self.first) < FIRST_STEPS:
             self.first.append(loss)
         self._sum += loss
@@ -68,8 +71,9 @@ class Curve:
 
     def staleness_begins(self) -> None:
         """Note the level that steps without staleness have reached; only the first call counts."""
-        if self.fresh is None and self.steps >= FRESH_STEPS_MIN:
+        if not self._is_stale and self.steps >= FRESH_STEPS_MIN:
             self.fresh = Fresh(self.steps, median(_last_quarter(self.blocks)))
+        self._is_stale = True
 
     def saved(self) -> tuple[tuple[float, ...], ...]:
         """Return the curve for a later coordinator: the first losses, and the blocks behind their stride."""
@@ -80,6 +84,7 @@ class Curve:
         if len(saved) == 2:
             self.first, (stride, *self.blocks) = list(saved[0]), saved[1]
             self.stride = int(stride)
+            self._is_stale = True  # how far it was without staleness is not known
 
 
 class Fresh(NamedTuple):

@@ -229,7 +229,10 @@ def test_a_loss_above_what_steps_without_staleness_reached_falls_more_slowly_tha
 def test_few_steps_without_staleness_promise_nothing() -> None:
     curve = curve_of([2.3 - 0.01 * at for at in range(40)])
     curve.staleness_begins()
-    assert curve.fresh is None
+    for _ in range(100):
+        curve.add(1.9)
+    curve.staleness_begins()
+    assert curve.fresh is None, "only the first steps were without staleness"
 
 
 @given(st.integers(0, 3000))
@@ -240,6 +243,12 @@ def test_a_curve_is_bounded_and_keeps_the_mean(steps: int) -> None:
     assert len(curve.first) == min(steps, FIRST_STEPS)
     if curve.blocks:
         assert sum(curve.blocks) / len(curve.blocks) == pytest.approx((curve.steps - 1) / 2)
+
+
+def test_losses_that_are_hardly_numbers_keep_the_curve_finite() -> None:
+    curve = curve_of([1.7e308, -1.7e308, 1.7e308] * 200)
+    assert all(map(math.isfinite, [*curve.first, *curve.blocks]))
+    finding(curve)
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
