@@ -66,6 +66,7 @@ class Oracle:
 
 LEDGER = Oracle("ledger", "examples/ledger.toml", 1024, 500)
 ROW_LEDGER = Oracle("ledger of rows", "examples/row_ledger.toml", 1024, 400, values={"checkpoint.every_steps": 300})
+LOGGED_LEDGER = Oracle("logged ledger", "examples/ledger.toml", 1024, 400, values={"checkpoint.durability": "log"})
 COMING_AND_GOING = Oracle(
     "ledger of rows that come and go",
     "examples/row_ledger.toml",
@@ -114,14 +115,18 @@ LOGGED_ON_FULL_DISK = Oracle(
 )
 
 MATRIX = (
-    (LEDGER, "async", "grpc"),
+    (LEDGER, "auto", "grpc"),
+    (LEDGER, "async", "tcp"),
     (LEDGER, "ssp:8", "tcp"),
     (LEDGER, "sync:4", "shm"),
+    (ROW_LEDGER, "auto", "tcp"),
     (ROW_LEDGER, "async", "shm"),
     (ROW_LEDGER, "ssp:8", "grpc"),
     (ROW_LEDGER, "sync:4", "tcp"),
     (COMING_AND_GOING, "async", "tcp"),
     (COMING_AND_GOING, "sync:4", "shm"),
+    (LOGGED_LEDGER, "auto", "shm"),
+    (TORN, "auto", "grpc"),
     (TORN, "async", "shm"),
     (TORN, "ssp:8", "tcp"),
     (TORN, "sync:4", "grpc"),

@@ -35,7 +35,7 @@ full = pytest.mark.full("campaigns on real processes; the simulation has the sam
     # Seeds that draw every kind of fault, and for each job deaths of the coordinator and, late enough to have saved
     # something, of a shard. The digest sees a single element that was read while it was written; torn sees a mix.
     [
-        (LEDGER, "async", "grpc", 24, (*BRIEF, *ON_LINKS)),
+        (LEDGER, "auto", "grpc", 24, (*BRIEF, *ON_LINKS)),
         (TORN, "ssp:8", "tcp", 66, (*BRIEF, *ON_LINKS)),
         (DIGEST, "sync:4", "shm", 188, BRIEF),
         (LEDGER, "ssp:8", "shm", 3, ENVIRONMENT),

@@ -99,6 +99,7 @@ class Shard:
         self.record = ShardCounters()
         self.journal: Journal | None = None
         self._noted: dict[int, int] = {}  # held steps -> their positions in the journal
+        self._parts: dict[int, int | None] = {}  # held parts of batches -> the version that they were pulled at
         self._pulled = pulled
 
     def push(self, push: Push) -> Receipt:
@@ -267,7 +268,7 @@ class Shard:
         result = self.updates.take(push.step, gradient, staleness, push.learning_rate, rows)
         if self._pulled is not None:
             self._pulled.forget(push.step)
-        self.record.saw_staleness(staleness)
+        self._count_staleness(push, result, staleness)
         self.record.step_lag_max = max(self.record.step_lag_max, lag)
         self._note_skip(push.step, skipped=push.skipped)
         if result is PushResult.APPLIED:
@@ -288,6 +289,16 @@ class Shard:
             gradient = self.storage.divided_by_gap(gradient, pulled, self.updates.version)
         self._check_values(push.step, gradient)
         return gradient
+
+    def _count_staleness(self, push: Push, result: PushResult, staleness: int | None) -> None:
+        """Count how stale gradients are that move the weights; of a part that is known once its batch is whole."""
+        if result is PushResult.BUFFERED and self.updates.round is None:
+            self._parts[push.step] = push.pulled_version
+            return
+        self.record.saw_staleness(staleness)
+        for step in [step for step in self._parts if step in self.updates.applied]:
+            pulled_version = self._parts.pop(step)
+            self.record.saw_staleness(None if pulled_version is None else self.updates.version - 1 - pulled_version)
 
     def _note(self, step: int, position: int) -> None:
         if not self.updates.holds_back:

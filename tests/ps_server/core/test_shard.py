@@ -13,6 +13,7 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, PushResult, Receipt
 from parashard_server.core.counters import STALENESS_MAX
 from parashard_server.core.shard import Shard
+from parashard_server.core.update_policies import BatchUpdates
 from support.in_process import (
     COUNTING,
     STEPS,
@@ -116,6 +117,18 @@ def test_staleness_is_what_was_applied_between_pull_and_push() -> None:
         assert push(shard, step, 1.0, pulled_version=version).staleness == staleness
     push(shard, 3, 1.0, pulled_version=2)
     assert shard.record.staleness == {0: 1, 1: 2, 2: 1}
+
+
+def test_the_staleness_of_a_part_is_that_of_its_gradient_when_the_batch_moves_the_weights() -> None:
+    shard = zeros_shard()
+    shard.updates = BatchUpdates(shard.storage, parts=2)
+    push(shard, 2, 1.0, pulled_version=0)
+    push(shard, 0, 1.0)
+    assert (shard.record.staleness, shard.record.unknown_staleness) == ({}, 0)
+    push(shard, 1, 1.0, pulled_version=0)
+    push(shard, 3, 1.0, pulled_version=1)
+    assert shard.record.staleness == {0: 2, 1: 1}, "one update came between the pull of step 2 and its own"
+    assert shard.record.unknown_staleness == 1
 
 
 def test_unknown_staleness_is_counted_as_unknown() -> None:  # P16
