@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-import parashard as ps
-from benchmarks.statistics.cells import OLD_DEFAULT, SCENARIOS, Verdict, verdict
-from benchmarks.statistics.schedule import PLAIN, Schedule
-from benchmarks.statistics.tasks import make
-from benchmarks.statistics.virtual import simulate
-from parashard.job.tables import ClusterOptions
-
-SEEDS = range(3)
-WORKERS = 4
-
-
-def default(workers: int) -> Schedule:
-    """Return the schedule of a script that names neither policy nor depth."""
-    depth = ClusterOptions.keys["pipeline_depth"].default
-    return Schedule(ps.ParameterServerStrategy().consistency, workers, depth)
-
-
-def cells(schedule: Schedule) -> list[dict[str, Any]]:
-    """Return cells of the task that needs neither files nor a framework, of a third of its epochs."""
-    found = []
-    for seed in SEEDS:
-        trial = replace(make("mlp", seed, None), epochs=5)
-        value = simulate(trial, schedule, seed).metrics[trial.metric]
-        found.append(
-            {"seed": seed, "value": value, "higher_is_better": trial.higher_is_better, "tolerance": trial.tolerance}
-        )
-    return found
+from benchmarks.statistics.cells import Verdict, verdict
+from support.default_accuracy import check_default
 
 
 @pytest.mark.full("nine trainings; `test_virtual_time` has the bits of each")
 def test_the_default_is_as_good_as_one_machine_and_the_former_one_was_not() -> None:
-    plain = cells(PLAIN)
-    found = verdict(cells(default(WORKERS)), plain)
-    assert found.passes
-    assert not found.needs_seeds
-    assert not verdict(cells(SCENARIOS[OLD_DEFAULT](WORKERS)), plain).passes
+    check_default("mlp", epochs=5, seeds=3)
 
 
 @pytest.mark.parametrize(

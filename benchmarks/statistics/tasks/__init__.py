@@ -22,8 +22,10 @@ def names() -> list[str]:
 
 
 def digest(name: str) -> str:
-    """Return the beginning of the SHA-256 of a task's file: a cell of another one is out of date."""
-    return hashlib.sha256((Path(__file__).parent / f"{name}.py").read_bytes()).hexdigest()[:12]
+    """Return the beginning of the SHA-256 of a task's file and those that tasks share: other cells are out of date."""
+    folder = Path(__file__).parent
+    shared = sorted(path for path in folder.glob("_*.py") if path.name != "__init__.py")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in (folder / f"{name}.py", *shared))).hexdigest()[:12]
 
 
 def make(name: str, seed: int, data: Path | None) -> Trial:
