@@ -20,7 +20,7 @@ PLAIN_NAME = "plain"
 OLD_DEFAULT = "async, depth 1"
 LAG_PARTS = 4
 POINTS = 8
-DRIFTS = 20  # that are measured of one machine's steps, about
+DRIFTS = 50  # that are measured of one machine's steps, about
 KILLS_S = 2.0
 
 SCENARIOS: dict[str, Callable[[int], Schedule]] = {
@@ -119,7 +119,7 @@ class Verdict(NamedTuple):
     worse : float
         By how much the mean is worse than one machine's; below 0: better. NaN or infinite of a loss that diverged.
     error : float
-        Standard error of this difference, of the pairs of one seed.
+        Standard error of this difference, of the pairs of one seed; infinite of a single pair.
     tolerance : float
         Besides two standard errors, of which the larger is allowed.
     seeds : int
@@ -151,8 +151,9 @@ def verdict(found: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], to
     first = plain[0]
     sign = 1 if first["higher_is_better"] else -1
     differences = [sign * (of_plain - value) for value, of_plain in pairs]
-    is_finite = all(map(math.isfinite, differences))
-    error = statistics.stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 and is_finite else 0.0
+    error = math.inf if len(pairs) == 1 else 0.0
+    if len(pairs) > 1 and all(map(math.isfinite, differences)):
+        error = statistics.stdev(differences) / math.sqrt(len(pairs))
     tolerance = tolerances * first["tolerance"] * (1.0 if first["higher_is_better"] else abs(alone))
     return Verdict(mean, alone, statistics.fmean(differences), error, tolerance, len(pairs))
 

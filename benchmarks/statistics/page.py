@@ -128,7 +128,8 @@ def _plain(cells: Cells) -> str:
 def _shown(found: Verdict | None) -> str:
     if found is None:
         return ""
-    text = f"{found.mean:.4f} ({found.worse:+.4f} ± {2 * found.error:.4f})"
+    spread = "one seed" if found.seeds == 1 else f"± {2 * found.error:.4f}"
+    text = f"{found.mean:.4f} ({found.worse:+.4f}, {spread})"
     return f"*{text}*" if found.needs_seeds else text if found.passes else f"**{text}**"
 
 

@@ -50,16 +50,22 @@ def test_what_is_worse_than_one_machine_is_bold() -> None:
     good = [cell("auto", 4, seed, value) for seed, value in enumerate((0.95, 0.96, 0.97))]
     bad = [cell("async", 4, seed, value) for seed, value in enumerate((0.90, 0.91, 0.92))]
     text = page([*plain, *good, *bad], written=False)
-    assert "| auto | 4 | 0.9600 (+0.0000 ± 0.0000) |" in text
-    assert "| async | 4 | **0.9100 (+0.0500 ± 0.0000)** |" in text
+    assert "| auto | 4 | 0.9600 (+0.0000, ± 0.0000) |" in text
+    assert "| async | 4 | **0.9100 (+0.0500, ± 0.0000)** |" in text
     assert "| mlp | 0.200 |" in text
 
 
 def test_sixteen_workers_may_be_worse_by_twice_the_tolerance() -> None:
-    plain = [cell("plain", 1, 0, 0.96)]
-    text = page([*plain, cell("auto", 16, 0, 0.951), cell("auto", 8, 0, 0.951)], written=False)
+    plain = [cell("plain", 1, seed, 0.96) for seed in range(2)]
+    auto = [cell("auto", workers, seed, 0.951) for seed in range(2) for workers in (8, 16)]
+    text = page([*plain, *auto], written=False)
     assert "| auto | 16 | 0.9510" in text
     assert "| auto | 8 | **0.9510" in text
+
+
+def test_one_seed_tells_nothing() -> None:
+    text = page([cell("plain", 1, 0, 0.96), cell("auto", 4, 0, 0.9)], written=False)
+    assert "| auto | 4 | *0.9000 (+0.0600, one seed)* |" in text
 
 
 def test_a_task_without_one_machine_is_left_out() -> None:
