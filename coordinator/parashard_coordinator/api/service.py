@@ -54,6 +54,7 @@ from parashard_coordinator.run.exclusive import ExclusiveCore
 NAME_BYTES_MAX = 200  # of a file in the checkpoint store
 REQUEST_BYTES_MAX = 3 << 19  # holds the most intervals below, of steps up to 2^35
 REPORTS_MAX = 4096  # of one kind in a worker's call: four times the largest `cluster.lease_batch`
+PHASE_S_MAX = 1e9  # a worker that says more is wrong
 WAITERS_MAX = SERVER_THREADS // 2
 WAIT_MAX_S = 10.0
 CROWDED_RETRY_AFTER_S = 0.5  # where as many as may are waiting already
@@ -290,7 +291,7 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
         want=request.want,
         leaving=request.leaving,
         computing=list(request.computing),
-        phases_s={phase: getattr(request.phases, phase) for phase in PHASES},
+        phases_s={phase: s for phase in PHASES if 0.0 <= (s := getattr(request.phases, phase)) <= PHASE_S_MAX},
         steps_only=request.steps_only,
         warnings=[readable(text, REASON_BYTES_MAX) for text in request.warnings],
         drifts=[
