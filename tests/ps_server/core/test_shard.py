@@ -120,8 +120,7 @@ def test_staleness_is_what_was_applied_between_pull_and_push() -> None:
 
 
 def test_the_staleness_of_a_part_is_that_of_its_gradient_when_the_batch_moves_the_weights() -> None:
-    shard = zeros_shard()
-    shard.updates = BatchUpdates(shard.storage, parts=2)
+    shard = in_batches(2)
     push(shard, 2, 1.0, pulled_version=0)
     push(shard, 0, 1.0)
     assert (shard.record.staleness, shard.record.unknown_staleness) == ({}, 0)
@@ -184,6 +183,21 @@ def test_a_skipped_step_is_counted() -> None:  # P6
     assert (shard.record.skipped_steps, shard.updates.applied) == (1, IntervalSet([(0, 1)]))
 
 
+def in_batches(parts: int) -> Shard:
+    shard = zeros_shard()
+    shard.updates = BatchUpdates(shard.storage, parts=parts)
+    return shard
+
+
+def test_a_part_that_is_given_up_keeps_the_gradient_that_is_held_and_else_counts_as_come() -> None:  # P24, P39
+    shard = in_batches(2)
+    push(shard, 0, 1.0)
+    assert shard.push(push_for(shard, 0, [], slices=(), skipped=True)).result is PushResult.DUPLICATE
+    assert shard.push(push_for(shard, 1, [], slices=(), skipped=True)).result is PushResult.APPLIED
+    assert shard.updates.skipped == IntervalSet([(1, 2)])
+    assert pull(shard)[1].tolist() == [1.0] * 4
+
+
 # --- the journal ---
 
 
@@ -208,6 +222,21 @@ def test_a_replay_begins_at_the_first_push_that_the_weights_lack(monkeypatch: py
             push(shard, step, 1.0)
         assert shard.replay_from() == 100 + 2 * round_, "a full round is not in the weights before the next begins"
         pull(shard, round_=round_ + 1)
+
+
+def test_parts_that_are_held_are_replayed_and_the_batch_is_whole_with_the_rest() -> None:  # P18, P39
+    shard, again = in_batches(3), in_batches(3)
+    shard.journal = again.journal = Positions()
+    for step in (0, 1, 2, 4):
+        push(shard, step, 1.0)
+    assert shard.replay_from() == 103, "the first batch is in the weights"
+    assert again.replay(103, 4, np.ones(4, np.float32), None, skipped=False)
+    assert again.replay_from() == 103
+    assert again.updates.held == IntervalSet([(4, 5)])
+    assert push(again, 4, 1.0).result is PushResult.DUPLICATE
+    assert [push(again, step, 1.0).result for step in (3, 5)] == [PushResult.BUFFERED, PushResult.APPLIED]
+    assert pull(again)[1].tolist() == [3.0] * 4
+    assert again.replay_from() == again.journal.position
 
 
 def test_what_is_replayed_into_an_open_round_would_be_replayed_again() -> None:  # P18
