@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.statistics import tasks
 from benchmarks.statistics.cells import PARTS, Cell, cells_of, run
 from benchmarks.statistics.page import page
-from benchmarks.tables import RESULTS
 
+CELLS = Path("build") / "statistics.jsonl"
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--workers", nargs="+", type=int, metavar="N", help="only these numbers of workers")
     parser.add_argument("--seeds", type=int, default=1000, help="at most so many of each")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS / "statistics.jsonl", help="(default: %(default)s)")
+    parser.add_argument("--results", type=Path, default=CELLS, help="the file of cells (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write statistics.md and plots in benchmarks/results")
     asked = parser.parse_args()
     os.environ.update(ONE_THREAD)

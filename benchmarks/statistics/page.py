@@ -15,6 +15,8 @@ Cells = dict[tuple[str, int], list[dict[str, Any]]]
 
 TWICE = ("auto, one slow",)
 """Scenarios, besides 16 workers, that may be worse by twice the tolerance."""
+KEPT = ("task", "scenario", "workers", "seed", "metric", "value", "staleness_mean", "staleness_max", "virtual_s")
+"""Of each cell in statistics.json."""
 LAGS = ("lag 1", "lag 2", "lag 4")
 DEFAULT = [
     *(("auto", workers) for workers in (2, 4, 8, 16)),
@@ -53,7 +55,7 @@ def page(cells: Sequence[dict[str, Any]], *, written: bool) -> str:
         from benchmarks.statistics.plots import plotted  # needs matplotlib
 
         sections["Plots"] = "\n".join(f"![{task}]({plotted(task, of, RESULTS)})" for task, of in found.items())
-        write("statistics", sections, {"cells": len(cells)})
+        write("statistics", sections, {"cells": [{name: cell[name] for name in KEPT} for cell in cells]})
     return "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items())
 
 
