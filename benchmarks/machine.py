@@ -34,4 +34,4 @@ def _arguments() -> list[str]:
 
 def _module() -> str:
     spec = sys.modules["__main__"].__spec__
-    return spec.name if spec else sys.argv[0]
+    return spec.name.removesuffix(".__main__") if spec else sys.argv[0]

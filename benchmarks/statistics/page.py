@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.statistics.cells import METHODS, OLD_DEFAULT, PLAIN_NAME, SCENARIOS, Verdict, verdict
 from benchmarks.tables import RESULTS, table, write
+from parashard.display.figures import counted
 
 Cells = dict[tuple[str, int], list[dict[str, Any]]]
 """By scenario and number of workers."""
@@ -124,7 +125,7 @@ def _first(cells: Cells) -> dict[str, Any]:
 def _plain(cells: Cells) -> str:
     values = [cell["value"] for cell in cells[PLAIN_NAME, 1]]
     spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4f}{spread}"
+    return f"{statistics.fmean(values):.4f}{spread}, {counted(len(values), 'seed')}"
 
 
 def _shown(found: Verdict | None) -> str:

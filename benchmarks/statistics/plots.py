@@ -89,4 +89,4 @@ def _limit(axes: Axes, plain: list[dict[str, Any]]) -> None:
     """Show of a loss what is not far above the worst of one machine: another may be a thousand times as large."""
     if not plain[0]["higher_is_better"]:
         worst = max(value for cell in plain for _, value in cell["curve"])
-        axes.set_ylim(top=min(axes.get_ylim()[1], 1.2 * worst))
+        axes.set_ylim(top=min(axes.get_ylim()[1], 1.5 * worst))
