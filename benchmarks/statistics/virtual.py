@@ -143,7 +143,7 @@ class _Simulation:
             steps=resolved.steps,
             plan=resolved.plan,
             device=open_device("cpu", "lab"),
-            clip_norm=job.optimizer.clip_norm,
+            clip_norm=job.step_clip_norm,
             variable_clip_norm=job.optimizer.variable_clip_norm,
             round_steps=round_steps,
             tables={table.name: table for table in tables_of(job)},

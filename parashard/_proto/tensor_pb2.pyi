@@ -76,7 +76,7 @@ class RowSlice(_message.Message):
     def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("target", "worker", "step", "total_bytes", "slices", "skipped", "pulled", "pulled_version", "traceparent", "learning_rate", "void", "rows")
+    __slots__ = ("target", "worker", "step", "total_bytes", "slices", "skipped", "pulled", "pulled_version", "traceparent", "learning_rate", "void", "rows", "norm")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class PushHeader(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     VOID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
     target: Target
     worker: str
     step: int
@@ -101,7 +102,8 @@ class PushHeader(_message.Message):
     learning_rate: float
     void: bool
     rows: _containers.RepeatedCompositeFieldContainer[RowSlice]
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., learning_rate: _Optional[float] = ..., void: _Optional[bool] = ..., rows: _Optional[_Iterable[_Union[RowSlice, _Mapping]]] = ...) -> None: ...
+    norm: float
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., learning_rate: _Optional[float] = ..., void: _Optional[bool] = ..., rows: _Optional[_Iterable[_Union[RowSlice, _Mapping]]] = ..., norm: _Optional[float] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("result", "version", "staleness_known", "staleness")

@@ -22,7 +22,7 @@ from parashard.encodings.feedback import Encoded, GradientEncoder
 from parashard.errors import RetryLater, ShapeMismatch, StaleIncarnation, UnknownVariable
 from parashard.plan.embedding import Keys
 from parashard.plan.partition import ELEMENT_BYTES, Plan
-from parashard.plan.variables import Float32s
+from parashard.plan.variables import Float32s, global_norm
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.protocol import rpc
@@ -76,6 +76,8 @@ class ShardClient:
         Sees every pull and push, and says what context their requests carry.
     tables : TableSet
         The job's embedding tables.
+    tells_norms : bool
+        Each push says the norm of its gradient on all shards, by which they clip that of its batch.
     """
 
     def __init__(
@@ -92,11 +94,13 @@ class ShardClient:
         connect: Connect = GrpcTransport,
         observer: StepObserver = NO_STEP_OBSERVER,
         tables: TableSet = NO_TABLES,
+        tells_norms: bool = False,
     ) -> None:
         self._run_id = run_id
         self._job_digest = job_digest
         self._plan = plan
         self._tables = tables
+        self._tells_norms = tells_norms
         self._worker = worker
         self._viewing = threading.Lock()
         self._look = look
@@ -264,10 +268,11 @@ class ShardClient:
             keys = keys if pulled is None else pulled.keys
             of_rows = self._checked_rows(keys, gradients) if keys else {}
             arrays = self._checked({n: g for n, g in gradients.items() if n not in keys} if keys else gradients)
+            norm = self._norm({**arrays, **of_rows}) if self._tells_norms and arrays else None
             try:
                 prepared = [
                     self._prepare(shard, begun, step, arrays, pulled, skipped, void, unsettled[shard])._replace(
-                        learning_rate=learning_rate
+                        learning_rate=learning_rate, norm=norm
                     )
                     for shard in unsettled
                 ]
@@ -308,6 +313,11 @@ class ShardClient:
                 )
             arrays[name] = np.ascontiguousarray(gradients[name], np.float32)
         return arrays
+
+    def _norm(self, gradients: Mapping[str, Float32s]) -> float:
+        """Return the norm of all gradients together, but for state without one, which is not clipped."""
+        variables = self._plan.variables
+        return global_norm({n: g for n, g in gradients.items() if n not in variables or not variables[n].state})
 
     def _prepare(
         self,

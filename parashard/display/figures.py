@@ -48,8 +48,8 @@ def metric(value: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share: "56 %"; "-" where there is none."""
-    return "-" if share is None else f"{round(100 * share)} %"
+    """Return a share: "56 %"; "-" where there is none, as where a worker reports times that are no numbers."""
+    return "-" if share is None or not math.isfinite(share) else f"{round(100 * share)} %"
 
 
 def duration(seconds: float) -> str:

@@ -52,6 +52,16 @@ class Job(Table):
         if found:
             raise Contradictions(found)
 
+    @property
+    def batch_clip_norm(self) -> float | None:
+        """The norm that shards clip the gradient of a batch of several parts to."""
+        return self.optimizer.clip_norm if self.consistency.policy.parts > 1 else None
+
+    @property
+    def step_clip_norm(self) -> float | None:
+        """The norm that workers clip the gradient of a step to."""
+        return None if self.batch_clip_norm is not None else self.optimizer.clip_norm
+
     def complete(self) -> Job:
         """Return the job with the parts of a batch chosen, where it leaves them open."""
         policy = self.consistency.policy

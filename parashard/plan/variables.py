@@ -235,3 +235,9 @@ def _normal(key: int, counters: npt.NDArray[np.uint64], scale: float) -> npt.NDA
 
 _Draw = Callable[[int, npt.NDArray[np.uint64], float], npt.NDArray[np.float64]]
 _DRAW: dict[str, _Draw] = {"zeros": _zeros, "constant": _constant, "uniform": _uniform, "normal": _normal}
+
+
+def global_norm(gradients: Mapping[str, Float32s]) -> float:
+    """Return the Euclidean norm of all gradients together, in float64, in name order."""
+    squares = (np.square(gradients[name], dtype=np.float64).sum() for name in sorted(gradients))
+    return float(np.sqrt(sum(squares)))

@@ -133,6 +133,7 @@ class Push(NamedTuple):
     learning_rate: float | None = None  # the step's, in place of the job's (P37)
     void: bool = False  # the step is recorded, and moves nothing: no weight, no moment, no decay
     rows: tuple[RowSlice, ...] = ()  # of tables; in the payload after the slices
+    norm: float | None = None  # of the step's gradient on all shards, where these clip that of its batch
 
 
 class Receipt(NamedTuple):

@@ -118,6 +118,8 @@ def push_header(push: Push) -> tensor_pb2.PushHeader:
         header.traceparent = push.traceparent
     if push.learning_rate is not None:
         header.learning_rate = push.learning_rate
+    if push.norm is not None:
+        header.norm = push.norm
     if push.void:
         header.void = True
     for piece in push.slices:
@@ -148,6 +150,7 @@ def push_from(header: tensor_pb2.PushHeader, payload: memoryview) -> Push:
         learning_rate=header.learning_rate or None,
         void=header.void,
         rows=tuple(_row_slice(rows) for rows in header.rows),
+        norm=header.norm if header.HasField("norm") else None,
     )
 
 

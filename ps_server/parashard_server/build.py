@@ -211,7 +211,9 @@ class ShardBuilder:
         if self.round_steps is None:
             applied = None if state is None else state.applied.copy()
             if parts > 1:
-                return BatchUpdates(storage, parts=parts, applied=applied, tables=tables)
+                return BatchUpdates(
+                    storage, parts=parts, applied=applied, tables=tables, clip_norm=self.job.batch_clip_norm
+                )
             return ImmediateUpdates(storage, applied=applied, tables=tables)
         return RoundUpdates(
             storage,

@@ -5,7 +5,6 @@ Used by `broken_rules` alone; the product has no switches.
 
 from __future__ import annotations
 
-import numpy as np
 from sim_store import Logs, MemoryReplay
 
 from parashard.errors import MalformedFrame, NonFiniteGradient
@@ -47,6 +46,7 @@ class LateSet(ImmediateUpdates):
         staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> PushResult:
         zeros, pushes = self._storage.zeros(), int(gradient is not None)
         self._storage.apply(
@@ -89,9 +89,10 @@ class EagerRounds(RoundUpdates):
         staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> PushResult:
         result = super().take(step, gradient, staleness, learning_rate, rows)
-        if self._full():
+        if self._sum.full:
             self.commit()
         return result
 
@@ -105,11 +106,11 @@ class UnnamedRounds(RoundUpdates):
     def reach(self, round_: int | None) -> None:
         if round_ is None:
             raise MalformedFrame("the request names no round; in this job every one must")
-        if self._first(round_) == self._steps_total:
+        if round_ * self._round_steps >= self._steps_total:
             super().reach(round_)
 
     def admit(self, step: int, learning_rate: float | None = None) -> None:
-        if step // self._round_steps == self.round + 1 and self._full():
+        if step // self._round_steps == self.round + 1 and self._sum.full:
             self.commit()
 
 
@@ -123,6 +124,7 @@ class PartsAtOnce(BatchUpdates):
         staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> PushResult:
         result = super().take(step, gradient, staleness, learning_rate, rows)
         self.applied.add(step)
@@ -139,6 +141,8 @@ class KeepingRounds(RoundUpdates):
 class ArrivalOrder(RoundUpdates):
     """P13 off: gradients of a round are added as they arrive."""
 
+    _arrived: Float32s | None = None
+
     def take(
         self,
         step: int,
@@ -146,11 +150,21 @@ class ArrivalOrder(RoundUpdates):
         staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> PushResult:
         if gradient is not None:
-            fused.accumulate(self._sum, gradient)
-            gradient = np.zeros_like(gradient)
+            self._arrived = gradient.copy() if self._arrived is None else self._arrived + gradient
         return super().take(step, gradient, staleness, learning_rate, rows)
+
+    def commit(self) -> None:
+        if self._arrived is not None:
+            self._sum.memory[:] = self._arrived
+        self._arrived = None
+        super().commit()
+
+    def begin_again(self) -> None:
+        self._arrived = None
+        super().begin_again()
 
 
 class HastyShard(Shard):
@@ -197,6 +211,7 @@ class ReplayingAll(Shard):
         skipped: bool,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> bool:
         self.updates.take(step, gradient, staleness, learning_rate, rows)
         return True
@@ -215,6 +230,7 @@ class RatelessReplay(Shard):
         skipped: bool,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> bool:
         return super().replay(position, step, gradient, staleness, skipped=skipped, rows=rows)
 
@@ -232,6 +248,7 @@ class RowlessReplay(Shard):
         skipped: bool,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> bool:
         return super().replay(position, step, gradient, staleness, skipped=skipped, learning_rate=learning_rate)
 
@@ -239,18 +256,19 @@ class RowlessReplay(Shard):
 class CountingEmptyPushes(RoundUpdates):
     """P15 off: an empty push counts in the average of a state without a gradient, as one of zeros."""
 
-    def _fold(self, gradient: Float32s | None) -> None:
-        super()._fold(gradient)
-        self._pushes += gradient is None
+    def commit(self) -> None:
+        if self._sum.pushes:
+            self._sum.pushes = self._sum.count
+        super().commit()
 
 
 class KeptCount(RoundUpdates):
     """P15 off: a round that begins again goes on counting the pushes that its average is of."""
 
     def begin_again(self) -> None:
-        pushes = self._pushes
+        pushes = self._sum.pushes
         super().begin_again()
-        self._pushes = pushes
+        self._sum.pushes = pushes
 
 
 class LogsFromStart(Logs):

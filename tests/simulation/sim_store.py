@@ -95,10 +95,11 @@ class MemoryLog:
         skipped: bool,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> int:
         """Write a record; it is durable once `make_durable` has been called."""
         kept = None if gradient is None else gradient.copy()
-        record = LogRecord(self.position, step, kept, skipped, staleness, learning_rate, copied(rows))
+        record = LogRecord(self.position, step, kept, skipped, staleness, learning_rate, copied(rows), norm)
         self._segment.records.append(record)
         self.position += 1
         return self.position - 1

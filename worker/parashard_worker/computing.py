@@ -26,7 +26,7 @@ from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.partition import Plan
 from parashard.plan.state import AVERAGE
 from parashard.plan.steps import StepPlan
-from parashard.plan.variables import Float32s, Variable
+from parashard.plan.variables import Float32s, Variable, global_norm
 from parashard.protocol.messages import NO_KEYS
 from parashard_worker.device import Device
 from parashard_worker.parts import read_step
@@ -299,7 +299,7 @@ def sendable(
     scaled = {name: g for name, g in gradients.items() if name not in variables or not variables[name].state}
     if each is not None:
         scaled = {name: _clipped(g, each) for name, g in scaled.items()}
-    norm = _global_norm(scaled) if together is not None else 0.0
+    norm = global_norm(scaled) if together is not None else 0.0
     if together is not None and norm > together:
         weight *= together / norm
     if weight != 1.0:
@@ -309,7 +309,7 @@ def sendable(
 
 
 def _clipped(gradient: Float32s, bound: float) -> Float32s:
-    norm = _global_norm({"": gradient})
+    norm = global_norm({"": gradient})
     return gradient * np.float32(bound / norm) if norm > bound else gradient
 
 
@@ -361,9 +361,3 @@ def _in_words(value: object) -> str:
         return f"an array of {value.dtype} of shape {tuple(value.shape)}"
     noun = type(value).__name__
     return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
-
-
-def _global_norm(gradients: Mapping[str, Float32s]) -> float:
-    """Return the Euclidean norm of all gradients together, in float64, in name order."""
-    squares = (np.square(gradients[name], dtype=np.float64).sum() for name in sorted(gradients))
-    return float(np.sqrt(sum(squares)))

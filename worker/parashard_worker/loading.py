@@ -113,7 +113,7 @@ def load_task(
         steps=steps,
         plan=plan,
         device=opened_device,
-        clip_norm=job.optimizer.clip_norm,
+        clip_norm=job.step_clip_norm,
         variable_clip_norm=job.optimizer.variable_clip_norm,
         round_steps=policy.bound if policy.kind == "sync" else None,
         tables={table.name: table for table in tables},

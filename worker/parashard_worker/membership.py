@@ -123,6 +123,7 @@ class Membership:
             connect=connect_by(cluster.transport, self._credentials),
             observer=self._observer,
             tables=TableSet(tables_of(self._job), self._job.job.seed),
+            tells_norms=self._job.batch_clip_norm is not None,
         )
         return leasing, client
 

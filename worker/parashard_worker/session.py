@@ -175,7 +175,7 @@ class Session:
                 self._task = load_task(reply, job, threads=None, device="cpu")
             self._check_keys()
             self._job_seed = job.job.seed
-            self._clips = job.optimizer.clip_norm, job.optimizer.variable_clip_norm
+            self._clips = job.step_clip_norm, job.optimizer.variable_clip_norm
             self._steps = job.steps(reply.examples)
             self._weights = round_weights(job, self._steps)
             membership = Membership(coordinator, reply, job, self._plan, credentials=credentials)

@@ -131,7 +131,7 @@ class Auto:
     """Batches of `parts` steps: a batch is leased when all batches up to `lag` before it are complete.
 
     With a lag of 0 each gradient is computed at the weights that it moves, as on one machine. The controller may raise
-    it: then up to `lag` further batches are under way, and a gradient is at most twice that many updates old.
+    it: then up to `lag` further batches are under way, and a gradient is at most that many updates old.
     """
 
     def __init__(self, parts: int) -> None:

@@ -18,7 +18,7 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
 from parashard_server.core.counters import ShardCounters
-from parashard_server.core.update_policies import NO_ROWS, FoldedStep, UpdatePolicy
+from parashard_server.core.update_policies import NO_ROWS, BatchUpdates, FoldedStep, UpdatePolicy
 from parashard_server.state.kernels import fused
 from parashard_server.state.pulled_weights import PulledWeights
 from parashard_server.state.rows.tables import NO_TABLES, Pushed, Tables, TablesCut, decoded
@@ -57,6 +57,7 @@ class Journal(Protocol):
         skipped: bool,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> int:
         """Note a push, before it moves the weights, and return its position; never raises.
 
@@ -129,7 +130,7 @@ class Shard:
                 self.record.push_float32_bytes += push.payload.nbytes
                 self.record.duplicate_pushes += 1
                 return Receipt(PushResult.DUPLICATE, self.updates.version, None)
-            _check_rate(push)
+            _check_numbers(push)
             self.updates.admit(push.step, push.learning_rate)
             rows = self._checked_rows(push)
             self.record.push_float32_bytes += sum(piece.elements for piece in push.slices) * ELEMENT_BYTES
@@ -186,6 +187,7 @@ class Shard:
         skipped: bool,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> bool:
         """Push again what an earlier incarnation has logged; return False if it is in already.
 
@@ -206,7 +208,7 @@ class Shard:
                 rows, self.updates.waiting_rows, now=self.updates.version
             )
         self._note(step, position)
-        self.updates.take(step, gradient, staleness, learning_rate, rows)
+        self.updates.take(step, gradient, staleness, learning_rate, rows, norm)
         self._note_skip(step, skipped=skipped)
         return True
 
@@ -262,13 +264,14 @@ class Shard:
                 skipped=push.skipped,
                 learning_rate=push.learning_rate,
                 rows=rows,
+                norm=push.norm,
             )
             self._note(push.step, position)
         # From here on the weights may have changed: an error is a broken invariant and ends the process.
-        result = self.updates.take(push.step, gradient, staleness, push.learning_rate, rows)
+        result = self.updates.take(push.step, gradient, staleness, push.learning_rate, rows, push.norm)
         if self._pulled is not None:
             self._pulled.forget(push.step)
-        self._count_staleness(push, result, staleness)
+        self._count_staleness(push, staleness)
         self.record.step_lag_max = max(self.record.step_lag_max, lag)
         self._note_skip(push.step, skipped=push.skipped)
         if result is PushResult.APPLIED:
@@ -290,15 +293,15 @@ class Shard:
         self._check_values(push.step, gradient)
         return gradient
 
-    def _count_staleness(self, push: Push, result: PushResult, staleness: int | None) -> None:
+    def _count_staleness(self, push: Push, staleness: int | None) -> None:
         """Count how stale gradients are that move the weights; of a part that is known once its batch is whole."""
-        if result is PushResult.BUFFERED and self.updates.round is None:
-            self._parts[push.step] = push.pulled_version
+        if not isinstance(self.updates, BatchUpdates):
+            self.record.saw_staleness(staleness)
             return
-        self.record.saw_staleness(staleness)
+        self._parts[push.step] = push.pulled_version
         for step in [step for step in self._parts if step in self.updates.applied]:
             pulled_version = self._parts.pop(step)
-            self.record.saw_staleness(None if pulled_version is None else self.updates.version - 1 - pulled_version)
+            self.record.saw_staleness(None if pulled_version is None else self.updates.batch_of(step) - pulled_version)
 
     def _note(self, step: int, position: int) -> None:
         if not self.updates.holds_back:
@@ -364,7 +367,9 @@ def _slices_bytes(push: Push) -> int:
     return push.payload.nbytes - sum(piece.size_bytes for piece in push.rows)
 
 
-def _check_rate(push: Push) -> None:
+def _check_numbers(push: Push) -> None:
     rate = push.learning_rate
+    if push.norm is not None and not 0.0 <= push.norm < math.inf:
+        raise MalformedFrame(f"step {push.step}: the norm of a gradient is finite and at least 0, found {push.norm!r}")
     if rate is not None and not 0.0 < rate < math.inf:
         raise MalformedFrame(f"step {push.step}: a learning rate must be finite and more than 0, found {rate!r}")

@@ -15,6 +15,7 @@ from parashard.errors import MalformedFrame, ParashardError, StaleRound
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PushResult
+from parashard_server.core.batch_clipping import PartNorms
 from parashard_server.core.step_sum import StepSum
 from parashard_server.state.rows.tables import Pushed, Tables
 from parashard_server.state.storage import Storage
@@ -91,11 +92,13 @@ class UpdatePolicy(Protocol):
         staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> PushResult:
         """Take an admitted step's gradient, in the shard's layout; finite, and borrowed for this call only.
 
         None: the push was empty. One of no elements moves nothing: its step is recorded. `rows` are the gradients of
         rows of tables, checked and borrowed likewise; an empty push has none, and touches no table (P27).
+        `norm` is that of the step's gradient on all shards, where these clip that of its batch.
         """
 
 
@@ -168,6 +171,7 @@ class ImmediateUpdates:
         staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> PushResult:
         """Apply the gradient and record the step."""
         if gradient is None or gradient.size:
@@ -187,8 +191,9 @@ class BatchUpdates:
     """`auto`: the gradients of a batch's parts are added up, and move the weights once the last one has come.
 
     A worker has weighed each part by its share of the batch, so that the sum is the batch's gradient. Several batches
-    may be under way; each moves the weights when it is whole. Of a batch that is not, a shard that is restored has
-    nothing: the parts are leased again.
+    may be under way; they move the weights in their order, so that a gradient is at most as many updates old as there
+    are others under way. Of a batch that has not moved the weights, a shard that is restored has nothing: the parts are
+    leased again.
 
     Parameters
     ----------
@@ -197,19 +202,29 @@ class BatchUpdates:
     parts : int
         P, the steps of a batch: batch b is the steps [b P, b P + P).
     applied : IntervalSet, optional
-        The steps in the storage's weights, where these come from a checkpoint: whole batches.
+        The steps in the storage's weights, where these come from a checkpoint: the first so many batches.
     tables : Tables, optional
         What moves beside it; None: the job has no tables.
+    clip_norm : float, optional
+        The norm that a batch's gradient is clipped to.
     """
 
     round = None
     holds_back = True
 
     def __init__(
-        self, storage: Storage, *, parts: int, applied: IntervalSet | None = None, tables: Tables | None = None
+        self,
+        storage: Storage,
+        *,
+        parts: int,
+        applied: IntervalSet | None = None,
+        tables: Tables | None = None,
+        clip_norm: float | None = None,
     ) -> None:
         self._storage = storage
         self._parts = parts
+        self._clip_norm = clip_norm
+        self._norms: dict[int, PartNorms] = {}  # by batch
         self._tables = tables
         self._batches: dict[int, StepSum] = {}
         self._free: list[Float32s] = []  # memory of sums
@@ -236,6 +251,10 @@ class BatchUpdates:
         batch = self._batches.get(step // self._parts)
         return step in self.applied or (batch is not None and batch.holds(step))
 
+    def batch_of(self, step: int) -> int:
+        """Return the number of a step's batch: the version of the weights that it moves."""
+        return step // self._parts
+
     def replaceable(self, step: int) -> bool:
         """A gradient that is held moves the weights: one shard may have it, and another the empty push."""
         return False
@@ -244,6 +263,7 @@ class BatchUpdates:
         """Forget every part of a batch that is not whole."""
         self._free += [batch.memory for batch in self._batches.values()]
         self._batches.clear()
+        self._norms.clear()
         self.skipped = self.skipped.intersection(self.applied)
 
     def admit(self, step: int, learning_rate: float | None = None) -> None:
@@ -265,24 +285,37 @@ class BatchUpdates:
         staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> PushResult:
-        """Add a part to its batch, and apply the batch if it is whole."""
+        """Add a part to its batch, and apply each whole batch whose turn has come."""
         number = step // self._parts
         batch = self._batches.get(number)
         if batch is None:
             memory = self._free.pop() if self._free else np.empty(self._storage.elements, np.float32)
             batch = self._batches[number] = StepSum(number * self._parts, (number + 1) * self._parts, memory)
         batch.take(step, gradient, learning_rate, rows)
-        if not batch.full:
-            return PushResult.BUFFERED
-        t = self.version + 1
+        if self._clip_norm is not None and gradient is not None:
+            self._norms.setdefault(number, PartNorms()).add(self._squared(gradient), norm)
+        while (turn := self._batches.get(self.version)) is not None and turn.full:
+            self._apply(turn)
+        return PushResult.APPLIED if step in self.applied else PushResult.BUFFERED
+
+    def _apply(self, batch: StepSum) -> None:
+        """Move the weights by a whole batch."""
+        number = self.version
+        scale, rate = 1.0, batch.learning_rate
+        if self._clip_norm is not None and number in self._norms:
+            scale = self._norms.pop(number).scale(self._squared(batch.gradient()), self._clip_norm)
         if batch.moves:
-            self._storage.apply(batch.gradient(), t=t, pushes=batch.pushes, learning_rate=batch.learning_rate)
-        if self._tables is not None and (pushed := batch.rows()):
-            self._tables.apply(pushed, t=t, learning_rate=batch.learning_rate)
+            self._storage.apply(batch.gradient(), t=number + 1, scale=scale, pushes=batch.pushes, learning_rate=rate)
+        if self._tables is not None and (rows := batch.rows()):
+            self._tables.apply(rows, t=number + 1, scale=scale, learning_rate=rate)
         self.applied.add_range(batch.first, batch.stop)
         self._free.append(self._batches.pop(number).memory)
-        return PushResult.APPLIED
+
+    def _squared(self, gradient: Float32s) -> float:
+        """Return the squared norm of a gradient on this shard, without state that has none."""
+        return sum(float(np.vdot(gradient[run], gradient[run])) for run in self._storage.trained if gradient.size)
 
 
 class RoundUpdates:
@@ -394,6 +427,7 @@ class RoundUpdates:
         staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> PushResult:
         """Add the gradient if its turn has come, else keep it; at most N are kept."""
         self._sum.take(step, gradient, learning_rate, rows)

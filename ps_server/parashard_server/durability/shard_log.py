@@ -108,6 +108,7 @@ class ShardLog:
                     skipped=record.skipped,
                     learning_rate=record.learning_rate,
                     rows=record.rows,
+                    norm=record.norm,
                 )
             except StaleRound as error:
                 stopped, position = str(error), record.position

@@ -94,7 +94,12 @@ class Optimizer:
         }
         self.by_row = by_row
         self.counts = rule.counts
-        self._kernels = kernels
+        if DISTANCE in self.slots:
+            self._copy, self._add_distance, self._divide_by_gap = (
+                kernels.copy,
+                kernels.add_distance,
+                kernels.divide_by_gap,
+            )
         self._memory = np.empty(0, np.float32)
         self._kernel: Callable[..., None] = getattr(
             kernels, f"{spec.rule}_by_row" if by_row and rule.counts else spec.rule
@@ -163,7 +168,7 @@ class Optimizer:
             **(self._settings if variable.decay else self._settings_without_decay),
         )
         if before is not None:
-            self._kernels.add_distance(slots[DISTANCE], before, weights)
+            self._add_distance(slots[DISTANCE], before, weights)
 
     def divide_by_gap(
         self, gradient: Float32s, weights: Float32s, pulled: Float32s, slots: Mapping[str, Float32s], updates: int
@@ -180,14 +185,14 @@ class Optimizer:
         """
         updates += self._before.state
         if updates:
-            self._kernels.divide_by_gap(gradient, weights, pulled, slots[DISTANCE], float(updates))
+            self._divide_by_gap(gradient, weights, pulled, slots[DISTANCE], float(updates))
 
     def _copied(self, weights: Float32s) -> Float32s:
         """Return a copy of weights, valid until the next call."""
         if weights.size > self._memory.size:
             self._memory = np.empty(weights.size, np.float32)
         copy = self._memory[: weights.size]
-        self._kernels.copy(copy, weights)
+        self._copy(copy, weights)
         return copy
 
     def warm_up(self) -> None:

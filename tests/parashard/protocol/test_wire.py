@@ -53,6 +53,7 @@ pushes = st.builds(
     rows=st.lists(
         st.builds(RowSlice, texts, u64s, u64s, st.sampled_from([d for d in DType if d is not DType.TOPK])), max_size=3
     ).map(tuple),
+    norm=st.none() | st.floats(min_value=0.0),
 )
 receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
 pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s, keys=st.just({}))

@@ -10,6 +10,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.optimizers import Adam
 from parashard.plan.variables import Variable
 from parashard.protocol.messages import PushResult
+from parashard_server.core.batch_clipping import PartNorms
 from parashard_server.core.update_policies import BatchUpdates, ImmediateUpdates
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import Storage, drawn_from
@@ -29,24 +30,24 @@ def gradient_of(step: int) -> np.ndarray:
 
 
 @given(st.permutations(range(12)))
-def test_a_batch_moves_the_weights_once_when_its_last_part_comes(order: list[int]) -> None:
+def test_whole_batches_move_the_weights_once_each_and_in_their_order(order: list[int]) -> None:
     storage, alone = storage_of(Adam(1e-2)), storage_of(Adam(1e-2))
     updates, reference = BatchUpdates(storage, parts=3), ImmediateUpdates(alone)
-    left = {batch: 3 for batch in range(4)}
+    come: set[int] = set()
     for step in order:
         assert not updates.holds(step)
-        version = updates.version
         result = updates.take(step, gradient_of(step), 0)
+        come.add(step)
+        while come.issuperset(range(3 * reference.version, 3 * reference.version + 3)):
+            parts = [gradient_of(part) for part in range(3 * reference.version, 3 * reference.version + 3)]
+            reference.take(reference.version, parts[0] + parts[1] + parts[2], 0)
         assert updates.holds(step)
-        left[step // 3] -= 1
-        assert result is (PushResult.BUFFERED if left[step // 3] else PushResult.APPLIED)
-        assert updates.version == version + (result is PushResult.APPLIED)
-        if result is PushResult.APPLIED:
-            parts = [gradient_of(part) for part in range(step // 3 * 3, step // 3 * 3 + 3)]
-            reference.take(step, parts[0] + parts[1] + parts[2], 0)
-        assert storage.weights.tolist() == alone.weights.tolist()
-        assert updates.buffered_steps == sum(3 - n for n in left.values() if n)
-    assert (updates.applied, updates.held) == (IntervalSet([(0, 12)]),) * 2
+        assert result is (PushResult.APPLIED if step < 3 * reference.version else PushResult.BUFFERED)
+        assert (updates.version, storage.weights.tolist()) == (reference.version, alone.weights.tolist())
+        assert updates.applied == IntervalSet([(0, 3 * reference.version)] if reference.version else [])
+        assert updates.buffered_steps == len(come) - 3 * reference.version
+        assert all(updates.holds(one) for one in come)
+    assert updates.held == IntervalSet([(0, 12)])
 
 
 def test_of_a_batch_that_is_not_whole_only_the_held_steps_tell() -> None:
@@ -83,9 +84,9 @@ def test_what_a_checkpoint_has_counts() -> None:
     counted: list[int] = []
     storage = storage_of()
     storage.apply = lambda gradient, *, t, **more: counted.append(t)  # type: ignore[method-assign]
-    updates = BatchUpdates(storage, parts=4, applied=IntervalSet([(0, 8), (12, 16)]))
+    updates = BatchUpdates(storage, parts=4, applied=IntervalSet([(0, 12)]))
     assert updates.version == 3
-    for step in range(8, 12):
+    for step in range(12, 16):
         updates.take(step, gradient_of(step), 0)
     assert counted == [4]
 
@@ -106,3 +107,51 @@ def test_it_knows_no_rounds() -> None:
     updates.reach(None)
     with pytest.raises(MalformedFrame, match="has no rounds"):
         updates.reach(0)
+
+
+# --- clipping (what `sendable` does on one machine, for the sum of the parts) ---
+
+
+def clipped(gradient: np.ndarray, norm: float) -> np.ndarray:
+    return gradient * np.float32(min(1.0, norm / np.linalg.norm(gradient.astype(np.float64))))
+
+
+@given(st.integers(0, 10**6), st.floats(0.01, 10.0), st.permutations(range(3)))
+def test_one_shard_clips_a_batch_as_one_machine_does(seed: int, norm: float, order: list[int]) -> None:
+    storage = storage_of()
+    updates = BatchUpdates(storage, parts=3, clip_norm=norm)
+    parts = np.random.default_rng(seed).standard_normal((3, 3)).astype(np.float32)
+    for step in order:
+        updates.take(step, parts[step], 0, norm=float(np.linalg.norm(parts[step])))
+    np.testing.assert_allclose(storage.weights, clipped(parts[0] + parts[1] + parts[2], norm), rtol=1e-5)
+
+
+def test_another_shard_s_share_of_the_norm_counts() -> None:
+    storage = storage_of()
+    updates = BatchUpdates(storage, parts=2, clip_norm=1.0)
+    for step in (0, 1):  # 3 of the 5 that the part's gradient has on all shards are here
+        updates.take(step, np.array([1.5, 0.0, 0.0], np.float32), 0, norm=2.5)
+    np.testing.assert_allclose(storage.weights, [3.0 / 5.0, 0.0, 0.0], rtol=1e-6)
+
+
+def test_noise_that_cancels_between_parts_is_not_clipped_for() -> None:
+    updates = BatchUpdates(storage := storage_of(), parts=2, clip_norm=1.0)
+    for step, noise in enumerate((10.0, -10.0)):
+        updates.take(step, np.array([0.25, noise, 0.0], np.float32), 0, norm=float(np.hypot(0.25, 10.0)))
+    np.testing.assert_allclose(storage.weights, [0.5, 0.0, 0.0], rtol=1e-6)
+
+
+def test_a_batch_without_gradients_is_not_clipped() -> None:
+    updates = BatchUpdates(storage_of(), parts=2, clip_norm=1.0)
+    updates.take(0, None, 0)
+    assert updates.take(1, None, 0) is PushResult.APPLIED
+    assert PartNorms().scale(0.0, 1.0) == 1.0
+
+
+def test_what_is_forgotten_of_a_batch_does_not_count_in_its_norm() -> None:
+    updates = BatchUpdates(storage := storage_of(), parts=2, clip_norm=5.0)
+    updates.take(0, np.full(3, 100.0, np.float32), 0, norm=1000.0)
+    updates.begin_again()
+    for step in (0, 1):
+        updates.take(step, np.array([1.0, 0.0, 0.0], np.float32), 0, norm=1.0)
+    assert storage.weights.tolist() == [2.0, 0.0, 0.0]

@@ -71,11 +71,12 @@ def rows_of(drawn: dict) -> dict[str, RowGradients]:
     skipped=st.booleans(),
     learning_rate=st.none() | st.floats(allow_nan=False),
     drawn=tables,
+    norm=st.none() | st.floats(allow_nan=False),
 )
-def test_a_record_comes_back_bit_for_bit(gradient, position, step, staleness, skipped, learning_rate, drawn):
+def test_a_record_comes_back_bit_for_bit(gradient, position, step, staleness, skipped, learning_rate, drawn, norm):
     rows = rows_of(drawn)
     values = None if gradient is None else np.array(gradient, np.float32)
-    payload = encode_payload(values, rows, learning_rate)
+    payload = encode_payload(values, rows, learning_rate, norm)
     head = encode_head(
         SEED,
         position=position,
@@ -86,10 +87,11 @@ def test_a_record_comes_back_bit_for_bit(gradient, position, step, staleness, sk
         staleness=staleness,
         rows=bool(rows),
         rated=learning_rate is not None,
+        normed=norm is not None,
     )
     record = decoded(head + b"".join(payload))
     assert (record.position, record.step, record.skipped) == (position, step, skipped)
-    assert (record.staleness, record.learning_rate) == (staleness, learning_rate)
+    assert (record.staleness, record.learning_rate, record.norm) == (staleness, learning_rate, norm)
     assert (None if record.gradient is None else record.gradient.tobytes()) == (
         None if values is None else values.tobytes()
     )

@@ -100,6 +100,7 @@ class WriteAheadLog:
         skipped: bool,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
+        norm: float | None = None,
     ) -> int:
         """Write one applied push and return its position for `wait_durable`; an error of the disk is not raised.
 
@@ -113,11 +114,13 @@ class WriteAheadLog:
             The step's own.
         rows : mapping of str to RowGradients
             What the push has for tables; only read.
+        norm : float, optional
+            Of the step's gradient on all shards, where these clip that of its batch.
         """
         position, self.position = self.position, self.position + 1
         if self._file is None or self.failed:
             return position
-        payload = encode_payload(gradient, rows, learning_rate)
+        payload = encode_payload(gradient, rows, learning_rate, norm)
         head = encode_head(
             self._seed,
             position=position,
@@ -128,6 +131,7 @@ class WriteAheadLog:
             staleness=staleness,
             rows=bool(rows),
             rated=learning_rate is not None,
+            normed=norm is not None,
         )
         try:
             self._file.write(head, *payload)

@@ -6,7 +6,8 @@ Pure: from values to bytes and back. Knows no file; called by `segments` and `re
               first position u64, CRC-32 of all that u32
     record    position u64, step u64, flags u32, staleness i64 (-1: unknown), payload bytes u64,
               CRC-32 of the payload u32, CRC-32 of the head u32, payload: the gradient; with flag 8 what the push
-              has for tables (`row_parts`), and its length u64; with flag 4 the learning rate f64
+              has for tables (`row_parts`), and its length u64; with flag 4 the learning rate f64; with flag 16 the
+              norm of the step's gradient on all shards f64
 
 Each record's checksums are seeded by its segment's, so that a record in a block of another file fails them. The head
 has its own checksum to verify the length before it is used: a file that ends inside a record is a torn write, but a
@@ -33,17 +34,17 @@ from parashard_server.state.rows.tables import Pushed
 
 MAGIC = b"PSL1"
 FORMAT = 1
-SKIPPED, ZERO, RATED, ROWS = 1, 2, 4, 8
-"""Flags: the step was skipped; the gradient is zero and has no bytes; the step has a learning rate of its own; rows."""
+SKIPPED, ZERO, RATED, ROWS, NORMED = 1, 2, 4, 8, 16
+"""Flags: the step was skipped; its gradient is zero and has no bytes; it has its own learning rate; rows; a norm."""
 
 _HEADER = struct.Struct("<4sI16sIIQQQ")
 _HEAD = struct.Struct("<QQIqQI")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
-_RATE = struct.Struct("<d")
+_REAL = struct.Struct("<d")
 _LENGTH = struct.Struct("<Q")
-EXTRA_BYTES = HEAD_BYTES + _LENGTH.size + _RATE.size
+EXTRA_BYTES = HEAD_BYTES + _LENGTH.size + 2 * _REAL.size
 """What a record has at most besides its gradient and what it has for tables."""
 
 
@@ -89,6 +90,8 @@ class LogRecord(NamedTuple):
         The step's own; None: the job's.
     rows : mapping of str to RowGradients
         What the push has for tables.
+    norm : float or None
+        Of the step's gradient on all shards, where these clip that of its batch.
     """
 
     position: int
@@ -98,6 +101,7 @@ class LogRecord(NamedTuple):
     staleness: int | None
     learning_rate: float | None = None
     rows: Pushed = NO_ROWS
+    norm: float | None = None
 
 
 class RecordHead(NamedTuple):
@@ -120,7 +124,8 @@ class RecordHead(NamedTuple):
         """
         if zlib.crc32(payload, seed) != self.payload_checksum:
             raise DamagedCheckpoint(f"the gradient of step {self.step} does not match its checksum")
-        end = rate_at = len(payload) - (_RATE.size if self.flags & RATED else 0)
+        norm_at = len(payload) - (_REAL.size if self.flags & NORMED else 0)
+        end = rate_at = norm_at - (_REAL.size if self.flags & RATED else 0)
         rows = NO_ROWS
         if self.flags & ROWS:
             length_at = rate_at - _LENGTH.size
@@ -134,8 +139,9 @@ class RecordHead(NamedTuple):
             gradient=None if self.flags & ZERO else np.frombuffer(payload, "<f4", end // ELEMENT_BYTES),
             skipped=bool(self.flags & SKIPPED),
             staleness=None if self.staleness < 0 else self.staleness,
-            learning_rate=_RATE.unpack_from(payload, rate_at)[0] if self.flags & RATED else None,
+            learning_rate=_REAL.unpack_from(payload, rate_at)[0] if self.flags & RATED else None,
             rows=rows,
+            norm=_REAL.unpack_from(payload, norm_at)[0] if self.flags & NORMED else None,
         )
 
 
@@ -172,7 +178,10 @@ def decode_header(content: bytes) -> SegmentHeader:
 
 
 def encode_payload(
-    gradient: Float32s | None, rows: Pushed = NO_ROWS, learning_rate: float | None = None
+    gradient: Float32s | None,
+    rows: Pushed = NO_ROWS,
+    learning_rate: float | None = None,
+    norm: float | None = None,
 ) -> list[bytes | memoryview]:
     """Return a record's payload in pieces, of which the large ones are views; a gradient of zeros (None) has none."""
     pieces: list[bytes | memoryview] = []
@@ -181,8 +190,7 @@ def encode_payload(
     if rows:
         of_rows = list(encode_rows(rows))
         pieces += [*of_rows, _LENGTH.pack(sum(map(len, of_rows)))]
-    if learning_rate is not None:
-        pieces.append(_RATE.pack(learning_rate))
+    pieces += [_REAL.pack(number) for number in (learning_rate, norm) if number is not None]
     return pieces
 
 
@@ -197,9 +205,10 @@ def encode_head(
     staleness: int | None,
     rows: bool = False,
     rated: bool = False,
+    normed: bool = False,
 ) -> bytes:
-    """Return the head of a record with this payload; `zero`, `rows` and `rated` say what is in it."""
-    flags = SKIPPED * skipped | ZERO * zero | RATED * rated | ROWS * rows
+    """Return the head of a record with this payload; `zero`, `rows`, `rated` and `normed` say what is in it."""
+    flags = SKIPPED * skipped | ZERO * zero | RATED * rated | ROWS * rows | NORMED * normed
     stale = -1 if staleness is None else staleness
     checksum = seed
     for piece in payload:
@@ -226,14 +235,14 @@ def decode_head(content: bytes, seed: int, record_bytes_max: int) -> RecordHead:
         raise LimitExceeded(
             f"the record declares {HEAD_BYTES + head.payload_bytes} bytes; allowed are {record_bytes_max}"
         )
-    if head.flags & ~(SKIPPED | ZERO | RATED | ROWS) or not _fits(head):
+    if head.flags & ~(SKIPPED | ZERO | RATED | ROWS | NORMED) or not _fits(head):
         raise DamagedCheckpoint(f"a record with flags {head.flags:#x} and {head.payload_bytes} bytes of gradient")
     return head
 
 
 def _fits(head: RecordHead) -> bool:
     """Tell whether a payload can have so many bytes; where it has rows, they say themselves where they begin."""
-    left = head.payload_bytes - (_RATE.size if head.flags & RATED else 0)
+    left = head.payload_bytes - _REAL.size * (bool(head.flags & RATED) + bool(head.flags & NORMED))
     if head.flags & ROWS:
         return left >= _LENGTH.size
     return left == 0 if head.flags & ZERO else left >= 0 == left % ELEMENT_BYTES
