@@ -139,6 +139,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         data_fingerprint=resolved.spec.fingerprint,
         checkpoint_url=store.url,
         examples=resolved.spec.examples,
+        batched=resolved.spec.batched,
         source=source,
         stores_evaluated=callbacks.store_evaluated,
     )

@@ -39,7 +39,7 @@ class GetJobRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetJobReply(_message.Message):
-    __slots__ = ("run_id", "job_digest", "job_toml", "plan", "model_folder", "steps_total", "data_fingerprint", "checkpoint_url", "source", "initial_sha256", "examples", "stores_evaluated")
+    __slots__ = ("run_id", "job_digest", "job_toml", "plan", "model_folder", "steps_total", "data_fingerprint", "checkpoint_url", "source", "initial_sha256", "examples", "stores_evaluated", "batched")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class GetJobReply(_message.Message):
     INITIAL_SHA256_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     STORES_EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    BATCHED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_digest: str
     job_toml: str
@@ -64,7 +65,8 @@ class GetJobReply(_message.Message):
     initial_sha256: str
     examples: int
     stores_evaluated: bool
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., job_toml: _Optional[str] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., model_folder: _Optional[str] = ..., steps_total: _Optional[int] = ..., data_fingerprint: _Optional[str] = ..., checkpoint_url: _Optional[str] = ..., source: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., examples: _Optional[int] = ..., stores_evaluated: _Optional[bool] = ...) -> None: ...
+    batched: bool
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., job_toml: _Optional[str] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., model_folder: _Optional[str] = ..., steps_total: _Optional[int] = ..., data_fingerprint: _Optional[str] = ..., checkpoint_url: _Optional[str] = ..., source: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., examples: _Optional[int] = ..., stores_evaluated: _Optional[bool] = ..., batched: _Optional[bool] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("version", "variables", "shards")

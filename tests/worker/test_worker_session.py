@@ -69,6 +69,13 @@ def test_a_loop_of_one_s_own_gives_the_weights_of_the_job_s_worker(tmp_path: Pat
         np.testing.assert_array_equal(weights_of(one), weights_of(other))
 
 
+def test_a_session_is_refused_where_workers_share_batches_that_it_does_not_see(tmp_path: Path) -> None:
+    with small_cluster(resolved("auto:2"), tmp_path / "store") as cluster:
+        cluster.told.batched = True
+        with pytest.raises(ConfigurationError, match="the data of this run are whole batches"), session_of(cluster):
+            pass
+
+
 def test_a_session_and_a_worker_weigh_a_short_step_of_a_round_the_same(tmp_path: Path) -> None:
     job = resolved("sync:4", batch_size=7)  # the last step of an epoch has one example
     with small_cluster(job, tmp_path / "one") as one, small_cluster(job, tmp_path / "other") as other:

@@ -177,6 +177,12 @@ class Session:
             self._job_seed = job.job.seed
             self._clips = job.step_clip_norm, job.optimizer.variable_clip_norm
             self._steps = job.steps(reply.examples)
+            if reply.batched and self._steps.parts > 1:
+                raise ConfigurationError(
+                    f"the data of this run are whole batches, which its workers share (consistency.policy "
+                    f"{job.consistency.policy}), and a session has no part of one: begin the run with "
+                    'consistency="auto:1" or "async"'
+                )
             self._weights = round_weights(job, self._steps)
             membership = Membership(coordinator, reply, job, self._plan, credentials=credentials)
             # P13: the program's arithmetic is its own, and in sync:N every worker's must be the same.
