@@ -36,6 +36,7 @@ WARM_UP = 8  # batches before figures count: processes start, and models are com
 FIRST_POINT, POINTS_APART_MAX, POINTS_APART_LAGGING = 32, 1024, 128
 PROBES = (0, 2, 4)  # the batches from a point on in which one part's drift is measured
 SETTLED = 8  # batches after a point: its drifts are reported, and the lag is decided
+DRIFTS_NEEDED = 2  # at a point; the largest of them counts
 DRIFTS_KEPT = 64
 
 
@@ -207,7 +208,7 @@ class Controller:
         if not saves(self._batch_s, self.lag):
             self._most = self.lag - 1
         drifts = [found.drift / found.updates for found in self.drifts if found.step >= self._point * self.parts]
-        drift = median(drifts) if drifts else None
+        drift = max(drifts) if len(drifts) >= DRIFTS_NEEDED else None  # one may be small by chance
         decision = choose_lag(
             Figures(self.lag, waiting_share(window.spent_s, spent_s), drift, diverges, self._most), self._batch_s
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import pytest
 from hypothesis import given
@@ -64,14 +66,23 @@ def looked(controller: Controller, batch: int, spent_s: dict[str, dict[str, floa
 
 
 def driven(
-    waiting: float, drift: float | None, batches: int, controller: Controller | None = None, *, first: int = 0
+    waiting: float,
+    drift: float | Sequence[float] | None,
+    batches: int,
+    controller: Controller | None = None,
+    *,
+    first: int = 0,
 ) -> Controller:
-    """Return a controller of 2 parts after so many batches of a second, with this share of waiting and this drift."""
+    """Return a controller of 2 parts after so many batches of a second, with this share of waiting and this drift.
+
+    Several drifts are measured in turn, and then no more.
+    """
     controller = controller or controller_of(2)
+    drifts: Iterator[float | None] = repeat(drift) if drift is None or isinstance(drift, float) else iter(drift)
     for batch in range(first, batches):
         for step in (2 * batch, 2 * batch + 1):
-            if controller.marks(step) and drift is not None:
-                controller.drifted(Drift(step, drift, 1))
+            if controller.marks(step) and (found := next(drifts, None)) is not None:
+                controller.drifted(Drift(step, found, 1))
         times = {"worker-0": spent(lease=batch * waiting, compute=batch * (1 - waiting))}
         looked(controller, batch, times, float(batch))
     return controller
@@ -143,6 +154,12 @@ def test_the_lag_is_0_while_the_drift_is_not_known() -> None:
     controller = driven(0.5, None, 200)
     assert controller.lag == 0
     assert "not known" in controller.reason
+
+
+@pytest.mark.parametrize("drifts", [[0.001], [0.001, 0.001, 2 * DRIFT_MAX], [2 * DRIFT_MAX, 0.001, 0.001]])
+def test_a_small_drift_may_be_chance(drifts: list[float]) -> None:
+    assert driven(0.5, drifts, 60).lag == 0
+    assert driven(0.5, [0.001] * 3, 60).lag == 1
 
 
 def test_the_lag_is_0_where_an_update_changes_gradients_much() -> None:
