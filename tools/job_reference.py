@@ -65,15 +65,11 @@ RELATIONS = """\
 |---|---|
 | `cluster.pipeline_depth` with `ssp:K` | at most K |
 | `cluster.pipeline_depth` with `auto` | 0: `auto` overlaps transfers by itself |
-| `optimizer.gap_aware` with `auto` or `sync:N` | false: there is little staleness, or none |
 | `encoding` of a variable with `sync:N` | not `int8` or `topk`: the residue depends on which worker computed a step |
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
 | a negative `learning_rate` | only with the optimizer `sgd` and the model `ledger` or `row_ledger` |
-| `cluster.shard_device` with `optimizer.gap_aware` | `"cpu"`: pulled weights are kept in the host's memory |
-| `optimizer.gap_aware` with `[tables]` | false: a shard does not remember the rows of a pull |
 | `cluster.shard_device` with `[tables]` | `"cpu"`: rows lie in the host's memory |
-| `optimizer` of a table | without `clip_norm` and `gap_aware`: what `[optimizer]` says of these holds for the \
-whole step |
+| `optimizer` of a table | without `clip_norm`, whose bound in `[optimizer]` holds for the whole step |
 | `rows_max` of a table with `auto:N` or `sync:N` and `evict_above_rows` \
 | at least that and N times `keys_per_step_max` |
 | a table of the model `row_ledger` | float32, zeros, and without `evict_above_rows` in `auto:N` and `sync:N` |

@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.statistics.methods import ADAM, MOMENTUM, shipped
+from benchmarks.statistics.methods import ADAM, MOMENTUM
 from benchmarks.statistics.schedule import PLAIN, Outcome, Schedule
 from benchmarks.statistics.tasks import digest, make
 from benchmarks.statistics.trial import Trial
 from benchmarks.statistics.virtual import simulate
-from parashard.api.rows import tables_of_model
 
 PLAIN_NAME = "plain"
 OLD_DEFAULT = "async, depth 1"
@@ -41,8 +40,7 @@ SCENARIOS: dict[str, Callable[[int], Schedule]] = {
 }
 """What befalls the workers, by name; a lag is that of every update, the most that `auto` with this lag can have."""
 
-SHIPPED = ("Gap-Aware (shipped)",)
-METHODS = (*list(MOMENTUM)[1:], *list(ADAM)[1:], *SHIPPED)
+METHODS = (*list(MOMENTUM)[1:], *list(ADAM)[1:])
 """Run in `async` at depth 0, so at a staleness of N - 1."""
 
 
@@ -56,9 +54,7 @@ class Cell(NamedTuple):
 
 
 def fits(scenario: str, trial: Trial) -> bool:
-    """Tell whether a task has the optimizer of a method, and no tables where the product's method is not for them."""
-    if scenario in SHIPPED and tables_of_model(trial.model):
-        return False
+    """Tell whether a task has the optimizer of a method."""
     kinds = {"momentum": MOMENTUM, "nesterov": MOMENTUM, "adam": ADAM, "adamw": ADAM}
     others = (MOMENTUM.keys() | ADAM.keys()) - kinds.get(trial.optimizer.kind, {}).keys()
     return scenario not in others
@@ -92,8 +88,6 @@ def run(cell: Cell, data: Path | None) -> dict[str, Any] | None:
 def _simulated(cell: Cell, trial: Trial) -> Outcome:
     scenario, workers, seed = cell.scenario, cell.workers, cell.seed
     schedule = SCENARIOS.get(scenario, lambda workers: Schedule("async", workers))(workers)
-    if scenario in SHIPPED:
-        trial = replace(trial, optimizer=shipped(trial.optimizer)[scenario])
     if schedule.lag:
         trial = replace(trial, batch_size=trial.batch_size // LAG_PARTS)
     made = {**MOMENTUM, **ADAM}.get(scenario)

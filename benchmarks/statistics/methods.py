@@ -1,4 +1,4 @@
-"""Methods against staleness, each in a few lines from its paper: the laboratory compares them, the product ships one.
+"""Methods against staleness, each in a few lines from its paper: the laboratory compares them, the product ships none.
 
 theta are the weights, g a gradient, eta the rate of an update with its schedule, gamma the optimizer's momentum, N the
 number of workers. An update subtracts eta times what `update` returns.
@@ -221,10 +221,3 @@ ADAM: dict[str, Callable[[Any, int], Method]] = {
     "lowered beta1": LoweredAdam,
     "DANA for Adam": DanaAdam,
 }
-
-
-def shipped(spec: Any) -> dict[str, Any]:
-    """Return the specification of the method that the product has."""
-    plain = {name: value for name, value in spec.plain().items() if value is not None and name != "kind"}
-    kind = type(spec)
-    return {"Gap-Aware (shipped)": kind(**{**plain, "gap_aware": True})}

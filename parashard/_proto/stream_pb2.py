@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from parashard._proto import tensor_pb2 as protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/stream.proto\x12\x0cparashard.v1\x1a\x13protos/tensor.proto\"=\n\x05Hello\x12$\n\x06target\x18\x01 \x01(\x0b\x32\x14.parashard.v1.Target\x12\x0e\n\x06worker\x18\x02 \x01(\t\"k\n\x07Welcome\x12\x16\n\x0epush_bytes_max\x18\x01 \x01(\x04\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\x10\n\x08\x65lements\x18\x03 \x01(\x04\x12\x12\n\npartitions\x18\x04 \x01(\r\x12\x0e\n\x06\x64irect\x18\x05 \x01(\x08\"(\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/stream.proto\x12\x0cparashard.v1\x1a\x13protos/tensor.proto\"=\n\x05Hello\x12$\n\x06target\x18\x01 \x01(\x0b\x32\x14.parashard.v1.Target\x12\x0e\n\x06worker\x18\x02 \x01(\t\"i\n\x07Welcome\x12\x16\n\x0epush_bytes_max\x18\x01 \x01(\x04\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\x10\n\x08\x65lements\x18\x03 \x01(\x04\x12\x12\n\npartitions\x18\x04 \x01(\rJ\x04\x08\x05\x10\x06R\x06\x64irect\"(\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=58
   _globals['_HELLO']._serialized_end=119
   _globals['_WELCOME']._serialized_start=121
-  _globals['_WELCOME']._serialized_end=228
-  _globals['_REFUSAL']._serialized_start=230
-  _globals['_REFUSAL']._serialized_end=270
+  _globals['_WELCOME']._serialized_end=226
+  _globals['_REFUSAL']._serialized_start=228
+  _globals['_REFUSAL']._serialized_end=268
 # @@protoc_insertion_point(module_scope)

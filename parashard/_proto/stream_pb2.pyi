@@ -15,18 +15,16 @@ class Hello(_message.Message):
     def __init__(self, target: _Optional[_Union[_tensor_pb2.Target, _Mapping]] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("push_bytes_max", "slot_bytes", "elements", "partitions", "direct")
+    __slots__ = ("push_bytes_max", "slot_bytes", "elements", "partitions")
     PUSH_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
-    DIRECT_FIELD_NUMBER: _ClassVar[int]
     push_bytes_max: int
     slot_bytes: int
     elements: int
     partitions: int
-    direct: bool
-    def __init__(self, push_bytes_max: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., partitions: _Optional[int] = ..., direct: _Optional[bool] = ...) -> None: ...
+    def __init__(self, push_bytes_max: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., partitions: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "message")

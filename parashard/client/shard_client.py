@@ -150,7 +150,7 @@ class ShardClient:
         Parameters
         ----------
         step : int, optional
-            The step that the weights are for; shards with `optimizer.gap_aware` keep a copy of them under it.
+            The step that the weights are for; the shards' traces name it.
         round_ : int, optional
             In `sync:N`: the round whose starting weights are wanted.
         keys : mapping of str to ndarray of uint64

@@ -55,7 +55,6 @@ def contradictions(job: Job) -> Iterator[Contradiction]:
         *_consistency(job),
         *_encodings(job),
         *_optimizer(job),
-        *_shard_device(job),
         *_tables(job),
         *_checkpoint(job),
         *_ports(job),
@@ -82,15 +81,8 @@ def _consistency(job: Job) -> Iterator[_Relation]:
             "consistency.policy",
             f"<= {policy.bound}, the policy's bound: a worker cannot hold more steps than it may run ahead",
         )
-    if policy.kind == "sync":
-        fresh = "every gradient of a round is computed from the round's own weights, so its staleness is 0"
-        if job.optimizer.gap_aware:
-            yield "optimizer.gap_aware", "consistency.policy", f"false in sync: {fresh}"
-    if policy.kind == "auto":
-        if job.optimizer.gap_aware:
-            yield "optimizer.gap_aware", "consistency.policy", "false in auto, which keeps staleness low itself"
-        if job.cluster.pipeline_depth:
-            yield "cluster.pipeline_depth", "consistency.policy", "0 in auto, which overlaps transfers by itself"
+    if policy.kind == "auto" and job.cluster.pipeline_depth:
+        yield "cluster.pipeline_depth", "consistency.policy", "0 in auto, which overlaps transfers by itself"
 
 
 def _encodings(job: Job) -> Iterator[_Relation]:
@@ -123,20 +115,9 @@ def _optimizer(job: Job) -> Iterator[_Relation]:
             yield key, "model.kind", "> 0"
 
 
-def _shard_device(job: Job) -> Iterator[_Relation]:
-    if job.cluster.shard_device != "cpu" and job.optimizer.gap_aware:
-        yield (
-            "cluster.shard_device",
-            "optimizer.gap_aware",
-            '"cpu" with gap_aware: it compares the weights of many steps, which lie in the host\'s memory',
-        )
-
-
 def _tables(job: Job) -> Iterator[_Relation]:
     if not job.tables:
         return
-    if job.optimizer.gap_aware:
-        yield "optimizer.gap_aware", "tables", "false with tables: a shard does not remember the rows of a pull"
     if job.cluster.shard_device != "cpu":
         yield "cluster.shard_device", "tables", '"cpu" with tables: rows lie in the host\'s memory'
     policy = job.consistency.policy

@@ -149,7 +149,7 @@ class EmbeddingTable:
         self._check_whole("rows_max", ROWS_MAX)
         if self.optimizer.kind not in RULES:
             raise self._wrong("optimizer.kind", f"one of {', '.join(RULES)}", self.optimizer.kind)
-        for key in ("clip_norm", "variable_clip_norm", "gap_aware"):
+        for key in ("clip_norm", "variable_clip_norm"):
             if getattr(self.optimizer, key) != type(self.optimizer).keys[key].value():
                 found = str(getattr(self.optimizer, key))
                 raise self._wrong(f"optimizer.{key}", "left out: [optimizer] says it for the whole step", found)

@@ -32,9 +32,6 @@ SLOT_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Slots of each rule: vectors of the weights' length (of `rowwise_adagrad`: a number for each row)."""
 
-DISTANCE = "distance"
-"""One more slot of each rule with `gap_aware`: the sum of |step| of each weight."""
-
 _NAMES_ELSEWHERE = {
     "lr": "learning_rate",
     "eps": "epsilon",
@@ -58,10 +55,7 @@ _LATER = {
 
 REMOVED_SETTINGS = {"staleness_damping": "none", "delay_compensation": 0.0}
 """Settings that were removed. Records and digests of earlier jobs have these values, which turned them off."""
-WHY_REMOVED = (
-    "it was removed, because measurements show that it does not keep accuracy; use consistency "
-    '"auto", or optimizer.gap_aware = true with "async"'
-)
+WHY_REMOVED = 'it was removed, because measurements show that it does not keep accuracy; use consistency "auto"'
 
 _LARGEST = 1e15  # the product of two settings still fits float32
 _SMALLEST = 1e-30
@@ -121,9 +115,6 @@ class OptimizerSpec(Table):
     variable_clip_norm : float or None
         Bound of the norm of each variable's gradient, and of that of each table's rows; None: off. Applied before
         `clip_norm`, by the worker.
-    gap_aware : bool
-        True: each element of a gradient is divided by its gap, 1 + |w - w_pulled| / C, with C the mean |step| of this
-        weight so far (Barkai et al., ICLR 2020). For consistency `async` and `ssp:K`.
     """
 
     kind: str = key(description="Names the update rule.")
@@ -143,11 +134,6 @@ class OptimizerSpec(Table):
     variable_clip_norm: Positive | None = key(
         default=None,
         description="Bound of the norm of each variable's gradient, applied by the worker before the push; unset: off.",
-    )
-    gap_aware: bool = key(
-        default=False,
-        description="True: each element of a gradient is divided by how far its weight has moved since the pull, in "
-        "mean steps: 1 + |w - w_pulled| / C. For `async` and `ssp:K`.",
     )
 
     def __init__(self, learning_rate: Any = NEEDED, *others: Any, **settings: Any) -> None:
@@ -172,7 +158,7 @@ class OptimizerSpec(Table):
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of its slots."""
-        return (*SLOT_NAMES[self.rule], *((DISTANCE,) if self.gap_aware else ()))
+        return SLOT_NAMES[self.rule]
 
     @property
     def requires_unsplit_variables(self) -> bool:
@@ -182,7 +168,7 @@ class OptimizerSpec(Table):
     def identity(self) -> dict[str, Any]:
         """Return what decides its arithmetic; settings of later versions only where they change it."""
         plain = self.plain() | REMOVED_SETTINGS
-        for name in ("variable_clip_norm", "gap_aware", *_LATER.get(self.kind, ())):
+        for name in ("variable_clip_norm", *_LATER.get(self.kind, ())):
             if plain[name] == type(self).keys[name].default:
                 del plain[name]
         if plain["schedule"].get("warmup_from", 0) is None:

@@ -80,7 +80,7 @@ class Variable:
         which checks it where a plan is made).
     state : str
         "": it has a gradient. Else it is state without one (`parashard.plan.state.check_state`): "average:M", "counter"
-        or "sum". A push carries what its kind says, as float32; it takes no part in the optimizer, decay, clipping,
+        or "sum". A push carries what its kind says, as float32; it takes no part in the optimizer, decay, clipping
         and encodings, and an empty push leaves it alone. A counter's last axis has `COUNTER_BYTES`.
     """
 

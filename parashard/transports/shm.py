@@ -108,7 +108,6 @@ class ShmConnection:
         self._stream = stream
         self._slot_bytes = welcome.slot_bytes
         self._rows_at = ELEMENT_BYTES * welcome.elements
-        self._direct = welcome.direct
         try:
             memory.check(slot_descriptor, welcome.slot_bytes, "a slot")
             slot = memory.mapped(slot_descriptor, writable=True)
@@ -148,8 +147,8 @@ class ShmConnection:
         return receipt_from(self._stream, deadline_s=until_s)
 
     def ask_pull(self, run: PullRun, until_s: float) -> None:
-        """Ask for rows, and for the version of a run, or to have it copied into the slot."""
-        header, keys = wire.pull_header(run, in_slot=not self._direct), wire.keys_payload(run)
+        """Ask for rows, and for the version of a run."""
+        header, keys = wire.pull_header(run), wire.keys_payload(run)
         if keys and wire.keys_bytes_of(header) <= self._slot_bytes - self._rows_at:
             memory.gather(Buffers(keys), self._slot[self._rows_at :])
             header.keys_in_slot, keys = True, []
@@ -159,9 +158,6 @@ class ShmConnection:
         """Wait for the answer to a pull, have the rows read, and copy the weights; return their version."""
         reply, rows = self._answered(run, until_s)
         read(rows)
-        if not self._direct:
-            self._copy_from_slot(reply, run, into, 0)
-            return reply.version
         position = self._read(run, into, reply.version)
         done_bytes = position - run.offset_bytes
         if done_bytes < run.length_bytes:

@@ -31,12 +31,8 @@ from parashard_server.state.cuda_device import open_device
 from parashard_server.state.cuda_storage import CudaStorage, ShardDevice
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Before, Optimizer
-from parashard_server.state.pulled_weights import PulledWeights
 from parashard_server.state.rows.tables import Tables
 from parashard_server.state.storage import InitialRows, Storage, drawn_from, offsets_of
-
-PULLED_COPIES_MAX = 64
-"""Steps whose pulled weights a shard keeps for `optimizer.gap_aware`, if `cluster.queue_bytes` has room for them."""
 
 
 class ShardBuilder:
@@ -177,14 +173,7 @@ class ShardBuilder:
             updates.skipped = state.skipped.copy()
         storage.begin_at(updates.version)
         identity = Target(reply.run_id, reply.job_digest, plan.version, self.index, incarnation)
-        return Shard(
-            identity,
-            reply.steps_total,
-            storage,
-            updates,
-            pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if job.optimizer.gap_aware else None,
-            tables=tables,
-        )
+        return Shard(identity, reply.steps_total, storage, updates, tables=tables)
 
     def _first_values(self) -> InitialRows:
         """Return the source of first values: the store for the variables that it has, the seed for the others."""
@@ -228,12 +217,6 @@ class ShardBuilder:
 def stored_values(state: ShardState) -> InitialRows:
     """Return the source of a checkpoint's values, by the partitions of its plan."""
     return lambda variable, start, stop: state.variables[Partition(variable.name, start, stop)]
-
-
-def _pulled_copies(job: Job, storage: Storage) -> int:
-    """Return how many copies of the weights the memory for pushes has room for, at least one."""
-    size_bytes = storage.weights.nbytes
-    return max(1, min(PULLED_COPIES_MAX, job.cluster.push_memory_bytes(size_bytes) // max(1, size_bytes)))
 
 
 def updates_before(job: Job, steps_total: int) -> Before:

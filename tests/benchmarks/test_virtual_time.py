@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from benchmarks.statistics.methods import ADAM, MOMENTUM, GapAware, shipped
+from benchmarks.statistics.methods import ADAM, MOMENTUM
 from benchmarks.statistics.schedule import PLAIN, Schedule
 from benchmarks.statistics.tasks import make
 from benchmarks.statistics.trial import Trial
@@ -75,15 +75,6 @@ def test_the_reference_of_a_method_is_the_product_s_rule(trial: Trial, optimizer
     ours = simulate(trial, Schedule("async"), 0)
     theirs = simulate(trial, Schedule("async"), 0, method=reference)
     assert np.allclose(ours.losses, theirs.losses, rtol=1e-2)
-
-
-def test_gap_aware_of_the_product_is_that_of_the_laboratory(trial: Trial) -> None:
-    spec, schedule = ps.Momentum(0.02, momentum=0.9), Schedule("async", 4)
-    (ours,) = shipped(spec).values()
-    theirs = simulate(replace(trial, optimizer=spec), schedule, 0, method=GapAware(spec, 4))
-    found = simulate(replace(trial, optimizer=ours), schedule, 0)
-    assert found.staleness.most_common(1)[0][0] == 3
-    assert np.allclose(found.losses, theirs.losses, rtol=1e-2)
 
 
 def test_drift_is_measured_of_one_machine(trial: Trial) -> None:

@@ -88,16 +88,6 @@ def test_rounds_are_reduced_as_the_job_says(reduce: str, moved: float) -> None: 
     np.testing.assert_allclose(pull(shard, round_=1)[1] - before, moved, rtol=1e-5)
 
 
-def test_gap_aware_follows_the_job() -> None:
-    for gap_aware, moved in ((False, 2.0), (True, 2.0 / (1.0 + 1.0 / 1.0))):
-        shard = built(optimizer={"gap_aware": gap_aware})
-        pull(shard, step=1)
-        push(shard, 0, 1.0)
-        before = pull(shard)[1]
-        push(shard, 1, 2.0, pulled_version=0)
-        np.testing.assert_allclose(pull(shard)[1] - before, moved, rtol=1e-5)
-
-
 @pytest.mark.parametrize(("consistency", "updates"), [("async", 10), ("sync:4", 3)])
 def test_a_schedule_as_long_as_the_job_counts_its_updates(consistency: str, updates: int) -> None:  # P15
     shard = built(
@@ -130,22 +120,6 @@ def state_of(shard: Shard) -> ShardState:
 
     slots = {name: rows(slot) for name, slot in storage.slots.items()}
     return ShardState(updates.applied.copy(), updates.version, updates.round, rows(storage.weights), slots, None)
-
-
-def test_a_restored_shard_divides_by_the_gaps_that_the_first_one_would() -> None:  # P1
-    optimizer = ADAM | {"gap_aware": True}
-    first = built(1, optimizer=optimizer)
-    for step in range(4):
-        push(first, step, gradient_of(first, step))
-    second = built(1, optimizer=optimizer, state=state_of(first))
-    for shard in (first, second):
-        for step in (4, 5):
-            pull(shard, step=step)
-        push(shard, 4, gradient_of(shard, 4), pulled_version=4)
-        push(shard, 5, gradient_of(shard, 5), pulled_version=4)
-    assert bits_of(second) == bits_of(first)
-    plain = built(1, optimizer=ADAM, state=state_of(first))
-    assert bits_of(plain) != bits_of(first)
 
 
 @pytest.mark.parametrize("consistency", ["async", "ssp:8", "sync:2"])

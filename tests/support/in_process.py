@@ -23,7 +23,6 @@ from parashard.transports.grpc import GrpcTransport
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.state.optimizer import Optimizer
-from parashard_server.state.pulled_weights import PulledWeights
 from parashard_server.state.rows.tables import Tables
 from parashard_server.state.storage import Storage, drawn_from
 
@@ -51,7 +50,6 @@ def shard_of(
     steps: int = STEPS,
     round_steps: int | None = None,
     mean: bool = True,
-    copies: int = 8,
     incarnation: int = 1,
     tables: Tables | None = None,
 ) -> Shard:
@@ -62,9 +60,8 @@ def shard_of(
         updates = ImmediateUpdates(storage, tables=tables)
     else:
         updates = RoundUpdates(storage, round_steps=round_steps, steps_total=steps, mean=mean, tables=tables)
-    pulled = PulledWeights(storage.elements, copies) if spec.gap_aware else None
     identity = Target(RUN, DIGEST, plan.version, index, incarnation)
-    return Shard(identity, steps, storage, updates, pulled=pulled, tables=tables)
+    return Shard(identity, steps, storage, updates, tables=tables)
 
 
 def slices_of(shard: Shard) -> tuple[Slice, ...]:

@@ -47,13 +47,13 @@ class WatchedSlots(Slots):
 class SharedShard:
     """A shard that serves this host."""
 
-    def __init__(self, root: Path, *, slots_bytes: int = 1 << 20, direct: bool = True) -> None:
+    def __init__(self, root: Path, *, slots_bytes: int = 1 << 20) -> None:
         self.plane = FakePlane(OFFSETS, SharedWeights)
         self.memory = PushMemory(slots_bytes)
         self.slots = WatchedSlots(self.memory)
         self.shared = True
         self.socket = LocalSocket("r", TARGET.shard, TARGET.incarnation, root=root)
-        service = ShmService(self.plane, self._memory, self.slots, direct=direct)
+        service = ShmService(self.plane, self._memory, self.slots)
         self._server = StreamServer(self.socket.listening, service.serve, connections_max=8, name="shm")
         self._server.start()
         self.where = ShardAddress("127.0.0.1:1", TARGET.incarnation, local_path=self.socket.path)

@@ -140,8 +140,6 @@ def credentials_in(folder: Path, role: Role) -> Credentials:
 class ShmPeer:
     """A shard's stream server on a Unix socket, with shared memory."""
 
-    direct = True
-
     def __init__(self, offsets: Sequence[int], folder: Path) -> None:
         self.connect = self.connecting(folder)
         self.plane = FakePlane(offsets, SharedWeights)
@@ -150,7 +148,7 @@ class ShmPeer:
         self.where = ShardAddress("unused:1", TARGET.incarnation, local_path=self.address)
         weights = self.plane.memory
         assert isinstance(weights, SharedWeights)
-        service = ShmService(self.plane, lambda: weights, Slots(PushMemory(BUDGET_BYTES)), direct=self.direct)
+        service = ShmService(self.plane, lambda: weights, Slots(PushMemory(BUDGET_BYTES)))
         self._server = StreamServer(self._socket.listening, service.serve, connections_max=64, name="shm-peer")
         self._server.start()
 
@@ -163,19 +161,12 @@ class ShmPeer:
         self._server.stop()
 
 
-class SlotPeer(ShmPeer):
-    """The same, of a shard that must know what is pulled: weights are copied into slots."""
-
-    direct = False
-
-
 PEERS: dict[str, Any] = {  # class of Peer, from the offsets of its partitions and a folder
     "grpc": GrpcPeer,
     "grpc-tls": GrpcTlsPeer,
     "tcp": TcpPeer,
     "tcp-tls": TcpTlsPeer,
     "shm": ShmPeer,
-    "shm-in-slot": SlotPeer,
 }
 
 

@@ -13,7 +13,7 @@ def warm_up_everything() -> None:
     """Warm up all kernels, as a shard's start does with those of its job."""
     fused.warm_up()
     for spec, _ in SPECS.values():
-        Optimizer(spec.replaced(gap_aware=True)).warm_up()
+        Optimizer(spec).warm_up()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Targ
 from parashard_server.core.counters import ShardCounters
 from parashard_server.core.update_policies import NO_ROWS, BatchUpdates, FoldedStep, UpdatePolicy
 from parashard_server.state.kernels import fused
-from parashard_server.state.pulled_weights import PulledWeights
 from parashard_server.state.rows.tables import NO_TABLES, Pushed, Tables, TablesCut, decoded
 from parashard_server.state.snapshot import Snapshot
 from parashard_server.state.storage import Storage
@@ -76,8 +75,6 @@ class Shard:
         S; a step outside 0..S-1 is refused.
     storage, updates
         Its parts; see their modules.
-    pulled : PulledWeights, optional
-        Present where gradients are divided by their gap (`optimizer.gap_aware`).
     tables : Tables, optional
         The embedding tables, which `updates` moves; None: the job has none.
     """
@@ -89,7 +86,6 @@ class Shard:
         storage: Storage,
         updates: UpdatePolicy,
         *,
-        pulled: PulledWeights | None = None,
         tables: Tables | None = None,
     ) -> None:
         self.identity = identity
@@ -101,7 +97,6 @@ class Shard:
         self.journal: Journal | None = None
         self._noted: dict[int, int] = {}  # held steps -> their positions in the journal
         self._parts: dict[int, int | None] = {}  # held parts of batches -> the version that they were pulled at
-        self._pulled = pulled
 
     def push(self, push: Push) -> Receipt:
         """Take a push: it is applied, or held for its round, once.
@@ -125,8 +120,6 @@ class Shard:
                 raise MalformedFrame(f"step {push.step} is not one of this job's 0..{self.steps_total - 1}")
             self.record.push_bytes += push.payload.nbytes
             if self.updates.holds(push.step) and not (push.skipped and self.updates.replaceable(push.step)):
-                if self._pulled is not None:
-                    self._pulled.forget(push.step)
                 self.record.push_float32_bytes += push.payload.nbytes
                 self.record.duplicate_pushes += 1
                 return Receipt(PushResult.DUPLICATE, self.updates.version, None)
@@ -167,9 +160,6 @@ class Shard:
         version = self.updates.version
         if run.known_version is not None and run.known_version > version:
             raise MalformedFrame(f"a pull knows version {run.known_version}; this shard is at {version}")
-        if self._pulled is not None and run.step is not None and end > begin:
-            values = self.storage.weights[begin // ELEMENT_BYTES : end // ELEMENT_BYTES]
-            self._pulled.keep(run.step, version, begin // ELEMENT_BYTES, values)
         runs = self.storage.moved(begin, end, run.known_version)
         moved_bytes = sum(run.values.nbytes for run in runs)
         rows = self._tables_for("a pull").pull(run.keys, version) if run.keys else {}
@@ -269,8 +259,6 @@ class Shard:
             self._note(push.step, position)
         # From here on the weights may have changed: an error is a broken invariant and ends the process.
         result = self.updates.take(push.step, gradient, staleness, push.learning_rate, rows, push.norm)
-        if self._pulled is not None:
-            self._pulled.forget(push.step)
         self._count_staleness(push, staleness)
         self.record.step_lag_max = max(self.record.step_lag_max, lag)
         self._note_skip(push.step, skipped=push.skipped)
@@ -287,9 +275,6 @@ class Shard:
         if not push.slices:
             return None
         gradient = self.storage.decode_gradient(push.slices, push.payload.whole()[: _slices_bytes(push)])
-        pulled = None if self._pulled is None else self._pulled.of(push.step, push.pulled_version)
-        if pulled is not None:
-            gradient = self.storage.divided_by_gap(gradient, pulled, self.updates.version)
         self._check_values(push.step, gradient)
         return gradient
 

@@ -105,12 +105,7 @@ class Listeners:
             )
         if self._local is not None:
             self.local_path = self._local.path
-            local = ShmService(
-                plane,
-                lambda: _shared(shard_host),
-                self.slots,
-                direct=not job.optimizer.gap_aware,
-            )
+            local = ShmService(plane, lambda: _shared(shard_host), self.slots)
             self._servers.append(
                 StreamServer(self._local.listening, local.serve, connections_max=CONNECTIONS_MAX, name="local")
             )

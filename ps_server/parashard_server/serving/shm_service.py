@@ -109,17 +109,12 @@ class ShmService:
         Returns the memory of the incarnation that is served now; None: it is not shared.
     slots : Slots
         Where slots come from.
-    direct : bool
-        False: the shard must know what was pulled (`optimizer.gap_aware`), so weights are only copied into slots.
     """
 
-    def __init__(
-        self, plane: Plane, weights: Callable[[], SharedWeights | None], slots: Slots, *, direct: bool
-    ) -> None:
+    def __init__(self, plane: Plane, weights: Callable[[], SharedWeights | None], slots: Slots) -> None:
         self._plane = plane
         self._weights = weights
         self._slots = slots
-        self._direct = direct
 
     def serve(self, stream: Stream) -> None:
         """Answer requests until the worker leaves or does not keep to the protocol.
@@ -142,7 +137,6 @@ class ShmService:
                 slot_bytes=slot.nbytes,
                 elements=weights.weights.size,
                 partitions=weights.done.size,
-                direct=self._direct,
             )
             descriptors = (weights.read_descriptor, descriptor)
             stream.send(Kind.WELCOME, welcome, deadline_s=hello_deadline_s(), descriptors=descriptors)

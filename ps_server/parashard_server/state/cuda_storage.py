@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
+import numpy as np
+
 from parashard.plan.partition import ELEMENT_BYTES, Partition, Plan
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import Run
@@ -128,7 +130,10 @@ class CudaStorage(Storage):
         learning_rate: float | None = None,
     ) -> None:
         """Apply one gradient on the device; return when the weights have moved. See `Storage.apply`."""
-        self._device.copy_in(self._gradient, self.writable(gradient))
+        staged = self._scratch_memory()
+        if gradient is not staged:
+            np.copyto(staged, gradient)
+        self._device.copy_in(self._gradient, staged)
         self._device.use()
         super().apply(self._gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
         self._device.wait()

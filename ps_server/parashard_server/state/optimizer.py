@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.plan.optimizers import DISTANCE, Adagrad, OptimizerSpec, RowwiseAdagrad
+from parashard.plan.optimizers import Adagrad, OptimizerSpec, RowwiseAdagrad
 from parashard.plan.variables import Float32s, Variable
 from parashard_server.state.kernels import fused
 
@@ -88,19 +88,11 @@ class Optimizer:
         self.spec = spec
         self._before = before
         self.slots = spec.slots
-        self._slots_of_rule = [name for name in self.slots if name != DISTANCE]
         self.initial_values: Mapping[str, float] = {
             slot: spec.initial_accumulator if isinstance(spec, Adagrad | RowwiseAdagrad) else 0.0 for slot in self.slots
         }
         self.by_row = by_row
         self.counts = rule.counts
-        if DISTANCE in self.slots:
-            self._copy, self._add_distance, self._divide_by_gap = (
-                kernels.copy,
-                kernels.add_distance,
-                kernels.divide_by_gap,
-            )
-        self._memory = np.empty(0, np.float32)
         self._kernel: Callable[..., None] = getattr(
             kernels, f"{spec.rule}_by_row" if by_row and rule.counts else spec.rule
         )
@@ -127,8 +119,8 @@ class Optimizer:
     ) -> None:
         """Apply one gradient to one partition, in place on its weights and slots.
 
-        The learning rate is learning_rate * schedule.factor(t + before.schedule) *
-        variable.learning_rate_factor, in float64.
+        The learning rate is learning_rate * schedule.factor(t + before.schedule) * variable.learning_rate_factor, in
+        float64.
         An empty push is an update with a gradient of zeros: moments and weight decay are applied. A frozen
         variable is never changed.
 
@@ -154,46 +146,18 @@ class Optimizer:
             return
         own = self.spec.learning_rate if learning_rate is None else learning_rate
         rate = own * self.spec.schedule.factor(t + self._before.schedule) * variable.learning_rate_factor
-        before = self._copied(weights) if DISTANCE in self.slots else None
         if self._decay is not None and variable.decay:
             self._decay(weights, rate * self.spec.weight_decay)
         counter = {"t": t + self._before.state if t_of_rows is None else t_of_rows} if self.counts else {}
         self._kernel(
             weights,
             gradient,
-            *(slots[name] for name in self._slots_of_rule),
+            *(slots[name] for name in self.slots),
             learning_rate=rate,
             scale=scale,
             **counter,
             **(self._settings if variable.decay else self._settings_without_decay),
         )
-        if before is not None:
-            self._add_distance(slots[DISTANCE], before, weights)
-
-    def divide_by_gap(
-        self, gradient: Float32s, weights: Float32s, pulled: Float32s, slots: Mapping[str, Float32s], updates: int
-    ) -> None:
-        """Divide a gradient, computed at the pulled weights, by its gap, in place (`optimizer.gap_aware`).
-
-        Parameters
-        ----------
-        gradient, weights, pulled : ndarray of float32, shape (elements,), contiguous
-        slots : mapping of str to ndarray of float32
-            As for `update`.
-        updates : int
-            That have moved the weights so far; those before the job are added here. Before the first the gap is 1.
-        """
-        updates += self._before.state
-        if updates:
-            self._divide_by_gap(gradient, weights, pulled, slots[DISTANCE], float(updates))
-
-    def _copied(self, weights: Float32s) -> Float32s:
-        """Return a copy of weights, valid until the next call."""
-        if weights.size > self._memory.size:
-            self._memory = np.empty(weights.size, np.float32)
-        copy = self._memory[: weights.size]
-        self._copy(copy, weights)
-        return copy
 
     def warm_up(self) -> None:
         """Load the kernel, or compile it, so that no push waits for it."""
@@ -209,5 +173,3 @@ class Optimizer:
             variable=Variable("warm_up", (1,)),
             t_of_rows=t_of_rows,
         )
-        if DISTANCE in self.slots:
-            self.divide_by_gap(gradient, weights, weights, slots, 1)

@@ -182,24 +182,6 @@ class Storage:
         """Return a gradient of zeros in scratch memory, valid until the next call."""
         return self.decode_gradient((), memoryview(b""))
 
-    def writable(self, gradient: Float32s) -> Float32s:
-        """Return a gradient's values in scratch memory; `gradient` itself if it is there."""
-        scratch = self._scratch_memory()
-        if gradient is not scratch:
-            np.copyto(scratch, gradient)
-        return scratch
-
-    def divided_by_gap(self, gradient: Float32s, pulled: Float32s, updates: int) -> Float32s:
-        """Return a gradient, computed at the pulled weights, divided by its gap (`optimizer.gap_aware`).
-
-        The result is in scratch memory, valid until the next call; `updates` have moved the weights so far.
-        """
-        gradient = self.writable(gradient)
-        for run in self.trained:
-            slots = {name: slot[run] for name, slot in self.slots.items()}
-            self._optimizer.divide_by_gap(gradient[run], self.weights[run], pulled[run], slots, updates)
-        return gradient
-
     def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[Run, ...]:
         """Return views of the parts of a run of the weights that have moved since a version; since None: all of it."""
         content = self.weights.data.cast("B")

@@ -193,10 +193,6 @@ TABLE = "tables.user.dimension=4"
     ("sets", "says"),
     [
         (
-            ["optimizer.gap_aware=true", "consistency.policy=async"],
-            ["optimizer.gap_aware: found true with tables = ", "allowed: false with tables: a shard does not remember"],
-        ),
-        (
             ["cluster.shard_device=cuda"],
             ['cluster.shard_device: found "cuda" with tables = ', 'allowed: "cpu" with tables: rows lie in the host'],
         ),
@@ -207,12 +203,6 @@ def test_keys_that_exclude_tables(write_job: Callable[..., Path], sets: list[str
     assert said.startswith(f"flag --set: {says[0]}")
     assert says[1] in said
     load_job(write_job(), [parse_set(text) for text in sets], {})  # without tables they are allowed
-
-
-def test_several_keys_that_exclude_tables_are_named_at_once(write_job: Callable[..., Path]) -> None:
-    lines = refusal(write_job, TABLE, "optimizer.gap_aware=true", "cluster.shard_device=cuda").splitlines()
-    named = [line.split(": ")[1] for line in lines[1:]]
-    assert {"optimizer.gap_aware", "cluster.shard_device"} <= set(named)
 
 
 RATE = "tables.user={dimension=4, optimizer={kind='sgd', learning_rate=-1.0}}"

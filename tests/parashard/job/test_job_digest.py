@@ -58,7 +58,6 @@ def test_the_digest_is_stable(load: Load) -> None:
         ("model={kind='mlp', hidden=[9]}", ["model.activation", "model.dropout", "model.hidden", "model.kind"]),
         ("optimizer.learning_rate=0.2", ["optimizer.learning_rate"]),
         ("optimizer.clip_norm=1", ["optimizer.clip_norm"]),
-        ("optimizer.gap_aware=true", ["optimizer.gap_aware"]),
         ("optimizer.schedule={kind='constant', warmup_steps=1}", ["optimizer.schedule.warmup_steps"]),
         ("consistency.policy=sync:2", ["consistency.policy"]),
         ("consistency.reduce=sum", ["consistency.reduce"]),

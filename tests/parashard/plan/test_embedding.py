@@ -138,7 +138,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "rows without a reference": ({"rows_max": (1 << 32) - 1}, "rows_max must be .* found 4294967295"),
     "half a row": ({"rows_max": 1.5}, "rows_max must be a whole number .* found 1.5"),
     "clipping by a norm": ({"optimizer": SGD(0.1, clip_norm=1.0)}, rf"optimizer\.clip_norm {OF_THE_STEP}"),
-    "gap-aware": ({"optimizer": SGD(0.1, gap_aware=True)}, rf"optimizer\.gap_aware {OF_THE_STEP}"),
 }
 
 

@@ -55,7 +55,7 @@ def test_defaults_are_the_papers() -> None:
 def test_nothing_is_on_unless_asked_for(kind: str) -> None:
     spec = KINDS[kind](learning_rate=0.1)
     assert spec.weight_decay == (0.01 if kind in ("adamw", "lamb") else 0.0)
-    assert (spec.clip_value, spec.clip_norm, spec.gap_aware) == (None, None, False)
+    assert (spec.clip_value, spec.clip_norm) == (None, None)
     assert spec.schedule.factor(10**6) == 1.0
 
 
@@ -73,24 +73,14 @@ def test_only_sgd_may_ascend(kind: str) -> None:
             validated(KINDS[kind], {"learning_rate": -1.0})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gap_aware_has_one_more_slot(kind: str) -> None:
-    spec = KINDS[kind](learning_rate=0.1)
-    assert spec.replaced(gap_aware=True).slots == (*spec.slots, "distance")
-
-
-def test_the_identity_of_a_job_without_gap_aware_is_that_of_earlier_versions() -> None:
+def test_the_identity_of_a_job_is_that_of_earlier_versions() -> None:
     plain = Adam().identity()
     assert (plain["staleness_damping"], plain["delay_compensation"]) == ("none", 0.0)
-    assert "gap_aware" not in plain
-    assert Adam(gap_aware=True).identity() == plain | {"gap_aware": True}
 
 
 @pytest.mark.parametrize("removed", [{"staleness_damping": "inverse"}, {"delay_compensation": 0.0}])
 def test_a_setting_that_was_removed_is_refused_with_what_to_use(removed: dict[str, Any]) -> None:
-    says = (
-        rf'^ps\.Adam has no {next(iter(removed))}=; it was removed, .* use consistency "auto", or optimizer\.gap_aware'
-    )
+    says = rf'^ps\.Adam has no {next(iter(removed))}=; it was removed, .* use consistency "auto"$'
     with pytest.raises(ConfigurationError, match=says):
         Adam(**removed)
 
@@ -146,7 +136,6 @@ def test_specs_are_frozen() -> None:
         ({"kind": "adam", "weight_decay": -0.1}, "weight_decay", "between 0 and.*found -0.1"),
         ({"kind": "adam", "clip_value": 0.0}, "clip_value", "between 1e-30 and"),
         ({"kind": "adam", "clip_norm": -1.0}, "clip_norm", "between 1e-30 and"),
-        ({"kind": "adam", "gap_aware": 0.5}, "gap_aware", "boolean"),
         (
             {"kind": "adagrad", "learning_rate": 0.1, "initial_accumulator": -1.0},
             "initial_accumulator",

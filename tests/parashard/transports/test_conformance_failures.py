@@ -91,10 +91,7 @@ MISPLACED: dict[str, Callable[[Weights], Weights]] = {
 }
 
 
-LIES = [
-    *((kind, lie) for kind in ("grpc", "grpc-tls", "tcp", "tcp-tls") for lie in SHORT | MISPLACED),
-    *(("shm-in-slot", lie) for lie in SHORT),  # the shard itself puts runs to their places; without a slot it says none
-]
+LIES = [(kind, lie) for kind in ("grpc", "grpc-tls", "tcp", "tcp-tls") for lie in SHORT | MISPLACED]
 
 
 @pytest.mark.parametrize(("kind", "lie"), LIES, indirect=["kind"])

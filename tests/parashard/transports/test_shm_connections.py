@@ -54,7 +54,7 @@ def welcomed_with(root: Path) -> Iterator[Callable[..., ShmTransport]]:
 class TestWelcomes:
     """Whatever a shard sends is checked before it is mapped."""
 
-    WELCOME = stream_pb2.Welcome(slot_bytes=12, elements=3, partitions=1, direct=True)
+    WELCOME = stream_pb2.Welcome(slot_bytes=12, elements=3, partitions=1)
 
     def sealed(self, size_bytes: int, *, seal: bool = True) -> int:
         descriptor = memory.create("test", size_bytes)

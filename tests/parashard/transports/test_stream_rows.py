@@ -42,7 +42,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Stream, Any]]:
         if not can_share():
             pytest.skip("this machine cannot share weights")
         weights, (descriptor, slot) = SharedWeights([0, ELEMENTS]), _created(4 * ELEMENTS + ROOM)
-        welcome = stream_pb2.Welcome(slot_bytes=slot.nbytes, elements=ELEMENTS, partitions=1, direct=True)
+        welcome = stream_pb2.Welcome(slot_bytes=slot.nbytes, elements=ELEMENTS, partitions=1)
         connection = ShmConnection(ours, welcome, (weights.read_descriptor, descriptor))
         transport = ShmTransport(ShardAddress("", 1, "", "shard"), GREETING)
         transport._connections = Connections(lambda until_s: connection, "shard")

@@ -27,7 +27,6 @@ GRADIENT = np.arange(1, 11, dtype=np.float32)
 
 SHARDS: dict[str, Callable[[Plan], Shard]] = {
     "async": lambda plan: shard_of(plan, spec=Adam(weight_decay=0.1)),
-    "gap-aware": lambda plan: shard_of(plan, spec=Adam(gap_aware=True)),
     "rounds": lambda plan: shard_of(plan, spec=Adam(), round_steps=2),
 }
 KINDS = pytest.mark.parametrize("kind", SHARDS)

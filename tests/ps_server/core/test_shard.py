@@ -15,7 +15,6 @@ from parashard_server.core.counters import STALENESS_MAX
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import BatchUpdates
 from support.in_process import (
-    COUNTING,
     STEPS,
     WEIGHT_AND_BIAS,
     plan_of,
@@ -86,7 +85,7 @@ def test_any_order_with_any_repeats_gives_the_exact_sum(data: st.DataObject, ste
     ],
 )
 def test_a_request_for_another_incarnation_is_refused(changed: dict[str, object], error: type[Exception]) -> None:
-    shard = shard_of(PLAN, spec=COUNTING.replaced(gap_aware=True))
+    shard = shard_of(PLAN)
     push(shard, 0, 1.0)
     before, target = state_of(shard), shard.identity._replace(**changed)
     for step in (0, 1):  # a duplicate as well: its receipt would count for the wrong incarnation

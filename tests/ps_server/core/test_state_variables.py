@@ -14,7 +14,7 @@ from parashard.plan.variables import Initializer, Variable
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PushResult
 from parashard_server.core.shard import Shard
-from support.in_process import COUNTING, plan_of, pull, push, push_for, shard_of, slices_of, state_of, variables_of
+from support.in_process import plan_of, pull, push, push_for, shard_of, slices_of, state_of, variables_of
 
 VARIABLES = variables_of(
     Variable("count", (1, 8), state="counter"),
@@ -46,15 +46,6 @@ def test_the_optimizer_has_no_part_in_it() -> None:
     count, mean, weight = read(shard)
     assert (count, mean) == (2, [2.5, 2.5])
     assert 0 < weight[0] < 1
-
-
-def test_gap_aware_has_no_part_in_it() -> None:
-    shard = shard_of(PLAN, spec=COUNTING.replaced(gap_aware=True))
-    for step in (0, 1):
-        pull(shard, step=step)
-    push(shard, 0, content(weight=2.0), pulled_version=0)
-    push(shard, 1, content(weight=2.0), pulled_version=0)
-    assert read(shard) == (2, [2.5, 2.5], [4.0, 4.0, 4.0]), "1 + 2, then 2 / (1 + 2 / 2) more"
 
 
 def test_an_empty_push_leaves_it_alone_and_counts_for_the_optimizer() -> None:  # P15

@@ -16,7 +16,7 @@ from parashard.plan.variables import Variable
 from parashard.protocol.messages import PushResult
 from parashard.store import open_store
 from parashard.store.base import Store
-from support.in_process import plan_of, pull, push, shard_of, variables_of
+from support.in_process import plan_of, push, shard_of, variables_of
 from support.shard_process import ADAM, ShardProcess, bits_of, gradient_of
 from support.store_fakes import MemoryStore
 
@@ -57,17 +57,6 @@ def test_a_killed_shard_has_every_push_that_it_acknowledged(start: Start, consis
     assert bits_of(second.shard) == bits_of(undisturbed(consistency, 0, 1, 5, 2).shard)
     assert second.host.restored == "initial values; replayed 4 steps of the log"
     assert push(second.shard, 5, 1.0).result is PushResult.DUPLICATE, "P1"
-
-
-def test_a_replay_has_the_gradients_as_their_gaps_divided_them(start: Start) -> None:
-    first = start(optimizer=ADAM | {"gap_aware": True}).shard
-    for step in range(4):
-        pull(first, step=step)
-    for step, version in ((1, 0), (0, 0), (3, None), (2, 0)):
-        push(first, step, gradient_of(first, step), pulled_version=version)
-    second = start(optimizer=ADAM | {"gap_aware": True}).shard
-    assert bits_of(second) == bits_of(first) != bits_of(undisturbed("async", 1, 0, 3, 2).shard)
-    assert second.storage.slots["distance"].any()
 
 
 def test_in_rounds_it_has_those_that_wait_for_their_round_too(start: Start) -> None:

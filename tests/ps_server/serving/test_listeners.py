@@ -37,10 +37,7 @@ def ports_of(
 ) -> Listeners:
     """Return the ports of a shard whose weights are private."""
     served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS)), AdmissionLock(1), "")
-    job = SimpleNamespace(
-        cluster=SimpleNamespace(transport=transport, workers=1),
-        optimizer=SimpleNamespace(gap_aware=False),
-    )
+    job = SimpleNamespace(cluster=SimpleNamespace(transport=transport, workers=1))
     plane = plane or FakePlane([0, ELEMENTS])
     return Listeners(plane, served, job, PushMemory(1 << 20), host, port, credentials)  # type: ignore[arg-type]
 

@@ -72,9 +72,7 @@ class Ports:
         self._stack = stack
         process = ShardProcess(MemoryStore(), queue_bytes=pushes * PUSH_BYTES, plan=plan_message(PLAN))
         self.shard, self.memory = process.shard, process.builder.push_memory
-        job = SimpleNamespace(
-            cluster=SimpleNamespace(transport="auto", workers=1), optimizer=SimpleNamespace(gap_aware=False)
-        )
+        job = SimpleNamespace(cluster=SimpleNamespace(transport="auto", workers=1))
         self.ports = Listeners(process.plane, process.host, job, self.memory, "127.0.0.1", 0)  # type: ignore[arg-type]
         server = rpc.Server("127.0.0.1:0")
         ShardService(process.plane, process.host, process.checkpointer, process.lifecycle, self.ports.buffers).add_to(

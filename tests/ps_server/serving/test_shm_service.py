@@ -109,7 +109,7 @@ class TestHello:
     def test_the_welcome_says_all_that_the_worker_must_check(self, shard, dial) -> None:
         welcome, (weights, slot) = greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
         assert shard.plane.greeted == [TARGET]
-        assert (welcome.elements, welcome.partitions, welcome.direct) == (ELEMENTS, len(OFFSETS) - 1, True)
+        assert (welcome.elements, welcome.partitions) == (ELEMENTS, len(OFFSETS) - 1)
         assert (welcome.slot_bytes, welcome.push_bytes_max) == (4 * ELEMENTS, 4 * ELEMENTS)
         assert os.fstat(slot).st_size == 4 * ELEMENTS
         assert [os.fstat(d).st_mode & 0o777 for d in (weights, slot)] == [0o600, 0o600]

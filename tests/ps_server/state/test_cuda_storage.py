@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.checkpoints.state import ShardState
-from parashard.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch, StaleRound, UnknownVariable
+from parashard.errors import NonFiniteGradient, ShapeMismatch, StaleRound, UnknownVariable
 from parashard.plan.optimizers import FTRL, LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, OptimizerSpec, RMSProp
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Initializer, Variable
@@ -313,11 +313,6 @@ def test_a_flag_or_the_job_puts_a_shard_on_a_gpu(device: str) -> None:
 
 def test_without_either_it_is_on_the_host() -> None:
     assert type(ShardBuilder(job_reply(), 0).build(1, None).storage) is Storage
-
-
-def test_gap_aware_needs_the_host() -> None:
-    with pytest.raises(ConfigurationError, match=r"cluster\.shard_device"):
-        ShardBuilder(job_reply(optimizer={"gap_aware": True}), 0, device="cuda:0")
 
 
 def test_pushes_and_pulls_of_a_shard_on_a_gpu() -> None:

@@ -64,12 +64,11 @@ def test_folds_and_copies_have_the_same_bits_on_any_number_of_threads(offset: in
     results = []
     for kernels, threads in ((reference, 1), (fused, 1), (fused, 2), (fused, 3)):
         use_threads(threads)
-        total, gradient, copied = view(1, size, offset), view(2, size, offset), np.empty(size, np.float32)
-        kernels.accumulate(total, gradient)
-        kernels.divide_by_gap(gradient, view(3, size, offset), view(4, size, offset), np.abs(total), 3.0)
+        total, copied = view(1, size, offset), np.empty(size, np.float32)
+        kernels.accumulate(total, view(2, size, offset))
         kernels.copy(copied, total)
         assert_same_bits([copied], [total])
-        results.append([total, gradient])
+        results.append([total])
     for found in results[1:]:
         assert_same_bits(found, results[0])
 

@@ -210,12 +210,12 @@ def test_code_moves_with_its_folder(
 
 
 def arrays_of(**changed: np.ndarray) -> list[np.ndarray]:
-    """Return what `add_distance` takes, some of it changed."""
-    arrays = {name: np.ones(10, np.float32) for name in ("distance", "before", "weights")}
+    """Return the vectors of `adagrad`, some of them changed."""
+    arrays = {name: np.ones(10, np.float32) for name in ("weights", "gradient", "accumulator")}
     return list((arrays | changed).values())
 
 
-@pytest.mark.parametrize("name", ["distance", "before", "weights"])
+@pytest.mark.parametrize("name", ["weights", "gradient", "accumulator"])
 @pytest.mark.parametrize(
     "array",
     [
@@ -232,7 +232,7 @@ def test_arrays_that_do_not_fit_are_refused_untouched(name: str, array: np.ndarr
     arrays = arrays_of(**{name: array})
     before = [a.tobytes() for a in arrays]
     with pytest.raises(ValueError, match="contiguous and of one length"):
-        fused.add_distance(*arrays)
+        fused.adagrad(*arrays, learning_rate=0.1, epsilon=1e-8, weight_decay=0.0, clip=np.inf, scale=1.0)
     assert [a.tobytes() for a in arrays] == before
 
 

@@ -82,8 +82,8 @@ class LogRecord(NamedTuple):
     position : int
         Its position in the log; rises by one with every record, across segments and incarnations.
     gradient : ndarray of float32, shape (elements,), or None
-        In the shard's layout, finite and already divided by its gap; the reader's to overwrite. None: zero
-        everywhere; of no elements: the push moved nothing.
+        In the shard's layout, finite; the reader's to overwrite. None: zero everywhere; of no elements: the push moved
+        nothing.
     staleness : int or None
         Pushes that were applied between its pull and this push; None: unknown.
     learning_rate : float or None

@@ -19,7 +19,6 @@ from parashard_server.state.kernels.machine_code import REFUSED, function
 from parashard_server.state.kernels.scalars import (
     BLOCK_ELEMENTS,
     SMALLEST_FTRL_RATE,
-    SMALLEST_MEAN_STEP,
     bias_corrected,
     corrections,
     epsilons,
@@ -225,16 +224,6 @@ def decay(weights: Float32s, share: float) -> None:
 def accumulate(total: Float32s, gradient: Float32s) -> None:
     """See `reference.accumulate`."""
     _run("accumulate", (total, gradient))
-
-
-def divide_by_gap(gradient: Float32s, weights: Float32s, pulled: Float32s, distance: Float32s, updates: float) -> None:
-    """See `reference.divide_by_gap`."""
-    _run("divide_by_gap", (gradient, weights, pulled, distance), updates, SMALLEST_MEAN_STEP)
-
-
-def add_distance(distance: Float32s, before: Float32s, weights: Float32s) -> None:
-    """See `reference.add_distance`."""
-    _run("add_distance", (distance, before, weights))
 
 
 def is_finite(array: Float32s) -> bool:

@@ -242,19 +242,6 @@ def accumulate(total, gradient):
         total[i] += gradient[i]
 
 
-@loop(4)
-def divide_by_gap(gradient, weights, pulled, distance, updates, smallest):
-    for i in range(gradient.size):
-        mean_step = max(distance[i] / updates, smallest)
-        gradient[i] /= _f32(1.0) + abs(weights[i] - pulled[i]) / mean_step
-
-
-@loop(3)
-def add_distance(distance, before, weights):
-    for i in range(distance.size):
-        distance[i] += abs(before[i] - weights[i])
-
-
 @loop(1)
 def is_finite(array):
     for begin in range(0, array.size, _FINITE_BLOCK_ELEMENTS):

@@ -26,7 +26,6 @@ from parashard.plan.variables import Float32s
 from parashard_server.state.kernels.scalars import (
     BLOCK_ELEMENTS,
     SMALLEST_FTRL_RATE,
-    SMALLEST_MEAN_STEP,
     bias_corrected,
     corrections,
     epsilons,
@@ -267,30 +266,6 @@ def decay(weights: Float32s, share: float) -> None:
 def accumulate(total: Float32s, gradient: Float32s) -> None:
     """Add a gradient to a round's sum: total <- total + gradient. The caller keeps the order of steps."""
     total += gradient
-
-
-def divide_by_gap(gradient: Float32s, weights: Float32s, pulled: Float32s, distance: Float32s, updates: float) -> None:
-    """Gap-Aware: g <- g / G, with G = 1 + |w - w_pulled| / C and C = distance / updates (Barkai et al., ICLR 2020).
-
-    Here g is the gradient as it was pushed, before it is prepared. C is the mean |step| of a weight so far, at least
-    SMALLEST_MEAN_STEP; `distance` is the sum that `add_distance` keeps.
-
-    Parameters
-    ----------
-    gradient : ndarray of float32, shape (elements,)
-        Changed in place.
-    weights, pulled, distance : ndarray of float32, shape (elements,)
-        The present weights, those that the gradient was computed at, and the sum of |step|; only read.
-    updates : float
-        How many have moved the weights, >= 1.
-    """
-    mean_step = np.maximum(distance / _f32(updates), _f32(SMALLEST_MEAN_STEP))
-    gradient /= _f32(1.0) + np.abs(weights - pulled) / mean_step
-
-
-def add_distance(distance: Float32s, before: Float32s, weights: Float32s) -> None:
-    """Add an update's |step| of each weight, |w_before - w|, to the sum of all (see `divide_by_gap`)."""
-    distance += np.abs(before - weights)
 
 
 def is_finite(array: Float32s) -> bool:

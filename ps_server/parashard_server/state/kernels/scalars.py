@@ -18,9 +18,6 @@ BLOCK_ELEMENTS = 1 << 14
 SMALLEST_FTRL_RATE = 1e-20
 """FTRL divides by its learning rate. Below this bound (a warm-up or a decay may reach 0) an update changes nothing."""
 
-SMALLEST_MEAN_STEP = 1e-12
-"""A weight that has never moved has a mean step of 0, by which its gap of 0 is not divided."""
-
 
 def bias_corrected(beta1: float, beta2: float, epsilon: float, t: int) -> tuple[float, float]:
     """Return (c, epsilon_t) such that m_hat / (sqrt(v_hat) + epsilon) = c * m / (sqrt(v) + epsilon_t).
