@@ -41,7 +41,18 @@ from parashard.models.keras_functions import Functions
 from parashard.models.keras_keys import KeysOf, look_ups_in
 from parashard.models.keras_metrics import Compiled, check_single, check_sums, classes_of
 from parashard.models.keras_rows import NOT_RENAMED, Asking, Pulled, Renamed, lent
-from parashard.models.keras_variables import Found, check, copied, found_in, is_seed, keras, marks_of, seeded, word
+from parashard.models.keras_variables import (
+    Found,
+    check,
+    copied,
+    found_in,
+    is_seed,
+    keras,
+    marks_of,
+    means_losses,
+    seeded,
+    word,
+)
 from parashard.models.optimizer_state import OptimizerState
 from parashard.models.state import initial_of, pushed_for, value_of
 from parashard.plan.embedding import EmbeddingTable, Keys
@@ -168,6 +179,11 @@ class Model:
 
     tells_means = False
     """As in Keras, an evaluation's loss is the mean of the batches' losses by their examples, whatever the loss is."""
+
+    @property
+    def means_losses(self) -> bool:
+        """Whether each loss that `compile` has is a mean over all examples of a batch."""
+        return means_losses(self._ready())
 
     def check(self, batch: Batch) -> None:
         """Raise WrongModel, or what the model raises, if a step or an evaluation cannot be computed of such a batch."""

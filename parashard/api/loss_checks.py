@@ -24,6 +24,7 @@ from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 
 EXAMPLES_TRIED = 32
+LOSSES_APART = 0.05  # of a loss: what is drawn at random may differ by as much
 _INSTEAD = "Compute the loss of each example (reduction='none') and return the .mean() of these"
 
 
@@ -107,6 +108,32 @@ def check_means(
         told = what if divisor or loss is None else what.format(rows, *loss)
         warn(f"the loss is no mean over examples ({told}): {'; '.join(wrong)}. {_INSTEAD}")
     return loss is None or bool(divisor) or adds_losses(model)
+
+
+def computes_at_once(model: Model) -> bool:
+    """Tell whether a model computes without being compiled first, so that a step may be tried."""
+    return not isinstance(model, FrameworkModel) or hasattr(model, "counts_rows")
+
+
+def shares_batches(model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch) -> bool:
+    """Return whether workers may share batches: the loss of one is the mean of its halves', as far as is known.
+
+    A model that is compiled first is not computed here: it says of its loss what it knows (`means_losses`). Of a user's
+    own model the loss of a batch is compared with the mean and with the sum of its halves'. Raises what the model does.
+    """
+    if not getattr(model, "means_losses", True):
+        return False
+    if not computes_at_once(model):
+        return True
+    whole = float(model.loss_and_gradients(values, batch, np)[0])
+    rows = rows_of(batch.inputs)
+    if isinstance(model, FrameworkModel) or adds_losses(model) or rows < 2:
+        return True
+    halves = [np.arange(rows // 2), np.arange(rows // 2, rows)]
+    losses = [float(model.loss_and_gradients(values, _part(model, keys, batch, half), np)[0]) for half in halves]
+    mean = sum(len(half) * loss for half, loss in zip(halves, losses, strict=True)) / rows
+    is_sum = abs(whole - sum(losses)) < abs(whole - mean)
+    return not is_sum or abs(whole - mean) <= LOSSES_APART * abs(whole)
 
 
 def _no_means(

@@ -17,7 +17,14 @@ import numpy as np
 from parashard.api.batching import Accumulated, checked_size, piece_sizes
 from parashard.api.examples import Indexed, joined, of_the_data
 from parashard.api.generators import kept_generators
-from parashard.api.loss_checks import EXAMPLES_TRIED, Parts, check_means, needs_means
+from parashard.api.loss_checks import (
+    EXAMPLES_TRIED,
+    Parts,
+    check_means,
+    computes_at_once,
+    needs_means,
+    shares_batches,
+)
 from parashard.api.optimizers import Mapped, variable_settings
 from parashard.api.present_optimizer import PresentOptimizer
 from parashard.api.rows import PresentRows, tables_of_model
@@ -203,7 +210,8 @@ class PresentModel:
         parts = Parts(source.spec.held_out > 0, pieces, of_round, policy.parts)
         asked = needs_means(self.given, parts)
         normalises = getattr(self.given, "normalises_batches", False)
-        if not isinstance(self.given, Checked) and not tables and not asked and not normalises:
+        shared = policy.parts > 1
+        if not isinstance(self.given, Checked) and not tables and not asked and not normalises and not shared:
             return True
         steps = job.steps(source.spec.examples, batched=source.spec.batched)
         size, *others = piece_sizes(steps, pieces)
@@ -216,7 +224,7 @@ class PresentModel:
         for other in others:
             try:
                 alone = self._tried(source, other, tables)
-                if other == 1 and normalises:
+                if (other == 1 and normalises) or (shared and computes_at_once(self.given)):
                     with kept_generators():
                         self.given.loss_and_gradients(self._values_for(alone)[0], alone, np)
             except Exception as error:
@@ -226,7 +234,18 @@ class PresentModel:
                     f"it: {named_with_line(error)}; allowed: drop_last=True, which leaves a shorter last step out, or "
                     "another batch_size"
                 ) from error
+        if shared and not self._shares(batch):
+            return False
         return not asked or check_means(self.given, *self._values_for(batch), batch, parts)
+
+    def _shares(self, part: Batch) -> bool:
+        """Try a part of a batch; return whether the loss of a batch is the mean of its parts', as far as is known."""
+        try:
+            with kept_generators():
+                return shares_batches(self.given, *self._values_for(part), part)
+        except Exception as error:
+            rows = counted(rows_of(part.inputs), "example")
+            raise ConfigurationError(f"the model cannot compute {rows}: {named_with_line(error)}") from error
 
     def _values_for(self, batch: Batch) -> tuple[Mapping[str, Float32s], Mapping[str, Keys]]:
         """Return the present weights with the rows that a batch needs, and the keys of these."""

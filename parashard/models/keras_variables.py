@@ -36,6 +36,7 @@ __all__ = [
     "keras",
     "kind_of",
     "marks_of",
+    "means_losses",
     "seeded",
     "shared_seed",
     "word",
@@ -58,6 +59,10 @@ NOT_CALLED = {
     "stateless_compute_loss": "override compute_loss",
 }
 """Methods of `keras.Model` that nothing here calls, and what to do in place of overriding them."""
+
+
+_MEANS = ("sum_over_batch_size", "mean")
+"""Reductions of a loss by which each example counts the same, whatever its batch is."""
 
 
 def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
@@ -207,3 +212,12 @@ def seeded(seed: int, kept_generator: Callable[[], Any]) -> Iterator[None]:
     finally:
         random.setstate(pythons)
         np.random.set_state(numpys)
+
+
+def means_losses(model: Any) -> bool:
+    """Tell whether each loss of a compiled model is a mean over all examples: no sum, and without a class to ignore."""
+    losses = keras.tree.flatten(model.loss)
+    return all(
+        getattr(loss, "reduction", _MEANS[0]) in _MEANS and getattr(loss, "ignore_class", None) is None
+        for loss in losses
+    )

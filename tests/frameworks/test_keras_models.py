@@ -54,6 +54,19 @@ def test_loss_weights_and_a_loss_by_name_count() -> None:
     assert float(once.evaluate(values, batch(0, targets), np)["mae"]) == pytest.approx(np.mean(np.abs(outputs - 1)))
 
 
+def test_a_loss_that_is_no_mean_over_all_examples_is_known() -> None:
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy
+    for loss, means in [
+        ("mse", True),
+        (keras.losses.MeanSquaredError(), True),
+        (lambda due, found: due - found, True),
+        (keras.losses.MeanSquaredError(reduction="sum"), False),
+        (cross_entropy(from_logits=True), True),
+        (cross_entropy(from_logits=True, ignore_class=0), False),
+    ]:
+        assert model(lambda loss=loss: compiled(layers.Dense(3), loss=loss)).means_losses is means, loss
+
+
 def test_a_step_computed_again_has_the_same_gradient_and_another_step_has_another() -> None:
     ours, elsewhere = model(), model()
     values = first_values(ours)

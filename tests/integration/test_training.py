@@ -100,7 +100,7 @@ def test_the_demo_reaches_its_accuracy_and_writes_its_files(start_run: Start, tm
     report = run.report()
     assert report.keys() >= REPORT_KEYS
     assert report["held_out"]["accuracy"] >= 0.95
-    assert report["staleness"].keys() == {"p50", "p95", "max"}
+    assert report["staleness"].keys() == {"p50", "p95", "mean", "max"}
     assert json.loads((run.dir / "report.json").read_text())["weights_sha256"] == report["weights_sha256"]
     history = [json.loads(line) for line in (run.dir / "history.jsonl").read_text().splitlines()]
     assert history[-1]["steps_complete"] == report["steps_total"]

@@ -28,7 +28,7 @@ class Line:
         return {"w": np.array([[1.0], [2.0]], np.float32), "b": Variable("b", (1,))}
 
     def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
-        raise NotImplementedError
+        return Line.evaluate(self, variables, batch, xp)["loss"], {name: None for name in variables}
 
     def evaluate(self, variables: Any, batch: Any, xp: Any) -> Mapping[str, float]:
         outputs = batch.inputs @ variables["w"] + variables["b"]

@@ -146,6 +146,15 @@ def test_a_part_of_which_no_example_counts_pushes_nothing() -> None:
     assert np.isfinite(second["w"]).all()
 
 
+def test_of_a_batch_in_which_no_example_counts_no_part_pushes_anything() -> None:
+    class Uncounted(WeighedModel):
+        def share(self, piece: Any, whole: Any) -> float:
+            return float("nan")  # none of none
+
+    steps = StepPlan(16, 8, 1, 1, parts=2)
+    assert [rows_of(read_step(Uncounted(), Rows(16), steps, step).inputs) for step in (0, 1)] == [0, 0]
+
+
 def test_only_the_examples_of_the_part_are_read_where_they_say_all() -> None:
     steps = StepPlan(32, 16, 1, 0, parts=4)
     mean, weighed = Rows(32), Rows(32)

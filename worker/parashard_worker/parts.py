@@ -36,7 +36,7 @@ def read_step(model: Model, source: DataSource, steps: StepPlan, step: int) -> B
     whole = Batch(number, epoch, whole_indices, *examples_of(source, drawn_by, whole_indices))
     part = _rows_of(whole, steps.rows_of_part(step, rows_of(whole.inputs)))
     share = share_of(model, part, whole)
-    return replace(part, share=share) if share else _rows_of(whole, slice(0))
+    return replace(part, share=share) if share > 0 else _rows_of(whole, slice(0))  # NaN: nothing of the batch counts
 
 
 def counts_rows(model: Model, part: Batch) -> bool:

@@ -68,14 +68,30 @@ class ResolvedJob(NamedTuple):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a user may have overlooked in the data, or in what the job leaves out of them."""
+        told = [self._idle_workers(), self._left_out()]
+        return (*filter(None, told), *self.spec.warnings)
+
+    def _left_out(self) -> str:
         if not self.steps.dropped:
-            return self.spec.warnings
-        left_out = f"drop_last leaves out {self.steps.dropped:,} of {self.spec.examples:,} examples in each pass"
-        return (left_out, *self.spec.warnings)
+            return ""
+        return f"drop_last leaves out {self.steps.dropped:,} of {self.spec.examples:,} examples in each pass"
+
+    def _idle_workers(self) -> str:
+        """Return what to say where `auto` has fewer parts than workers."""
+        policy, workers = self.job.consistency.policy, self.job.cluster.workers
+        if policy.kind != "auto" or workers <= policy.bound:
+            return ""
+        return (
+            f"consistency.policy {policy}: a batch has {counted(policy.bound, 'part')}, so that "
+            f"{workers - policy.bound} of {workers} workers wait for the others; larger batches can have more parts"
+        )
 
     def summary(self) -> str:
         """Return the model and the data, on one line."""
-        return f"{self.spec.summary()}; {self.job.model.kind} with {self.parameters:,} parameters"
+        model = f"{self.job.model.kind} with {self.parameters:,} parameters"
+        parts = self.job.consistency.policy.parts
+        shared = f"; workers share each batch in {parts} parts" if parts > 1 else ""
+        return f"{self.spec.summary()}; {model}{shared}"
 
 
 def resolve(

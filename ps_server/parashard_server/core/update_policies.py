@@ -295,7 +295,7 @@ class BatchUpdates:
             batch = self._batches[number] = StepSum(number * self._parts, (number + 1) * self._parts, memory)
         batch.take(step, gradient, learning_rate, rows)
         if self._clip_norm is not None and gradient is not None:
-            self._norms.setdefault(number, PartNorms()).add(self._squared(gradient), norm)
+            self._norms.setdefault(number, PartNorms()).add(self._squared(gradient, rows), norm)
         while (turn := self._batches.get(self.version)) is not None and turn.full:
             self._apply(turn)
         return PushResult.APPLIED if step in self.applied else PushResult.BUFFERED
@@ -303,19 +303,20 @@ class BatchUpdates:
     def _apply(self, batch: StepSum) -> None:
         """Move the weights by a whole batch."""
         number = self.version
-        scale, rate = 1.0, batch.learning_rate
+        scale, rate, rows = 1.0, batch.learning_rate, batch.rows()
         if self._clip_norm is not None and number in self._norms:
-            scale = self._norms.pop(number).scale(self._squared(batch.gradient()), self._clip_norm)
+            scale = self._norms.pop(number).scale(self._squared(batch.gradient(), rows), self._clip_norm)
         if batch.moves:
             self._storage.apply(batch.gradient(), t=number + 1, scale=scale, pushes=batch.pushes, learning_rate=rate)
-        if self._tables is not None and (rows := batch.rows()):
+        if self._tables is not None and rows:
             self._tables.apply(rows, t=number + 1, scale=scale, learning_rate=rate)
         self.applied.add_range(batch.first, batch.stop)
         self._free.append(self._batches.pop(number).memory)
 
-    def _squared(self, gradient: Float32s) -> float:
-        """Return the squared norm of a gradient on this shard, without state that has none."""
-        return sum(float(np.vdot(gradient[run], gradient[run])) for run in self._storage.trained if gradient.size)
+    def _squared(self, gradient: Float32s, rows: Pushed) -> float:
+        """Return the squared norm of a gradient on this shard, with its rows, without state that has none."""
+        pieces = [gradient[run] for run in self._storage.trained if gradient.size]
+        return sum(float(np.vdot(piece, piece)) for piece in (*pieces, *(values for _, values in rows.values())))
 
 
 class RoundUpdates:

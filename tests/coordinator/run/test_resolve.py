@@ -404,3 +404,14 @@ def test_a_push_has_room_for_as_many_rows_as_a_step_may_use(tmp_path: Path) -> N
         with_tables(tmp_path, tables, queue_bytes=2 * due - 1, policy="sync:2")
     for queue_bytes, policy in ((due, "async"), (2 * due, "sync:2"), (0, "sync:2")):
         with_tables(tmp_path, tables, queue_bytes, policy)
+
+
+@pytest.mark.parametrize(
+    ("policy", "workers", "told"), [("auto:1", 4, True), ("auto:4", 4, False), ("async", 4, False)]
+)
+def test_workers_without_a_part_are_told_of(policy: str, workers: int, told: bool) -> None:
+    text = JOB.format(kind="mlp", held_out=0, evaluation="", policy=policy, queue_bytes=1 << 30)
+    job = job_from_toml(text, [("cluster.workers", workers, "flag --workers")])
+    found = [line for line in resolved_here(job, None).warnings if "wait for the others" in line]
+    assert [f"{policy}: a batch has 1 part, so that 3 of 4 workers wait" in line for line in found] == [True] * told
+    assert ("workers share each batch in 4 parts" in resolved_here(job, None).summary()) == (policy == "auto:4")

@@ -49,6 +49,31 @@ class Whole(Framed):
             raise ValueError("16 are needed")
 
 
+class Summed(Line):
+    """A user's own model whose loss is a sum over examples."""
+
+    def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
+        loss, gradients = super().loss_and_gradients(variables, batch, xp)
+        return loss * len(batch.targets), gradients
+
+
+class Large(Line):
+    """A user's own model that cannot compute fewer than 16 examples."""
+
+    def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
+        assert len(batch.targets) >= 16, "16 are needed"
+        return super().loss_and_gradients(variables, batch, xp)
+
+
+class Compiled(Framed):
+    """A model that is compiled first, whose losses are no means, as it says itself."""
+
+    means_losses = False
+
+    def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
+        raise AssertionError("is not compiled to be tried")
+
+
 class Batches:
     """Data of which an item is a batch of 8 examples."""
 
@@ -83,6 +108,9 @@ def test_each_worker_computes_a_part_of_at_least_four_examples(runs: Runs) -> No
     ("model", "says"),
     [
         (Root(), "the loss of a batch is not the mean over its examples"),
+        (Summed(), "the loss of a batch is not the mean over its examples"),
+        (Compiled(), "the loss of a batch is not the mean over its examples"),
+        (Large(), "a part of a batch cannot be computed by itself (.*16 are needed"),
         (Whole(), "a part of a batch cannot be computed by itself (.*16 are needed"),
     ],
 )
@@ -98,6 +126,12 @@ def test_a_number_of_parts_that_cannot_be_is_refused(runs: Runs, model: Any) -> 
     with pytest.raises(ConfigurationError, match=r"consistency is auto:3: .*; name no number of parts"):
         policy(runs, model, batch_size=16, consistency="auto:3")
     assert not runs.jobs
+
+
+def test_a_sum_that_says_so_is_shared(runs: Runs) -> None:
+    model = Summed()
+    model.adds_losses = True  # type: ignore[attr-defined]
+    assert policy(runs, model, batch_size=16) == "auto:4"
 
 
 def test_batches_of_the_data_are_split_by_their_own_size(runs: Runs) -> None:

@@ -13,6 +13,7 @@ from parashard.protocol.messages import PushResult
 from parashard_server.core.batch_clipping import PartNorms
 from parashard_server.core.update_policies import BatchUpdates, ImmediateUpdates
 from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.rows.tables import RowGradients
 from parashard_server.state.storage import Storage, drawn_from
 from support.in_process import COUNTING, SEED, plan_of, variables_of
 
@@ -155,3 +156,22 @@ def test_what_is_forgotten_of_a_batch_does_not_count_in_its_norm() -> None:
     for step in (0, 1):
         updates.take(step, np.array([1.0, 0.0, 0.0], np.float32), 0, norm=1.0)
     assert storage.weights.tolist() == [2.0, 0.0, 0.0]
+
+
+class Moved:
+    """Tables that tell by how much their rows are multiplied."""
+
+    scale = 0.0
+
+    def apply(self, rows: object, *, t: int, scale: float, learning_rate: float | None) -> None:
+        self.scale = scale
+
+
+def test_rows_of_tables_are_a_part_of_the_norm() -> None:
+    tables = Moved()
+    updates = BatchUpdates(storage := storage_of(), parts=2, clip_norm=1.0, tables=tables)  # type: ignore[arg-type]
+    rows = {"users": RowGradients(np.array([7], np.uint64), np.array([[2.0]], np.float32))}
+    for step in (0, 1):  # together 3 of dense variables, and 4 of a row
+        updates.take(step, np.array([1.5, 0.0, 0.0], np.float32), 0, None, rows, norm=2.5)
+    np.testing.assert_allclose(storage.weights, [3.0 / 5.0, 0.0, 0.0], rtol=1e-6)
+    assert tables.scale == pytest.approx(1.0 / 5.0)
