@@ -33,7 +33,8 @@ def below(spans: list[Sent], above: Sent) -> Counter[tuple[str, str]]:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 def test_every_step_is_one_trace_of_all_processes(start_run: Start, collector: Collector, transport: str) -> None:
-    run = start_run(*EPOCH, "--trace", *sets(cluster__transport=transport, cluster__speculate_after=0))
+    settings = {"cluster__transport": transport, "cluster__speculate_after": 0, "consistency__policy": "async"}
+    run = start_run(*EPOCH, "--trace", *sets(**settings))
     report = run.report()
     total, run_id = report["steps_total"], json.loads((run.dir / ADDRESS_FILE).read_text())["run_id"]
     spans = collector.spans
