@@ -204,6 +204,14 @@ class PresentModel:
 
         Return whether the loss of a batch is put together from those of its parts, as far as that can be told.
         """
+        values = self._values
+        try:
+            return self._tried_step(source, job, pieces)
+        finally:
+            if not isinstance(self.given, FrameworkModel):
+                self._values = values  # a run draws them from its seed, and has no file of them
+
+    def _tried_step(self, source: DataSource, job: Job, pieces: int) -> bool:
         tables = {name: table.embedding for name, table in self.tables().items()}
         policy = job.consistency.policy
         of_round = policy.bound if policy.kind == "sync" and job.consistency.reduce == "mean" else 1
