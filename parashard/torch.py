@@ -34,7 +34,18 @@ from parashard.models.framework import (
 from parashard.models.judging import Given, Told, added_up, judged, metrics_by_name
 from parashard.models.optimizer_state import OptimizerState
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
-from parashard.models.torch_arrays import array_of, gradient_of, output_of, seed_generators, stored, tensor_of, torch
+from parashard.models.torch_arrays import (
+    AUTOCAST,
+    array_of,
+    detached,
+    gradient_of,
+    on_host,
+    output_of,
+    seed_generators,
+    stored,
+    tensor_of,
+    torch,
+)
 from parashard.models.torch_embeddings import (
     Embedding,
     EmbeddingBag,
@@ -46,7 +57,7 @@ from parashard.models.torch_embeddings import (
     rows_lent,
 )
 from parashard.models.torch_export import Vocabulary, exportable
-from parashard.models.torch_losses import called, loss_kind
+from parashard.models.torch_losses import LossKind, called, loss_kind
 from parashard.models.torch_variables import (
     Place,
     check,
@@ -72,7 +83,6 @@ __all__ = ["Embedding", "EmbeddingBag", "Model", "Vocabulary", "exportable"]
 Loss = Callable[[Any, Any], Any]
 
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm
-AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Model:
@@ -199,21 +209,22 @@ class Model:
 
     def loss_divisor(self, batch: Batch) -> str:
         """Return what the loss divides by in place of the number of examples; "": by that, or nobody knows."""
-        if self._loss_kind is None or batch.weights is not None:
-            return ""
-        return self._loss_kind.differs(self._trees(batch.targets))
+        kind = self._kind_for(batch)
+        return kind.differs(self._trees(batch.targets)) if kind is not None else ""
 
     def share(self, piece: Batch, whole: Batch) -> float:
         """Return how much the loss of a piece of a batch counts in that of the whole."""
-        if self._loss_kind is None or whole.weights is not None:
+        if (kind := self._kind_for(whole)) is None:
             return rows_of(piece.inputs) / rows_of(whole.inputs)
-        return self._loss_kind.share(self._trees(piece.targets), self._trees(whole.targets))
+        return kind.share(self._trees(piece.targets), self._trees(whole.targets))
 
     def counts_rows(self, piece: Batch) -> bool:
         """Tell whether the share of a piece of a batch is that of its examples, whatever the others are."""
-        if self._loss_kind is None or piece.weights is not None:
-            return True
-        return self._loss_kind.counts_rows(self._trees(piece.targets))
+        kind = self._kind_for(piece)
+        return kind is None or kind.counts_rows(self._trees(piece.targets))
+
+    def _kind_for(self, batch: Batch) -> LossKind | None:
+        return self._loss_kind if batch.weights is None else None
 
     def for_thread(self) -> Model:
         """Return one with a module of its own, made or copied anew; it computes in turn, for generators are shared."""
@@ -245,8 +256,8 @@ class Model:
 
     def initial_variables(self) -> Mapping[str, Initial]:
         """Return parameters and buffers with their first values, as float32."""
-        tensors = self._tensors()
-        return {name: initial_of(name, array_of(tensor), self._kinds[name]) for name, tensor in tensors.items()}
+        self._ready()
+        return {name: initial_of(name, array_of(own), self._kinds[name]) for name, own in self._own.items()}
 
     @turn()
     def loss_and_gradients(
@@ -303,14 +314,14 @@ class Model:
 
     def _told_of(self, outputs: Any, targets: Any, batch: Batch, loss: float) -> dict[str, Told]:
         """Return a step's metrics, and its loss, where that is no mean over the examples."""
-        kind = self._loss_kind if batch.weights is None else None
+        kind = self._kind_for(batch)
         told: dict[str, Told] = {}
         if kind is not None and (kind.adds or targets.ndim > 1 or kind.differs(targets)):  # else one an example counts
             told["loss"] = kind.sums(loss, targets)
         if self.added_metrics:
             with torch.no_grad():
                 told |= judged(
-                    self.added_metrics, map_leaves(_detached, outputs), targets, rows_of(batch.inputs), _on_host
+                    self.added_metrics, map_leaves(detached, outputs), targets, rows_of(batch.inputs), on_host
                 )
         return told
 
@@ -327,9 +338,9 @@ class Model:
             targets = self._trees(batch.targets)
             with self._precision(self._own):
                 loss = float(self._loss_of(outputs, targets, batch.weights))
-            kind = self._loss_kind if batch.weights is None else None
+            kind = self._kind_for(batch)
             told: Told = loss if kind is None else kind.sums(loss, targets)
-            return {"loss": told, **judged(self._metrics, outputs, targets, rows_of(batch.inputs), _on_host)}
+            return {"loss": told, **judged(self._metrics, outputs, targets, rows_of(batch.inputs), on_host)}
 
     @turn()
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
@@ -400,8 +411,8 @@ class Model:
         if self._pairing.is_doubtful(outputs, targets) and weights is None:
             with torch.no_grad(), self._precision(self._own):
                 self._pairing.check(
-                    _on_host(outputs),
-                    _on_host(targets),
+                    on_host(outputs),
+                    on_host(targets),
                     float(loss),
                     lambda: float(self._loss_of(outputs, targets.flip(0), None)),
                 )
@@ -421,8 +432,9 @@ class Model:
 
     def _pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Return the module's tensors as views of pulled arrays, converted where the module has another type."""
+        self._ready()
         pulled = {}
-        for name, own in self._tensors().items():
+        for name, own in self._own.items():
             tensor = tensor_of(value_of(variables[name], self._kinds[name]))
             if tensor.shape != own.shape:
                 tensor = tensor.reshape(own.shape)
@@ -437,10 +449,6 @@ class Model:
             for name, buffer in within._buffers.items()
             if buffer is not None
         }
-
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        self._ready()
-        return self._own
 
     def _trees(self, given: Any) -> Any:
         return map_leaves(self._data, given)
@@ -489,15 +497,3 @@ class Model:
                 torch.manual_seed(self._seed)
                 module = made_by(module, "module()")
         return module
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _on_host(value: Any) -> Any:
-    """Return a tensor as a NumPy array of its type, or of float32 where NumPy has none."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    values = value.detach().cpu()
-    return (values.float() if values.dtype in AUTOCAST.values() else values).numpy()

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help=f"of {', '.join(tasks.names())} (default: all)")
     parser.add_argument("--scenarios", nargs="+", metavar="NAME", help="only these, and plain")
     parser.add_argument("--workers", nargs="+", type=int, metavar="N", help="only these numbers of workers")
-    parser.add_argument("--seeds", type=int, default=1000, help="at most so many of each")
+    parser.add_argument("--seeds", type=int, default=1000, help="most seeds of each cell")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=CELLS, help="the file of cells (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write statistics.md and plots in benchmarks/results")

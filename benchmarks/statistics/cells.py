@@ -1,4 +1,4 @@
-"""Cells of the laboratory's table: one training each, of a task in a scenario by so many workers with a seed."""
+"""Cells of the laboratory's table: each is one training, named by task, scenario, number of workers and seed."""
 
 from __future__ import annotations
 

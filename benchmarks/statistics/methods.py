@@ -132,18 +132,8 @@ class GapAware(Momentum):
         return direction
 
 
-class DanaGapAware(Dana):
+class DanaGapAware(GapAware, Dana):
     """DANA with Gap-Aware gradients (Barkai 2020)."""
-
-    steps: Any = 0.0
-    count = 0
-
-    def update(self, worker: int, gradient: Vector, weights: Vector, pulled: Vector, eta: float) -> Vector:
-        mean = np.asarray(self.steps) / max(1, self.count)
-        gap = 1 + np.abs(weights - pulled) / np.maximum(mean, 1e-12) if self.count else 1.0
-        direction = super().update(worker, gradient / gap, weights, pulled, eta)
-        self.steps, self.count = self.steps + np.abs(eta * direction), self.count + 1
-        return direction
 
 
 class Adam(Momentum):

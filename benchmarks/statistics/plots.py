@@ -86,7 +86,7 @@ def _curves(axes: Axes, cells: Cells, plain: list[dict[str, Any]]) -> None:
 
 
 def _limit(axes: Axes, plain: list[dict[str, Any]]) -> None:
-    """Show of a loss what is not far above the worst of one machine: another may be a thousand times as large."""
+    """Cut the axis of a loss at 1.5 times the worst of one machine: a loss that diverged would flatten the rest."""
     if not plain[0]["higher_is_better"]:
         worst = max(value for cell in plain for _, value in cell["curve"])
         axes.set_ylim(top=min(axes.get_ylim()[1], 1.5 * worst))

@@ -1,4 +1,4 @@
-"""Schedule: who trains in virtual time and what befalls them; what a method is there, and what comes of a training."""
+"""A training in virtual time: its workers and faults (`Schedule`), its update rule (`Method`) and its `Outcome`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who trains, and what befalls them.
+    """Workers, and the faults that they meet.
 
     Attributes
     ----------
@@ -20,19 +20,19 @@ class Schedule:
         `consistency.policy`.
     workers : int
     depth : int
-        `cluster.pipeline_depth`: each worker pulls for so many steps more when it begins to compute one. In `auto` the
-        controller chooses it.
+        `cluster.pipeline_depth`: further steps that a worker pulls for while it computes one. In `auto` the controller
+        chooses it.
     slowest : float
         Speed of the last worker; the others have 1.
     transfer : float
         How long a pull or a push takes, in the time of a batch; overlapped as the depth allows.
     kill_every_s : float
-        A worker loses all it holds, and is another process a step later: every so many virtual seconds; 0: never.
+        Virtual seconds between two kills of a worker, which starts again a step later; 0: never.
     shard_kill_every_s : float
-        The shard is restored from its last cut, half as many seconds old: every so many virtual seconds; 0: never. Not
-        of a job with embedding tables, which cuts in memory do not have.
+        Virtual seconds between two kills of the shard, which is restored from a cut half as old; 0: never. Not for
+        jobs with embedding tables: the cuts in memory lack them.
     lag : int
-        Of `sync:N`: each round is computed at the weights of so many updates before.
+        Age of the weights that each round of `sync:N` is computed at, in updates.
     """
 
     policy: str = "sync:1"
@@ -53,7 +53,7 @@ Vector = NDArray[np.float64]
 
 
 class Method(Protocol):
-    """An update rule that the product does not have: it computes what is subtracted from the weights."""
+    """An update rule that the product does not have: it computes the step that is subtracted from the weights."""
 
     def look(self, worker: int, weights: Vector, eta: float) -> Vector:
         """Return where a worker computes its gradient, from the weights as pulled; `eta` is the next update's rate."""

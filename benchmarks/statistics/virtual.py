@@ -71,7 +71,7 @@ def simulate(
     points : int
         How often the held-out examples are judged on the way.
     drift_every : int
-        Measure drift at every so-many-th step; 0: never. For one worker.
+        Steps between two measurements of drift; 0: never. For one worker.
     """
     optimizer = trial.optimizer
     if method is not None:
@@ -240,7 +240,7 @@ class _Simulation:
         return min(self._depth_max, worker.ahead)
 
     def _leased(self, worker: VirtualWorker, want: int) -> Grant | None:
-        """Report what is complete, and return a step if there is one."""
+        """Report completed steps, and return a leased one if there is one."""
         worker.call = worker.call._replace(
             sequence=worker.call.sequence + 1,
             held=worker.held,
@@ -366,7 +366,7 @@ class _Simulation:
         self._core.announced(0, self._shard.announcement(), self._now_s)
         self._after(self._schedule.shard_kill_every_s / 2, self._cut)
 
-    # --- what is measured ---
+    # --- measurements ---
 
     def _judge_on_the_way(self) -> None:
         complete = self._core.job.leases.lowest_incomplete

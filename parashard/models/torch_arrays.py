@@ -20,7 +20,20 @@ try:
 except ImportError:
     raise ConfigurationError(f"ps.torch needs PyTorch: {install('torch')}") from None
 
-__all__ = ["array_of", "gradient_of", "output_of", "seed_generators", "stored", "tensor_of", "torch"]
+__all__ = [
+    "AUTOCAST",
+    "array_of",
+    "detached",
+    "gradient_of",
+    "on_host",
+    "output_of",
+    "seed_generators",
+    "stored",
+    "tensor_of",
+    "torch",
+]
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def tensor_of(array: Any) -> torch.Tensor:
@@ -34,6 +47,19 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return a NumPy array of a tensor's values, floating ones as float32."""
     values = tensor.detach().cpu()
     return np.array((values.float() if values.is_floating_point() else values).numpy())
+
+
+def detached(value: Any) -> Any:
+    """Return a tensor without its history, and anything else as it is."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def on_host(value: Any) -> Any:
+    """Return a tensor as a NumPy array of its type, or of float32 where it is of half precision."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    values = value.detach().cpu()
+    return (values.float() if values.dtype in AUTOCAST.values() else values).numpy()
 
 
 def output_of(value: Any) -> np.ndarray[Any, Any]:

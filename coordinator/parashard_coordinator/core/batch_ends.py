@@ -29,7 +29,7 @@ class BatchEnd(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A completed step, its mean loss (None: it was skipped) over so many examples, and the sums of its metrics."""
+    """A completed step: its mean loss over its examples (None: skipped), their number, and the sums of its metrics."""
 
     step: int
     loss: float | None

@@ -49,7 +49,7 @@ class Lag(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """A measured drift: the share by which the gradient of a step's examples changed within so many updates."""
+    """A measured drift: |g' - g| / |g| for the examples of a step, and the updates between the two gradients."""
 
     step: int
     drift: float
