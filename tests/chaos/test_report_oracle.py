@@ -39,9 +39,9 @@ def test_a_sound_report_agrees_with_what_the_run_left(finished: tuple[Path, Mapp
     [
         ({"held_out": {"accuracy": 0.99999}}, "held-out accuracy is 0.99999, and the final weights have 0."),
         ({"held_out": {"loss": None}}, "held-out loss is None, and the final weights have "),
-        ({"steps_applied": [45, 44]}, "steps_applied is [45, 44], and the shards saved [45, 45] steps"),
+        ({"steps_applied": [90, 89]}, "steps_applied is [90, 89], and the shards saved [90, 90] steps"),
         ({"shards": 3}, "shards is 3, and 2 have saved"),
-        ({"steps_total": 40}, "shard 0 saved the steps [(0, 45)], not 0 to 39"),
+        ({"steps_total": 40}, "shard 0 saved the steps [(0, 90)], not 0 to 39"),
         ({"skipped_steps": 7}, "skipped_steps is 7, and the shards saved 0"),
         ({"partly_skipped": 3}, "partly_skipped is 3, and the shards saved 0"),
         ({"held_out": {"happiness": 1.0}}, "held-out happiness is reported but was not evaluated"),

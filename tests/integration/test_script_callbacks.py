@@ -297,6 +297,6 @@ def test_where_workers_share_batches_callbacks_hear_of_batches_and_decide_in_tim
     assert run.wait() == 0, run.complaint()
     batches, steps, least, policy = json.loads(run.output().splitlines()[-1])
     assert (batches, policy) == ([*range(8)] * 3, "auto:2")
-    assert (steps, least) == ([8, 16, 24], [0.5, 0.75, 1.0])  # a part is half of a batch
+    assert (steps, least) == ([8, 16, 24], [1.0, 1.5, 2.0])  # each example once in an epoch
     report = json.loads((run.runs()[-1] / "report.json").read_text())
     assert (report["callbacks"]["stopped_after"], report["callbacks"]["stop_lag_steps"]) == (48, 0)

@@ -23,6 +23,7 @@ from support.script_run import LEDGER, ScriptRun
 FIT = 'history = trainer.fit(data, epochs=EPOCHS, batch_size=4, verbose=0, resume="resume" in sys.argv)\n'
 TELL = 'print(json.dumps([trainer.evaluate(data)["least"], history.report["weights_sha256"]]))\n'
 IN_PARTS = FIT.replace("batch_size=4", "batch_size=8")  # in `auto` a batch of 8 has two parts
+OWN_LINE = LEDGER.count("\n") + 1  # the first line that a test adds
 QUICK = 30  # steps before the first that waits until it may be quick
 
 
@@ -180,7 +181,7 @@ def test_an_edit_of_what_is_not_computed_costs_a_running_script_no_worker(
 MISTAKES = {
     "raises in a worker": (
         "if ps.is_worker(): raise ValueError('no such file')\n" + FIT,
-        "the script raised ValueError: no such file (train.py:27); a worker is your script, run again: what may happen "
+        f"the script raised ValueError: no such file (train.py:{OWN_LINE}); a worker is your script, run again: what may happen "
         "only once comes after `import parashard as ps`, under `if not ps.is_worker():`",
     ),
     "other calls in a worker": (
@@ -206,7 +207,7 @@ MISTAKES = {
         "        if i == 33: raise KeyError(i)\n"
         "        return np.array([i]), 0.0\n"
         "data = Lines()\n" + FIT,
-        "data: example 33: KeyError: 33 (train.py:30)",
+        f"data: example 33: KeyError: 33 (train.py:{OWN_LINE + 3})",
     ),
     "a gradient of another shape": (
         "Ledger.loss_and_gradients = lambda self, v, b, xp: (0.5, {'counts': np.zeros(3, np.float32)})\n" + FIT,
