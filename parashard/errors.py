@@ -11,6 +11,7 @@
     │   ├── StalePlan               the request names another plan version
     │   ├── StaleIncarnation        the request names a shard's earlier (or later) incarnation
     │   ├── StaleRound              a synchronous request names a round that is not the current one
+    │   ├── TooEarly                the weights lack updates that the step needs, still after a moment
     │   └── Unacquainted            a coordinator that was started again does not know this worker: join again
     ├── Fenced                  a newer process has this identity, or this is another run: stop
     │   ├── Superseded              a newer incarnation took over
@@ -149,6 +150,10 @@ class StaleIncarnation(Redo, code="stale-incarnation"):
 
 class StaleRound(Redo, code="stale-round"):
     """A synchronous request names a round that is not the shard's current one."""
+
+
+class TooEarly(Redo, code="too-early"):
+    """The weights lack updates that the step needs, and a moment's wait did not bring them: lease again."""
 
 
 class Unacquainted(Redo, code="unacquainted"):

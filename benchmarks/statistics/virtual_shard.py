@@ -17,7 +17,7 @@ from parashard.job.load import as_toml
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import Fetched, PullRun, Push, Receipt, Weights
 from parashard.protocol.proto_conversion import plan_message
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, View, no_rows
 from parashard_coordinator.core.calls import Announcement
@@ -172,15 +172,15 @@ class _Calls:
         """Push by a call."""
         return _Done(partial(self._holder.shard.push, push))
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Copy by a call."""
 
-        def copied() -> int:
+        def copied() -> Fetched:
             weights: Weights = self._holder.shard.pull(run)
             for moved in weights.runs:
                 into.fill(moved.offset_bytes - run.offset_bytes, moved.values)
             read(weights.rows)
-            return weights.version
+            return Fetched(weights.version)
 
         return _Done(copied)
 

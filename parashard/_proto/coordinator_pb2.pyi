@@ -340,20 +340,22 @@ class PhaseSeconds(_message.Message):
     def __init__(self, lease: _Optional[float] = ..., pull: _Optional[float] = ..., compute: _Optional[float] = ..., push: _Optional[float] = ..., transfer: _Optional[float] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("step", "skip", "traceparent", "announce", "learning_rate", "probe")
+    __slots__ = ("step", "skip", "traceparent", "announce", "learning_rate", "probe", "least_version")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    LEAST_VERSION_FIELD_NUMBER: _ClassVar[int]
     step: int
     skip: bool
     traceparent: str
     announce: bool
     learning_rate: float
     probe: bool
-    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ..., announce: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., probe: _Optional[bool] = ...) -> None: ...
+    least_version: int
+    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ..., announce: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., probe: _Optional[bool] = ..., least_version: _Optional[int] = ...) -> None: ...
 
 class EvaluationGrant(_message.Message):
     __slots__ = ("evaluation", "for_round", "round", "incarnations", "store")
@@ -370,7 +372,7 @@ class EvaluationGrant(_message.Message):
     def __init__(self, evaluation: _Optional[int] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., store: _Optional[bool] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
-    __slots__ = ("granted", "evaluations", "revoked", "state", "view", "retry_after_s", "reason", "ahead", "stored")
+    __slots__ = ("granted", "evaluations", "revoked", "state", "view", "retry_after_s", "reason", "ahead", "depth", "stored")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +381,7 @@ class LeaseReply(_message.Message):
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     granted: _containers.RepeatedCompositeFieldContainer[Grant]
     evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationGrant]
@@ -388,8 +391,9 @@ class LeaseReply(_message.Message):
     retry_after_s: float
     reason: str
     ahead: int
+    depth: int
     stored: int
-    def __init__(self, granted: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationGrant, _Mapping]]] = ..., revoked: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[JobState, str]] = ..., view: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., reason: _Optional[str] = ..., ahead: _Optional[int] = ..., stored: _Optional[int] = ...) -> None: ...
+    def __init__(self, granted: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationGrant, _Mapping]]] = ..., revoked: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[JobState, str]] = ..., view: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., reason: _Optional[str] = ..., ahead: _Optional[int] = ..., depth: _Optional[int] = ..., stored: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("run_id",)

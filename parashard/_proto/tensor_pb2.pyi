@@ -126,7 +126,7 @@ class TableKeys(_message.Message):
     def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes", "known", "known_version", "in_slot", "traceparent", "keys", "keys_in_slot")
+    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes", "known", "known_version", "in_slot", "traceparent", "keys", "keys_in_slot", "least_version")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     FOR_ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class PullHeader(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     KEYS_IN_SLOT_FIELD_NUMBER: _ClassVar[int]
+    LEAST_VERSION_FIELD_NUMBER: _ClassVar[int]
     target: Target
     for_round: bool
     round: int
@@ -153,7 +154,8 @@ class PullHeader(_message.Message):
     traceparent: str
     keys: _containers.RepeatedCompositeFieldContainer[TableKeys]
     keys_in_slot: bool
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known: _Optional[bool] = ..., known_version: _Optional[int] = ..., in_slot: _Optional[bool] = ..., traceparent: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ..., keys_in_slot: _Optional[bool] = ...) -> None: ...
+    least_version: int
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known: _Optional[bool] = ..., known_version: _Optional[int] = ..., in_slot: _Optional[bool] = ..., traceparent: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[TableKeys, _Mapping]]] = ..., keys_in_slot: _Optional[bool] = ..., least_version: _Optional[int] = ...) -> None: ...
 
 class TableRows(_message.Message):
     __slots__ = ("table", "present", "row_elements", "dtype")
@@ -168,15 +170,17 @@ class TableRows(_message.Message):
     def __init__(self, table: _Optional[str] = ..., present: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
 
 class PullReply(_message.Message):
-    __slots__ = ("version", "run_offsets", "run_lengths", "tables", "last")
+    __slots__ = ("version", "run_offsets", "run_lengths", "tables", "last", "waited_s")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     RUN_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
     version: int
     run_offsets: _containers.RepeatedScalarFieldContainer[int]
     run_lengths: _containers.RepeatedScalarFieldContainer[int]
     tables: _containers.RepeatedCompositeFieldContainer[TableRows]
     last: bool
-    def __init__(self, version: _Optional[int] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+    waited_s: float
+    def __init__(self, version: _Optional[int] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., last: _Optional[bool] = ..., waited_s: _Optional[float] = ...) -> None: ...

@@ -27,15 +27,18 @@ class Pulled:
         By shard: the lowest version among what was pulled from it.
     incarnations : tuple of int
         By shard: the incarnation that answered; 0: several, one after the other.
+    waited_s : float
+        How long a shard waited for the version that was asked for.
     """
 
-    def __init__(self, weights: PullBuffer, sets: PullBuffers, rows: PulledRows) -> None:
+    def __init__(self, weights: PullBuffer, sets: PullBuffers, rows: PulledRows, waited_s: float = 0.0) -> None:
         self.variables = weights.variables
         self.rows, self.keys = rows.values, rows.keys
         self.versions = tuple(version or 0 for version in weights.versions)
         self.incarnations = weights.incarnations
         self._weights: PullBuffer | None = weights
         self._sets = sets
+        self.waited_s = waited_s
 
     def include(self, parts: Sequence[RowPart], versions: Sequence[int], incarnations: Sequence[int]) -> None:
         """Count, too, what those parts of the rows were pulled from that came in requests of their own."""

@@ -29,6 +29,7 @@ from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
     NO_KEYS,
+    Fetched,
     PullRun,
     Push,
     PushResult,
@@ -144,7 +145,14 @@ class ShardClient:
         for transport in transports:
             transport.close()
 
-    def pull(self, *, step: int | None = None, round_: int | None = None, keys: Mapping[str, Keys] = NO_KEYS) -> Pulled:
+    def pull(
+        self,
+        *,
+        step: int | None = None,
+        round_: int | None = None,
+        keys: Mapping[str, Keys] = NO_KEYS,
+        least_version: int = 0,
+    ) -> Pulled:
         """Pull every variable from all shards, at once; what has not moved since an earlier pull is not sent again.
 
         Parameters
@@ -155,11 +163,14 @@ class ShardClient:
             In `sync:N`: the round whose starting weights are wanted.
         keys : mapping of str to ndarray of uint64
             By table: the rows that are wanted, too; mixed keys, ascending, each once.
+        least_version : int
+            Of every shard's weights; a shard waits for it, for a moment.
 
         Raises
         ------
         Redo
-            If the view is old (`StaleIncarnation`, `StalePlan`) or the round is over (`StaleRound`).
+            If the view is old (`StaleIncarnation`, `StalePlan`), the round is over (`StaleRound`), or the version did
+            not come in time (`TooEarly`).
         RetryLater
             If a shard gave no answer within the retry budget.
         UnknownVariable
@@ -172,7 +183,7 @@ class ShardClient:
         answered = [[begun.shards[part.shard].incarnation for part in parts] for parts in turns]
         weights = self._sets.take(tuple(incarnations))
 
-        def pull(turn: int, number: int) -> Pending[int]:
+        def pull(turn: int, number: int) -> Pending[Fetched]:
             """Begin a pull: of a shard's variables and the first part of its rows, or of another part of them."""
             view, part = self.view, turns[turn][number]
             shard = part.shard
@@ -180,23 +191,24 @@ class ShardClient:
             answered[turn][number] = target.incarnation
             known = weights.versions[shard] if target.incarnation == begun.shards[shard].incarnation else None
             length = 0 if turn else self._plan.shard_elements(shard) * ELEMENT_BYTES
-            run = PullRun(target, round_, step, 0, length, known, self._observer.traceparent(), keys=rows.keys_of(part))
+            wanted = rows.keys_of(part)
+            run = PullRun(target, round_, step, 0, length, known, self._observer.traceparent(), wanted, least_version)
             into = Buffers([]) if turn else weights.by_shard[shard]
             deadline_s = rpc.data_deadline_s(length + rows.answer_bytes_of(part))
             return self._transport(shard, view).pull(run, into, deadline_s, partial(rows.fill, part))
 
         with self._observer.phase("pull", step):
             try:
-                versions = [
-                    self._fan_out.request_all(partial(pull, turn), len(parts)) for turn, parts in enumerate(turns)
-                ]
-                weights.versions = versions[0]
+                found = [self._fan_out.request_all(partial(pull, turn), len(parts)) for turn, parts in enumerate(turns)]
+                versions = [[fetched.version for fetched in turn] for turn in found]
+                weights.versions = tuple(versions[0])
                 weights.incarnations = tuple(answered[0])
             except BaseException:
                 weights.versions = (None,) * shards  # what its arrays hold is undefined
                 self._sets.give_back(weights)
                 raise
-        pulled = Pulled(weights, self._sets, rows)
+        waited_s = sum(max((fetched.waited_s for fetched in turn), default=0.0) for turn in found)
+        pulled = Pulled(weights, self._sets, rows, waited_s)
         for turn in range(1, len(turns)):
             pulled.include(turns[turn], versions[turn], answered[turn])
         return pulled

@@ -6,7 +6,7 @@ Knows nothing of bytes: `parashard.protocol.wire` translates to and from frames.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -155,6 +155,7 @@ class PullRun(NamedTuple):
     known_version: int | None = None  # of the caller's weights; None: it has none of this incarnation
     traceparent: str = ""  # as in a push
     keys: Mapping[str, Keys] = NO_KEYS  # by table, whose rows are wanted, too: mixed, ascending, of the shard's buckets
+    least_version: int = 0  # the shard waits for this one for a moment
 
 
 def answer_bytes_of(keys: int, row_elements: int) -> int:
@@ -182,3 +183,16 @@ class Weights(NamedTuple):
     version: int
     runs: tuple[Run, ...]
     rows: Mapping[str, PresentRows] = NO_ROWS  # of tables: those that were asked for
+    waited_s: float = 0.0  # for the least version that was asked for
+
+
+class Fetched(NamedTuple):
+    """What a pull has brought: the lowest version of the weights, and how long the shard waited for them."""
+
+    version: int
+    waited_s: float = 0.0
+
+
+def fetched(parts: Sequence[Fetched]) -> Fetched:
+    """Return what the parts of one pull have brought together."""
+    return Fetched(min(part.version for part in parts), sum(part.waited_s for part in parts))

@@ -186,6 +186,7 @@ def pull_header(run: PullRun, *, in_slot: bool = False) -> tensor_pb2.PullHeader
         known=run.known_version is not None,
         known_version=run.known_version or 0,
         in_slot=in_slot,
+        least_version=run.least_version,
     )
     if run.traceparent:
         header.traceparent = run.traceparent
@@ -236,6 +237,7 @@ def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> Pu
         known_version=header.known_version if header.known else None,
         traceparent=header.traceparent,
         keys=keys,
+        least_version=header.least_version,
     )
 
 
@@ -261,6 +263,7 @@ def weights_message(weights: Weights) -> tensor_pb2.PullReply:
         version=weights.version,
         run_offsets=[run.offset_bytes for run in weights.runs],
         run_lengths=[run.values.nbytes for run in weights.runs],
+        waited_s=weights.waited_s,
     )
     for table, (_, values) in weights.rows.items():
         reply.tables.add(
@@ -479,4 +482,4 @@ def decode_weights(frame: bytes, asked: PullRun) -> Weights:
     for offset, length in runs_within(reply, asked, middle):
         runs.append(Run(offset, payload[position : position + length]))
         position += length
-    return Weights(reply.version, tuple(runs), rows_from(reply, payload[middle:], asked))
+    return Weights(reply.version, tuple(runs), rows_from(reply, payload[middle:], asked), reply.waited_s)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PresentRows, PullRun, Push, Receipt, Target
+from parashard.protocol.messages import Fetched, PresentRows, PullRun, Push, Receipt, Target
 
 TransportKind = Literal["auto", "shm", "tcp", "grpc"]
 """What `cluster.transport` may be; with "auto" each worker takes the first of the others that can be."""
@@ -85,8 +85,8 @@ class Transport(Protocol):
     def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
         """Send a push, whole; its payload is only read, and must not change before the answer is there."""
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
-        """Fetch a run of the weights, and rows of tables; return the lowest version among what was fetched.
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
+        """Fetch a run of the weights, and rows of tables; return what came of it.
 
         Parameters
         ----------

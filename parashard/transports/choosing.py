@@ -16,7 +16,7 @@ from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, P
 from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt
+from parashard.protocol.messages import Fetched, PullRun, Push, Receipt
 from parashard.security.credentials import Credentials
 from parashard.transports.base import (
     Connect,
@@ -106,7 +106,7 @@ class ChosenTransport:
     def _first_push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
         return self._begin(lambda transport, left_s: transport.push(push, left_s), deadline_s)
 
-    def _first_pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+    def _first_pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         return self._begin(lambda transport, left_s: transport.pull(run, into, left_s, read), deadline_s)
 
     def _begin(self, begin: Callable[[Transport, float], Pending[_Answer]], deadline_s: float) -> Pending[_Answer]:

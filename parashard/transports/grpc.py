@@ -18,7 +18,7 @@ from parashard.errors import MalformedFrame, Unreachable
 from parashard.process import failpoints
 from parashard.protocol import rpc, wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import MESSAGE_BYTES, NO_KEYS, PullRun, Push, Receipt
+from parashard.protocol.messages import MESSAGE_BYTES, NO_KEYS, Fetched, PullRun, Push, Receipt, fetched
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 
@@ -58,7 +58,7 @@ class GrpcTransport:
         with _open(self._address):
             return _PushStream(self._push_stream.future(messages, timeout=deadline_s), self._address)
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Ask for a run and for rows."""
         frame, filling = wire.encode_pull(run), _Filling(run, into, read, self._address)
         if run.length_bytes <= MESSAGE_BYTES:
@@ -156,7 +156,7 @@ class _PullStream:
     def start(self) -> None:
         """It is under way since it was made."""
 
-    def result(self) -> int:
+    def result(self) -> Fetched:
         """Wait for the weights."""
         with rpc.our_errors(self._address):
             for frame in self._call:
@@ -177,10 +177,10 @@ class _Filling:
         self._read = read
         self._address = address
         self._received_bytes = 0
-        self._versions: list[int] = []
+        self._fetched: list[Fetched] = []
 
-    def from_one(self, frame: bytes) -> int:
-        """Return the version of a pull whose answer is this frame alone, once its weights are in place."""
+    def from_one(self, frame: bytes) -> Fetched:
+        """Return what came of a pull whose answer is this frame alone, once its weights are in place."""
         self.take(frame)
         return self.end()
 
@@ -189,7 +189,7 @@ class _Filling:
         run = self._run
         weights = wire.decode_weights(frame, self._left)
         self._read(weights.rows)
-        self._versions.append(weights.version)
+        self._fetched.append(Fetched(weights.version, weights.waited_s))
         position = self._left.offset_bytes
         for offset, values in weights.runs:
             memory.scatter(values, self._into, offset - run.offset_bytes)
@@ -198,9 +198,9 @@ class _Filling:
         end = run.offset_bytes + run.length_bytes
         self._left = run._replace(offset_bytes=position, length_bytes=end - position, keys=NO_KEYS)
 
-    def end(self) -> int:
-        """Return the lowest version among the frames; raise `MalformedFrame` if some are missing."""
-        if not self._versions:
+    def end(self) -> Fetched:
+        """Return what came of all frames; raise `MalformedFrame` if some are missing."""
+        if not self._fetched:
             raise MalformedFrame("a pull was answered with nothing", peer=self._address)
         wire.check_answered(self._run, self._received_bytes, peer=self._address)
-        return min(self._versions)
+        return fetched(self._fetched)

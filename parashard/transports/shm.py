@@ -22,7 +22,7 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.process import failpoints
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, PresentRows, PullRun, Push, Receipt
+from parashard.protocol.messages import NO_KEYS, Fetched, PresentRows, PullRun, Push, Receipt
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange
@@ -55,7 +55,7 @@ class ShmTransport(StreamTransport["ShmConnection"]):
         ask = partial(ShmConnection.ask_push, push=push, until_s=until_s)
         return Exchange(self._connections, ask, partial(ShmConnection.receipt, until_s=until_s), until_s)
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Ask for rows and which version the weights are of; these are copied once that is known."""
         until_s = time.monotonic() + deadline_s
         return Exchange(
@@ -154,8 +154,8 @@ class ShmConnection:
             header.keys_in_slot, keys = True, []
         self._stream.send(Kind.PULL, header, keys, deadline_s=until_s)
 
-    def weights(self, run: PullRun, into: Buffers, read: ReadRows, until_s: float) -> int:
-        """Wait for the answer to a pull, have the rows read, and copy the weights; return their version."""
+    def weights(self, run: PullRun, into: Buffers, read: ReadRows, until_s: float) -> Fetched:
+        """Wait for the answer to a pull, have the rows read, and copy the weights; return what came of it."""
         reply, rows = self._answered(run, until_s)
         read(rows)
         position = self._read(run, into, reply.version)
@@ -164,7 +164,7 @@ class ShmConnection:
             rest = run._replace(offset_bytes=position, length_bytes=run.length_bytes - done_bytes, keys=NO_KEYS)
             self._stream.send(Kind.PULL, wire.pull_header(rest, in_slot=True), deadline_s=until_s)
             self._copy_from_slot(self._answered(rest, until_s)[0], rest, into, done_bytes)
-        return reply.version
+        return Fetched(reply.version, reply.waited_s)
 
     def _read(self, run: PullRun, into: Buffers, version: int) -> int:
         """Copy a run from where it lies; return up to which byte."""

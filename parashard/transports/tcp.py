@@ -16,7 +16,7 @@ from parashard._proto import tensor_pb2
 from parashard.errors import MalformedFrame, Unreachable
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, PullRun, Push, Receipt
+from parashard.protocol.messages import NO_KEYS, Fetched, PullRun, Push, Receipt, fetched
 from parashard.security.identity import Role, identities_in, in_words
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange
@@ -58,7 +58,7 @@ class TcpTransport(StreamTransport[Stream]):
 
         return Exchange(self._connections, ask, lambda stream: receipt_from(stream, deadline_s=deadline_s), deadline_s)
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Ask for a run and for rows."""
         deadline_s += time.monotonic()
         return Exchange(
@@ -107,10 +107,10 @@ def _prove(stream: Stream, deadline_s: float) -> None:
         raise
 
 
-def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadline_s: float) -> int:
-    """Receive the parts of the answer to a pull into their places; return the lowest version among them."""
+def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadline_s: float) -> Fetched:
+    """Receive the parts of the answer to a pull into their places; return what came of them."""
     left, end, received = run, run.offset_bytes + run.length_bytes, 0
-    versions: list[int] = []
+    found: list[Fetched] = []
     while True:
         head = answer(stream, Kind.WEIGHTS, deadline_s=deadline_s)
         reply = parsed(head.header, tensor_pb2.PullReply)
@@ -127,11 +127,11 @@ def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadli
         stream.receive_into([*views, rows], deadline_s=deadline_s)
         if left.keys:
             read(wire.rows_from(reply, rows, left))
-        versions.append(reply.version)
+        found.append(Fetched(reply.version, reply.waited_s))
         received += head.payload_bytes - rows_bytes
         if reply.last:
             break
         position = sum(runs[-1]) if runs else left.offset_bytes
         left = left._replace(offset_bytes=position, length_bytes=end - position, keys=NO_KEYS)
     wire.check_answered(run, received, peer=stream.peer)
-    return min(versions)
+    return fetched(found)

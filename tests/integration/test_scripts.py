@@ -181,8 +181,8 @@ def test_an_edit_of_what_is_not_computed_costs_a_running_script_no_worker(
 MISTAKES = {
     "raises in a worker": (
         "if ps.is_worker(): raise ValueError('no such file')\n" + FIT,
-        f"the script raised ValueError: no such file (train.py:{OWN_LINE}); a worker is your script, run again: what may happen "
-        "only once comes after `import parashard as ps`, under `if not ps.is_worker():`",
+        f"the script raised ValueError: no such file (train.py:{OWN_LINE}); a worker is your script, run again: what "
+        "may happen only once comes after `import parashard as ps`, under `if not ps.is_worker():`",
     ),
     "other calls in a worker": (
         "if ps.is_worker(): trainer.evaluate(data)\n" + FIT,

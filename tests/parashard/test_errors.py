@@ -59,6 +59,7 @@ def test_codes_are_permanent():
         "stale-plan": "StalePlan",
         "stale-incarnation": "StaleIncarnation",
         "stale-round": "StaleRound",
+        "too-early": "TooEarly",
         "unacquainted": "Unacquainted",
         "superseded": "Superseded",
         "wrong-run": "WrongRun",

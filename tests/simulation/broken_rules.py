@@ -47,6 +47,7 @@ from broken_shards import (
     UncopiedStorage,
     UncriticalLogs,
     UnnamedRounds,
+    UnwaitingShard,
 )
 from broken_tables import ForgottenMoves, OwnTime
 from sim_parts import REAL, Parts
@@ -389,6 +390,9 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
     ),
     "P39-parts-at-once": BrokenRule(
         replace(REAL, batches=PartsAtOnce), "ledger", "auto:2", "batch", (0, 1), "receipt: buffered"
+    ),
+    "P39-pulled-too-early": BrokenRule(
+        replace(REAL, shard=UnwaitingShard), "ledger", "auto:2", "lag", (0, 1), "pull too early"
     ),
     "P39-lag-forgotten": BrokenRule(
         replace(REAL, job_record=LaglessRecord),

@@ -95,11 +95,12 @@ class SimulatedClient:
         if view.number >= self.view.number:
             self.view = view
 
-    async def pull(self, step: int | None = None, round_: int | None = None) -> Pulled:
+    async def pull(self, step: int | None = None, round_: int | None = None, least_version: int = 0) -> Pulled:
         """Pull every variable from all shards; what has not moved since an earlier pull is not sent again."""
         view = self.view
         weights = self._sets.take(tuple(where.incarnation for where in view.shards))
-        pulls = [_ShardPull(self, view, shard, step, round_, weights) for shard in range(len(view.shards))]
+        asked = PullRun(identity(0, 0), round_, step, 0, 0, least_version=least_version)
+        pulls = [_ShardPull(self, view, shard, asked, weights) for shard in range(len(view.shards))]
         for pull in pulls:
             pull.begin()
             await self.owner.moment()
@@ -206,15 +207,18 @@ class _Operation(ABC, Generic[_Answer]):
 
 
 class _ShardPull(_Operation[int]):
-    def __init__(
-        self, client: SimulatedClient, view: View, shard: int, step: int | None, round_: int | None, weights: PullBuffer
-    ) -> None:
+    def __init__(self, client: SimulatedClient, view: View, shard: int, asked: PullRun, weights: PullBuffer) -> None:
         super().__init__(client, view, shard)
         self._into = weights.by_shard[shard]
         size_bytes = client.plan.shard_elements(shard) * ELEMENT_BYTES
         target = identity(shard, view.shards[shard].incarnation)
         self._runs = [
-            PullRun(target, round_, step, at, min(client.message_bytes, size_bytes - at), weights.versions[shard])
+            asked._replace(
+                target=target,
+                offset_bytes=at,
+                length_bytes=min(client.message_bytes, size_bytes - at),
+                known_version=weights.versions[shard],
+            )
             for at in range(0, max(size_bytes, 1), client.message_bytes)
         ]
         self._replies: list[Promise[Any]] = []

@@ -180,7 +180,7 @@ class CoordinatorProcess(Process):
             if controller.lags[: len(self._ending.lags)] != self._ending.lags:
                 self.world.violated(f"lag: {self._ending.lags} held before, and now {controller.lags}")
             self._ending.lags = list(controller.lags)
-            if lag_max >= controller.parts * (controller.lag + 1):
+            if lag_max >= controller.parts * (controller.lag + 1 + 2 * controller.ahead):
                 self.world.violated(f"lag: a part was leased at a step lag of {lag_max}")
         if self._stop_stored and reply.state == pb.JOB_STATE_DRAINING:
             self._ending.stops.add(core.job.leases.target)
@@ -207,8 +207,11 @@ class CoordinatorProcess(Process):
         self._ending.by = self._ending.by or self
 
     def _decide_lag(self) -> None:
-        """Decide on another lag now and then, as the controller does where the figures say so."""
+        """Decide on another lag, or window, now and then, as the controller does where the figures say so."""
         controller = self.core.job.controller
+        if controller is not None and self.world.rng.random() < LAG_CHANGES:
+            controller.ahead = self.world.rng.choice((0, 1, 4))
+            self.world.fired["leased ahead"] += controller.ahead > 0
         if controller is not None and self._lag_max and self.world.rng.random() < LAG_CHANGES:
             decision = Decision(self.world.rng.randint(0, self._lag_max), "drawn")
             self.world.fired["lag changed"] += decision.lag != controller.lag

@@ -137,7 +137,7 @@ class ShardProcess(Process):
             self.log,
             self.checkpointer,
         )
-        self._plane = RequestHandler(self.host, self.lifecycle, clock=clock)
+        self._plane = RequestHandler(self.host, self.lifecycle, clock=clock, version_wait_s=0.0)
         self._memory = builder.push_memory
         self._calls: dict[int, _PushCall] = {}
         self.service = ShardService(

@@ -29,6 +29,7 @@ from parashard.errors import (
     Redo,
     RetryLater,
     StaleIncarnation,
+    TooEarly,
     Unreachable,
 )
 from parashard.plan.variables import Float32s
@@ -39,6 +40,7 @@ from parashard_worker.leased import RETRY_PAUSE_S, Joined, LeasedWork
 CALL_DEADLINE_S = 0.3
 POLL_S = 1.0
 COMPUTE_S = (0.002, 0.02)
+WAITS_S = (0.001, 0.05)  # for the version that a step needs
 EVALUATE_S = (0.002, 2.0)  # over in no time, or long enough for a shard to die and come back meanwhile
 STEP_TIMEOUT_S = 120.0
 RIDING_PAUSE_S = (0.01, 0.3)
@@ -179,7 +181,7 @@ class WorkerProcess(Process):
         gradients: dict[str, Float32s] = {}
         try:
             if not grant.skip:
-                pulled = await self._retry_across_restarts(lambda: self.client.pull(step, self._round(step)))
+                pulled = await self._pulled(grant)
                 gradients = await self._computed(grant, pulled)
                 if self._habits.checks_finite and not all(np.isfinite(g).all() for g in gradients.values()):
                     raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
@@ -197,6 +199,8 @@ class WorkerProcess(Process):
             )
         except InvalidRequest as error:
             self._work.failed(step, str(error), self.world.now_s)
+        except TooEarly:
+            self._work.gave_back(step, self.world.now_s)
         except (Redo, RetryLater):  # its next attempt may succeed
             self._work.dropped(step, self.world.now_s)
             await self._refresh()
@@ -207,6 +211,19 @@ class WorkerProcess(Process):
             done = pb.CompletedStep(step=step, incarnations=incarnations, examples=1, skipped=grant.skip)
             self._work.completed(done, self.world.now_s)
         self._notify()
+
+    async def _pulled(self, grant: pb.Grant) -> Pulled:
+        """Pull for a step, and again after a while where that was too early: a shard waits instead."""
+
+        def pull() -> Awaitable[Pulled]:
+            return self.client.pull(grant.step, self._round(grant.step), grant.least_version)
+
+        try:
+            return await self._retry_across_restarts(pull)
+        except TooEarly:
+            self.world.fired["pull too early"] += 1
+            await self.world.sleep(self.world.rng.uniform(*WAITS_S))
+            return await self._retry_across_restarts(pull)
 
     async def _computed(self, grant: pb.Grant, pulled: Pulled) -> dict[str, Float32s]:
         """Return a step's gradients; one at which a worker died is announced before, and may end this one too (P26)."""

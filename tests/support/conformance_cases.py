@@ -57,7 +57,7 @@ class Talk:
 
         into = np.empty(0, np.uint8) if into is None else into
         run = pull_of(0, into.nbytes, keys=keys, **more)
-        return self.transport.pull(run, Buffers([into]), DEADLINE_S, read).result(), copies
+        return self.transport.pull(run, Buffers([into]), DEADLINE_S, read).result().version, copies
 
     def still_talks(self) -> bool:
         """Return whether both methods do what they should, after whatever was."""

@@ -92,7 +92,7 @@ class ScriptedLeasing:
     phases_s: dict[str, float] = field(default_factory=dict)
     watched: list[Work] = field(default_factory=list)  # what examples are read for, or the model is at
     drifts: list[pb.StepDrift] = field(default_factory=list)
-    ahead: int = 99
+    depth: int = 99
     view: int = 1
 
     @property
@@ -127,6 +127,8 @@ class ScriptedLeasing:
 
     def dropped(self, step: int) -> None:
         self.drops.append(step)
+
+    gave_back = dropped
 
     def evaluation_dropped(self, number: int) -> None:
         self.dropped_evaluations.append(number)

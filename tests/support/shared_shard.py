@@ -91,7 +91,7 @@ def push(transport: ShmTransport, content: np.ndarray, step: int = 0) -> PushRes
 
 def pull(transport: ShmTransport, into: np.ndarray, run: PullRun | None = None) -> int:
     """Pull and return the version."""
-    return transport.pull(run or pull_of(), Buffers([into]), DEADLINE_S).result()
+    return transport.pull(run or pull_of(), Buffers([into]), DEADLINE_S).result().version
 
 
 def mappings(name: str) -> list[tuple[int, int]]:

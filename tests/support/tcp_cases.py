@@ -59,7 +59,7 @@ class Served:
     def pull(self, run: PullRun) -> tuple[int, np.ndarray]:
         """Return the version, and the values; -1 where nothing came."""
         into = np.full(run.length_bytes // 4, -1, "<f4")
-        return self.transport.pull(run, Buffers([into]), DEADLINE_S).result(), into
+        return self.transport.pull(run, Buffers([into]), DEADLINE_S).result().version, into
 
     def greeted(self) -> Stream:
         """Return a bare stream that may say anything now."""

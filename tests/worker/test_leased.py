@@ -368,3 +368,12 @@ def test_a_worker_that_does_not_evaluate_says_so_in_each_call() -> None:
         request = work.request(0.0, {})
         assert request is not None
         assert request.steps_only is not evaluates
+
+
+def test_a_step_that_is_given_back_as_too_early_takes_those_behind_it_along() -> None:
+    worker = Worker(ahead=1).granted(4, 5, 6)
+    assert worker.take() == 4
+    worker.work.gave_back(4, worker.now_s)
+    assert worker.due_in_s == 0.0
+    request = worker.call()
+    assert (list(request.held), request.want > 0, request.wait_s > 0) == ([], True, True)

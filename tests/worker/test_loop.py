@@ -248,11 +248,11 @@ def test_whatever_may_be_under_way_waits_for_no_other(depth: int) -> None:
 
         view = job.cluster.view()
 
-        def pull(self, *, step: int, round_: int | None, keys: object) -> SimpleNamespace:
+        def pull(self, *, step: int, **about: object) -> SimpleNamespace:
             pulls.append(step)
             if step >= depth:
                 others.wait(DEADLINE_S)
-            return SimpleNamespace(variables={}, rows={}, release=lambda: None)
+            return SimpleNamespace(variables={}, rows={}, waited_s=0.0, release=lambda: None)
 
         def push(self, step: int, *_: object, **about: object) -> SimpleNamespace:
             if step < depth:

@@ -24,6 +24,7 @@ from parashard.errors import (
     StalePlan,
     StaleRound,
     Superseded,
+    TooEarly,
     Unreachable,
     WrongRun,
 )
@@ -271,7 +272,9 @@ def test_a_frozen_variable_needs_no_gradient() -> None:
 # --- what shards answer ---
 
 
-@pytest.mark.parametrize("error", [StaleRound("over"), StalePlan("a new plan")], ids=lambda e: e.code)
+@pytest.mark.parametrize(
+    "error", [StaleRound("over"), StalePlan("a new plan"), TooEarly("no update yet")], ids=lambda e: e.code
+)
 @pytest.mark.parametrize("kind", [PullRun, Push])
 @DEPTHS
 def test_a_step_that_comes_too_late_is_given_back(

@@ -73,6 +73,7 @@ class LeasedWork:
         self._joined = joined
         self._batch = batch
         self.ahead = ahead
+        self.depth = ahead
         self._step_timeout_s = step_timeout_s
         self._retry_budget_s = retry_budget_s
         self._queue: deque[Work] = deque()
@@ -164,6 +165,12 @@ class LeasedWork:
     def dropped(self, step: int, now_s: float) -> None:
         """Give a step back: it is in already, or must be leased again."""
         self._end_work(step, now_s)
+
+    def gave_back(self, step: int, now_s: float) -> None:
+        """Give back a step and those in the queue: another one is due first."""
+        self._end_work(step, now_s)
+        self._queue = deque(work for work in self._queue if isinstance(work, pb.EvaluationGrant))
+        self._ask_again = True
 
     def evaluated(
         self,
@@ -274,6 +281,8 @@ class LeasedWork:
         del self._drifts[: len(request.drifts)]
         if reply.HasField("ahead"):
             self.ahead = reply.ahead
+        if reply.HasField("depth"):
+            self.depth = reply.depth
         self.announced |= self._announcing in request.computing
         self.retracting &= bool(request.computing)
         if reply.revoked:

@@ -143,9 +143,9 @@ class Leasing:
         return self._work.state
 
     @property
-    def ahead(self) -> int:
-        """How many steps the worker may hold beside its present one, as of the last answer."""
-        return self._work.ahead
+    def depth(self) -> int:
+        """Steps whose pulls and pushes may overlap with computing, as of the last answer."""
+        return self._work.depth
 
     @property
     def view(self) -> int:
@@ -227,6 +227,13 @@ class Leasing:
         """Give a step back: it is in already, or must be leased again."""
         with self._changed:
             self._work.dropped(step, self.clock.now_s())
+            self._wake()
+        self._observer.ended(step, "dropped")
+
+    def gave_back(self, step: int) -> None:
+        """Give back a step and those that wait behind it: another one is due first."""
+        with self._changed:
+            self._work.gave_back(step, self.clock.now_s())
             self._wake()
         self._observer.ended(step, "dropped")
 

@@ -129,7 +129,7 @@ class StepLoop:
 
     @property
     def _depth(self) -> int:
-        return min(self._depth_max, self._leasing.ahead)
+        return min(self._depth_max, self._leasing.depth)
 
     @property
     def _executor(self) -> Executor:

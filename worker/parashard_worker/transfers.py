@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import Pulled
 from parashard.client.shard_client import ShardClient
-from parashard.errors import InvalidRequest, JobFailed, ParashardError, Redo, RetryLater
+from parashard.errors import InvalidRequest, JobFailed, ParashardError, Redo, RetryLater, TooEarly
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
@@ -38,7 +38,7 @@ class Transfers:
     Attributes
     ----------
     transfer_s : float
-        Duration of every step's pull and push, added up, waited for or not.
+        Duration of every step's pull and push, added up, waited for or not; without waits for other workers' parts.
     staleness_pushes : int
         Staleness of every push, the greatest of its shards', added up.
     """
@@ -61,8 +61,11 @@ class Transfers:
             self._client.refresh()
         if grant.skip:
             return None
-        with self._transferring():
-            pulled = self._client.pull(step=grant.step, round_=self._round(grant.step), keys=keys)
+        with self._transferring() as waited_s:
+            pulled = self._client.pull(
+                step=grant.step, round_=self._round(grant.step), keys=keys, least_version=grant.least_version
+            )
+            waited_s.append(pulled.waited_s)
         failpoints.hit("worker.pull.done")
         return pulled
 
@@ -94,6 +97,8 @@ class Transfers:
             self._leasing.failed(step, str(error))
         elif isinstance(error, JobFailed):  # such as a table that is full (P34): no step would go better
             self._leasing.failed(step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
+        elif isinstance(error, TooEarly):
+            self._leasing.gave_back(step)
         elif isinstance(error, Redo | RetryLater):
             # The round is over, or the shard has another incarnation: the step will be leased again
             # with a newer view.
@@ -104,14 +109,15 @@ class Transfers:
             raise error
 
     @contextmanager
-    def _transferring(self) -> Iterator[None]:
-        """Add how long a pull or a push took, over any retries; called from several threads."""
+    def _transferring(self) -> Iterator[list[float]]:
+        """Add how long a pull or a push took, over any retries, less what is put into the list; of several threads."""
         started_s = time.perf_counter()
+        waited_s: list[float] = []
         try:
-            yield
+            yield waited_s
         finally:
             with self._adding:
-                self.transfer_s += time.perf_counter() - started_s
+                self.transfer_s += max(0.0, time.perf_counter() - started_s - sum(waited_s))
 
     def _round(self, step: int) -> int | None:
         return step // self._round_steps if self._round_steps else None

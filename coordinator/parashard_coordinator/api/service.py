@@ -337,7 +337,14 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
     """Return the core's answer as its message."""
     return pb.LeaseReply(
         granted=[
-            pb.Grant(step=g.step, skip=g.skip, announce=g.announce, learning_rate=g.learning_rate, probe=g.probe)
+            pb.Grant(
+                step=g.step,
+                skip=g.skip,
+                announce=g.announce,
+                learning_rate=g.learning_rate,
+                probe=g.probe,
+                least_version=g.least_version,
+            )
             for g in answer.granted
         ],
         evaluations=[
@@ -357,6 +364,7 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
         reason=answer.reason,
         stored=answer.stored,
         ahead=answer.ahead,
+        depth=answer.depth,
     )
 
 

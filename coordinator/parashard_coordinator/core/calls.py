@@ -146,7 +146,8 @@ class LeaseAnswer(NamedTuple):
     retry_after_s: float = 0.02
     stored: int = 0  # the last call of this worker whose report is stored for a later coordinator
     stores_evaluated: bool = False
-    ahead: int | None = None  # steps that the worker may hold beside its present one; None: as the job says
+    ahead: int | None = None  # the worker asks for more while no more steps wait there; None: as the job says
+    depth: int | None = None  # steps whose transfers overlap with computing; None: as the job says
 
 
 class FollowCall(NamedTuple):

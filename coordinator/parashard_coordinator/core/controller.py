@@ -20,6 +20,11 @@ SLOW_MIN_S = 0.05  # a part that takes less is never slow
 MEASURED = 5  # reports of a worker before it is judged; after a pause one is enough
 PAUSE_S, PAUSE_MAX_S = 30.0, 600.0
 
+AHEAD_S = SLOW_MIN_S
+"""Parts of so long are leased ahead; none where a batch takes longer, so that waiting makes no worker look slow."""
+AHEAD_MAX = 8  # batches
+PACE_BATCHES = 8  # that the time of a batch is the mean of
+
 LAG_MAX = 4
 WAITING_MIN = 0.1
 """The lag rises only where workers spend more than this share of their time waiting."""
@@ -109,6 +114,8 @@ class Controller:
         The newest measurements.
     reason : str
         Why the lag is what it is.
+    ahead : int
+        Batches whose parts wait at workers, beside the one that is due.
     """
 
     def __init__(self, policy: Lagging) -> None:
@@ -117,6 +124,8 @@ class Controller:
         self.lags: list[Lag] = []
         self.drifts: list[Drift] = []
         self.reason = "nothing is measured yet"
+        self.ahead = 0
+        self._pace: tuple[int, float] | None = None  # a batch, and when it was the lowest incomplete one
         self._pauses: dict[str, _Pause] = {}
         self._probed: set[int] = set()
         self._point = FIRST_POINT
@@ -165,6 +174,24 @@ class Controller:
         """Return which of the live workers get parts: those that are not slow, or all where there are no others."""
         quick = [name for name in live if name not in self._pauses or self._pauses[name].until_s <= now_s]
         return quick or list(live)
+
+    # --- leases ahead ---
+
+    def keep_pace(self, batch: int, now_s: float) -> None:
+        """Decide how many batches ahead parts are leased, from the time of the latest batches."""
+        first, since_s = self._pace or (batch, now_s)
+        took_s = now_s - since_s
+        if batch - first >= PACE_BATCHES:
+            self.ahead = batches_ahead(took_s / (batch - first))
+        elif took_s > PACE_BATCHES * AHEAD_S:
+            self.ahead = 0
+        elif self._pace is not None:
+            return
+        self._pace = batch, now_s
+
+    def least_version(self, step: int) -> int:
+        """Return how many updates the weights have at least that a step is computed at, if it is leased now."""
+        return max(0, step // self.parts - self.lag)
 
     # --- the lag ---
 
@@ -237,6 +264,11 @@ class _Window:
     first: int
     since_s: float
     spent_s: Mapping[object, Mapping[str, float]] = field(default_factory=dict)
+
+
+def batches_ahead(batch_s: float) -> int:
+    """Return how many batches take `AHEAD_S`, at most `AHEAD_MAX`."""
+    return min(AHEAD_MAX, int(AHEAD_S / batch_s)) if batch_s > 0 else AHEAD_MAX
 
 
 def choose_lag(figures: Figures, batch_s: Mapping[int, float]) -> Decision:

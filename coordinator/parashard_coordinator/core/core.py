@@ -33,7 +33,7 @@ from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.loss_warnings import loss_of_step
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.rounds import Standing
-from parashard_coordinator.core.steering import ahead, at_most, marked, sharing, steer
+from parashard_coordinator.core.steering import at_most, depth, refill, sharing, steer, steered, window
 from parashard_coordinator.kubernetes.ledger import PodEnd
 
 WORKERS_MAX = 4096
@@ -210,12 +210,13 @@ class Core:
         if not want:
             return self._answer(worker, [], [], revoked, why_none)
         most = min(want, job.options.lease_batch)
-        granted = job.leases.grant(worker.name, most, sharing(job, now_s), now_s, self._lease_limit())
+        limit = self._lease_limit()
+        granted = job.leases.grant(worker.name, most, sharing(job, now_s), now_s, limit, window(job))
         if granted and job.progress.first_lease_s is None:
             job.progress.first_lease_s = now_s
         job.decisions += any([job.following.leases(grant.step) for grant in granted])
         granted = [grant._replace(learning_rate=job.following.rate_of(grant.step)) for grant in granted]
-        return self._answer(worker, marked(job, granted), [], revoked, "" if granted else self.job.why_no_step)
+        return self._answer(worker, steered(job, granted), [], revoked, "" if granted else self.job.why_no_step)
 
     def tick(self, now_s: float) -> None:
         """End the leases of workers that have been silent for the lease time, and tell of a step that takes long."""
@@ -484,7 +485,8 @@ class Core:
             reason,
             stored=worker.stored,
             stores_evaluated=job.options.stores_evaluated,
-            ahead=ahead(job, worker),
+            ahead=refill(job, worker),
+            depth=depth(job, worker),
         )
 
 

@@ -6,9 +6,10 @@ loses a step, and granting one twice never counts it twice, because the shards k
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
@@ -29,7 +30,8 @@ class Grant(NamedTuple):
 
     `skip`: push nothing for it, marked skipped. `announce`: a worker died that held it; the next one says that it
     begins to compute it before it does, so that its death can be told from that of a worker that only held it.
-    `learning_rate`: of its push; 0: the job's. `probe`: the worker measures the drift of its gradient.
+    `learning_rate`: of its push; 0: the job's. `probe`: the worker measures the drift of its gradient. `least_version`:
+    of the weights that it is computed at; shards let the worker wait for it.
     """
 
     step: int
@@ -37,6 +39,14 @@ class Grant(NamedTuple):
     announce: bool = False
     learning_rate: float = 0.0
     probe: bool = False
+    least_version: int = 0
+
+
+class Window(NamedTuple):
+    """Further batches whose steps may be leased before their turn, each shared out to the workers."""
+
+    batches: int
+    batch_steps: int
 
 
 class Failed(NamedTuple):
@@ -132,27 +142,30 @@ class StepLeases:
         """Return the first step that may not be leased now."""
         return min(self.target, self.policy.limit(self.lowest_incomplete))
 
-    def grant(self, worker: str, want: int, workers: int, now_s: float, limit: int) -> list[Grant]:
+    def grant(
+        self, worker: str, want: int, workers: int, now_s: float, limit: int, window: Window | None = None
+    ) -> list[Grant]:
         """Lease up to `want` steps below `limit` to a worker, lowest first.
 
-        With none due, a straggling step of another worker is leased a second time (speculative execution).
+        With none due, a straggling step of another worker is leased a second time (speculative execution). With none of
+        those, the worker gets its share of the batches in the window.
         """
         self._end_pauses(now_s)
+        last = min(limit, self.target)
         limit = min(limit, self.limit())
         leasable = len(self._returned) + max(0, limit - self._frontier)
-        granted: list[int] = []
-        for _ in range(min(want, self.policy.share(leasable, workers))):
-            step = self._returned.lowest(default=self._frontier)
-            if step >= limit:
-                break
+        granted = list(islice(self._free(0, limit), min(want, self.policy.share(leasable, workers))))
+        for step in granted:
             self._hold(worker, step, now_s)
-            granted.append(step)
         if want and not granted:
             straggling = self._straggling(worker, now_s, limit)
             if straggling is not None:
                 self.speculative_leases += 1
                 self._hold(worker, straggling, now_s)
-                granted.append(straggling)
+                return [self._grant_of(straggling)]
+        if window is not None:
+            last = min(last, limit + window.batches * window.batch_steps)
+            granted += self._ahead(worker, want - len(granted), workers, now_s, range(limit, last), window.batch_steps)
         return [self._grant_of(step) for step in granted]
 
     def acknowledge(
@@ -335,6 +348,27 @@ class StepLeases:
             self._returned.discard(step)
         for step in self._paused:
             self._returned.discard(step)
+
+    def _ahead(self, worker: str, want: int, workers: int, now_s: float, steps: range, batch_steps: int) -> list[int]:
+        """Lease up to `want` of these steps, and of each batch no more than an even share to one worker."""
+        share = -(-batch_steps // max(1, workers))
+        held = Counter(step // batch_steps for step in self._held.get(worker, ()))
+        found: list[int] = []
+        for step in self._free(steps.start, steps.stop):
+            if len(found) >= want:
+                break
+            if held[step // batch_steps] < share:
+                held[step // batch_steps] += 1
+                found.append(step)
+        for step in found:
+            self._hold(worker, step, now_s)
+        return found
+
+    def _free(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the steps from `start` to before `stop` that may be leased, lowest first."""
+        for first, end in self._returned.intervals():
+            yield from range(max(first, start), min(end, stop))
+        yield from range(max(self._frontier, start), stop)
 
     def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
         """Return the step below `limit` that another worker has held longest, if that is too long.

@@ -12,7 +12,7 @@ from typing import Any
 from parashard_coordinator.core.controller import SLOW_MIN_S, Controller, Decision, Drift
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import NOT_FINITE
-from parashard_coordinator.core.leases import Grant
+from parashard_coordinator.core.leases import Grant, Window
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.step_times import median
 
@@ -25,6 +25,7 @@ def steer(job: JobRecord, worker: Worker, drifts: Sequence[Drift], now_s: float)
     for drift in drifts:
         if drift.step < job.options.steps_total:
             controller.drifted(drift)
+    controller.keep_pace(job.leases.lowest_incomplete // controller.parts, now_s)
     _judge(job, controller, worker, now_s)
     parts = controller.taking_part(_live(job), now_s)
     members = [job.workers.by_name[name] for name in parts]
@@ -60,8 +61,14 @@ def at_most(job: JobRecord, worker: Worker, want: int, now_s: float) -> tuple[in
     if slow:
         return 0, slow
     share = max(1, controller.parts // sharing(job, now_s))
-    room = share + int(controller.overlaps(worker.phases_s)) - len(job.leases.held_by(worker.name))
+    room = share * (1 + controller.ahead) + depth_of(controller, worker) - len(job.leases.held_by(worker.name))
     return max(0, min(want, room)), "it has its share of the batch"
+
+
+def window(job: JobRecord) -> Window | None:
+    """Return how far ahead steps may be leased; twice as far as workers hold them, as reports come late."""
+    controller = job.controller
+    return Window(2 * controller.ahead, controller.parts) if controller is not None and controller.ahead else None
 
 
 def sharing(job: JobRecord, now_s: float) -> int:
@@ -70,16 +77,33 @@ def sharing(job: JobRecord, now_s: float) -> int:
     return len(live if job.controller is None else job.controller.taking_part(live, now_s))
 
 
-def marked(job: JobRecord, grants: Sequence[Grant]) -> list[Grant]:
-    """Return grants, marked where the controller wants to know the drift at their step."""
-    if job.controller is None:
+def steered(job: JobRecord, grants: Sequence[Grant]) -> list[Grant]:
+    """Return grants with the version that their weights must have, and whether the drift is measured."""
+    controller = job.controller
+    if controller is None:
         return list(grants)
-    return [grant._replace(probe=not grant.skip and job.controller.marks(grant.step)) for grant in grants]
+    return [
+        grant._replace(
+            probe=not grant.skip and controller.marks(grant.step), least_version=controller.least_version(grant.step)
+        )
+        for grant in grants
+    ]
 
 
-def ahead(job: JobRecord, worker: Worker) -> int | None:
-    """Return how many steps a worker may hold beside its present one; None: as the job says."""
-    return None if job.controller is None else int(job.controller.overlaps(worker.phases_s))
+def refill(job: JobRecord, worker: Worker) -> int | None:
+    """Return with how many steps in its queue a worker asks for more; None: as the job says."""
+    controller = job.controller
+    return None if controller is None else max(depth_of(controller, worker), controller.ahead // 2)
+
+
+def depth(job: JobRecord, worker: Worker) -> int | None:
+    """Return how many transfers a worker overlaps with computing; None: as the job says."""
+    return None if job.controller is None else depth_of(job.controller, worker)
+
+
+def depth_of(controller: Controller, worker: Worker) -> int:
+    """Return 1 where a worker transfers while it computes, else 0."""
+    return int(controller.overlaps(worker.phases_s))
 
 
 def in_words(job: JobRecord, now_s: float) -> str:

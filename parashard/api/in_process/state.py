@@ -26,7 +26,7 @@ from parashard.job.schema import Job
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import NO_KEYS, Fetched, PullRun, Push, Receipt, Weights
 from parashard.protocol.proto_conversion import plan_message
 from parashard.store.base import Store
 from parashard.store.claims import Claims, claim_incarnation
@@ -294,14 +294,14 @@ class _Calls:
         """Push by a call."""
         return _Done(lambda: self._plane.push(push, TURN_S))
 
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[int]:
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Copy by a call; `State.pull` has views instead."""
 
-        def copied(weights: Weights) -> int:
+        def copied(weights: Weights) -> Fetched:
             for moved in weights.runs:
                 into.fill(moved.offset_bytes - run.offset_bytes, moved.values)
             read(weights.rows)
-            return weights.version
+            return Fetched(weights.version)
 
         return _Done(lambda: self._plane.pull(run, TURN_S, copied))
 

@@ -12,7 +12,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, StaleIncarnation, StalePlan, WrongRun
+from parashard.errors import (
+    MalformedFrame,
+    NonFiniteGradient,
+    ShapeMismatch,
+    StaleIncarnation,
+    StalePlan,
+    TooEarly,
+    WrongRun,
+)
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
@@ -142,6 +150,8 @@ class Shard:
             If the pull is not meant for this incarnation of this shard.
         StaleRound
             If it names a round that this shard does not stand at.
+        TooEarly
+            If it asks for a version that is still to come.
         MalformedFrame
             If the run is not within the shard's vector, cuts an element, or knows a version that never was; or if keys
             are not ascending.
@@ -158,6 +168,8 @@ class Shard:
             self._tables_for("a pull").check_keys(run.keys)
         self.updates.reach(run.round)
         version = self.updates.version
+        if run.least_version > version:
+            raise TooEarly(f"a pull needs weights of {run.least_version} updates; this shard has {version}")
         if run.known_version is not None and run.known_version > version:
             raise MalformedFrame(f"a pull knows version {run.known_version}; this shard is at {version}")
         runs = self.storage.moved(begin, end, run.known_version)

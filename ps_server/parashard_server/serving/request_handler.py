@@ -6,11 +6,12 @@ the stream services, from many threads.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from parashard.errors import NotReady, StaleIncarnation
+from parashard.errors import NotReady, StaleIncarnation, TooEarly
 from parashard.process import failpoints
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
 from parashard.telemetry.observing import NO_REQUEST_OBSERVER, ObservedRequest, RequestObserver
@@ -20,6 +21,11 @@ from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.shard_host import ShardHost
 
 _Result = TypeVar("_Result")
+
+VERSION_WAIT_S = 0.25
+"""How long a pull waits for the version that it needs: a worker that waits longer asks for another step."""
+WAITING_MAX = 32
+"""Pulls that wait, fewer than the threads of gRPC: pushes must have some."""
 
 
 class RequestHandler:
@@ -35,6 +41,8 @@ class RequestHandler:
         Sees every request.
     clock : callable
         Monotonic seconds.
+    version_wait_s : float
+        How long a pull waits for the version that it needs.
     """
 
     def __init__(
@@ -43,12 +51,17 @@ class RequestHandler:
         lifecycle: ShardLifecycle,
         observer: RequestObserver = NO_REQUEST_OBSERVER,
         clock: Callable[[], float] = time.monotonic,
+        version_wait_s: float = VERSION_WAIT_S,
     ) -> None:
         self._host = host
         self._lifecycle = lifecycle
         self._observer = observer
         self._clock = clock
+        self._version_wait_s = version_wait_s
         self.draining = False
+        self._moved = threading.Condition()
+        self._version = 0  # of the weights, as of the last update
+        self._waiting = 0  # pulls
         self._changes = (0, 0)  # of tables, as the last request left them
 
     @property
@@ -112,20 +125,48 @@ class RequestHandler:
             As `Shard.pull`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time.
         """
         with self._observer.pull(run, self._clock()) as seen:
-            self._check_open()
-            with self._host.lock.held(timeout_s):
-                shard = self._host.shard
-                began_s, version = self._begun(shard, seen)
-                try:
-                    weights = shard.pull(run)
-                    self._time_apply(shard, version, began_s, seen)
-                    seen.read(weights)
-                    result = read(weights)
-                    self._host.after_request(shard, self._clock() - began_s)
-                finally:
-                    shard.record.pull_s += self._clock() - began_s
-            failpoints.hit("shard.pull.read")
-            return result
+            waited_s = 0.0
+            try:
+                return self._read(run, timeout_s, read, seen, waited_s)
+            except TooEarly:
+                waited_s = self._wait_for_version(run.least_version, min(timeout_s, self._version_wait_s))
+            return self._read(run, timeout_s, read, seen, waited_s)
+
+    def _read(
+        self,
+        run: PullRun,
+        timeout_s: float,
+        read: Callable[[Weights], _Result],
+        seen: ObservedRequest,
+        waited_s: float,
+    ) -> _Result:
+        self._check_open()
+        with self._host.lock.held(timeout_s):
+            shard = self._host.shard
+            began_s, version = self._begun(shard, seen)
+            try:
+                weights = shard.pull(run)._replace(waited_s=waited_s)
+                self._time_apply(shard, version, began_s, seen)
+                seen.read(weights)
+                result = read(weights)
+                self._host.after_request(shard, self._clock() - began_s)
+            finally:
+                shard.record.pull_s += self._clock() - began_s
+        failpoints.hit("shard.pull.read")
+        return result
+
+    def _wait_for_version(self, version: int, timeout_s: float) -> float:
+        """Wait until an update has made the weights those of a version, and return for how long."""
+        began_s = self._clock()
+        with self._moved:
+            if self._waiting >= WAITING_MAX:
+                return 0.0
+            self._waiting += 1
+            try:
+                self._moved.wait_for(lambda: self._version >= version, timeout_s)
+            finally:
+                self._waiting -= 1
+        return self._clock() - began_s
 
     def _begun(self, shard: Shard, seen: ObservedRequest) -> tuple[float, int]:
         """Return the moment at which a request's turn has come, and the version that it finds."""
@@ -136,6 +177,9 @@ class RequestHandler:
     def _time_apply(self, shard: Shard, version: int, began_s: float, seen: ObservedRequest) -> None:
         """Count how long a request took that moved the weights: a push, in sync mode whichever began the next round."""
         if shard.updates.version != version:
+            with self._moved:
+                self._version = shard.updates.version
+                self._moved.notify_all()
             ended_s = self._clock()
             shard.record.applied_in(ended_s - began_s)
             seen.applied(ended_s, shard.identity.shard, shard.updates.version, shard.updates.round)

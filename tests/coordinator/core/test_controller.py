@@ -11,14 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard_coordinator.core.controller import (
+    AHEAD_MAX,
+    AHEAD_S,
     DRIFT_MAX,
     FIRST_POINT,
     LAG_MAX,
     MEASURED,
+    PACE_BATCHES,
     PAUSE_S,
     PROBES,
     SETTLED,
     SLOW,
+    SLOW_MIN_S,
     Controller,
     Decision,
     Drift,
@@ -266,3 +270,33 @@ def test_only_with_a_lag_and_long_transfers_a_worker_holds_another_part(
 
 def test_the_slow_factor_is_above_an_even_share_of_one_worker_less() -> None:
     assert SLOW > 2  # leaving one of two workers out doubles the other's work
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "ahead"), [(0.001, AHEAD_MAX), (0.01, 5), (0.04, 1), (0.06, 0), (1.0, 0)]
+)  # no more than `AHEAD_S` holds
+def test_parts_are_leased_ahead_where_batches_are_quick(batch_s: float, ahead: int) -> None:
+    controller = controller_of(2)
+    assert controller.ahead == 0, "nothing is known"
+    for batch in range(PACE_BATCHES + 1):
+        controller.keep_pace(batch, batch * batch_s)
+    assert controller.ahead == ahead
+
+
+def test_nothing_more_is_leased_ahead_once_a_batch_takes_long() -> None:
+    controller = controller_of(2)
+    for batch in range(PACE_BATCHES + 1):
+        controller.keep_pace(batch, batch * 0.01)
+    assert controller.ahead == 5
+    controller.keep_pace(PACE_BATCHES + 1, 0.08 + 0.9 * PACE_BATCHES * AHEAD_S)
+    assert controller.ahead == 5
+    controller.keep_pace(PACE_BATCHES + 1, 0.1 + PACE_BATCHES * AHEAD_S)
+    assert controller.ahead == 0
+    assert AHEAD_S <= SLOW_MIN_S, "else who waits for a slow worker's part would seem as slow"
+
+
+def test_the_weights_of_a_step_have_all_updates_but_the_lag() -> None:
+    controller = controller_of(2)
+    assert [controller.least_version(step) for step in (0, 1, 2, 7)] == [0, 0, 1, 3]
+    controller.resume([Lag(8, 2, "")], [])
+    assert [controller.least_version(step) for step in (0, 5, 7, 8)] == [0, 0, 1, 2], "as far as the limit goes"

@@ -104,11 +104,11 @@ def test_the_lag_rises_where_workers_wait_and_updates_change_little() -> None:
 def test_a_worker_holds_another_part_only_with_a_lag_and_long_transfers() -> None:
     core = core_of(Auto(2), steps_total=4000)
     caller, _ = trained(core, FIRST_POINT + SETTLED + 3)
-    assert caller.call().ahead == 1
+    assert caller.call().depth == 1
     waiting = core_of(Auto(2), steps_total=4000)
     caller, _ = trained(waiting, FIRST_POINT + SETTLED + 3, WAITS)
-    assert caller.call().ahead == 0
-    assert Caller(core_of()).call().ahead is None, "other policies hold what the job says"
+    assert caller.call().depth == 0
+    assert Caller(core_of()).call().depth is None, "other policies hold what the job says"
 
 
 def test_every_change_of_the_lag_is_a_decision_that_a_new_coordinator_has() -> None:
@@ -140,3 +140,20 @@ def test_other_policies_report_no_lag() -> None:
     core = core_of()
     assert (figures(core.job), in_words(core.job, 0.0), core.job.controller) == ({}, "", None)
     assert len(core.job.events) < EVENTS_KEPT
+
+
+def test_where_batches_are_quick_a_worker_holds_its_share_of_the_next_ones() -> None:
+    core = core_of(Auto(2), steps_total=4000)
+    one, two = Caller(core), Caller(core)
+    for batch in range(20):
+        for caller in (one, two):
+            if not caller.held:
+                caller.lease(1, now_s=0.01 * batch)
+            caller.call(completed=done(caller.held[0]), now_s=0.01 * batch)
+    assert core.job.controller is not None
+    assert core.job.controller.ahead == 5
+    answer = one.call(want=9, now_s=0.2)
+    assert [grant.step for grant in answer.granted] == [40, 42, 44, 46, 48, 50]
+    assert [grant.least_version for grant in answer.granted] == [20, 21, 22, 23, 24, 25]
+    assert (answer.ahead, answer.depth) == (2, 0)
+    assert two.lease(9, now_s=0.2) == [41, 43, 45, 47, 49, 51]

@@ -20,7 +20,7 @@ from parashard.errors import (
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Variable
 from parashard.protocol import wire
-from parashard.protocol.messages import PullRun, Push, PushResult, Run, Weights
+from parashard.protocol.messages import Fetched, PullRun, Push, PushResult, Run, Weights
 from parashard.transports.grpc import GrpcTransport
 from support.in_process import DIGEST, RUN, Channel, Cluster, plan_of, use_small_messages, variables_of
 
@@ -252,12 +252,12 @@ class _Busy:
     def start(self) -> None:
         self._order.append(f"start {self._shard}")
 
-    def result(self) -> int:
+    def result(self) -> Fetched:
         self._order.append(f"result {self._shard}")
         if self._busy:
             self._busy = False
             raise QueueFull("busy")
-        return 7
+        return Fetched(7)
 
     def cancel(self) -> None:
         """It is over."""

@@ -23,6 +23,7 @@ from parashard.plan.embedding import EmbeddingTable, Keys, RowEncoding, cut_by_s
 from parashard.plan.partition import fixed_shards, whole
 from parashard.plan.variables import Float32s, Initializer, Variable
 from parashard.protocol.messages import (
+    Fetched,
     PullRun,
     Push,
     PushResult,
@@ -237,9 +238,9 @@ class _Noting:
     def start(self) -> None:
         """It is under way."""
 
-    def result(self) -> int:
+    def result(self) -> Fetched:
         self.seen.append("answered")
-        return 0
+        return Fetched(0)
 
     def cancel(self) -> None:
         """It is over."""

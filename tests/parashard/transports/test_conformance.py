@@ -16,7 +16,7 @@ from parashard.client.shard_client import ShardClient
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Variable
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import DType, PushResult, Receipt, Slice
+from parashard.protocol.messages import DType, Fetched, PushResult, Receipt, Slice
 from parashard.transports.base import Transport, View
 from support.conformance_cases import DEADLINE_S, ELEMENTS, METHODS, OFFSETS, pull_of, push_of
 from support.fake_plane import GREETING, TARGET
@@ -41,7 +41,7 @@ def test_any_size_arrives_as_it_was(start, size):
     assert np.array_equal(np.frombuffer(taken.payload.whole(), np.uint8), content)
     talk.plane.memory.weights.view(np.uint8)[:size] = content
     into = np.empty(size, np.uint8)
-    assert talk.transport.pull(pull_of(0, size), Buffers(in_pieces(into, size // 2)), DEADLINE_S).result() == 0
+    assert talk.transport.pull(pull_of(0, size), Buffers(in_pieces(into, size // 2)), DEADLINE_S).result().version == 0
     assert np.array_equal(into, content)
 
 
@@ -140,6 +140,13 @@ def test_gradients_of_any_type_and_strides_arrive_as_float32_by_row(start, gradi
     assert pulled.tobytes() == expected.tobytes()
 
 
+def test_a_pull_says_which_version_it_needs_and_its_answer_how_long_that_took(talk):
+    talk.plane.answered = lambda weights: weights._replace(waited_s=0.25)
+    into = np.empty(ELEMENTS, np.float32)
+    assert talk.begin("pull", into, least_version=7).result() == Fetched(0, 0.25)
+    assert {run.least_version for run in talk.plane.pulls} == {7}
+
+
 # --- what has not moved ---
 
 
@@ -147,11 +154,11 @@ def test_bytes_that_have_not_moved_are_left_as_they_are(talk):
     talk.plane.move(-1.0, 1)
     talk.plane.move(-2.0, 2)
     into = np.full(ELEMENTS, 9.0, np.float32)
-    assert talk.begin("pull", into, known_version=2).result() == 2
+    assert talk.begin("pull", into, known_version=2).result().version == 2
     assert (into == 9.0).all()
-    assert talk.begin("pull", into, known_version=1).result() == 2
+    assert talk.begin("pull", into, known_version=1).result().version == 2
     assert [into[begin] for begin in OFFSETS[:-1]] == [9.0, 9.0, -2.0]
-    assert talk.begin("pull", into, known_version=0).result() == 2
+    assert talk.begin("pull", into, known_version=0).result().version == 2
     assert [into[begin] for begin in OFFSETS[:-1]] == [9.0, -1.0, -2.0]
     assert (into[1001:] == -2.0).all()
     talk.begin("pull", into).result()
@@ -172,7 +179,7 @@ def test_what_moves_while_it_is_pulled_is_no_older_than_the_version_that_is_told
     try:
         into, known = np.zeros((parts, length), np.float32), None
         for _ in range(20):
-            version = talk.begin("pull", into.reshape(-1), known_version=known).result()
+            version = talk.begin("pull", into.reshape(-1), known_version=known).result().version
             assert into.min(axis=1).min() > version - parts  # of the last `parts` moves one is each partition's
             known = version
     finally:
@@ -215,7 +222,7 @@ def test_requests_of_one_thread_may_overlap_and_end_in_any_order(talk):
     pulls = [talk.begin("pull", array) for array in into]
     pushes = [talk.begin("push", step=step) for step in range(4)]
     assert [pending.result().version for pending in reversed(pushes)] == [3, 2, 1, 0]
-    assert [pending.result() for pending in reversed(pulls)] == [0] * 4
+    assert [pending.result().version for pending in reversed(pulls)] == [0] * 4
     assert all(np.array_equal(array, np.arange(array.size)) for array in into)
 
 

@@ -54,7 +54,7 @@ class TestPushAndPull:
         whole, pieces = push_of(GRADIENT), Buffers([GRADIENT[:10], GRADIENT[10:10], GRADIENT[10:]])
         transport.push(whole._replace(payload=pieces), DEADLINE_S).result()
         into = np.empty(ELEMENTS, np.float32)
-        assert transport.pull(pull_of(), Buffers([into[:999], into[999:]]), DEADLINE_S).result() == 1
+        assert transport.pull(pull_of(), Buffers([into[:999], into[999:]]), DEADLINE_S).result().version == 1
         assert np.array_equal(into, GRADIENT)
 
     def test_the_shard_uses_a_push_in_the_slot(self, shard, transport) -> None:

@@ -67,7 +67,7 @@ def pulled(run: PullRun, *answers: tuple[tensor_pb2.PullReply, bytes]) -> tuple[
     with peer(answering(*answers)) as address:
         transport = transport_to(address)
         try:
-            version = transport.pull(run, Buffers([first, second]), DEADLINE_S).result()
+            version = transport.pull(run, Buffers([first, second]), DEADLINE_S).result().version
         finally:
             transport.close()
     return version, bytes(first + second)
@@ -173,7 +173,7 @@ class TestPull:
                 transport.pull(pull_of(10), Buffers([bytearray(10)]), DEADLINE_S).result()
             assert caught.value.peer == address
             into = bytearray(10)
-            assert transport.pull(pull_of(10), Buffers([into]), DEADLINE_S).result() == 2
+            assert transport.pull(pull_of(10), Buffers([into]), DEADLINE_S).result().version == 2
             assert into == b"klmnopqrst"
             transport.close()
 
@@ -233,7 +233,7 @@ class TestFailures:
             with deadlines_passed() if silent else nullcontext(), pytest.raises(Unreachable):
                 pending.result()
             given_up.set()
-            assert transport.pull(pull_of(4), Buffers([bytearray(4)]), DEADLINE_S).result() == 2
+            assert transport.pull(pull_of(4), Buffers([bytearray(4)]), DEADLINE_S).result().version == 2
             transport.close()
 
     def test_a_shard_that_never_reads(self):

@@ -115,7 +115,7 @@ def push_and_pull(plane: FakePlane, certificates: Certificates, role: Role) -> N
     try:
         assert transport.push(push_of(ramp(ELEMENTS)), DEADLINE_S).result().version == 1
         pulled = Buffers([np.zeros(ELEMENTS, "<f4")])
-        assert transport.pull(pull_of(4 * ELEMENTS), pulled, DEADLINE_S).result() == 1
+        assert transport.pull(pull_of(4 * ELEMENTS), pulled, DEADLINE_S).result().version == 1
     finally:
         transport.close()
         ports.stop()

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
-from parashard.errors import NonFiniteGradient, NotReady, QueueFull, StaleIncarnation, StalePlan, WrongRun
+from parashard.errors import (
+    NonFiniteGradient,
+    NotReady,
+    QueueFull,
+    StaleIncarnation,
+    StalePlan,
+    TooEarly,
+    WrongRun,
+)
 from parashard.plan.variables import Variable
 from parashard.protocol.messages import PullRun, PushResult
 from parashard_server.core.shard import Shard
+from parashard_server.serving import request_handler
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
 from support.in_process import plan_of, push_for, shard_of, variables_of
+from support.waiting import eventually
 
 PLAN = plan_of(variables_of(Variable("w", (4,))))
 
@@ -174,3 +185,35 @@ def test_a_line_that_is_too_long_reaches_the_caller() -> None:
         with pytest.raises(QueueFull):
             request()
     assert it.waited == []
+
+
+def version_of(it: Doubles, least: int) -> tuple[int, float]:
+    run = PullRun(it.shard.identity, None, None, 0, 16, least_version=least)
+    return it.plane.pull(run, 10.0, lambda weights: (weights.version, weights.waited_s))
+
+
+def test_a_pull_waits_for_the_version_that_it_needs() -> None:
+    it = Doubles()
+    it.plane._version_wait_s = 30.0
+    with ThreadPoolExecutor(1) as other:
+        pulled = other.submit(version_of, it, 2)
+        eventually(lambda: it.plane._waiting == 1, "the pull waits")
+        it.now_s += 3.0
+        it.push(0)
+        assert not pulled.done()
+        it.push(1)
+        assert pulled.result(30.0) == (2, 3.0)
+    assert version_of(it, 2) == (2, 0.0), "it is there"
+
+
+def test_a_pull_that_waited_in_vain_is_too_early() -> None:
+    it = Doubles()
+    it.plane._version_wait_s = 0.001
+    with pytest.raises(TooEarly, match="weights of 2 updates; this shard has 0"):
+        version_of(it, 2)
+
+
+def test_only_so_many_pulls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_handler, "WAITING_MAX", 0)
+    with pytest.raises(TooEarly):
+        version_of(Doubles(), 1)
