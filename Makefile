@@ -105,7 +105,7 @@ bench: $(READY)  ## the races that need no peer, and the kernels
 	$(BIN)/python -m benchmarks.races.memory --write
 	$(BIN)/python -m benchmarks.races.growth --write
 	$(BIN)/python -m benchmarks.races.promises --data $(DATA) --write
-	$(BIN)/python -m benchmarks.pipeline_depth --data $(DATA) --write
+	$(BIN)/python -m benchmarks.default_speed --data $(DATA) --write
 	$(BIN)/python -m benchmarks.encodings --data $(DATA) --write
 	$(BIN)/python -m benchmarks.gpu --write
 	$(BIN)/python -m benchmarks.races.plots

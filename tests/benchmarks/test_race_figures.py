@@ -214,11 +214,15 @@ class TestPlots:
         pytest.param(2000, 0.957, None, id="it was never reached"),
     ],
 )
-def test_a_job_that_ended_early_has_reached_its_target(steps: int, accuracy: float, seconds: float | None) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_job_that_ended_early_has_reached_its_target(
+    steps: int, accuracy: float, seconds: float | None, parts: int
+) -> None:
     report = {
         "steps_total": steps,
         "steps_applied": [steps],
         "held_out": {"accuracy": accuracy},
-        "examples_per_s": 500.0 * training.BATCH,
+        "examples_per_s": 500.0 * training.BATCH / parts,
+        "consistency": "async" if parts == 1 else f"auto:{parts}",
     }
     assert training.to_target_s(report, 2000, 0.97) == seconds
