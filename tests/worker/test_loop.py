@@ -12,6 +12,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import Pulled
 from parashard.data.base import BadExample, Batch
+from parashard.errors import TooEarly
 from parashard.models.base import Nothing
 from parashard.models.framework import WrongModel
 from parashard.protocol.messages import PullRun, Push
@@ -211,6 +212,28 @@ def test_each_phase_counts_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None
     assert job.loop.phases_s == {"lease": 0.0, "pull": 2 * 2.0, "compute": 2 * 100.0, "push": 2 * 20.0}
     assert job.loop.transfer_s == 2 * 22.0, "nothing is hidden at depth 0"
     assert job.leasing.phases_s == {**job.loop.phases_s, "transfer": 44.0}
+
+
+def test_what_a_shard_waited_for_other_parts_is_no_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=0.0)
+    for module in (loop_module, transfers_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    job = Job(0, 1, 2)
+    pull = job.loop._client.pull
+
+    def waiting(*, step: int, **asked: Any) -> Pulled:
+        clock.now_s += 4.0
+        if step == 2:
+            raise TooEarly("a moment was not enough")
+        pulled = pull(step=step, **asked)
+        pulled.waited_s = 3.0
+        return pulled
+
+    monkeypatch.setattr(job.loop._client, "pull", waiting)
+    job.run()
+    assert (job.loop.phases_s["lease"], job.loop.phases_s["pull"]) == (2 * 3.0, 2 * 1.0 + 4.0)
+    assert job.loop.transfer_s == 2 * 1.0
+    assert (job.completed, job.leasing.drops) == ([0, 1], [2])
 
 
 def test_a_transfer_beside_computing_counts_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

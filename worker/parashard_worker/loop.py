@@ -232,7 +232,9 @@ class StepLoop:
             self._transfers.gave_up(grant.step, error)
             return
         finally:
-            self.phases_s["pull"] += time.perf_counter() - started_s
+            pull_s = time.perf_counter() - started_s
+            self.phases_s["pull"] += pull_s
+        self._count_wait(pulled, pull_s)
         if not announced and not self._announced(grant):
             return
         self._probe.measure(grant, pulled)
@@ -271,6 +273,13 @@ class StepLoop:
             with self._leasing.reading(leased.grant):
                 wait([leased.batch])
         return leased.pulled.result()
+
+    def _count_wait(self, pulled: Pulled | None, pull_s: float) -> None:
+        """Count what a shard waited for other workers' parts as waiting for a lease: it is no transfer."""
+        if pulled is not None:
+            waited_s = pulled.waited_s if self._executor is self._inline else min(pulled.waited_s, pull_s)
+            self.phases_s["pull"] -= waited_s
+            self.phases_s["lease"] += waited_s
 
     def _announced(self, grant: pb.Grant) -> bool:
         """Say that what killed a worker before begins, where that is so; if that fails, give it back: False."""

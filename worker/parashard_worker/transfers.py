@@ -6,6 +6,7 @@ What a step loop and a session do alike, in whatever threads they do it. Knows n
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -62,9 +63,13 @@ class Transfers:
         if grant.skip:
             return None
         with self._transferring() as waited_s:
-            pulled = self._client.pull(
-                step=grant.step, round_=self._round(grant.step), keys=keys, least_version=grant.least_version
-            )
+            try:
+                pulled = self._client.pull(
+                    step=grant.step, round_=self._round(grant.step), keys=keys, least_version=grant.least_version
+                )
+            except TooEarly:
+                waited_s.append(math.inf)  # all of it was waiting
+                raise
             waited_s.append(pulled.waited_s)
         failpoints.hit("worker.pull.done")
         return pulled

@@ -301,7 +301,7 @@ class _Calls:
             for moved in weights.runs:
                 into.fill(moved.offset_bytes - run.offset_bytes, moved.values)
             read(weights.rows)
-            return Fetched(weights.version)
+            return Fetched(weights.version, weights.waited_s)
 
         return _Done(lambda: self._plane.pull(run, TURN_S, copied))
 
