@@ -194,7 +194,9 @@ def _levels_of(curve: Curve) -> _Levels:
 def _rose(levels: _Levels, *, continued: bool) -> bool:
     """Tell whether a loss that had fallen has risen again by half, or one that had not is far above its best."""
     rise, fall = levels.late - levels.best, levels.first - levels.best
-    has_fallen = not continued and fall > FELL * max(abs(levels.first), abs(levels.best))
+    level = max(abs(levels.first), abs(levels.best))
+    near_nothing = level < CERTAIN * levels.first_error  # a share of that says nothing
+    has_fallen = not continued and not near_nothing and fall > FELL * level
     certain = CERTAIN * MEDIAN_ERROR * levels.rough / math.sqrt(BEST_BLOCKS)
     noise = certain if has_fallen else RISE_NOISE * levels.rough_step
     return rise > max(noise, REGAINED * fall, RISE_MIN * abs(levels.late))

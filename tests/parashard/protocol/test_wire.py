@@ -56,7 +56,17 @@ pushes = st.builds(
     norm=st.none() | st.floats(min_value=0.0),
 )
 receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
-pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s, keys=st.just({}))
+pulls = st.builds(
+    PullRun,
+    targets,
+    st.none() | u64s,
+    st.none() | u64s,
+    u64s,
+    u64s,
+    st.none() | u64s,
+    keys=st.just({}),
+    least_version=u64s,
+)
 
 TARGET = Target("run", "digest", 1, 0, 1)
 
