@@ -86,7 +86,7 @@ class Transport(Protocol):
         """Send a push, whole; its payload is only read, and must not change before the answer is there."""
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
-        """Fetch a run of the weights, and rows of tables; return what came of it.
+        """Fetch a run of the weights, and rows of tables; return the version, and how long the shard waited for it.
 
         Parameters
         ----------

@@ -180,7 +180,7 @@ class _Filling:
         self._fetched: list[Fetched] = []
 
     def from_one(self, frame: bytes) -> Fetched:
-        """Return what came of a pull whose answer is this frame alone, once its weights are in place."""
+        """Return the outcome of a pull that this frame answers alone, once its weights are in place."""
         self.take(frame)
         return self.end()
 
@@ -199,7 +199,7 @@ class _Filling:
         self._left = run._replace(offset_bytes=position, length_bytes=end - position, keys=NO_KEYS)
 
     def end(self) -> Fetched:
-        """Return what came of all frames; raise `MalformedFrame` if some are missing."""
+        """Return the outcome of all frames; raise `MalformedFrame` if some are missing."""
         if not self._fetched:
             raise MalformedFrame("a pull was answered with nothing", peer=self._address)
         wire.check_answered(self._run, self._received_bytes, peer=self._address)

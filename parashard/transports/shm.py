@@ -155,7 +155,7 @@ class ShmConnection:
         self._stream.send(Kind.PULL, header, keys, deadline_s=until_s)
 
     def weights(self, run: PullRun, into: Buffers, read: ReadRows, until_s: float) -> Fetched:
-        """Wait for the answer to a pull, have the rows read, and copy the weights; return what came of it."""
+        """Wait for the answer to a pull, have the rows read, and copy the weights; return the outcome."""
         reply, rows = self._answered(run, until_s)
         read(rows)
         position = self._read(run, into, reply.version)

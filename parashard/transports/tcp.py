@@ -108,7 +108,7 @@ def _prove(stream: Stream, deadline_s: float) -> None:
 
 
 def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadline_s: float) -> Fetched:
-    """Receive the parts of the answer to a pull into their places; return what came of them."""
+    """Receive the parts of the answer to a pull into their places; return the outcome."""
     left, end, received = run, run.offset_bytes + run.length_bytes, 0
     found: list[Fetched] = []
     while True:

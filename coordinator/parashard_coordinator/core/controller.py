@@ -21,9 +21,9 @@ MEASURED = 5  # reports of a worker before it is judged; after a pause one is en
 PAUSE_S, PAUSE_MAX_S = 30.0, 600.0
 
 AHEAD_S = SLOW_MIN_S
-"""Parts of so long are leased ahead; none where a batch takes longer, so that waiting makes no worker look slow."""
+"""Workers hold parts for so long, and none where a batch takes longer: a quick worker, which waits, would look slow."""
 AHEAD_MAX = 8  # batches
-PACE_BATCHES = 8  # that the time of a batch is the mean of
+PACE_BATCHES = 8  # the time of a batch is their mean
 
 LAG_MAX = 4
 WAITING_MIN = 0.1
@@ -115,7 +115,7 @@ class Controller:
     reason : str
         Why the lag is what it is.
     ahead : int
-        Batches whose parts wait at workers, beside the one that is due.
+        How many of the next batches workers may hold parts of.
     """
 
     def __init__(self, policy: Lagging) -> None:

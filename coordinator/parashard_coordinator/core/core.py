@@ -33,7 +33,7 @@ from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.loss_warnings import loss_of_step
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.rounds import Standing
-from parashard_coordinator.core.steering import at_most, depth, refill, sharing, steer, steered, window
+from parashard_coordinator.core.steering import at_most, depth, next_batches, refill, sharing, steer, steered
 from parashard_coordinator.kubernetes.ledger import PodEnd
 
 WORKERS_MAX = 4096
@@ -211,7 +211,7 @@ class Core:
             return self._answer(worker, [], [], revoked, why_none)
         most = min(want, job.options.lease_batch)
         limit = self._lease_limit()
-        granted = job.leases.grant(worker.name, most, sharing(job, now_s), now_s, limit, window(job))
+        granted = job.leases.grant(worker.name, most, sharing(job, now_s), now_s, limit, next_batches(job))
         if granted and job.progress.first_lease_s is None:
             job.progress.first_lease_s = now_s
         job.decisions += any([job.following.leases(grant.step) for grant in granted])

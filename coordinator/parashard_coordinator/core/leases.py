@@ -42,8 +42,8 @@ class Grant(NamedTuple):
     least_version: int = 0
 
 
-class Window(NamedTuple):
-    """Further batches whose steps may be leased before their turn, each shared out to the workers."""
+class NextBatches(NamedTuple):
+    """The batches after those that are due, whose steps may be leased already: how many, and the steps of each."""
 
     batches: int
     batch_steps: int
@@ -143,12 +143,12 @@ class StepLeases:
         return min(self.target, self.policy.limit(self.lowest_incomplete))
 
     def grant(
-        self, worker: str, want: int, workers: int, now_s: float, limit: int, window: Window | None = None
+        self, worker: str, want: int, workers: int, now_s: float, limit: int, after: NextBatches | None = None
     ) -> list[Grant]:
         """Lease up to `want` steps below `limit` to a worker, lowest first.
 
-        With none due, a straggling step of another worker is leased a second time (speculative execution). With none of
-        those, the worker gets its share of the batches in the window.
+        With none due, a straggling step of another worker is leased a second time (speculative execution). After
+        steps that are due the worker gets its share of the batches `after` them.
         """
         self._end_pauses(now_s)
         last = min(limit, self.target)
@@ -163,9 +163,9 @@ class StepLeases:
                 self.speculative_leases += 1
                 self._hold(worker, straggling, now_s)
                 return [self._grant_of(straggling)]
-        if window is not None:
-            last = min(last, limit + window.batches * window.batch_steps)
-            granted += self._ahead(worker, want - len(granted), workers, now_s, range(limit, last), window.batch_steps)
+        if after is not None:
+            last = min(last, limit + after.batches * after.batch_steps)
+            granted += self._ahead(worker, want - len(granted), workers, now_s, range(limit, last), after.batch_steps)
         return [self._grant_of(step) for step in granted]
 
     def acknowledge(

@@ -12,7 +12,7 @@ from typing import Any
 from parashard_coordinator.core.controller import SLOW_MIN_S, Controller, Decision, Drift
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import NOT_FINITE
-from parashard_coordinator.core.leases import Grant, Window
+from parashard_coordinator.core.leases import Grant, NextBatches
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.step_times import median
 
@@ -65,10 +65,10 @@ def at_most(job: JobRecord, worker: Worker, want: int, now_s: float) -> tuple[in
     return max(0, min(want, room)), "it has its share of the batch"
 
 
-def window(job: JobRecord) -> Window | None:
-    """Return how far ahead steps may be leased; twice as far as workers hold them, as reports come late."""
+def next_batches(job: JobRecord) -> NextBatches | None:
+    """Return which batches may be leased ahead: twice as many as workers hold, since reports come late."""
     controller = job.controller
-    return Window(2 * controller.ahead, controller.parts) if controller is not None and controller.ahead else None
+    return NextBatches(2 * controller.ahead, controller.parts) if controller is not None and controller.ahead else None
 
 
 def sharing(job: JobRecord, now_s: float) -> int:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from parashard.errors import NotReady, StaleIncarnation, TooEarly
+from parashard.errors import NotReady, QueueFull, StaleIncarnation, TooEarly
 from parashard.process import failpoints
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
 from parashard.telemetry.observing import NO_REQUEST_OBSERVER, ObservedRequest, RequestObserver
@@ -125,9 +125,8 @@ class RequestHandler:
             As `Shard.pull`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time.
         """
         with self._observer.pull(run, self._clock()) as seen:
-            waited_s = 0.0
             try:
-                return self._read(run, timeout_s, read, seen, waited_s)
+                return self._read(run, timeout_s, read, seen)
             except TooEarly:
                 waited_s = self._wait_for_version(run.least_version, min(timeout_s, self._version_wait_s))
             return self._read(run, timeout_s, read, seen, waited_s)
@@ -138,7 +137,7 @@ class RequestHandler:
         timeout_s: float,
         read: Callable[[Weights], _Result],
         seen: ObservedRequest,
-        waited_s: float,
+        waited_s: float = 0.0,
     ) -> _Result:
         self._check_open()
         with self._host.lock.held(timeout_s):
@@ -160,7 +159,7 @@ class RequestHandler:
         began_s = self._clock()
         with self._moved:
             if self._waiting >= WAITING_MAX:
-                return 0.0
+                raise QueueFull(f"{self._waiting} pulls wait for a version of this shard already")
             self._waiting += 1
             try:
                 self._moved.wait_for(lambda: self._version >= version, timeout_s)

@@ -15,9 +15,8 @@ from parashard_coordinator.core.leases import (
     Failed,
     Grant,
     StepLeases,
-    Window,
 )
-from parashard_coordinator.core.policies import Async, Auto, LeasingPolicy, Ssp, Sync
+from parashard_coordinator.core.policies import Async, LeasingPolicy, Ssp, Sync
 
 FREE = 1 << 62
 ALL = (0, 1)
@@ -469,61 +468,3 @@ def test_a_step_given_up_is_an_empty_push_for_every_shard_whenever_it_is_leased(
     leases.acknowledge("a", 0, [0, 1], 0.0, skipped=True)
     leases.shard_registered(1, IntervalSet())
     assert leases.grant("b", 1, 1, 0.0, 4) == [Grant(0, skip=True)], "the other shard has the empty push"
-
-
-# --- before their turn ---
-
-FOUR = Window(batches=4, batch_steps=2)
-
-
-def ahead(leases: StepLeases, worker: str, want: int, now_s: float = 0.0, workers: int = 2) -> list[int]:
-    return [found.step for found in leases.grant(worker, want, workers, now_s, FREE, FOUR)]
-
-
-def test_of_each_batch_in_the_window_a_worker_gets_its_share() -> None:
-    leases = leases_of(100, Auto(2))
-    assert ahead(leases, "a", 4) == [0, 2, 4, 6]
-    assert ahead(leases, "b", 9) == [1, 3, 5, 7, 8], "and no step past the window"
-    assert ahead(leases, "a", 9) == [9]
-    assert grant(leases, "c") == [], "without a window nothing is due"
-
-
-def test_steps_that_come_back_go_to_whoever_is_there_before_those_ahead() -> None:
-    leases = leases_of(100, Auto(2))
-    ahead(leases, "a", 2)
-    ahead(leases, "b", 2)
-    leases.end("b")
-    assert ahead(leases, "a", 2, workers=1) == [1, 3], "a is alone, and may have whole batches"
-
-
-def test_a_straggler_comes_before_a_step_ahead() -> None:
-    leases = leases_of(100, Auto(2), retry_pause_s=0.0)
-    ahead(leases, "a", 1)
-    ahead(leases, "slow", 1)
-    leases.acknowledge("a", 0, ALL, 0.1)
-    assert ahead(leases, "a", 1, now_s=0.1) == [2], "not yet late"
-    leases.acknowledge("a", 2, ALL, 0.2)
-    assert ahead(leases, "a", 1, now_s=0.1 + 2 * SPECULATION_MIN_S) == [1]
-
-
-@given(
-    wants=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6), st.booleans()), max_size=30),
-    parts=st.integers(1, 4),
-)
-def test_whatever_is_leased_ahead_no_step_has_two_holders_and_none_is_forgotten(
-    wants: list[tuple[str, int, bool]], parts: int
-) -> None:
-    leases, held = leases_of(40, Auto(parts), speculate_after=0.0), dict[str, list[int]]()
-    for worker, want, finishes in wants:
-        found = leases.grant(worker, want, 3, 0.0, FREE, Window(3, parts))
-        mine = held.setdefault(worker, [])
-        mine += [one.step for one in found]
-        assert max(mine, default=0) < (leases.lowest_incomplete // parts + 4) * parts
-        if finishes and mine:
-            leases.acknowledge(worker, mine.pop(0), ALL, 0.0)
-    everything = [step for steps in held.values() for step in steps]
-    assert len(everything) == len(set(everything))
-    for worker in held:
-        leases.end(worker)
-    left = [leases.grant("last", 99, 1, 0.0, FREE, Window(40, parts)) for _ in range(40)]
-    assert sorted(one.step for few in left for one in few) == [s for s in range(40) if s not in leases.complete]

@@ -215,5 +215,5 @@ def test_a_pull_that_waited_in_vain_is_too_early() -> None:
 
 def test_only_so_many_pulls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_handler, "WAITING_MAX", 0)
-    with pytest.raises(TooEarly):
+    with pytest.raises(QueueFull, match="0 pulls wait for a version"):  # a client asks again after a pause
         version_of(Doubles(), 1)
