@@ -89,7 +89,7 @@ class ScriptedLeasing:
     evaluations: dict[int, tuple[dict[str, float], str]] = field(default_factory=dict)
     judged_steps: dict[int, int] = field(default_factory=dict)
     evaluation_kinds: dict[int, pb.FailureKind] = field(default_factory=dict)
-    phases_s: dict[str, float] = field(default_factory=dict)
+    phases: Callable[[], dict[str, float]] = dict
     watched: list[Work] = field(default_factory=list)  # what examples are read for, or the model is at
     drifts: list[pb.StepDrift] = field(default_factory=list)
     depth: int = 99

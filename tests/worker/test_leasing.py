@@ -97,7 +97,7 @@ def test_steps_go_from_the_coordinator_to_the_loop_and_back(
     coordinator.answer(0)
     assert take_step(leasing) == 0
     coordinator.call()  # asks for more
-    leasing.phases_s = {"compute": 2.0}
+    leasing.phases = lambda: {"compute": 2.0}
     leasing.completed(pb.CompletedStep(step=0))
     coordinator.answer()
     request = coordinator.call()

@@ -74,8 +74,8 @@ class Leasing:
 
     Attributes
     ----------
-    phases_s : dict of str to float
-        Where the step loop's time went; the loop replaces it, every call reports it.
+    phases : callable
+        Returns where the step loop's time went, in seconds by phase; every call reports it.
     clock : AwakeClock
         Of this worker: whatever it waits for is judged by it.
     """
@@ -114,7 +114,7 @@ class Leasing:
             retry_budget_s=retry_budget_s,
             evaluates=evaluates,
         )
-        self.phases_s: dict[str, float] = {}
+        self.phases: Callable[[], Mapping[str, float]] = dict
         self._pausing_until_s = -math.inf  # until when the thread that asks will sleep; it does not
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
 
@@ -298,7 +298,7 @@ class Leasing:
                     self._pausing_until_s = now_s + pause_s
                     self._changed.wait(pause_s)
                     self._pausing_until_s = -math.inf
-                request = self._work.request(self.clock.now_s(), self.phases_s)
+                request = self._work.request(self.clock.now_s(), self.phases())
                 self._changed.notify_all()
             if request is None:
                 if self._work.hung:

@@ -123,6 +123,7 @@ class StepLoop:
         self._pushing: deque[tuple[_Computed, Future[tuple[int, ...]]]] = deque()
         self._evaluation: pb.EvaluationGrant | None = None
         self.phases_s = dict.fromkeys(("lease", "pull", "compute", "push"), 0.0)
+        leasing.phases = lambda: {**self.phases_s, "transfer": self._transfers.transfer_s}
         self.steps = 0
         self.examples = 0
         self.computed = 0
@@ -165,7 +166,6 @@ class StepLoop:
                 self._settle()
             elif self._leasing.over:
                 break
-            self._leasing.phases_s = {**self.phases_s, "transfer": self._transfers.transfer_s}
         while self._pushing:
             self._settle()
         for leased in self._pulling:

@@ -8,6 +8,7 @@ wait, and where the measured drift allows it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -20,9 +21,9 @@ SLOW_MIN_S = 0.05  # a part that takes less is never slow
 MEASURED = 5  # reports of a worker before it is judged; after a pause one is enough
 PAUSE_S, PAUSE_MAX_S = 30.0, 600.0
 
-AHEAD_S = SLOW_MIN_S
-"""Workers hold parts for so long, and none where a batch takes longer: a quick worker, which waits, would look slow."""
-AHEAD_MAX = 8  # batches
+AHEAD_S, AHEAD_MAX = 0.05, 8
+"""Workers hold parts of the next batches for so long, of one at least and of so many at most."""
+PACED_S = 0.5  # none are leased ahead where a batch takes longer: a worker that waits for it asks in time
 PACE_BATCHES = 8  # the time of a batch is their mean
 
 LAG_MAX = 4
@@ -183,7 +184,7 @@ class Controller:
         took_s = now_s - since_s
         if batch - first >= PACE_BATCHES:
             self.ahead = batches_ahead(took_s / (batch - first))
-        elif took_s > PACE_BATCHES * AHEAD_S:
+        elif took_s > PACE_BATCHES * PACED_S:
             self.ahead = 0
         elif self._pace is not None:
             return
@@ -267,8 +268,10 @@ class _Window:
 
 
 def batches_ahead(batch_s: float) -> int:
-    """Return how many batches take `AHEAD_S`, at most `AHEAD_MAX`."""
-    return min(AHEAD_MAX, int(AHEAD_S / batch_s)) if batch_s > 0 else AHEAD_MAX
+    """Return of how many of the next batches workers hold parts, where a batch takes so long."""
+    if batch_s > PACED_S:
+        return 0
+    return min(AHEAD_MAX, math.ceil(AHEAD_S / batch_s)) if batch_s > 0 else AHEAD_MAX
 
 
 def choose_lag(figures: Figures, batch_s: Mapping[int, float]) -> Decision:

@@ -172,6 +172,7 @@ class Core:
         job.resolved(NO_WORKER)
         for phase, seconds in call.phases_s.items():
             worker.phases_s[phase] = seconds
+        job.leases.times.waited(worker.name, worker.phases_s["lease"])
         for step in call.completed:
             self._completed(worker, step, now_s)
         steer(job, worker, call.drifts, now_s)

@@ -70,6 +70,20 @@ def test_a_slow_worker_is_left_out_while_another_one_is_there() -> None:
     assert "gets no parts" not in in_words(core.job, now_s)
 
 
+def test_who_waits_for_a_slow_worker_with_a_part_leased_ahead_does_not_look_slow() -> None:
+    core = core_of(Auto(2), steps_total=600)
+    quick, slow = Caller(core, "worker-0"), Caller(core, "worker-1")
+    assert core.job.controller is not None
+    core.job.controller.ahead = 1
+    for batch in range(MEASURED + 1):
+        now_s = 0.4 * batch
+        for caller, waited_s in (quick, 0.3), (slow, 0.0):
+            caller.call(completed=done(*caller.held[:1]), phases_s={"lease": waited_s * batch}, now_s=now_s)
+            caller.lease(2, now_s=now_s)
+            assert len(caller.held) == 2 or batch == MEASURED, "a part of this batch, and of the next one"
+    assert "worker-1 gets no parts for 30 s: a part takes it 0.4 s, the others 0.1 s" in core.job.events
+
+
 def test_a_slow_worker_is_tried_again_whatever_it_reports_meanwhile() -> None:
     core = core_of(Auto(2), steps_total=600)
     quick, slow = Caller(core, "worker-0"), Caller(core, "worker-1")
@@ -148,8 +162,8 @@ def test_where_batches_are_quick_a_worker_holds_its_share_of_the_next_ones() -> 
     for batch in range(20):
         for caller in (one, two):
             if not caller.held:
-                caller.lease(1, now_s=0.01 * batch)
-            caller.call(completed=done(caller.held[0]), now_s=0.01 * batch)
+                caller.lease(1, now_s=0.012 * batch)
+            caller.call(completed=done(caller.held[0]), now_s=0.012 * batch)
     assert core.job.controller is not None
     assert core.job.controller.ahead == 5
     answer = one.call(want=9, now_s=0.2)

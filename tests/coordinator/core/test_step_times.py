@@ -15,6 +15,19 @@ def test_a_step_that_waited_behind_another_one_begins_when_that_was_done() -> No
     assert times.of("worker-0") == [2.0, 1.0, 0.5]
 
 
+def test_what_a_worker_waited_for_others_is_not_its_time() -> None:
+    times = StepTimes()
+    times.waited("worker-0", 7.0)  # before its first step
+    times.took("worker-0", 1.0, 3.0)
+    times.waited("worker-0", 7.5)  # a step that was leased ahead, whose pull waited
+    times.took("worker-0", 1.0, 4.0)
+    times.waited("worker-0", 12.0)  # for its next lease: that is before the grant
+    times.took("worker-0", 8.5, 9.5)
+    times.waited("worker-0", 11.0)  # another process of this name
+    times.took("worker-0", 9.5, 10.0)
+    assert times.of("worker-0") == [2.0, 0.5, 1.0, 0.5]
+
+
 def test_steps_that_are_reported_together_share_the_time() -> None:
     times = StepTimes()
     for _ in range(4):
