@@ -48,9 +48,10 @@ def main() -> None:
     os.environ.update(ONE_THREAD)
     data = None if asked.data is None else asked.data.absolute()
     found = read(asked.results)
+    named = asked.tasks or [name for name in tasks.names() if asked.part == "night" or name not in tasks.LONG]
     due = [
         cell
-        for cell in dict.fromkeys(cells_of(asked.part, available(asked.tasks or tasks.names(), data)))
+        for cell in dict.fromkeys(cells_of(asked.part, available(named, data)))
         if cell not in found
         and cell.seed < asked.seeds
         and (not asked.scenarios or cell.scenario in {"plain", *asked.scenarios})

@@ -107,6 +107,22 @@ class RateByStaleness(Momentum):
         return super().update(worker, gradient, weights, pulled, eta) / (1 + staleness)
 
 
+class WarmUp(Momentum):
+    """A warm-up that grows with the workers, so with staleness: from eta / N to eta in 20 N updates.
+
+    eta' = eta (1/N + (1 - 1/N) min(1, t / (20 N))): gradual warm-up (Goyal 2017, arXiv:1706.02677), whose length by N
+    is ours.
+    """
+
+    updates = 0
+
+    def update(self, worker: int, gradient: Vector, weights: Vector, pulled: Vector, eta: float) -> Vector:
+        least = 1 / self.workers
+        rate = least + (1 - least) * min(1.0, self.updates / (20 * self.workers))
+        self.updates += 1
+        return rate * super().update(worker, gradient, weights, pulled, eta)
+
+
 class DelayCompensation(Momentum):
     """g becomes g + lambda g^2 (theta - theta_pulled), lambda = 0.04 (Zheng 2017, arXiv:1609.08326)."""
 
@@ -195,6 +211,10 @@ class DanaAdam(Adam):
         return np.asarray(self.moments[worker] / (1 - self.beta1 ** self.pushes[worker]))
 
 
+class WarmUpAdam(WarmUp, Adam):
+    """Adam with a warm-up that grows with the workers."""
+
+
 MOMENTUM: dict[str, Callable[[Any, int], Method]] = {
     "momentum (reference)": Momentum,
     "lowered momentum": LoweredMomentum,
@@ -202,6 +222,7 @@ MOMENTUM: dict[str, Callable[[Any, int], Method]] = {
     "DANA": Dana,
     "DANA-Slim": DanaSlim,
     "rate by staleness": RateByStaleness,
+    "longer warm-up": WarmUp,
     "delay compensation": DelayCompensation,
     "Gap-Aware": GapAware,
     "DANA + Gap-Aware": DanaGapAware,
@@ -210,4 +231,5 @@ ADAM: dict[str, Callable[[Any, int], Method]] = {
     "Adam (reference)": Adam,
     "lowered beta1": LoweredAdam,
     "DANA for Adam": DanaAdam,
+    "longer warm-up, Adam": WarmUpAdam,
 }

@@ -1,15 +1,20 @@
-"""The tasks, one file each: `make(seed, data)` returns the `Trial` of a seed, deterministic and 5 to 20 s on one core.
+"""The tasks, one file each: `make(seed, data)` returns the `Trial` of a seed.
 
+All are deterministic, and take 5 to 20 s on one core; those of `LONG` a minute or two.
 `data` is the folder with MNIST's four files, or None; a task that needs them raises `NoData` without them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from importlib import import_module
 from pathlib import Path
 
 from benchmarks.statistics.trial import Trial
+
+LONG = frozenset({"gpt_1m"})
+"""Only in the part of a night, or by name."""
 
 
 class NoData(Exception):
@@ -22,10 +27,11 @@ def names() -> list[str]:
 
 
 def digest(name: str) -> str:
-    """Return the beginning of the SHA-256 of a task's file and those that tasks share: other cells are out of date."""
+    """Return the beginning of the SHA-256 of a task's file and of the shared ones that it names: see `read`."""
     folder = Path(__file__).parent
-    shared = sorted(path for path in folder.glob("_*.py") if path.name != "__init__.py")
-    return hashlib.sha256(b"".join(path.read_bytes() for path in (folder / f"{name}.py", *shared))).hexdigest()[:12]
+    own = (folder / f"{name}.py").read_bytes()
+    shared = sorted({match.decode() for match in re.findall(rb"tasks\.(_\w+)", own)})
+    return hashlib.sha256(b"".join((own, *((folder / f"{each}.py").read_bytes() for each in shared)))).hexdigest()[:12]
 
 
 def make(name: str, seed: int, data: Path | None) -> Trial:
