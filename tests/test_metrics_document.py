@@ -79,7 +79,7 @@ def _shard() -> CollectorRegistry:
     served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS), tables=tables), AdmissionLock(1), "")
     log: Any = SimpleNamespace(bytes=0, fsyncs=0, failures=0)
     registry.register(ShardCollector(served, PushMemory(1), CheckpointRecord(), lambda: log))
-    registry.register(RefusedPeers({"bytes": lambda: 0}))
+    registry.register(RefusedPeers({"connections": lambda: 0}))
     return registry
 
 

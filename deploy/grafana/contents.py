@@ -218,7 +218,7 @@ FAILURES = Dashboard(
               in_5_minutes("parashard_coordinator_worker_exits_total", legend="worker exits")),
         panel("Ends of pods", "In 5 minutes, of containers, too, by role and reason. On Kubernetes only.", "short",
               in_5_minutes("parashard_coordinator_pod_ends_total", "role, reason"), kind="stack"),
-        panel("Refused peers", "What single peers did not get in 5 minutes: beyond their share, or too slow.", "short",
+        panel("Refused peers", "What peers did not get in 5 minutes: beyond a cap, or too slow.", "short",
               in_5_minutes("parashard_refused_peers_total", "reason"), kind="stack"),
         panel("Certificates", "Time until the first one expires, by role. Without TLS there are none.", "s",
               ("min by (role) ((parashard_certificate_expires_timestamp_seconds - time()) "

@@ -33,8 +33,9 @@ from parashard.security.grpc_tls import (
 CONTROL_DEADLINE_S = 10.0
 DATA_DEADLINE_S = 60.0
 SLOWEST_BYTES_PER_S = 8 << 20  # what a link must carry, so that a large push or pull has the time that it needs
-SERVER_THREADS = 64
-CALLS_MAX = 128  # in progress, and answered but not yet read: each answer may be of 4 MiB
+SERVER_THREADS = 64  # of one server: the calls that it serves at once
+CALLS_MAX = 128  # served, or answered and not yet read: each answer may be of 4 MiB; one more is refused
+WAITING_CALLS_MAX = 4 * SERVER_THREADS  # served, or waiting for a thread; gRPC itself refuses one more
 STREAMS_MAX = 128  # calls under way on one connection
 CONNECTIONS_MAX = 1024
 _CONNECT_S = 5.0  # to a socket of this process
@@ -234,13 +235,13 @@ class Server:
         *,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self.admission = AdmissionInterceptor(SERVER_THREADS, CALLS_MAX)
+        self.admission = AdmissionInterceptor(CALLS_MAX)
         roles = [RoleInterceptor(now)] if credentials else []
         self.grpc = grpc.server(
             futures.ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="rpc"),
             interceptors=[_ErrorInterceptor(), *roles, self.admission],  # the first is the outermost
             options=_server_options(request_bytes_max),
-            maximum_concurrent_rpcs=4 * SERVER_THREADS,
+            maximum_concurrent_rpcs=WAITING_CALLS_MAX,
         )
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # a worker serves nothing
 

@@ -1,7 +1,7 @@
-"""Admission of gRPC calls by peer: a bound on concurrent calls, and deadlines for sending and reading.
+"""Admission of gRPC calls: a cap on those under way, and deadlines for sending and reading.
 
-Owns the count and the two deadlines, which are of one message each, and decodes messages. gRPC's own bounds are for all
-peers together; its threads would wait without bound for a message that does not come, and it would keep an unread
+Owns the count and the two deadlines, which are of one message each, and decodes messages. gRPC's own bound counts no
+unread answers; its threads would wait without bound for a message that does not come, and it would keep an unread
 answer without bound. Does not know roles nor errors' statuses: those interceptors come first. Called by
 `parashard.protocol.rpc`.
 """
@@ -11,17 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from functools import lru_cache
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from parashard.errors import LimitExceeded, MalformedFrame, NotAllowed, QueueFull, Unreachable
-from parashard.security.grpc_tls import behavior_of, uris_of
-from parashard.security.peers import host_in_grpc, peer_of_certificate, peer_of_host
+from parashard.security.grpc_tls import behavior_of
 from parashard.security.roles import PULL, PUSH, SUBSCRIBE
-from parashard.security.shares import Shares
 
 MESSAGE_DEADLINE_S = 20.0  # to receive a message, at most little more than 4 MiB, after the headers or the last one
 ANSWER_DEADLINE_S = 20.0  # for the peer to read a message of the answer, of the same size
@@ -30,17 +27,15 @@ LOOK_S = 1.0
 
 
 class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Admits a call within its peer's share, before its message is received; ends calls of slow peers.
+    """Admits a call below the cap, before its message is received; ends calls of slow peers.
 
     Streams are served for the named methods only, which bound the time of a whole call; others would hold a thread
     without bound.
 
     Parameters
     ----------
-    serving_max : int
-        Calls served at once: the server's threads.
-    under_way_max : int
-        Calls served or with an unread answer.
+    calls_max : int
+        Calls served or with an unread answer; one more is refused with `QueueFull`.
     streams : collection of str
         Methods whose requests or answers may be streams.
     clock : callable
@@ -49,14 +44,16 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
 
     def __init__(
         self,
-        serving_max: int,
-        under_way_max: int,
+        calls_max: int,
         streams: Collection[str] = (PUSH, PULL, SUBSCRIBE),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._streams = streams
-        self._serving = Shares(serving_max)
-        self._under_way = Shares(under_way_max)
+        self._calls_max = calls_max
+        self.under_way = 0
+        """Calls served now, or with an unread answer."""
+        self.refused = 0
+        """Calls refused because so many were under way."""
         self.slow = 0
         """Calls ended because their peer did not send its message or read its answer in time."""
         self._clock = clock
@@ -84,7 +81,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
             try:
                 return serve(requests(messages, call), context)
             finally:
-                self._served(call)
+                self._waits(call, ANSWER_DEADLINE_S)
 
         def admitted_stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
             call = self._begin(context)
@@ -94,7 +91,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
                     yield answer  # it is on its way when gRPC asks for the next
                     self._waits(call, None)
             finally:
-                self._served(call)
+                self._waits(call, ANSWER_DEADLINE_S)
 
         # Bytes: if gRPC itself decodes, an invalid message is answered and logged as an internal error.
         if answers_with_stream:
@@ -128,36 +125,21 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         while not self._stopping.wait(LOOK_S):
             self.look()
 
-    @property
-    def refused(self) -> int:
-        """Calls refused because their peer's share was used up."""
-        return self._serving.refused + self._under_way.refused
-
     def _begin(self, context: grpc.ServicerContext) -> _Call:
         metadata_bytes = sum(len(key) + len(value) for key, value in context.invocation_metadata())
         # gRPC's own bound is per frame, so that much more passes.
         if metadata_bytes > METADATA_BYTES_MAX:
             raise LimitExceeded(f"{metadata_bytes} bytes of metadata; allowed are {METADATA_BYTES_MAX}")
-        call = _Call(context, peer_of_call(context), self._clock())
+        call = _Call(context)
         with self._lock:
-            if self._taken(call):
-                self._until_s[call] = call.began_s + MESSAGE_DEADLINE_S
-            else:
-                mine, everybodys = self._under_way.of(call.peer), self._under_way.held
-                raise QueueFull(
-                    f"{call.peer or 'this host'} has {mine} calls under way here, of {everybodys}: others come first"
-                )
+            if self.under_way >= self._calls_max:
+                self.refused += 1
+                raise QueueFull(f"{self.under_way} calls are under way here; at most {self._calls_max} may be")
+            self.under_way += 1
+            self._until_s[call] = self._clock() + MESSAGE_DEADLINE_S
         if not context.add_callback(lambda: self._end(call)):
             self._end(call)  # it is over already; the next error is not sent
         return call
-
-    def _taken(self, call: _Call) -> bool:
-        if not self._serving.take(call.peer, 1, call.began_s):
-            return False
-        if not self._under_way.take(call.peer, 1, call.began_s):
-            self._serving.give_back(call.peer, 1)
-            return False
-        return True
 
     def _received(self, messages: Iterator[bytes], call: _Call) -> Iterator[bytes]:
         """Yield each message, which has its own deadline; a call has at least one."""
@@ -187,25 +169,18 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
             else:
                 self._until_s[call] = self._clock() + within_s
 
-    def _served(self, call: _Call) -> None:
-        with self._lock:
-            self._serving.give_back(call.peer, 1)
-        self._waits(call, ANSWER_DEADLINE_S)
-
     def _end(self, call: _Call) -> None:
         with self._lock:
             call.ended = True
             self._until_s.pop(call, None)
-            self._under_way.give_back(call.peer, 1)
+            self.under_way -= 1
 
 
 class _Call:
-    """A call in progress, and its peer."""
+    """A call in progress."""
 
-    def __init__(self, context: grpc.ServicerContext, peer: str, began_s: float) -> None:
+    def __init__(self, context: grpc.ServicerContext) -> None:
         self.context = context
-        self.peer = peer
-        self.began_s = began_s
         self.ended = False
 
 
@@ -222,13 +197,3 @@ def _decoded(decode: Callable[[bytes], Any], message: bytes) -> Any:
 
 def _not_served(message: Any, context: grpc.ServicerContext) -> Any:
     raise NotAllowed("calls that are answered with a stream are not served")
-
-
-def peer_of_call(context: grpc.ServicerContext) -> str:
-    """Return the peer that a call counts for: its certificate's identity, without TLS its host."""
-    return peer_of_certificate(uris_of(context)) or _peer_in_grpc(context.peer())
-
-
-@lru_cache(maxsize=1024)  # a connection's name is the same at every call
-def _peer_in_grpc(name: str) -> str:
-    return peer_of_host(host_in_grpc(name))

@@ -1,4 +1,4 @@
-"""RefusedPeers: the counter of requests refused to a single peer, by reason.
+"""RefusedPeers: the counter of what peers were refused, by reason.
 
 Knows no limit: each owner of one counts, and is asked when the metrics are scraped. Called by the services that serve
 others.

@@ -76,15 +76,12 @@ class Stream:
 
     Attributes
     ----------
-    counted_for : str
-        On a shard: whose share the connection, and what comes on it, counts in (`parashard.security.peers`).
     greeted : bool
         On a shard: the other end has said a HELLO that is meant for it.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.peer = peer
-        self.counted_for = ""
         self.greeted = False
         self._connection = connection
         self._io = io_of(connection)

@@ -147,7 +147,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     service.add_to(server)
     metrics = Metrics("shard", credentials)
     metrics.add(partial(_collector, host, builder.push_memory, checkpointer.record, lambda: push_log.current))
-    metrics.add(partial(_refused_peers, builder.push_memory, server, ports))
+    metrics.add(partial(_refused_peers, server, ports))
     announced = False
     http = HttpPort(
         arguments.host,
@@ -194,12 +194,11 @@ def _collector(
     return ShardCollector(host, memory, checkpoints, log_)
 
 
-def _refused_peers(memory: PushMemory, server: Server, ports: Listeners) -> Collector:
+def _refused_peers(server: Server, ports: Listeners) -> Collector:
     from parashard.telemetry.refusals import RefusedPeers
 
     return RefusedPeers(
         {
-            "bytes": lambda: memory.shares.refused,
             "calls": lambda: server.admission.refused,
             "connections": lambda: ports.turned_away,
             "slow": lambda: server.admission.slow,

@@ -109,7 +109,6 @@ class ShardProcess(Process):
         self.host = first.host
         self.host.lock = AdmissionLock(1, broken=lambda error: None)  # it is raised, and ends the simulation
         clock: Callable[[], float] = lambda: world.now_s  # noqa: E731
-        builder.push_memory.clock = clock
         schedule = CheckpointSchedule(
             every_s=options.every_s,
             every_steps=options.every_steps,
@@ -217,7 +216,7 @@ class ShardProcess(Process):
         if message.index == 0 and not message.last and not call.held_bytes and not call.served:
             header, _ = wire.decode_push(message.frame)
             self._plane.check(wire.target(header.target))
-            self._memory.take("", header.total_bytes)
+            self._memory.take(header.total_bytes)
             call.held_bytes = header.total_bytes
         if message.last:
             call.answer = Promise()
@@ -248,7 +247,7 @@ class ShardProcess(Process):
         self.world.fired["push cut in the middle"] += not call.served and self.alive
 
     def _release(self, call: _PushCall) -> None:
-        self._memory.give_back("", call.held_bytes)
+        self._memory.give_back(call.held_bytes)
         call.held_bytes = 0
 
     def _push(self, frame: bytes) -> bytes | Promise[bytes]:

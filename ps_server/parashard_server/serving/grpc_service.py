@@ -14,7 +14,6 @@ from parashard.protocol import wire
 from parashard.protocol.messages import MESSAGE_BYTES_MAX
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import Server, data_deadline_s, data_handlers
-from parashard.security.grpc_admission import peer_of_call
 from parashard.transports import memory
 from parashard.transports.grpc import SERVICE
 from parashard_server.core.shard import Shard
@@ -72,17 +71,13 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         until_s = self._until_s(context)
         header, payload = wire.decode_push(next(messages))
         self._plane.check(wire.target(header.target))
-        peer, missing_bytes = peer_of_call(context), header.total_bytes - payload.nbytes
+        missing_bytes = header.total_bytes - payload.nbytes
         if missing_bytes and header.total_bytes > self._plane.push_bytes_max:
             raise LimitExceeded(
                 f"step {header.step}: a push of {header.total_bytes} bytes; this shard's plan allows "
                 f"{self._plane.push_bytes_max}"
             )
-        with (
-            self._buffers.take(header.total_bytes, peer)
-            if missing_bytes
-            else self._buffers.lent(payload, peer) as buffer
-        ):
+        with self._buffers.take(header.total_bytes) if missing_bytes else self._buffers.lent(payload) as buffer:
             if missing_bytes:
                 _received(buffer, payload, messages, until_s)
             receipt = self._plane.push(wire.push_from(header, buffer), _left_s(until_s))

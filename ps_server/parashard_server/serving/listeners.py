@@ -24,7 +24,7 @@ from parashard_server.serving.shm_service import ShmService, Slots
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.tcp_service import TcpService
 
-CONNECTIONS_MAX = 1024  # of each server, one peer 768 of them; a worker opens at most 8, and as a rule 2
+CONNECTIONS_MAX = 1024  # of each server; a worker opens at most 8, and as a rule 2
 BACKLOG = 1024  # beyond it the kernel delays new connections by a second and more
 
 

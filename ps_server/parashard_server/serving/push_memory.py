@@ -1,7 +1,7 @@
 """PushMemory: the one budget for the memory of pushes on their way to a shard, whichever transport carries them.
 
-Counts bytes, and each peer's share of them; the memory itself belongs to its users: receive buffers of TCP and
-gRPC (`parashard_server.serving.receive_buffers`) and slots of shared memory (`parashard_server.serving.shm_service`).
+Counts bytes; the memory itself belongs to its users: receive buffers of TCP and gRPC
+(`parashard_server.serving.receive_buffers`) and slots of shared memory (`parashard_server.serving.shm_service`).
 Thread-safe; its lock is held for nothing else. Made by `parashard_server.build`, one for a process, for all
 incarnations of its shard. Implements rule P19 of docs/protocol.md.
 """
@@ -9,12 +9,10 @@ incarnations of its shard. Implements rule P19 of docs/protocol.md.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from parashard.errors import QueueFull
-from parashard.security.shares import Shares
 
 
 class PushMemory:
@@ -27,13 +25,11 @@ class PushMemory:
     total_bytes : int
         The budget. A job whose largest push does not fit is refused at its start (`parashard_coordinator.run.resolve`);
         here a push alone is always admitted, so that rounding to pages keeps none out.
-    clock : callable
-        Monotonic seconds; an attribute too.
 
     Attributes
     ----------
-    shares : Shares
-        Whose the bytes are.
+    held_bytes : int
+        Bytes that pushes hold now.
     held_bytes_max : int
         The most that was held at once.
     refused : int
@@ -42,70 +38,57 @@ class PushMemory:
         Each gives back what it keeps for later pushes beyond `free_bytes`; called after more has been taken.
     """
 
-    def __init__(self, total_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
-        self.shares = Shares(total_bytes)
+        self.held_bytes = 0
         self.held_bytes_max = 0
         self.refused = 0
         self.caches: list[Callable[[], None]] = []
-        self.clock = clock
         self._lock = threading.Lock()
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that pushes hold now."""
-        return self.shares.held
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the budget that are free."""
-        return max(0, self.total_bytes - self.shares.held)
+        return max(0, self.total_bytes - self.held_bytes)
 
-    def has_room(self, peer: str, size_bytes: int, now_s: float) -> bool:
-        """Return whether a peer may take so much now."""
+    def took(self, size_bytes: int) -> bool:
+        """Take so much if it is free; return whether it was."""
         with self._lock:
-            return self.shares.has_room(peer, size_bytes, now_s)
-
-    def took(self, peer: str, size_bytes: int, now_s: float) -> bool:
-        """Take so much for a peer if it may; return whether it did."""
-        with self._lock:
-            if not self.shares.take(peer, size_bytes, now_s):
+            if self.held_bytes and self.held_bytes + size_bytes > self.total_bytes:
                 return False
-            self.held_bytes_max = max(self.held_bytes_max, self.shares.held)
+            self.held_bytes += size_bytes
+            self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
         for trim in self.caches:
             trim()
         return True
 
-    def take(self, peer: str, size_bytes: int) -> None:
-        """Take so much for a peer.
+    def take(self, size_bytes: int) -> None:
+        """Take so much.
 
         Raises
         ------
         QueueFull
-            If the budget has not so much left, or the peer's share; nothing is taken.
+            If the budget has not so much left; nothing is taken.
         """
-        if not self.took(peer, size_bytes, self.clock()):
-            raise self._full(size_bytes)
-
-    def _full(self, size_bytes: int) -> QueueFull:
-        """Count a refusal, and return the error that says so."""
+        if self.took(size_bytes):
+            return
         with self._lock:
             self.refused += 1
-            return QueueFull(
-                f"pushes on their way hold {self.held_bytes} bytes; another {size_bytes} would pass "
-                f"{self.shares.bound(size_bytes)}"
+            raise QueueFull(
+                f"pushes on their way hold {self.held_bytes} bytes; another {size_bytes} would pass {self.total_bytes}"
             )
 
-    def give_back(self, peer: str, size_bytes: int) -> None:
-        """Return what a peer took."""
+    def give_back(self, size_bytes: int) -> None:
+        """Return what was taken."""
         with self._lock:
-            self.shares.give_back(peer, size_bytes)
+            assert size_bytes <= self.held_bytes, f"{size_bytes} bytes come back, and {self.held_bytes} are held"
+            self.held_bytes -= size_bytes
 
     @contextmanager
-    def lent(self, peer: str, size_bytes: int) -> Iterator[None]:
+    def lent(self, size_bytes: int) -> Iterator[None]:
         """Take so much for as long as the context lasts; raises as `take`."""
-        self.take(peer, size_bytes)
+        self.take(size_bytes)
         try:
             yield
         finally:
-            self.give_back(peer, size_bytes)
+            self.give_back(size_bytes)

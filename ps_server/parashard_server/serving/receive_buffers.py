@@ -40,7 +40,7 @@ class ReceiveBuffers:
     Parameters
     ----------
     memory : PushMemory
-        Where buffers in use are counted, and each peer has its share; an attribute too.
+        Where buffers in use are counted; an attribute too.
 
     Attributes
     ----------
@@ -58,31 +58,27 @@ class ReceiveBuffers:
         self.held_bytes = 0
         memory.caches.append(self._unkeep)
 
-    def take(self, size_bytes: int, peer: str = "") -> ReceiveBuffer:
-        """Lend a peer a buffer; it comes back at the end of its `with`.
+    def take(self, size_bytes: int) -> ReceiveBuffer:
+        """Lend a buffer; it comes back at the end of its `with`.
 
         Raises
         ------
         QueueFull
-            If pushes on their way leave too little of the budget, or of the peer's share, or the machine has no memory;
-            nothing is reserved.
+            If pushes on their way leave too little of the budget, or the machine has no memory; nothing is reserved.
         """
-        memory = self._used_again(size_bytes, peer) or self._new(size_bytes, peer)
+        memory = self._used_again(size_bytes) or self._new(size_bytes)
         with self._lock:
             self.held_bytes += len(memory)
-        return ReceiveBuffer(memoryview(memory)[:size_bytes], lambda: self._keep(memory, peer))
+        return ReceiveBuffer(memoryview(memory)[:size_bytes], lambda: self._keep(memory))
 
     @contextmanager
-    def lent(self, payload: memoryview, peer: str) -> Iterator[memoryview]:
+    def lent(self, payload: memoryview) -> Iterator[memoryview]:
         """Count a payload that has memory of its own for as long as it is used; raises as `take`."""
-        self.memory.take(peer, payload.nbytes)
-        try:
+        with self.memory.lent(payload.nbytes):
             yield payload
-        finally:
-            self.memory.give_back(peer, payload.nbytes)
 
-    def _used_again(self, size_bytes: int, peer: str) -> mmap.mmap | None:
-        """Return a kept buffer that is not wasted on so few bytes, if there is one and the peer may hold it."""
+    def _used_again(self, size_bytes: int) -> mmap.mmap | None:
+        """Return a kept buffer that is not wasted on so few bytes, if there is one and the budget has room for it."""
         least = received_bytes(size_bytes)
         with self._lock:
             found = [index for index, buffer in enumerate(self._kept) if least <= len(buffer) <= 2 * least]
@@ -90,25 +86,24 @@ class ReceiveBuffers:
                 return None
             buffer = self._kept.pop(found[-1])
             self.kept_bytes -= len(buffer)
-        now_s = self.memory.clock()
-        if self.memory.has_room(peer, len(buffer), now_s) and self.memory.took(peer, len(buffer), now_s):
+        if self.memory.took(len(buffer)):
             return buffer
         self._put_back(buffer)
         return None
 
-    def _new(self, size_bytes: int, peer: str) -> mmap.mmap:
+    def _new(self, size_bytes: int) -> mmap.mmap:
         length = received_bytes(size_bytes)
-        self.memory.take(peer, length)
+        self.memory.take(length)
         try:
             return mmap.mmap(-1, length)
         except (OSError, MemoryError, OverflowError):
-            self.memory.give_back(peer, length)
+            self.memory.give_back(length)
             raise QueueFull(f"this machine has no memory for a push of {size_bytes} bytes now") from None
 
-    def _keep(self, buffer: mmap.mmap, peer: str) -> None:
+    def _keep(self, buffer: mmap.mmap) -> None:
         with self._lock:
             self.held_bytes -= len(buffer)
-        self.memory.give_back(peer, len(buffer))
+        self.memory.give_back(len(buffer))
         self._put_back(buffer)
 
     def _put_back(self, buffer: mmap.mmap) -> None:

@@ -70,7 +70,7 @@ class Slots:
         QueueFull
             If too little of the budget is left, or the system has no memory; nothing is reserved.
         """
-        with self._held(size_bytes, worker), self._memory.lent("", size_bytes):
+        with self._held(size_bytes, worker), self._memory.lent(size_bytes):
             descriptor, slot = _created(size_bytes)
             try:
                 yield descriptor, slot

@@ -1,18 +1,16 @@
 """StreamServer: takes connections on a listening socket and gives each a thread.
 
-Owns the sockets, the threads, how many there may be and whose, and what is said before one is closed on its peer. Does
-not know what is said on them: that is `serve`, of `parashard_server.serving.tcp_service` or
+Owns the sockets, the threads, how many there may be, and what is said before one is closed on its peer. Does not know
+what is said on them: that is `serve`, of `parashard_server.serving.tcp_service` or
 `parashard_server.serving.shm_service`. Called by `parashard_server.serving.listeners`.
 """
 
 from __future__ import annotations
 
-import math
 import socket
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,15 +18,14 @@ from typing import Any
 from parashard.errors import NotReady, ParashardError, PeerFailed, QueueFull, Unreachable
 from parashard.process.logs import log
 from parashard.protocol.rpc import join_address
-from parashard.security.peers import peer_of_certificate, peer_of_host
 from parashard.security.roles import check_call
-from parashard.security.shares import Shares
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, refusal
 
 HELLO_DEADLINE_S = 5.0  # for a peer to say who it is: its TLS handshake and its HELLO
 REFUSAL_DEADLINE_S = 1.0
 STOP_DEADLINE_S = 5.0
+LEAVING_MAX = 64  # connections that leave and do not count any more; a refusal beyond them is not put in words
 ACCEPT_PAUSE_S = 0.1  # after the machine had no descriptor for a connection that waits
 
 
@@ -43,9 +40,8 @@ class StreamServer:
         Talks with one peer until it ends. A `ParashardError` that it raises is sent to the peer; then the connection is
         closed.
     connections_max : int
-        How many there may be, and each peer its share. One more evicts the oldest unauthenticated one (with TLS:
-        without a certificate yet; else: without a valid HELLO), of the same host where it is the host's share that
-        is used up, so that silent peers lock no worker out. Where there is none it is refused with `QueueFull`.
+        How many there may be. One more evicts the oldest that has not said a valid HELLO yet, so that silent peers
+        lock no worker out. Where there is none it is refused with `QueueFull`.
     name : str
         Of its threads, and in logs.
     tls : callable, optional
@@ -75,11 +71,9 @@ class StreamServer:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._open: dict[Stream, threading.Thread] = {}  # the oldest first
-        self._unproven: set[Stream] = set()  # of these: those without a certificate yet; without TLS all
-        self._counted: set[Stream] = set()  # of these: those that count in a share; evicted ones do not
-        self._shares = Shares(connections_max, alone_s=math.inf)
+        self._leaving: set[Stream] = set()  # of these: the evicted and the refused, which do not count any more
         self.turned_away = 0
-        """Connections refused for want of room, and unauthenticated ones evicted for a new one."""
+        """Connections refused for want of room, and silent ones evicted for a new one."""
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
 
     @property
@@ -93,17 +87,17 @@ class StreamServer:
 
     def stop(self) -> None:
         """Close every connection and wait for the threads; a push that has reached the shard is done, unanswered."""
-        with self._lock:
-            self._stopping.set()
-            still_open = dict(self._open)
+        self._stopping.set()
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes accept
+        deadline_s = time.monotonic() + STOP_DEADLINE_S
+        _join(self._accepting, deadline_s)
+        with self._lock:
+            still_open = dict(self._open)
         for stream in still_open:
             stream.close()
-        deadline_s = time.monotonic() + STOP_DEADLINE_S
-        for thread in (self._accepting, *still_open.values()):
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline_s - time.monotonic()))
+        for thread in still_open.values():
+            _join(thread, deadline_s)
         self._listening.close()
 
     def _accept(self) -> None:
@@ -125,32 +119,50 @@ class StreamServer:
         if self._tls is not None:
             connection = self._tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         stream = Stream(connection, address_of(address) or "a process on this host")
-        stream.counted_for = peer_of_host(address[0]) if isinstance(address, tuple) else ""
-        thread = threading.Thread(target=self._converse, args=(stream,), name=self._name, daemon=True)
+        refused = self._refusal()
         with self._lock:
-            admitted = not self._stopping.is_set() and self._shares.take(stream.counted_for, 1, time.monotonic())
-            leaves = None if admitted or self._stopping.is_set() else self._replaced(stream.counted_for)
-            if admitted or leaves is not None:
-                self._open[stream] = thread
-                self._counted.add(stream)
-                self._unproven.add(stream)
-        if leaves is not None:
-            leaves.close()  # its thread does the rest
-        elif not admitted:
-            taken = QueueFull(self._full(stream.counted_for))
-            self._turn_away(stream, NotReady("the shard is stopping") if self._stopping.is_set() else taken)
-            return
+            if refused is not None and len(self._leaving) >= LEAVING_MAX:
+                stream.close()  # too many are being told already
+                return
+            thread = threading.Thread(target=self._converse, args=(stream, refused), name=self._name, daemon=True)
+            self._open[stream] = thread
+            if refused is not None:
+                self._leaving.add(stream)
         try:
             thread.start()
         except RuntimeError as error:  # the machine has no thread for it
             self._forget(stream)
-            self._turn_away(stream, QueueFull(str(error)))
+            self.turned_away += 1
+            if self._tls is None:  # else nothing can be said before a handshake, for which this thread must not wait
+                self._refuse(stream, QueueFull(str(error)))
+            stream.close()
 
-    def _converse(self, stream: Stream) -> None:
+    def _refusal(self) -> ParashardError | None:
+        """Make room for one more connection; return None, or why it is refused."""
+        with self._lock:
+            if self._stopping.is_set():
+                return NotReady("the shard is stopping")
+            count = len(self._open) - len(self._leaving)
+            if count < self._connections_max:
+                return None
+            self.turned_away += 1
+            silent = (stream for stream in self._open if not stream.greeted and stream not in self._leaving)
+            evicted = next(silent, None)
+            if evicted is None:
+                return QueueFull(f"{count} connections are open here; at most {self._connections_max} may be")
+            self._leaving.add(evicted)
+        evicted.close()  # its thread does the rest
+        return None
+
+    def _converse(self, stream: Stream, refused: ParashardError | None) -> None:
         try:
             stream.handshake(deadline_s=time.monotonic() + HELLO_DEADLINE_S)
+            if refused is not None:
+                raise refused
             if self._tls is not None:
-                self._prove(stream)
+                uris = stream.peer_uris()
+                for method in self._calls:
+                    check_call(method, uris)
             self._serve(stream)
         except Unreachable:
             pass  # the peer is gone
@@ -163,65 +175,20 @@ class StreamServer:
             stream.close()
             self._forget(stream)
 
-    def _prove(self, stream: Stream) -> None:
-        """Check the certificate that a peer has shown; from now on the connection counts for that identity."""
-        uris = stream.peer_uris()
-        for method in self._calls:
-            check_call(method, uris)
-        peer = peer_of_certificate(uris)
-        with self._lock:
-            if stream not in self._unproven:
-                raise Unreachable("the connection was evicted for a newer one")
-            self._give_back(stream)
-            if not self._shares.take(peer, 1, time.monotonic()):
-                self.turned_away += 1
-                raise QueueFull(self._full(peer))
-            stream.counted_for = peer
-            self._counted.add(stream)
-            self._unproven.discard(stream)
-
-    def _replaced(self, host: str) -> Stream | None:
-        """Return the connection to evict for a new one, and transfer its share; None: there is none to evict."""
-        quiet = [stream for stream in self._unproven if not stream.greeted and stream in self._counted]
-        if not self._shares.fits(1):  # evict from the host that holds the most
-            host_of_most = Counter(stream.counted_for for stream in quiet).most_common(1)
-            giver = host_of_most[0][0] if host_of_most else host
-        else:
-            giver = host
-        among = {stream for stream in quiet if stream.counted_for == giver}
-        leaves = next((stream for stream in self._open if stream in among), None)
-        if leaves is not None:
-            self._counted.discard(leaves)
-            self._unproven.discard(leaves)
-            self._shares.transfer(giver, host, 1)
-            self.turned_away += 1
-        return leaves
-
-    def _give_back(self, stream: Stream) -> None:
-        if stream in self._counted:
-            self._counted.discard(stream)
-            self._shares.give_back(stream.counted_for, 1)
-
-    def _full(self, peer: str) -> str:
-        mine, everybodys = self._shares.of(peer), self._shares.held
-        return f"{peer or 'this host'} has {mine} connections here, of {everybodys}; {self._connections_max} may be"
-
     def _forget(self, stream: Stream) -> None:
         with self._lock:
             del self._open[stream]
-            self._unproven.discard(stream)
-            self._give_back(stream)
-
-    def _turn_away(self, stream: Stream, error: ParashardError) -> None:
-        self.turned_away += 1
-        # With TLS nothing can be said before a handshake, and the accepting thread must not wait for a peer.
-        if self._tls is None:
-            self._refuse(stream, error)
-        stream.close()
+            self._leaving.discard(stream)
 
     def _refuse(self, stream: Stream, error: ParashardError) -> None:
         with suppress(Unreachable):
             stream.send(Kind.REFUSAL, refusal(error), deadline_s=time.monotonic() + REFUSAL_DEADLINE_S)
+
+
+def _join(thread: threading.Thread, deadline_s: float) -> None:
+    """Wait until a thread has ended, if it ever began."""
+    if thread.ident is not None:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def address_of(name: Any) -> str:

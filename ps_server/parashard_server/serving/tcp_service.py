@@ -10,10 +10,13 @@ so by the server, which then closes: whatever `serve` raises ends the connection
 
 from __future__ import annotations
 
+import time
+
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, QueueFull
 from parashard.protocol import wire
 from parashard.protocol.messages import Weights
+from parashard.protocol.rpc import SLOWEST_BYTES_PER_S
 from parashard.transports.socket_io import LOCAL_BUFFER_BYTES
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.receive_buffers import ReceiveBuffers
@@ -30,6 +33,9 @@ from parashard_server.serving.session import (
 PIECE_BYTES = 2 * LOCAL_BUFFER_BYTES
 """Weights that are copied under the lock and sent after it, while others have theirs. Linux takes twice the
 buffer that it is asked for, so a piece fits: the peer empties it while the next is copied."""
+
+PAYLOAD_DEADLINE_S = 20.0
+"""For a push's bytes to come, beside what they take on the slowest link: others may need the memory that it holds."""
 
 
 class TcpService:
@@ -78,13 +84,14 @@ class TcpService:
         header = parsed(head.header, tensor_pb2.PushHeader)
         self._check_lengths(header, head.payload_bytes)
         try:
-            buffer = self._buffers.take(header.total_bytes, stream.counted_for)
+            buffer = self._buffers.take(header.total_bytes)
         except QueueFull as error:
             stream.skip(head.payload_bytes, deadline_s=deadline_s)
             stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
             return
         with buffer as payload:
-            stream.receive_into([payload], deadline_s=deadline_s)
+            payload_s = PAYLOAD_DEADLINE_S + payload.nbytes / SLOWEST_BYTES_PER_S
+            stream.receive_into([payload], deadline_s=min(deadline_s, time.monotonic() + payload_s))
             answer = answer_to_push(self._plane, header, payload, deadline_s)
         stream.send(*answer, deadline_s=deadline_s)  # a peer that is slow to read has no room any more
 

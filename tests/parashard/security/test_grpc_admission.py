@@ -1,4 +1,4 @@
-"""gRPC's calls by peer: each has its share, and who is slow to send or to read is ended."""
+"""gRPC's calls: a cap on those under way, and calls of slow peers end."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Streams(Served):
     def is_left_alone(self, what: str) -> None:
         admission = self.server.admission
         eventually(lambda: admission.slow == 1, f"{what} was slow")
-        eventually(lambda: admission._under_way.held == admission._serving.held == 0, f"{what} is not served any more")
+        eventually(lambda: admission.under_way == 0, f"{what} is not served any more")
         assert not admission._until_s
 
 
@@ -111,25 +111,42 @@ def served() -> Iterator[Served]:
     served.close()
 
 
-class TestShares:
-    """Of the threads that serve, one peer has at most three quarters while there are others."""
+class TestCap:
+    """So many calls are under way at once, whichever peers' they are."""
 
-    def test_calls_without_a_message_leave_threads_for_others(self, served):
-        channel = rpc.connect(served.server.address)
-        served.may_end.set()
-        push = channel.unary_unary(PUSH)
-        assert push(b"gradient", timeout=DEADLINE_S) == b"gradient"
-        hog = served.connected("127.0.0.2")
-        served.begin(hog, rpc.STREAMS_MAX)
-        assert b"queue-full" in received(hog, b"queue-full")
-        eventually(
-            lambda: served.server.admission.refused == rpc.STREAMS_MAX - 3 * rpc.SERVER_THREADS // 4,
-            "the hog is refused",
-        )
-        assert push(b"gradient", timeout=DEADLINE_S) == b"gradient"
+    @pytest.fixture
+    def two(self, monkeypatch) -> Iterator[Served]:
+        """Serve two calls at once."""
+        monkeypatch.setattr(rpc, "CALLS_MAX", 2)
+        served = Served()
+        yield served
+        served.close()
+
+    def test_one_call_more_is_refused_at_once_counted_and_comes_again(self, two):
+        channel = rpc.connect(two.server.address)
+        calls = [channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S) for _ in range(2)]
+        for _ in calls:
+            assert two.began.acquire(timeout=DEADLINE_S)
+        with pytest.raises(QueueFull, match="2 calls are under way here; at most 2 may be"), our_errors("it"):
+            channel.unary_unary(PUSH)(b"gradient", timeout=DEADLINE_S)
+        assert two.server.admission.refused == 1
+        two.may_end.set()
+        assert [call.result() for call in calls] == [b"gradient"] * 2
+        eventually(lambda: two.server.admission.under_way == 0, "no call is under way")
+        assert channel.unary_unary(PUSH)(b"gradient", timeout=DEADLINE_S) == b"gradient"
         channel.close()
 
-    def test_who_is_alone_has_every_thread(self, served):
+    def test_an_unread_answer_counts(self, two):
+        hog = two.connected("127.0.0.2")
+        for number in (1, 3):
+            hog.sendall(frame(HEADERS, END_HEADERS, number, request_headers(PULL)) + frame(0x0, 0x1, number, bytes(5)))
+        eventually(lambda: two.server.admission.under_way == 2, "both are under way")
+        channel = rpc.connect(two.server.address)
+        with pytest.raises(QueueFull), our_errors("it"):
+            channel.unary_unary(PULL)(b"", timeout=DEADLINE_S)
+        channel.close()
+
+    def test_every_thread_serves_one_peer_that_asks_for_so_much(self, served):
         channel = rpc.connect(served.server.address)
         calls = [channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S) for _ in range(rpc.SERVER_THREADS)]
         for _ in calls:
@@ -139,32 +156,26 @@ class TestShares:
         assert served.server.admission.refused == 0
         channel.close()
 
-    def test_the_refused_hear_that_they_may_come_again(self, served):
+    def test_one_call_more_than_may_wait_for_a_thread_is_refused_by_grpc_itself(self, monkeypatch):
+        monkeypatch.setattr(rpc, "SERVER_THREADS", 1)
+        monkeypatch.setattr(rpc, "WAITING_CALLS_MAX", 2)
+        served = Served()
         channel = rpc.connect(served.server.address)
-        served.begin(served.connected("127.0.0.2"), 1)
-        calls = [channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S) for _ in range(rpc.SERVER_THREADS)]
-        refused = eventually(
-            lambda: next((call for call in calls if call.done() and "under way here" in (call.details() or "")), None),
-            "one is refused",
-        )
-        with pytest.raises(QueueFull, match=r"127\.0\.0\.1 has \d+ calls under way here"), our_errors("it"):
+        calls = [channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S) for _ in range(3)]
+        refused = eventually(lambda: next((call for call in calls if call.done()), None), "one is refused")
+        with pytest.raises(QueueFull), our_errors("it"):
             refused.result()
+        served.may_end.set()
+        assert [call.result() for call in calls if call is not refused] == [b"gradient"] * 2
         channel.close()
+        served.close()
 
-    def test_with_tls_the_certificate_counts_and_its_role_comes_before_the_message(self, certificates: Certificates):
+    def test_with_tls_a_role_is_checked_before_the_message(self, certificates: Certificates):
         served = Served(certificates.of(Role.SHARD))
         channel = rpc.connect(served.server.address, certificates.of(Role.OPERATOR))
         with pytest.raises(NotAllowed), our_errors("it"):
             channel.unary_unary(PUSH)(b"gradient", timeout=DEADLINE_S)
-        channel.close()
-        channel = rpc.connect(served.server.address, certificates.of(Role.WORKER))
-        call = channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S)
-        assert served.began.acquire(timeout=DEADLINE_S)
-        assert served.server.admission._under_way.of("worker/worker-0") == 1
-        assert served.server.admission._under_way.held == 1
-        served.may_end.set()
-        call.result()
-        eventually(lambda: served.server.admission._under_way.held == 0, "no call is under way")
+        assert served.server.admission.under_way == 0
         channel.close()
         served.close()
 
@@ -187,8 +198,7 @@ class TestSlow:
         served = Served()
         served.begin(served.connected("127.0.0.2"), 10)
         eventually(lambda: served.server.admission.slow == 10, "ten were slow")
-        eventually(lambda: served.server.admission._under_way.held == 0, "no call is under way")
-        eventually(lambda: served.server.admission._serving.held == 0, "no call is in progress")
+        eventually(lambda: served.server.admission.under_way == 0, "no call is under way")
         served.close()
 
     def test_for_an_unread_answer(self):
@@ -197,7 +207,7 @@ class TestSlow:
         message = frame(0x0, 0x1, 1, bytes(5))
         connection.sendall(frame(HEADERS, END_HEADERS, 1, request_headers(PULL)) + message)
         eventually(lambda: served.server.admission.slow == 1, "one was slow")
-        eventually(lambda: served.server.admission._under_way.held == 0, "no call is under way")
+        eventually(lambda: served.server.admission.under_way == 0, "no call is under way")
         served.close()
 
     def test_for_the_next_message_of_a_stream(self, monkeypatch):
@@ -260,7 +270,7 @@ def test_metadata_is_counted_over_all_its_frames(served):
         pair = b"\x00" + text_literal(f"x-{number}") + text_literal("x" * (METADATA_BYTES_MAX // 4))
         connection.sendall(frame(CONTINUATION, END_HEADERS if number == 3 else 0, 1, pair))
     assert b"allowed are 16384" in received(connection, b"allowed are 16384")
-    assert served.server.admission._under_way.held == 0
+    assert served.server.admission.under_way == 0
 
 
 def test_what_is_answered_with_a_stream_is_not_served(served):
@@ -278,7 +288,6 @@ def test_a_message_that_is_none_is_its_caller_s_fault_and_fills_no_log(served, c
             with pytest.raises(MalformedFrame, match=f"^{len(garbage)} bytes are not the message"), our_errors("it"):
                 check(garbage, timeout=DEADLINE_S)
     assert check(b"", timeout=DEADLINE_S) == b"\x08\x01", "it serves"
-    eventually(lambda: served.server.admission._under_way.held == 0, "no call is under way")
-    assert not served.server.admission._serving.held
+    eventually(lambda: served.server.admission.under_way == 0, "no call is under way")
     assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
     channel.close()

@@ -17,18 +17,25 @@ BUDGET_BYTES = 8 * QUEUE_GRAIN_BYTES
 
 def test_what_one_holds_another_has_not() -> None:
     memory = PushMemory(100)
-    memory.take("a", 60)
+    memory.take(60)
     with pytest.raises(RetryLater, match="hold 60 bytes; another 41 would pass 100"):
-        memory.take("b", 41)
+        memory.take(41)
     assert (memory.held_bytes, memory.free_bytes, memory.refused) == (60, 40, 1)
-    memory.give_back("a", 60)
-    memory.take("b", 41)
+    memory.give_back(60)
+    memory.take(41)
     assert (memory.held_bytes, memory.held_bytes_max) == (41, 60)
+
+
+def test_giving_back_more_than_was_taken_is_a_bug() -> None:
+    memory = PushMemory(100)
+    memory.take(1)
+    with pytest.raises(AssertionError):
+        memory.give_back(2)
 
 
 def test_what_is_lent_comes_back_after_an_error() -> None:
     memory = PushMemory(100)
-    with pytest.raises(ZeroDivisionError), memory.lent("a", 60):
+    with pytest.raises(ZeroDivisionError), memory.lent(60):
         raise ZeroDivisionError
     assert memory.held_bytes == 0
 
@@ -39,9 +46,9 @@ def test_buffers_that_are_kept_go_when_another_needs_the_memory() -> None:
     with buffers.take(4 * QUEUE_GRAIN_BYTES), buffers.take(2 * QUEUE_GRAIN_BYTES):
         pass
     assert (memory.held_bytes, buffers.kept_bytes) == (0, 6 * QUEUE_GRAIN_BYTES)
-    memory.take("elsewhere", 4 * QUEUE_GRAIN_BYTES)
+    memory.take(4 * QUEUE_GRAIN_BYTES)
     assert buffers.kept_bytes == 4 * QUEUE_GRAIN_BYTES, "the one used longest ago went"
-    memory.take("", 4 * QUEUE_GRAIN_BYTES)
+    memory.take(4 * QUEUE_GRAIN_BYTES)
     assert buffers.kept_bytes == 0
 
 
@@ -50,8 +57,8 @@ def test_a_kept_buffer_that_is_too_large_for_what_is_left_is_not_in_the_way() ->
     buffers = ReceiveBuffers(memory)
     with buffers.take(4 * QUEUE_GRAIN_BYTES):
         pass
-    memory.take("elsewhere", 4 * QUEUE_GRAIN_BYTES)
-    memory.take("elsewhere", 2 * QUEUE_GRAIN_BYTES)
+    memory.take(4 * QUEUE_GRAIN_BYTES)
+    memory.take(2 * QUEUE_GRAIN_BYTES)
     with buffers.take(2 * QUEUE_GRAIN_BYTES):
         assert memory.held_bytes == BUDGET_BYTES
 
@@ -61,7 +68,7 @@ STEPS = st.tuples(st.sampled_from(["buffer", "slot", "payload", "lent", "end"]),
 
 @given(st.lists(STEPS, max_size=40))
 def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, int]]) -> None:  # P19
-    memory = PushMemory(BUDGET_BYTES, clock=lambda: 0.0)
+    memory = PushMemory(BUDGET_BYTES)
     buffers, slots = ReceiveBuffers(memory), Slots(memory)
     begun = []
     for what, size in actions:
@@ -69,13 +76,13 @@ def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, i
             if what == "buffer":
                 begun.append(buffers.take(size))
             elif what == "payload":
-                begun.append(buffers.lent(memoryview(bytes(size)), "w"))
+                begun.append(buffers.lent(memoryview(bytes(size))))
                 begun[-1].__enter__()
             elif what == "slot":
                 begun.append(slots.take(size, "w"))
                 begun[-1].__enter__()
             elif what == "lent":
-                begun.append(memory.lent("w", size))
+                begun.append(memory.lent(size))
                 begun[-1].__enter__()
             elif begun:
                 begun.pop(0).__exit__(None, None, None)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from parashard.errors import QueueFull
 from parashard.job.tables import QUEUE_GRAIN_BYTES
-from parashard.security.shares import ALONE_S
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.receive_buffers import ReceiveBuffers
 
@@ -83,7 +82,7 @@ def test_a_machine_without_memory_is_a_full_queue():
     buffers = ReceiveBuffers(memory)
     with pytest.raises(QueueFull, match="no memory for a push of 4611686018427387904 bytes"):
         buffers.take(1 << 62)
-    assert (buffers.held_bytes, memory.held_bytes) == (0, 0), "its share is given back"
+    assert (buffers.held_bytes, memory.held_bytes) == (0, 0), "it is given back"
 
 
 def test_a_buffer_comes_back_after_an_error():
@@ -114,22 +113,3 @@ def test_the_budget_holds_whatever_comes_and_goes(actions):  # P19
         assert len(lent) == 1 or buffers.held_bytes <= budget
         assert sum(size for _, size in lent) <= buffers.held_bytes <= 2 * sum(s + QUEUE_GRAIN_BYTES for _, s in lent)
         assert buffers.held_bytes + buffers.kept_bytes <= max(budget, buffers.held_bytes)
-
-
-def test_a_peer_that_holds_rooms_it_does_not_use_leaves_some_to_others() -> None:
-    now_s = [0.0]
-    memory = PushMemory(16 * QUEUE_GRAIN_BYTES, clock=lambda: now_s[0])
-    buffers = ReceiveBuffers(memory)
-    with buffers.take(1, "worker/other"):
-        pass
-    held = [buffers.take(1, "worker/hog") for _ in range(12)]
-    with pytest.raises(QueueFull, match="another 65536 would pass the share of one peer in 1048576"):
-        buffers.take(1, "worker/hog")
-    with buffers.take(1, "worker/other"):
-        assert memory.shares.of("worker/hog") == 12 * QUEUE_GRAIN_BYTES
-    now_s[0] = ALONE_S
-    held.append(buffers.take(1, "worker/hog"))  # no other peer has asked for long
-    for lease in held:
-        with lease:
-            pass
-    assert (buffers.held_bytes, memory.shares.of("worker/hog"), memory.shares.refused) == (0, 0, 1)

@@ -298,8 +298,8 @@ class TestSlots:
         with slots.take(60, "a"):
             with pytest.raises(QueueFull, match="hold 60 bytes; another 1 would pass 60"), slots.take(1, "b"):
                 pass
-            budget.take("elsewhere", 40)
-        budget.take("elsewhere", 10)
+            budget.take(40)
+        budget.take(10)
         with pytest.raises(QueueFull, match="hold 50 bytes; another 60 would pass 100"), slots.take(60, "a"):
             pass
         assert (slots.held_bytes, budget.held_bytes) == (0, 50)

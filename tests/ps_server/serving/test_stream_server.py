@@ -50,7 +50,7 @@ def test_one_connection_too_many_is_refused_until_another_leaves():
         assert welcomed(first)
         error = refusal_of(connect())
         assert isinstance(error, QueueFull)
-        assert error.message == "127.0.0.1 has 1 connections here, of 1; 1 may be"
+        assert error.message == "1 connections are open here; at most 1 may be"
         first.close()
         assert left.wait(DEADLINE_S)
         all_left()

@@ -1,10 +1,12 @@
 """TcpService: what a shard answers over TCP to clients that keep to the protocol."""
 
+import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from parashard._proto import tensor_pb2
 from parashard.errors import (
     MalformedFrame,
     NonFiniteGradient,
@@ -17,9 +19,10 @@ from parashard.errors import (
     Unreachable,
 )
 from parashard.plan.partition import Partition
+from parashard.protocol import wire
 from parashard.protocol.messages import Push, PushResult, Receipt, Slice, Target
 from parashard.transports.base import Greeting
-from parashard.transports.stream import greet
+from parashard.transports.stream import Kind, greet
 from parashard_server.serving import session, tcp_service
 from support.fake_plane import GREETING, TARGET, refusing
 from support.stream_cases import DEADLINE_S, soon
@@ -141,6 +144,18 @@ class TestErrorsOfTheShard:
                 served.push(push_of(ramp()))
             assert served.plane.pushes == []
             assert served.pull(pull_of())[0] == 0
+
+    def test_a_push_whose_bytes_do_not_come_gives_its_memory_back(self, served, monkeypatch):  # P19
+        monkeypatch.setattr(tcp_service, "PAYLOAD_DEADLINE_S", 0.01)
+        stream = served.greeted()
+        header = tensor_pb2.PushHeader(target=wire.target_message(TARGET), worker="w", total_bytes=4 * ELEMENTS)
+        content = header.SerializeToString()
+        stream._connection.sendall(
+            struct.pack("<4sB3sIQ", b"PSS1", Kind.PUSH, b"", len(content), 4 * ELEMENTS) + content
+        )
+        with pytest.raises(Unreachable, match="closed"):
+            stream.receive(deadline_s=soon())
+        assert (served.plane.pushes, served.buffers.held_bytes) == ([], 0)
 
     def test_a_bug_is_reported_and_ends_the_connection(self, served):
         served.plane.before = lambda request: 1 // 0
