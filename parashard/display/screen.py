@@ -36,6 +36,7 @@ PROBLEMS_SHOWN = 3
 WARNING = "warning: "  # how the event begins that tells of a problem
 _FAILED_ATTEMPT = re.compile(r"\S+ failed at step [\d,]+(?: \(examples [^)]*\))?: (?P<reason>.*)", re.DOTALL)
 PROBLEM_LINES = 4  # of one problem
+CONSISTENCY_SHORT = 24
 REASON_LINES = 2
 TABLES_LINES = 5  # of embedding tables, where the height is bounded
 TABLE_LINES_MIN = 3  # titles, one row, and the count of the others
@@ -195,8 +196,11 @@ def _tables(status: pb.GetStatusReply) -> list[_Table]:
 
 def _head(status: pb.GetStatusReply, width: int) -> list[Text]:
     state = state_of(status)
-    items = [status.job, state, status.consistency, f"http://{status.http_address}/" if status.http_address else ""]
+    short = status.consistency if len(status.consistency) <= CONSISTENCY_SHORT else ""
+    items = [status.job, state, short, f"http://{status.http_address}/" if status.http_address else ""]
     lines = [Text(line, style="bold") for line in item_lines([item for item in items if item], width)]
+    if not short:
+        lines += [Text(line) for line in text_lines(status.consistency, width, REASON_LINES)]
     if state != "running" and status.reason:
         lines += [Text(line, style="yellow") for line in text_lines(status.reason, width, REASON_LINES)]
     return lines

@@ -26,17 +26,16 @@ AHEAD_S, AHEAD_MAX = 0.05, 8
 PACED_S = 0.5  # none are leased ahead where a batch takes longer: a worker that waits for it asks in time
 PACE_BATCHES = 8  # the time of a batch is their mean
 
-LAG_MAX = 4
 WAITING_MIN = 0.1
-"""The lag rises only where workers spend more than this share of their time waiting."""
+"""The lag is above 0 only where workers spend more than this share of their time waiting."""
 DRIFT_MAX = 0.15
-"""Bound of lag times drift, the share by which one update changes the gradient of the same examples.
+"""Bound of the drift, the share by which one update changes the gradient of the same examples.
 
 In the laboratory (`benchmarks/statistics/`) gradients that were K updates old did no harm while K times the median
 drift was at most 0.21, and cost 2.7 points of accuracy at 0.28 (ResNet) and all of it at 0.43 (MLP with momentum 0.9).
 The bound is three quarters of what did no harm: a few measurements stand for the whole run.
 """
-GAIN_MIN = 0.05  # a greater lag must save this share of a batch's time, or it is not tried again for long
+GAIN_MIN = 0.05  # a lag must save this share of a batch's time, or it is not tried again for long
 
 WARM_UP = 8  # batches before figures count: processes start, and models are compiled
 FIRST_POINT, POINTS_APART_MAX, POINTS_APART_LAGGING = 32, 1024, 128
@@ -79,15 +78,28 @@ class Decision(NamedTuple):
 class Figures(NamedTuple):
     """What was measured since the last decision, at one lag.
 
-    `waiting` is the share of the workers' time that is not computing; None: not known. `drift` is per update. A lag
-    above `most` saved too little time.
+    Attributes
+    ----------
+    lag : int
+    waiting : float or None
+        The share of the workers' time that is not computing; None: not known.
+    drift, drift_before : float or None
+        Per update, at this point and at the one before.
+    batch_s : float
+        How long a batch took.
+    batch_before_s : float or None
+        The same without a lag; None: not known.
+    gains : bool
+        A lag is not known to save too little.
     """
 
     lag: int
     waiting: float | None
     drift: float | None
-    diverges: bool = False
-    most: int = LAG_MAX
+    drift_before: float | None = None
+    batch_s: float = 0.0
+    batch_before_s: float | None = None
+    gains: bool = True
 
 
 @dataclass
@@ -131,8 +143,9 @@ class Controller:
         self._probed: set[int] = set()
         self._point = FIRST_POINT
         self._window: _Window | None = None
-        self._batch_s: dict[int, float] = {}  # the newest time of a batch, by lag
-        self._most = LAG_MAX  # a greater lag saved too little time
+        self._drift: float | None = None  # at the point before
+        self._batch_s: float | None = None  # the newest time of a batch without a lag
+        self._gains = True
 
     @property
     def lag(self) -> int:
@@ -227,19 +240,22 @@ class Controller:
             self._window, self._point = _Window(batch, now_s, copied(spent_s)), point_after(batch, self.lag)
         if diverges and self.lag:
             self._window = _Window(batch, now_s, copied(spent_s))
-            return choose_lag(Figures(self.lag, None, None, diverges=True), {})
+            return Decision(0, "the training loss does not fall")
         if window is None or batch < self._point + SETTLED:
             return None
         if len(spent_s) != len(window.spent_s) or self._point % POINTS_APART_MAX == 0:
-            self._most = LAG_MAX  # with other workers, or after long, a lag may save what it did not save before
-        self._batch_s[self.lag] = (now_s - window.since_s) / max(1, batch - window.first)
-        if not saves(self._batch_s, self.lag):
-            self._most = self.lag - 1
-        drifts = [found.drift / found.updates for found in self.drifts if found.step >= self._point * self.parts]
-        drift = max(drifts) if len(drifts) >= DRIFTS_NEEDED else None  # one may be small by chance
-        decision = choose_lag(
-            Figures(self.lag, waiting_share(window.spent_s, spent_s), drift, diverges, self._most), self._batch_s
-        )
+            self._gains = True  # with other workers, or after long, a lag may save what it did not save before
+        batch_s = (now_s - window.since_s) / max(1, batch - window.first)
+        self._gains &= not self.lag or self._batch_s is None or batch_s <= (1 - GAIN_MIN) * self._batch_s
+        found = [drift.drift / drift.updates for drift in self.drifts if drift.step >= self._point * self.parts]
+        drift = max(found) if len(found) >= DRIFTS_NEEDED else None  # one may be small by chance
+        waiting = waiting_share(window.spent_s, spent_s)
+        decision = Decision(0, "the training loss does not fall")
+        if not diverges:
+            decision = choose_lag(Figures(self.lag, waiting, drift, self._drift, batch_s, self._batch_s, self._gains))
+        self._drift = drift
+        if not self.lag:
+            self._batch_s = batch_s
         self._point, self._probed = point_after(batch, decision.lag), set()
         self._window = _Window(batch, now_s, copied(spent_s))
         return decision
@@ -274,33 +290,23 @@ def batches_ahead(batch_s: float) -> int:
     return min(AHEAD_MAX, math.ceil(AHEAD_S / batch_s)) if batch_s > 0 else AHEAD_MAX
 
 
-def choose_lag(figures: Figures, batch_s: Mapping[int, float]) -> Decision:
-    """Decide on the lag, by at most one more than the present one.
-
-    Parameters
-    ----------
-    figures : Figures
-        At the present lag.
-    batch_s : mapping of int to float
-        The newest time of a batch, by lag.
-    """
-    lag, waiting, drift, diverges, most = figures
-    if diverges:
-        return Decision(0, "the training loss does not fall")
+def choose_lag(figures: Figures) -> Decision:
+    """Decide on the lag: 1 where workers wait, and the drift was small at two points in a row; else 0."""
+    lag, waiting, drift, before, batch_s, batch_before_s, gains = figures
     waits = "" if waiting is None else f"workers wait {waiting:.0%} of their time"
     if lag == 0 and (waiting is None or waiting <= WAITING_MIN):
         return Decision(0, waits or "nothing is measured yet")
     if drift is None:
         return Decision(0, f"{waits}; how much an update changes a gradient is not known")
-    changes = f"an update changes a gradient by {drift:.0%}"
-    allowed = LAG_MAX if drift * LAG_MAX <= DRIFT_MAX else int(DRIFT_MAX / drift)
-    if allowed < 1 or allowed < lag:
-        return Decision(allowed, f"{waits}, but {changes}")
-    if lag > most:
-        now, before = batch_s[lag], batch_s[lag - 1]
-        return Decision(lag - 1, f"lag {lag} saves too little: {now:.3g} s a batch, {before:.3g} s with lag {lag - 1}")
-    more = waiting is not None and waiting > WAITING_MIN and lag < min(allowed, most)
-    return Decision(lag + 1 if more else lag, f"{waits}, and {changes}")
+    if drift > DRIFT_MAX:
+        return Decision(0, f"{waits}, but an update changes a gradient by {drift:.0%}, more than {DRIFT_MAX:.0%}")
+    if not gains:
+        times = f": {batch_s:.3g} s a batch, {batch_before_s:.3g} s without" if lag and batch_before_s else ""
+        return Decision(0, f"{waits}, but a lag does not make batches quicker{times}")
+    changes = f"{waits}, and an update changes a gradient by {drift:.0%}"
+    if lag == 0 and (before is None or before > DRIFT_MAX):
+        return Decision(0, f"{changes}, which must be so twice")
+    return Decision(1, changes)
 
 
 def slowness(times: Sequence[float], others: Sequence[float], needed: int) -> str:
@@ -348,10 +354,3 @@ def point_after(batch: int, lag: int) -> int:
 def copied(spent_s: Mapping[object, Mapping[str, float]]) -> dict[object, Mapping[str, float]]:
     """Return a copy that does not change as workers report."""
     return {worker: dict(spent) for worker, spent in spent_s.items()}
-
-
-def saves(batch_s: Mapping[int, float], lag: int) -> bool:
-    """Tell whether a lag saves time over the one below, as far as both are measured."""
-    if lag not in batch_s or lag - 1 not in batch_s:
-        return True
-    return batch_s[lag] <= (1 - GAIN_MIN) * batch_s[lag - 1]

@@ -33,7 +33,7 @@ RISE_MIN = 0.01  # of the level
 RISE_NOISE = 2.0  # and so many times the noise of single steps, of a loss that had not fallen
 SLOWER = 0.1  # the same, above the level that was reached without staleness
 GUESS_MARGIN, HARD_MARGIN = 0.15, 0.01  # below the loss of a guess among several classes, and among two
-ABOVE_MARGIN = 0.02  # above it
+ABOVE_MARGIN = 0.06  # above it: a large rate keeps a loss there
 STILL = 0.02  # of that loss: from one quarter to the next a loss that stays falls by less
 
 

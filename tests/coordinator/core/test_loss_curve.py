@@ -130,6 +130,14 @@ def test_of_real_runs_those_are_told_of_that_did_not_learn(run: str) -> None:
     assert (found is not None) == (run in TOLD), found
 
 
+def test_a_loss_that_leapt_down_to_a_little_above_a_guess_stays_there() -> None:
+    drawn = random.Random(3)
+    first = [9.0, 7.0, 5.0, 4.0, 3.5, 3.0, 3.0, 2.8, *[2.6] * 60]  # at a rate of 5, ten classes
+    found = finding(curve_of([*first, *(2.36 + drawn.gauss(0.0, 0.02) for _ in range(380))]), classes=10)
+    assert found is not None
+    assert found.text.startswith("stays near that of a guess, ln 10 = 2.30")
+
+
 lengths = st.sampled_from([JUDGED_FROM, 257, 500, 1000, 5000])
 seeds = st.integers(0, 2**32)
 

@@ -106,21 +106,21 @@ def test_a_slow_worker_still_evaluates() -> None:
 
 def test_the_lag_rises_where_workers_wait_and_updates_change_little() -> None:
     core = core_of(Auto(2), steps_total=4000)
-    trained(core, FIRST_POINT + SETTLED + 3)
-    assert core.job.policy.limit(80) == 84  # the lowest incomplete batch, and one more
+    trained(core, 2 * FIRST_POINT + SETTLED + 3)
+    assert core.job.policy.limit(144) == 148  # the lowest incomplete batch, and one more
     (change,) = figures(core.job)["lags"]
-    assert (change["lag"], change["first_batch"]) == (1, FIRST_POINT + SETTLED)
-    assert {found["batch"] for found in figures(core.job)["drifts"]} == {32, 34, 36}
-    assert core.job.events[-1] == f"from batch 40 on the lag is 1: {change['reason']}"
+    assert (change["lag"], change["first_batch"]) == (1, 2 * FIRST_POINT + SETTLED)
+    assert {found["batch"] for found in figures(core.job)["drifts"]} == {32, 34, 36, 64, 66, 68}
+    assert core.job.events[-1] == f"from batch 72 on the lag is 1: {change['reason']}"
     assert in_words(core.job, 50.0) == f"lag 1 ({change['reason']})"
 
 
 def test_a_worker_holds_another_part_only_with_a_lag_and_long_transfers() -> None:
     core = core_of(Auto(2), steps_total=4000)
-    caller, _ = trained(core, FIRST_POINT + SETTLED + 3)
+    caller, _ = trained(core, 2 * FIRST_POINT + SETTLED + 3)
     assert caller.call().depth == 1
     waiting = core_of(Auto(2), steps_total=4000)
-    caller, _ = trained(waiting, FIRST_POINT + SETTLED + 3, WAITS)
+    caller, _ = trained(waiting, 2 * FIRST_POINT + SETTLED + 3, WAITS)
     assert caller.call().depth == 0
     assert Caller(core_of()).call().depth is None, "other policies hold what the job says"
 
@@ -128,7 +128,7 @@ def test_a_worker_holds_another_part_only_with_a_lag_and_long_transfers() -> Non
 def test_every_change_of_the_lag_is_a_decision_that_a_new_coordinator_has() -> None:
     core = core_of(Auto(2), steps_total=4000)
     decisions = core.job.decisions
-    trained(core, FIRST_POINT + SETTLED + 3)
+    trained(core, 2 * FIRST_POINT + SETTLED + 3)
     assert core.job.decisions == decisions + 2  # with the first worker's arithmetic
     policy = Auto(2)
     later = core_after(core, policy, steps_total=4000)
@@ -143,9 +143,9 @@ def test_every_change_of_the_lag_is_a_decision_that_a_new_coordinator_has() -> N
 
 def test_of_a_run_that_returns_to_a_checkpoint_later_changes_are_gone() -> None:
     core = core_of(Auto(2), steps_total=4000)
-    trained(core, FIRST_POINT + SETTLED + 3)
+    trained(core, 2 * FIRST_POINT + SETTLED + 3)
     saved = core.job.saved()
-    assert [lag[:2] for lag in saved.returned_to(200).lags] == [(80, 1)]
+    assert [lag[:2] for lag in saved.returned_to(200).lags] == [(144, 1)]
     assert saved.returned_to(66) == saved.returned_to(66).replaced(lags=())
     assert [drift[0] // 2 for drift in saved.returned_to(66).drifts] == [32]
 

@@ -89,6 +89,7 @@ def test_a_wait_for_the_end_is_spoken_of_after_a_while(
         run.finish(0.01)
     assert capsys.readouterr().err == "", "where it is not known what it waits for"
     job.released.set()
+    run._steering.close()  # wakes the job
     run.finish(DEADLINE_S, "sessions compute them")
 
 
