@@ -166,7 +166,8 @@ QUICK: Rows = [(PLAIN_NAME, [1], 3), ("auto", [4], 3), (OLD_DEFAULT, [4], 3)]
 TWO_HOURS: Rows = [
     (PLAIN_NAME, [1], 5),
     ("auto", [2, 4, 8], 5),
-    (OLD_DEFAULT, [2, 4], 2),
+    ("auto, transfers", [4], 3),
+    (OLD_DEFAULT, [2, 4, 8], 5),
     ("async", [2, 4, 8], 2),
     ("ssp:1", [4], 2),
     ("ssp:3", [4], 2),

@@ -21,9 +21,9 @@ KEPT = ("task", "scenario", "workers", "seed", "metric", "value", "staleness_mea
 LAGS = ("lag 1", "lag 2", "lag 4")
 DEFAULT = [
     *(("auto", workers) for workers in (2, 4, 8, 16)),
-    ("auto, one slow", 4),
-    ("auto, kills", 4),
-    ("auto, transfers", 4),
+    *(("auto, one slow", workers) for workers in (2, 4, 8, 16)),
+    *(("auto, kills", workers) for workers in (2, 4, 8, 16)),
+    *(("auto, transfers", workers) for workers in (2, 4, 8)),
 ]
 OTHERS = [
     *((OLD_DEFAULT, workers) for workers in (1, 2, 4, 8, 16)),

@@ -35,7 +35,7 @@ In the laboratory (`benchmarks/statistics/`) gradients that were K updates old d
 drift was at most 0.21, and cost 2.7 points of accuracy at 0.28 (ResNet) and all of it at 0.43 (MLP with momentum 0.9).
 The bound is three quarters of what did no harm: a few measurements stand for the whole run.
 """
-GAIN_MIN = 0.05  # a lag must save this share of a batch's time, or it is not tried again for long
+GAIN_MIN = 0.05  # a lag must save this share of a batch's time, or these workers do not try it again
 
 WARM_UP = 8  # batches before figures count: processes start, and models are compiled
 FIRST_POINT, POINTS_APART_MAX, POINTS_APART_LAGGING = 32, 1024, 128
@@ -243,8 +243,8 @@ class Controller:
             return Decision(0, "the training loss does not fall")
         if window is None or batch < self._point + SETTLED:
             return None
-        if len(spent_s) != len(window.spent_s) or self._point % POINTS_APART_MAX == 0:
-            self._gains = True  # with other workers, or after long, a lag may save what it did not save before
+        if len(spent_s) != len(window.spent_s):
+            self._gains = True  # with more workers or fewer, a lag may save what it did not save before
         batch_s = (now_s - window.since_s) / max(1, batch - window.first)
         self._gains &= not self.lag or self._batch_s is None or batch_s <= (1 - GAIN_MIN) * self._batch_s
         found = [drift.drift / drift.updates for drift in self.drifts if drift.step >= self._point * self.parts]
