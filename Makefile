@@ -55,9 +55,8 @@ chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS fresh seeds
 chaos-scripts: $(FRAMEWORKS)/.installed  ## a PyTorch script under 20 kills of workers, then of a shard and the coordinator; not in `chaos`
 	$(FRAMEWORKS)/bin/python tests/chaos/script_kills.py --kills 20 --write
 
-chaos-damage: $(READY)  ## torn and damaged checkpoints and logs, 10,000 flipped bits of each
+chaos-damage: $(READY)  ## torn and damaged checkpoints, 10,000 flipped bits
 	PYTHONPATH=.:tests $(BIN)/python tests/damage/checkpoint_damage.py --flips 10000
-	$(BIN)/python tests/damage/log_damage.py --flips 10000
 
 soak: $(READY)  ## resident memory of every process of a job that goes on for MINUTES; writes benchmarks/results/soak.md
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --write

@@ -4,8 +4,8 @@
 
 with MNIST's four IDX files in FOLDER. Trains the network of `examples/mnist.toml` on a local cluster of 2 shards and 2
 workers, asynchronously, and measures: times, from the death of a process until its work goes on; goodput, the steps per
-second under a kill every 15 s, relative to none; costs, the speed with checkpoints and with a log of pushes, relative
-to without. On an idle machine: everything here is a matter of processor time.
+second under a kill every 15 s, relative to none; costs, the speed with checkpoints, relative to
+without. On an idle machine: everything here is a matter of processor time.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def goodput(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
 
 
 def costs(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
-    """Run the job with checkpoints, with a log, and without; return table and figures."""
+    """Run the job with checkpoints, and without; return table and figures."""
     settings = (f"data.path={arguments.data}", ASYNC, f"job.epochs={arguments.epochs}")
     rows = recovery_costs.measured(JOB, settings, arguments.scratch, arguments.repeats)
-    return {"Costs of checkpoints and of the log": recovery_costs.section(rows)}, rows
+    return {"Costs of checkpoints": recovery_costs.section(rows)}, rows
 
 
 def watched_job(data: str) -> list[Override]:

@@ -1,4 +1,4 @@
-"""What checkpoints and the log of pushes cost: examples per second with each of them, relative to the job without.
+"""What checkpoints cost: examples per second with them, relative to the job without.
 
 The cases take turns, a whole `parashard run` each. Called by `benchmarks.recovery`.
 """
@@ -14,12 +14,9 @@ from benchmarks.tables import spread, table
 from benchmarks.training import trained
 
 OFF = "no checkpoints"
-LOG = ("checkpoint.every_s=5.0", "checkpoint.keep=1", 'checkpoint.durability="log"')
 CASES: dict[str, Sequence[str]] = {
     OFF: ("checkpoint.every_s=0.0",),
     "checkpoint every 5 s": ("checkpoint.every_s=5.0",),
-    "and a log, no fsync": (*LOG, "checkpoint.log_fsync=false"),
-    "and a log, fsync": (*LOG, "checkpoint.log_fsync=true"),
 }
 
 

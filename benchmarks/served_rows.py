@@ -89,7 +89,6 @@ class Shard:
             slots=(),
             partitions=tuple(held),
             files=tuple(files),
-            log_position=None,
             written_at=time.time(),
             tables=(("ledger", self._rows),),
             table_files=self._files,

@@ -2,8 +2,8 @@
 
     python -m benchmarks.soak [--minutes 30] [--most-mib-per-hour 16] [--write]
 
-The digits job without an end in sight, asynchronously, with a log of pushes, a checkpoint every five seconds and an
-evaluation every epoch. RSS of every process every ten seconds; its growth is the slope of a line through the samples of
+The digits job without an end in sight, asynchronously, with a checkpoint every five seconds and an evaluation every
+epoch. RSS of every process every ten seconds; its growth is the slope of a line through the samples of
 the second half, since the first fills caches and pools. Ends with exit code 1 if a process grows by more than the
 bound, or was started again. A run of less than 20 minutes shows the figures and judges nothing: one allocation then
 counts as tens of MiB an hour. For the first 32 minutes the coordinator fills the timeline of its status page, a point a
@@ -34,7 +34,6 @@ SETTINGS = (
     "job.epochs=200000",
     "consistency.policy=async",
     "evaluation.every_epochs=1",
-    'checkpoint.durability="log"',
     "checkpoint.every_s=5",
 )
 PROCESSES = ("coordinator", "shard-0", "shard-1", "worker-0", "worker-1")

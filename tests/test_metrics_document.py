@@ -77,8 +77,7 @@ def _shard() -> CollectorRegistry:
     registry = new_registry("shard", CREDENTIALS)
     tables = Tables([EmbeddingTable("user", 2, SGD(0.1), rows_max=9)], 0, 0, 1)
     served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS), tables=tables), AdmissionLock(1), "")
-    log: Any = SimpleNamespace(bytes=0, fsyncs=0, failures=0)
-    registry.register(ShardCollector(served, PushMemory(1), CheckpointRecord(), lambda: log))
+    registry.register(ShardCollector(served, PushMemory(1), CheckpointRecord()))
     registry.register(RefusedPeers({"connections": lambda: 0}))
     return registry
 

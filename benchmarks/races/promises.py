@@ -1,9 +1,9 @@
-"""Race 5: what the promises cost: exactly-once bookkeeping, checkpoints, the log of pushes, mTLS.
+"""Race 5: what the promises cost: exactly-once bookkeeping, checkpoints, mTLS.
 
     python -m benchmarks.races.promises [--data FOLDER] [--write]
 
-with MNIST's four IDX files in FOLDER for checkpoints and the log: there whole runs of `mnist.toml` take turns, with
-each of them and without. Bookkeeping cannot be switched off, so the shard's own part of it (the applied set is asked
+with MNIST's four IDX files in FOLDER for checkpoints: there whole runs of `mnist.toml` take turns, with them and
+without. Bookkeeping cannot be switched off, so the shard's own part of it (the applied set is asked
 and grows, staleness and step lag are noted) is timed beside the kernel, in one process.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
         settings = [f"data.path={arguments.data.absolute()}", f"job.epochs={arguments.epochs}"]
         settings += settings_of(arguments.transport)
         rows = recovery_costs.measured(JOB, settings, arguments.scratch, arguments.rounds)
-        sections["Checkpoints and the log"] = recovery_costs.section(rows)
+        sections["Checkpoints"] = recovery_costs.section(rows)
         figures["runs"] = rows
     inside_tls = secured.measured(arguments.rounds)
     figures["rows"] = as_json([*bookkeeping_rows(kept), *run_rows(figures.get("runs", [])), *inside_tls])
@@ -155,7 +155,7 @@ def bookkeeping_rows(rows: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def run_rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
-    """Return the rows of runs with checkpoints and the log against those without: milliseconds per batch."""
+    """Return the rows of runs with checkpoints against those without: milliseconds per batch."""
     ms: dict[str, list[float]] = {}
     for run in runs:
         ms.setdefault(run["case"], []).append(1000 * BATCH / run["examples_per_s"])

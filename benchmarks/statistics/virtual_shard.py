@@ -134,7 +134,6 @@ class VirtualShard:
                 name: {p: slot[run].reshape(shape).copy() for p, (run, shape) in shaped.items()}
                 for name, slot in storage.slots.items()
             },
-            None,
             updates.skipped.intersection(updates.applied),
         )
 

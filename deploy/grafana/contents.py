@@ -244,8 +244,6 @@ CHECKPOINTS = Dashboard(
         panel("Stored and failed", "Checkpoints in 5 minutes.", "short",
               in_5_minutes("parashard_shard_checkpoints_total", legend="stored"),
               in_5_minutes("parashard_shard_failed_checkpoints_total", legend="failed")),
-        panel("Log of pushes", 'Appended bytes, with durability = "log" only.', "Bps",
-              per_second("parashard_shard_log_bytes_total", "shard")),
     ),
 )  # fmt: skip
 

@@ -29,7 +29,7 @@ class StalenessCount(_message.Message):
     def __init__(self, staleness: _Optional[int] = ..., pushes: _Optional[int] = ...) -> None: ...
 
 class InspectReply(_message.Message):
-    __slots__ = ("shard", "incarnation", "version", "applied", "buffered_steps", "duplicate_pushes", "skipped_steps", "refused_pushes", "staleness", "unknown_staleness", "step_lag_max", "variable_bytes", "slot_bytes", "push_bytes", "pull_bytes", "queue_bytes_max", "held", "checkpoint_rounds", "checkpoints", "failed_checkpoints", "checkpoint_error", "checkpoint_bytes", "checkpoint_s", "checkpoint_stall_s", "log_records", "log_syncs", "log_error", "push_float32_bytes", "pull_unmoved_bytes", "tables")
+    __slots__ = ("shard", "incarnation", "version", "applied", "buffered_steps", "duplicate_pushes", "skipped_steps", "refused_pushes", "staleness", "unknown_staleness", "step_lag_max", "variable_bytes", "slot_bytes", "push_bytes", "pull_bytes", "queue_bytes_max", "held", "checkpoint_rounds", "checkpoints", "failed_checkpoints", "checkpoint_error", "checkpoint_bytes", "checkpoint_s", "checkpoint_stall_s", "push_float32_bytes", "pull_unmoved_bytes", "tables")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -54,9 +54,6 @@ class InspectReply(_message.Message):
     CHECKPOINT_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_S_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_STALL_S_FIELD_NUMBER: _ClassVar[int]
-    LOG_RECORDS_FIELD_NUMBER: _ClassVar[int]
-    LOG_SYNCS_FIELD_NUMBER: _ClassVar[int]
-    LOG_ERROR_FIELD_NUMBER: _ClassVar[int]
     PUSH_FLOAT32_BYTES_FIELD_NUMBER: _ClassVar[int]
     PULL_UNMOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
@@ -84,13 +81,10 @@ class InspectReply(_message.Message):
     checkpoint_bytes: int
     checkpoint_s: float
     checkpoint_stall_s: float
-    log_records: int
-    log_syncs: int
-    log_error: str
     push_float32_bytes: int
     pull_unmoved_bytes: int
     tables: _containers.RepeatedCompositeFieldContainer[TableFigures]
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., buffered_steps: _Optional[int] = ..., duplicate_pushes: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., staleness: _Optional[_Iterable[_Union[StalenessCount, _Mapping]]] = ..., unknown_staleness: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., variable_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., push_bytes: _Optional[int] = ..., pull_bytes: _Optional[int] = ..., queue_bytes_max: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., checkpoints: _Optional[int] = ..., failed_checkpoints: _Optional[int] = ..., checkpoint_error: _Optional[str] = ..., checkpoint_bytes: _Optional[int] = ..., checkpoint_s: _Optional[float] = ..., checkpoint_stall_s: _Optional[float] = ..., log_records: _Optional[int] = ..., log_syncs: _Optional[int] = ..., log_error: _Optional[str] = ..., push_float32_bytes: _Optional[int] = ..., pull_unmoved_bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableFigures, _Mapping]]] = ...) -> None: ...
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., buffered_steps: _Optional[int] = ..., duplicate_pushes: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., staleness: _Optional[_Iterable[_Union[StalenessCount, _Mapping]]] = ..., unknown_staleness: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., variable_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., push_bytes: _Optional[int] = ..., pull_bytes: _Optional[int] = ..., queue_bytes_max: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., checkpoints: _Optional[int] = ..., failed_checkpoints: _Optional[int] = ..., checkpoint_error: _Optional[str] = ..., checkpoint_bytes: _Optional[int] = ..., checkpoint_s: _Optional[float] = ..., checkpoint_stall_s: _Optional[float] = ..., push_float32_bytes: _Optional[int] = ..., pull_unmoved_bytes: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableFigures, _Mapping]]] = ...) -> None: ...
 
 class TableFigures(_message.Message):
     __slots__ = ("table", "rows", "rows_max", "memory_bytes", "candidates", "added_rows", "evicted_rows", "pulled_keys", "pulled_rows", "hottest_keys")

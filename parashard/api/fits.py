@@ -27,7 +27,7 @@ from parashard.display.paths import short_path
 from parashard.display.summary import not_learned
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, DeclaredJob, declare
-from parashard.job.load import LoadedJob, load_job
+from parashard.job.load import LoadedJob, job_of_run
 from parashard.launch.programs import write_program
 from parashard.launch.run_files import CALLS_FILE, CHECKPOINTS, JOB_FILE, ORIGIN_FILE, PROGRAM_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, owned, unchanged_if_refused
@@ -140,7 +140,7 @@ def as_begun(call: FitCall, begun: Path | None) -> FitCall:
     """Return a call with what the run that it goes on with has chosen where the call leaves it open."""
     if begun is None:
         return call
-    return call._replace(loaded=call.loaded.as_begun(load_job(begun / JOB_FILE, environ={}).job))
+    return call._replace(loaded=call.loaded.as_begun(job_of_run(begun / JOB_FILE).job))
 
 
 def run_fit(

@@ -21,7 +21,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.declaration import declare, read_declaration
 from parashard.job.declared_table import Table
 from parashard.job.keys import leaves, shown
-from parashard.job.load import LoadedJob, job_from_table, load_job
+from parashard.job.load import LoadedJob, job_from_table, job_of_run
 from parashard.job.schema import Job
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE
 from parashard.models.base import FrameworkModel, Model
@@ -193,7 +193,7 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code: Code,
         )
     check_same_code(run_dir, code)
     file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
-    check_same_job(mine, load_job(file, environ={}).job)
+    check_same_job(mine, job_of_run(file).job)
 
 
 SAME = f"a script makes the same model wherever it runs: seed what it draws, {SEEDED}"

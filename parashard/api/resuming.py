@@ -16,7 +16,7 @@ from parashard.api.jobs import different_key
 from parashard.api.script import raise_again
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError
-from parashard.job.load import load_job
+from parashard.job.load import job_of_run
 from parashard.launch.programs import answers_in, program_of
 from parashard.launch.run_files import JOB_FILE
 from parashard.launch.run_folders import is_done, job_name_in, launcher_of, run_began_at, runs_here, runs_of
@@ -121,7 +121,7 @@ def answered(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> di
             f"{later} goes on from the weights of {short_path(run_dir)}, which are gone: bring that folder back, or "
             "begin a new run (resume=False)"
         )
-    different = different_key(call.loaded, load_job(run_dir / JOB_FILE, environ={}).job)
+    different = different_key(call.loaded, job_of_run(run_dir / JOB_FILE).job)
     if not different and answer.get("data", call.source.spec.fingerprint) != call.source.spec.fingerprint:
         different = f"the data are others ({call.source.spec.summary()} here)"
     if different:

@@ -101,7 +101,7 @@ class ShardManifest(Record):
 
     `applied` are half-open intervals of steps, `skipped` those of them that were skipped with an empty push (omitted if
     there are none), `partitions` half-open row ranges in the order of the plan. `round` is None except in `sync:N`.
-    `log_position` is the first record of the write-ahead log that the state lacks; None: no log. `tables` has the
+    `log_position` is None but where an earlier version kept a log of pushes, which has later steps. `tables` has the
     number of rows of each embedding table that has any, and `table_files` all files that make them, in the order in
     which they were written (both omitted if there is none); rows of them that are gone by `table_rules` at the time
     `version` count, too. `written_at` is in seconds since 1970, for information.
@@ -121,8 +121,8 @@ class ShardManifest(Record):
     slots: Annotated[tuple[Slot, ...], After(_different)]
     partitions: Annotated[tuple[Rows, ...], After(_different_and_not_empty)]
     files: Annotated[tuple[StoredFile, ...], After(_named_differently)]
-    log_position: Count | None
     written_at: float
+    log_position: Count | None = None
     skipped: Steps = ()
     tables: Annotated[tuple[tuple[Name, Count], ...], After(_different)] = ()
     table_files: tuple[TableFile, ...] = ()

@@ -21,21 +21,19 @@ from parashard.store.claims import Return
 class Held(NamedTuple):
     """A checkpoint of a shard that can be restored; `round` is None except in `sync:N`.
 
-    `log_position` is the first record of the write-ahead log that it lacks; None: it was made without a log.
     `rows_since` is the incarnation and number of the checkpoint that wrote the oldest file with rows of tables that
     this one names, the first of its chain; None: it has no rows.
     """
 
     id: CheckpointId
     round: int | None
-    log_position: int | None = None
     rows_since: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, manifest: ShardManifest) -> Self:
         """Return the checkpoint that a manifest belongs to."""
         since = min(((file.incarnation, file.number) for file in manifest.table_files), default=None)
-        return cls(CheckpointId.of(manifest), manifest.round, manifest.log_position, since)
+        return cls(CheckpointId.of(manifest), manifest.round, since)
 
 
 class CommonRounds(NamedTuple):

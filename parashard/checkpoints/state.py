@@ -38,8 +38,6 @@ class ShardState:
         Row-major. May be read-only.
     slots : mapping of str to (mapping of Partition to ndarray of float32, shape (rows, ...))
         Optimizer state by the slot's name, in the shapes of `variables`. May be read-only.
-    log_position : int or None
-        The first record of the write-ahead log that is not in the values; None: no log.
     skipped : IntervalSet
         The applied steps that were skipped with an empty push.
     rows : sequence of (str, StoredRows)
@@ -53,7 +51,6 @@ class ShardState:
     round: int | None
     variables: Mapping[Partition, Float32s]
     slots: Mapping[str, Mapping[Partition, Float32s]]
-    log_position: int | None
     skipped: IntervalSet = field(default_factory=IntervalSet)
     rows: Sequence[tuple[str, StoredRows]] = ()
     table_files: Sequence[TableFile] = ()
@@ -87,7 +84,6 @@ def load(store: Store, manifest: ShardManifest) -> ShardState:
         manifest.round,
         variables,
         slots,
-        manifest.log_position,
         manifest.skipped_steps,
         tuple(iterate_rows(store, manifest, ended_too=True)),
         manifest.table_files,
@@ -158,7 +154,7 @@ def assemble(
     skipped = IntervalSet(interval for manifest in parts for interval in manifest.skipped)
     tables = [manifest for manifest in parts if buckets[0] < buckets[1]]
     rows = tuple(found for manifest in tables for found in iterate_rows(store, manifest, buckets, ended_too=True))
-    return ShardState(parts[0].steps, version, parts[0].round, variables, state, None, skipped, rows)
+    return ShardState(parts[0].steps, version, parts[0].round, variables, state, skipped, rows)
 
 
 def first_values(

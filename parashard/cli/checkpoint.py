@@ -41,7 +41,7 @@ from parashard.errors import (
     StoreFailed,
     Unreachable,
 )
-from parashard.job.load import load_job
+from parashard.job.load import job_of_run
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
 from parashard.launch.run_folders import check_in_progress, how_it_ended, launcher_of, place_of
 from parashard.launch.stored_rows import pieces_of_table, whole_table
@@ -213,7 +213,7 @@ def store_of(where: str | None) -> Store:
         return open_store(place)
     folder = Path(place)
     if (folder / JOB_FILE).is_file():
-        job = load_job(folder / JOB_FILE, environ={}).job  # the environment was applied when the run began
+        job = job_of_run(folder / JOB_FILE).job  # the environment was applied when the run began
         return open_store(job.checkpoint.url or str(folder / CHECKPOINTS))
     if (folder / RUN_NAME).is_file():
         return open_store(place)

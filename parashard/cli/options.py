@@ -88,9 +88,9 @@ def job_flags(
     return flags
 
 
-def loaded_job(path: Path, flags: Sequence[Override]) -> LoadedJob:
+def loaded_job(path: Path, flags: Sequence[Override], *, begun: bool = False) -> LoadedJob:
     """Load a job file under the environment and flags; warn on standard error of what was ignored."""
-    loaded = load_job(path, flags)
+    loaded = load_job(path, flags, begun=begun)
     for warning in loaded.warnings:
         print(f"parashard: warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201  # for people
     return loaded

@@ -72,7 +72,7 @@ def run(
 ) -> None:
     """Train a job on a local cluster, and show how it goes."""
     flags = job_flags(shards, workers, consistency, device, set_)
-    loaded = loaded_job(job, flags)
+    loaded = loaded_job(job, flags, begun=resume)
     if resume and init is not None:
         raise ConfigurationError("--init with --resume: a run that goes on has its weights; allowed: one of the two")
     if from_checkpoint and not resume:

@@ -22,7 +22,7 @@ from parashard.cli.app import App
 from parashard.cli.options import complete_runs
 from parashard.cli.tables import print_table
 from parashard.errors import ConfigurationError
-from parashard.job.load import load_job
+from parashard.job.load import job_of_run
 from parashard.launch.programs import program_of, readers_of
 from parashard.launch.run_files import JOB_FILE
 from parashard.launch.run_folders import (
@@ -169,7 +169,7 @@ def _row(run: Path) -> dict[str, Any]:
 
 def _job_in(run: Path) -> str:
     try:
-        return load_job(run / JOB_FILE, environ={}).job.job.name
+        return job_of_run(run / JOB_FILE).job.job.name
     except ConfigurationError:  # of another version
         return ""
 

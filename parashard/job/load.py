@@ -63,7 +63,11 @@ class LoadedJob(NamedTuple):
 
 
 def load_job(
-    path: str | os.PathLike[str], overrides: Sequence[Override] = (), environ: Mapping[str, str] | None = None
+    path: str | os.PathLike[str],
+    overrides: Sequence[Override] = (),
+    environ: Mapping[str, str] | None = None,
+    *,
+    begun: bool = False,
 ) -> LoadedJob:
     """Read a job file, override it by the environment and both by the flags, and validate the result.
 
@@ -78,6 +82,8 @@ def load_job(
         In rising order of precedence; see `parse_set`.
     environ : mapping of str to str, or None
         None: the process's own.
+    begun : bool
+        Whether a run of the job has begun: it may name settings that no new job may.
 
     Raises
     ------
@@ -87,7 +93,13 @@ def load_job(
     """
     file = Path(path)
     environ = os.environ if environ is None else environ
-    return _loaded(file, layered(file, _read(file), overrides, environ), unread_variables(environ, Job))
+    layers = layered(file, _read(file), overrides, environ)
+    return _loaded(file, layers, unread_variables(environ, Job), begun=begun)
+
+
+def job_of_run(path: str | os.PathLike[str], overrides: Sequence[Override] = ()) -> LoadedJob:
+    """Return the job of a run from the file in its folder; the environment was applied when it began."""
+    return load_job(path, overrides, {}, begun=True)
 
 
 def job_from_table(
@@ -123,15 +135,15 @@ def job_from_table(
     return _loaded(file, layers, unread_variables(environ, Job))
 
 
-def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...]) -> LoadedJob:
+def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...], *, begun: bool = False) -> LoadedJob:
     check_path(file.absolute(), f"file {shown(file.name)}")
-    job = _validated(layers, file.absolute().parent)
+    job = _validated(layers, file.absolute().parent, begun=begun)
     origins = {dotted(*parts): layers.origin(parts) for parts, _ in leaves(_table(job))}
     return LoadedJob(job.complete(), origins, file.absolute(), warnings, job.consistency.policy == Policy("auto"))
 
 
 def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
-    """Return the job in the text of a resolved job file, whose paths are absolute; overrides are put over it.
+    """Return a run's job from the text of its job file, whose paths are absolute; overrides are put over it.
 
     Raises
     ------
@@ -143,7 +155,7 @@ def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
         table = tomllib.loads(text)
     except ValueError as error:
         raise ConfigurationError(f"the coordinator's job is not TOML: {error}") from None
-    return _validated(layered(file, table, overrides, {}), Path.cwd()).complete()
+    return _validated(layered(file, table, overrides, {}), Path.cwd(), begun=True).complete()
 
 
 def as_toml(job: Job) -> str:
@@ -161,9 +173,9 @@ def describe(loaded: LoadedJob) -> list[tuple[str, Any, str]]:
     return [(dotted(*parts), value, loaded.origins[dotted(*parts)]) for parts, value in leaves(_table(loaded.job))]
 
 
-def _validated(layers: Layers, folder: Path) -> Job:
+def _validated(layers: Layers, folder: Path, *, begun: bool) -> Job:
     _check_text(layers)
-    drop_removed_keys(layers)
+    drop_removed_keys(layers, begun=begun)
     drop_keys_of_earlier_kinds(layers, Job)
     try:
         job = read_table(Job, layers.table)

@@ -56,21 +56,12 @@ def contradictions(job: Job) -> Iterator[Contradiction]:
         *_encodings(job),
         *_optimizer(job),
         *_tables(job),
-        *_checkpoint(job),
         *_ports(job),
     ):
         yield Contradiction((key, other), (_value(job, key), _value(job, other) if other else None), allowed)
 
 
 _Relation = tuple[str, str, str]
-
-
-def _checkpoint(job: Job) -> Iterator[_Relation]:
-    options, url = job.checkpoint, job.checkpoint.url
-    if options.durability == "log" and not (options.every_s or options.every_steps):
-        yield "checkpoint.durability", "checkpoint.every_s", '"checkpoint" where none is taken: the log would only grow'
-    if options.durability == "log" and "://" in url and not url.startswith("file://"):
-        yield "checkpoint.durability", "checkpoint.url", '"checkpoint" with an object store: a log needs a local disk'
 
 
 def _consistency(job: Job) -> Iterator[_Relation]:

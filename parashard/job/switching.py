@@ -20,15 +20,27 @@ from parashard.settings.table import Table
 
 _RANKS = ("file", "environment", "flag")
 
+_DURABILITY, _LOG_FSYNC = ("checkpoint", "durability"), ("checkpoint", "log_fsync")
+_NO_LOG = "the log of pushes was removed; leave the key out, and set a shorter checkpoint.every_s to compute less again"
 
-def drop_removed_keys(layers: Layers) -> None:
-    """Remove settings of optimizers that no longer exist, where their value turned them off.
+
+def drop_removed_keys(layers: Layers, *, begun: bool = False) -> None:
+    """Remove settings that no longer exist: of optimizers where their value turned them off, and the log of pushes.
+
+    `begun`: the job is that of a run that has begun, perhaps with the log.
 
     Raises
     ------
     ConfigurationError
         If one has another value.
     """
+    if _DURABILITY in layers.origins:
+        found = at(layers.table, _DURABILITY)
+        if found != "checkpoint" and not (begun and found == "log"):
+            raise ConfigurationError(f"{layers.named(_DURABILITY)}: found {shown(found)}; {_NO_LOG}")
+    for removed in (_DURABILITY, _LOG_FSYNC):
+        if removed in layers.origins:
+            layers.drop(removed)
     for parts in list(layers.origins):
         if "optimizer" in parts[:-1] and parts[-1] in REMOVED_SETTINGS:
             found = at(layers.table, parts)

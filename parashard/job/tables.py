@@ -148,7 +148,7 @@ class EvaluationOptions(Table):
 
 
 class CheckpointOptions(Table):
-    """`[checkpoint]`: where and how often the shards' state is saved, and how durable a push is."""
+    """`[checkpoint]`: where and how often the shards' state is saved."""
 
     url: str = key(
         default="",
@@ -166,13 +166,6 @@ class CheckpointOptions(Table):
     )
     keep: int = key(default=3, ge=1, le=10**6, description="How many of a shard's newest checkpoints are kept.")
     keep_every: int = key(default=0, ge=0, le=10**9, description="Also keep every so many-th for ever; 0: none.")
-    durability: Literal["checkpoint", "log"] = key(
-        default="checkpoint",
-        description="What a killed shard does: compute again what its checkpoint lacks, or replay a log of pushes.",
-    )
-    log_fsync: bool = key(
-        default=True, description="Whether the log of pushes survives the machine (fsync), or the process only."
-    )
 
 
 class MinimumSize(Table):

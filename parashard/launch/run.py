@@ -20,7 +20,7 @@ from typing import Any
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
-from parashard.job.load import LoadedJob, as_toml, load_job
+from parashard.job.load import LoadedJob, as_toml, job_of_run
 from parashard.launch.child_variables import child_variables
 from parashard.launch.following import Follower
 from parashard.launch.local_cluster import LocalCluster, ScriptCommand, StartThread
@@ -251,7 +251,7 @@ def _prepared(
 def _as_begun(loaded: LoadedJob, run_dir: Path) -> LoadedJob:
     """Return the job of a run that goes on, with what it has chosen where the job leaves it open."""
     file = run_dir / JOB_FILE
-    return loaded.as_begun(load_job(file, environ={}).job) if file.exists() else loaded
+    return loaded.as_begun(job_of_run(file).job) if file.exists() else loaded
 
 
 def _check_devices(loaded: LoadedJob) -> None:

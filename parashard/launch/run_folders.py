@@ -161,9 +161,9 @@ def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
 
     The environment was applied when the run began. Models are looked up in the same place as then.
     """
-    from parashard.job.load import load_job
+    from parashard.job.load import job_of_run
 
-    loaded = load_job(run_dir / JOB_FILE, overrides, environ={})
+    loaded = job_of_run(run_dir / JOB_FILE, overrides)
     with suppress(OSError, ValueError, KeyError, TypeError):  # a run of a version without this file
         return loaded._replace(path=Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"]))
     return loaded
@@ -335,10 +335,10 @@ def coordinator_in(run_dir: Path) -> dict[str, Any]:
 
 def job_name_in(run_dir: Path) -> str:
     """Return the name of the job in a run directory; "" if this version cannot read its file."""
-    from parashard.job.load import load_job
+    from parashard.job.load import job_of_run
 
     try:
-        return load_job(run_dir / JOB_FILE, environ={}).job.job.name
+        return job_of_run(run_dir / JOB_FILE).job.job.name
     except ConfigurationError:
         return ""
 

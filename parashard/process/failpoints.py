@@ -53,8 +53,6 @@ FAILPOINTS: dict[str, str] = {
     "shard.rows.all": "A file of all rows, which replaces those of older checkpoints, is durable, likewise.",
     "shard.checkpoint.manifest": "A checkpoint's manifest is durable; it is not reported.",
     "shard.checkpoint.collecting": "An old checkpoint is about to be deleted.",
-    "shard.log.appended": "A push is in the log's file and not synced.",
-    "shard.log.durable": "A push is on the log's disk; its receipt has not left.",
     "shard.rollback.claimed": "A shard that rolls back has claimed its next incarnation and restored nothing.",
     "shard.stop.saving": "A shard that was asked to stop accepts nothing more and has not saved.",
     "worker.boot.joined": "A worker is a member of the job and has no lease.",

@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -49,8 +49,6 @@ from parashard_server.durability.checkpointer import Checkpointer, CheckpointRec
 from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
-from parashard_server.durability.shard_log import ShardLog
-from parashard_server.durability.write_ahead_log.log import WriteAheadLog
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.listeners import Listeners
 from parashard_server.serving.push_memory import PushMemory
@@ -116,8 +114,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         rounds=builder.round_steps is not None,
     )
     claims = Claims(store, f"shard-{arguments.index}", os.urandom(8).hex())
-    push_log = ShardLog(store, options, builder.plan.version, arguments.index)
-    first = begin_first_incarnation(builder, restorer, claims, push_log, stop.event)
+    first = begin_first_incarnation(builder, restorer, claims, stop.event)
     host = first.host
     limit_threads(1)
     schedule = CheckpointSchedule(
@@ -135,18 +132,17 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         first.known,
         first.returns,
         claims=claims,
-        log_=push_log,
         damaged=first.damaged,
         last=first.restored,
     )
-    lifecycle = ShardLifecycle(host, builder, restorer, claims, push_log, checkpointer)
+    lifecycle = ShardLifecycle(host, builder, restorer, claims, checkpointer)
     plane = RequestHandler(host, lifecycle, _observer_of(tracer))
     ports = Listeners(plane, host, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
     service = ShardService(plane, host, checkpointer, lifecycle, ports.buffers)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
     metrics = Metrics("shard", credentials)
-    metrics.add(partial(_collector, host, builder.push_memory, checkpointer.record, lambda: push_log.current))
+    metrics.add(partial(_collector, host, builder.push_memory, checkpointer.record))
     metrics.add(partial(_refused_peers, server, ports))
     announced = False
     http = HttpPort(
@@ -181,17 +177,14 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     server.stop()
     ports.stop()
     http.stop()
-    push_log.close()
     coordinator.close()
     return ExitCode.DONE
 
 
-def _collector(
-    host: ShardHost, memory: PushMemory, checkpoints: CheckpointRecord, log_: Callable[[], WriteAheadLog | None]
-) -> Collector:
+def _collector(host: ShardHost, memory: PushMemory, checkpoints: CheckpointRecord) -> Collector:
     from parashard_server.metrics import ShardCollector
 
-    return ShardCollector(host, memory, checkpoints, log_)
+    return ShardCollector(host, memory, checkpoints)
 
 
 def _refused_peers(server: Server, ports: Listeners) -> Collector:

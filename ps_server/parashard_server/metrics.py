@@ -10,7 +10,6 @@ from prometheus_client.registry import Collector
 
 from parashard_server.core.counters import APPLY_BOUNDS_S
 from parashard_server.durability.checkpointer import CheckpointRecord
-from parashard_server.durability.write_ahead_log.log import WriteAheadLog
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
 from parashard_server.state.rows.table_rows import TableRows
@@ -20,18 +19,11 @@ STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 102
 
 
 class ShardCollector(Collector):
-    """Translates the records of a shard, of the memory for its pushes, of its checkpoints and of its log."""
+    """Translates the records of a shard, of the memory for its pushes and of its checkpoints."""
 
-    def __init__(
-        self,
-        host: ShardHost,
-        memory: PushMemory,
-        checkpoints: CheckpointRecord,
-        log: Callable[[], WriteAheadLog | None] = lambda: None,
-    ) -> None:
+    def __init__(self, host: ShardHost, memory: PushMemory, checkpoints: CheckpointRecord) -> None:
         self._host = host
         self._memory = memory
-        self._log = log
         self._checkpoints = checkpoints
         self._index = str(host.shard.identity.shard)
 
@@ -77,11 +69,6 @@ class ShardCollector(Collector):
         yield self._gauge("checkpoint_stall_seconds", "Longest that a copy kept pushes waiting.", saved.stall_s)
         yield self._gauge("checkpoint_interval_seconds", "Between two that the job asks for.", saved.interval_s)
         yield self._gauge("last_checkpoint_timestamp_seconds", "When the last one was stored.", saved.stored_at_s)
-        log = self._log()
-        if log is not None:
-            yield self._counter("log_bytes", "Bytes appended to the log of pushes.", log.bytes)
-            yield self._counter("log_syncs", "Times that the log was brought to the disk.", log.fsyncs)
-            yield self._counter("log_failures", "Times that the log could not be written.", log.failures)
         yield self._staleness()
         yield self._applies()
         yield from self._tables()

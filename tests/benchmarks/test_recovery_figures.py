@@ -45,18 +45,18 @@ class TestGoodput:
 class TestCosts:
     ROWS = (
         {"case": recovery_costs.OFF, "turn": 0, "examples_per_s": 100.0, "stored": 2, "stall_s": 0.0},
-        {"case": "log", "turn": 0, "examples_per_s": 50.0, "stored": 4, "stall_s": 0.002},
+        {"case": "saving", "turn": 0, "examples_per_s": 50.0, "stored": 4, "stall_s": 0.002},
         {"case": recovery_costs.OFF, "turn": 1, "examples_per_s": 10.0, "stored": 2, "stall_s": 0.0},
-        {"case": "log", "turn": 1, "examples_per_s": 8.0, "stored": 4, "stall_s": 0.001},
+        {"case": "saving", "turn": 1, "examples_per_s": 8.0, "stored": 4, "stall_s": 0.001},
     )
 
     def test_a_run_is_compared_with_the_run_without_of_its_own_turn(self) -> None:
-        assert recovery_costs.ratios(self.ROWS) == {recovery_costs.OFF: [1.0, 1.0], "log": [0.5, 0.8]}
+        assert recovery_costs.ratios(self.ROWS) == {recovery_costs.OFF: [1.0, 1.0], "saving": [0.5, 0.8]}
 
     def test_the_table_has_the_longest_stall_of_all_runs(self) -> None:
-        log = recovery_costs.section(self.ROWS).splitlines()[-1]
+        saving = recovery_costs.section(self.ROWS).splitlines()[-1]
 
-        assert log == "| log | 2 | 29 | 0.65 (0.50 to 0.80) | 8 | 2.0 ms |"
+        assert saving == "| saving | 2 | 29 | 0.65 (0.50 to 0.80) | 8 | 2.0 ms |"
 
 
 class TestTimes:

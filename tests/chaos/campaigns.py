@@ -66,7 +66,6 @@ class Oracle:
 
 LEDGER = Oracle("ledger", "examples/ledger.toml", 1024, 500)
 ROW_LEDGER = Oracle("ledger of rows", "examples/row_ledger.toml", 1024, 400, values={"checkpoint.every_steps": 300})
-LOGGED_LEDGER = Oracle("logged ledger", "examples/ledger.toml", 1024, 400, values={"checkpoint.durability": "log"})
 COMING_AND_GOING = Oracle(
     "ledger of rows that come and go",
     "examples/row_ledger.toml",
@@ -77,25 +76,6 @@ COMING_AND_GOING = Oracle(
 )
 TORN = Oracle("torn", "examples/torn.toml", 100, 25)
 DIGEST = Oracle("digest", "examples/digits.toml", 36, 250, digest=True)
-ASYNC_DIGEST = Oracle(
-    "async digest",
-    "examples/digits.toml",
-    36,
-    100,
-    digest=True,
-    # One worker computes one step after the other, and no shard loses a push: then the order is that without faults.
-    values={"cluster.workers": 1, "cluster.pipeline_depth": 0, "checkpoint.durability": "log"},
-    kinds=("--kill", "shard,coordinator", "--stray"),
-)
-ASYNC_DIGEST_OF_ROWS = Oracle(
-    "async digest of rows that come and go",
-    "examples/row_ledger.toml",
-    1024,
-    200,
-    digest=True,
-    values={**COMING_AND_GOING.values, **ASYNC_DIGEST.values},
-    kinds=ASYNC_DIGEST.kinds,
-)
 
 FULL_DISK = Oracle(
     "ledger on a small disk",
@@ -104,13 +84,12 @@ FULL_DISK = Oracle(
     500,
     kinds=("--kill", "worker,shard,coordinator", "--pause", "--disk"),
 )
-LOGGED_ON_FULL_DISK = Oracle(
+DIGEST_ON_FULL_DISK = Oracle(
     "digest on a small disk",
     "examples/digits.toml",
     36,
     250,
     digest=True,
-    values={"checkpoint.durability": "log"},
     kinds=("--kill", "worker,shard,coordinator", "--disk"),
 )
 
@@ -125,16 +104,13 @@ MATRIX = (
     (ROW_LEDGER, "sync:4", "tcp"),
     (COMING_AND_GOING, "async", "tcp"),
     (COMING_AND_GOING, "sync:4", "shm"),
-    (LOGGED_LEDGER, "auto", "shm"),
     (TORN, "auto", "grpc"),
     (TORN, "async", "shm"),
     (TORN, "ssp:8", "tcp"),
     (TORN, "sync:4", "grpc"),
     (DIGEST, "sync:4", "tcp"),
-    (ASYNC_DIGEST, "async", "shm"),
-    (ASYNC_DIGEST_OF_ROWS, "async", "grpc"),
     (FULL_DISK, "async", "shm"),
-    (LOGGED_ON_FULL_DISK, "sync:4", "tcp"),
+    (DIGEST_ON_FULL_DISK, "sync:4", "tcp"),
 )
 """Oracle, policy and transport of each campaign: every policy with each oracle, every transport with several."""
 

@@ -139,7 +139,7 @@ SWEEPS = (
         {"checkpoint.every_steps": 20},
     ),
     Sweep(
-        "shard, saving and logging",
+        "shard, saving",
         "examples/ledger.toml",
         "async",
         8,
@@ -148,10 +148,8 @@ SWEEPS = (
             "shard.checkpoint.files": 4,
             "shard.checkpoint.manifest": 4,
             "shard.checkpoint.collecting": 4,
-            "shard.log.appended": 40,
-            "shard.log.durable": 40,
         },
-        {"checkpoint.every_steps": 20, "checkpoint.keep": 1, "checkpoint.durability": "log"},
+        {"checkpoint.every_steps": 20, "checkpoint.keep": 1},
     ),
     Sweep(
         "shard, with rows that come and go",

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 from campaigns import (
-    ASYNC_DIGEST,
     COMING_AND_GOING,
     DIGEST,
+    DIGEST_ON_FULL_DISK,
     FULL_DISK,
     LEDGER,
-    LOGGED_ON_FULL_DISK,
     ROW_LEDGER,
     TORN,
     Oracle,
@@ -41,7 +40,6 @@ full = pytest.mark.full("campaigns on real processes; the simulation has the sam
         (LEDGER, "ssp:8", "shm", 3, ENVIRONMENT),
         (ROW_LEDGER, "async", "tcp", 24, (*BRIEF, *ON_LINKS)),
         (COMING_AND_GOING, "sync:4", "shm", 188, BRIEF),
-        (ASYNC_DIGEST, "async", "shm", 5, ASYNC_DIGEST.kinds),
     ],
     ids=lambda value: getattr(value, "name", value) if not isinstance(value, tuple) else "",
 )
@@ -67,7 +65,7 @@ def test_every_promise_is_kept_under_faults(  # P1-P14, P22, P23
 @pytest.mark.parametrize(
     ("oracle", "policy", "transport", "seed"),
     # Seeds that fill the disk first, then kill a shard and the coordinator while it is full, on a slow machine, too.
-    [(FULL_DISK, "async", "shm", 108), (LOGGED_ON_FULL_DISK, "sync:4", "tcp", 107)],
+    [(FULL_DISK, "async", "shm", 108), (DIGEST_ON_FULL_DISK, "sync:4", "tcp", 107)],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_a_job_ends_whose_disk_is_full_now_and_then(  # P21

@@ -16,6 +16,6 @@ def test_the_sweeps_kill_at_every_failpoint():
 @pytest.mark.full("a kill at every failpoint; the five clusters and the simulation kill every role")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
-def test_every_promise_is_kept_across_kills_at_the_failpoints_of(sweep: Sweep, tmp_path: Path) -> None:  # P1-P14, P18
+def test_every_promise_is_kept_across_kills_at_the_failpoints_of(sweep: Sweep, tmp_path: Path) -> None:  # P1-P14
     swept = run_sweep(sweep, times=1, seed=1, folder=tmp_path)
     assert swept.broken == [], f"{swept}; see {tmp_path}"

@@ -52,8 +52,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory, tls: Path) -> Iterator[Wat
         cluster__restart_backoff_s=0,
         cluster__max_restarts=1000,
         checkpoint__every_s=1.0,
-        checkpoint__durability="log",
-        checkpoint__log_fsync=False,
     )
     with watch(folder, ["examples/digits.toml", *settings], tls) as watched:
         yield watched
@@ -154,11 +152,11 @@ def test_a_coordinator_that_hangs_is_missed(watched: Watched) -> None:
     watched.expect_quiet("ParashardCoordinatorDown")
 
 
-def test_a_shard_that_can_store_nothing_says_so_of_its_checkpoints_and_of_its_log(watched: Watched) -> None:
-    expected = ("ParashardCheckpointsFailing", "ParashardCheckpointOld", "ParashardLogFailing")
+def test_a_shard_that_can_store_nothing_says_so(watched: Watched) -> None:
+    expected = ("ParashardCheckpointsFailing", "ParashardCheckpointOld")
     watched.expect_quiet(*expected)
     store = watched.run.dir / "checkpoints"
-    with file_in_the_place_of(watched, store / "shards"), file_in_the_place_of(watched, store / "log"):
+    with file_in_the_place_of(watched, store / "shards"):
         watched.expect_firing(*expected)
     watched.expect_quiet(*expected)
 

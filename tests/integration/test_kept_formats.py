@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.state import whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard
 from parashard.errors import NewerFormat
-from parashard.job.load import load_job
+from parashard.job.load import job_of_run
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, REPORT_FILE
 from parashard.protocol.proto_conversion import plan_message
 from parashard.store import open_store
@@ -32,13 +30,13 @@ from parashard_coordinator.run.store import RunStore
 from support import format_fixture
 from support.cluster_run import ClusterRun
 from support.command_line import run_command
-from support.format_fixture import DRAINED, LOGGED, STEPS, ledger_after
+from support.format_fixture import DRAINED, PUSHED, SAVED, STEPS, ledger_after
 from support.resolved_job import resolved_here
 from support.shard_process import ShardProcess
 
 KEPT = Path(__file__).resolve().parents[1] / "fixtures" / "format_1"
 SHARD_MANIFEST = "shards/p0001/s0000/i00000001-c00000002/manifest.json"
-LOG = "log/p0001/s0000/i00000001-n00000003-p000000000008.log"
+LOGS = f"{CHECKPOINTS}/log/"
 
 
 @pytest.fixture
@@ -49,7 +47,7 @@ def kept(tmp_path: Path) -> Path:
 
 def process_of(run: Path, shard: int) -> ShardProcess:
     """Start a shard of the run, as a coordinator of this version would have it."""
-    job = load_job(run / JOB_FILE, environ={}).job
+    job = job_of_run(run / JOB_FILE).job
     resolved = resolved_here(job)
     store = open_store(str(run / CHECKPOINTS))
     stored = Catalogue(store).run()
@@ -74,9 +72,13 @@ def newer(content: bytes) -> bytes:
 
 def with_present_keys(job: str) -> str:
     """Return the text of a job file of format 1 without the keys that were removed since."""
-    removed = 'staleness_damping = "none"\ndelay_compensation = 0.0\n'
-    assert removed in job
-    return job.replace(removed, "")
+    for removed in (
+        'staleness_damping = "none"\ndelay_compensation = 0.0\n',
+        'durability = "log"\nlog_fsync = false\n',
+    ):
+        assert removed in job
+        job = job.replace(removed, "")
+    return job
 
 
 def reduced(told: Any, before: Any) -> Any:
@@ -89,6 +91,7 @@ def reduced(told: Any, before: Any) -> Any:
 def test_the_writer_of_today_writes_the_same_bytes(tmp_path: Path) -> None:
     format_fixture.write(tmp_path)
     written, kept = ({p.relative_to(d): p.read_bytes() for p in d.rglob("*") if p.is_file()} for d in (tmp_path, KEPT))
+    kept = {path: content for path, content in kept.items() if not str(path).startswith(LOGS)}
     assert set(written) == set(kept)
     kept[Path(JOB_FILE)] = with_present_keys(kept[Path(JOB_FILE)].decode()).encode()
     for path in (REPORT_FILE, "history.jsonl", f"{CHECKPOINTS}/coordinator/i00000001.json", f"{CHECKPOINTS}/run.json"):
@@ -101,14 +104,18 @@ def test_the_writer_of_today_writes_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shard", [0, 1])
-def test_a_shard_goes_on_from_its_checkpoint_and_its_log(kept: Path, shard: int) -> None:
+def test_a_shard_goes_on_from_its_checkpoint_and_says_that_it_does_not_read_its_log(kept: Path, shard: int) -> None:
     process = process_of(kept, shard)
-    assert list(process.shard.updates.applied.intervals()) == [(0, LOGGED[shard])]
+    assert list(process.shard.updates.applied.intervals()) == [(0, SAVED[shard])]
     rows = [placed.partition for placed in process.shard.storage.layout]
-    expected = [ledger_after(LOGGED[shard])[p.row_start : p.row_stop].ravel() for p in rows]
+    expected = [ledger_after(SAVED[shard])[p.row_start : p.row_stop].ravel() for p in rows]
     assert np.array_equal(process.shard.storage.weights, np.concatenate(expected))
     assert process.shard.identity.incarnation == 2
-    process.close()
+    assert process.host.restored.endswith(
+        "; steps that only a log of pushes has are computed again: logs are no longer read"
+    )
+    process.checkpointer.take()
+    assert "log" not in process_of(kept, shard).host.restored, "said once"
 
 
 def test_its_drained_checkpoint_is_whole_and_has_the_model(kept: Path) -> None:
@@ -121,13 +128,13 @@ def test_its_drained_checkpoint_is_whole_and_has_the_model(kept: Path) -> None:
 
 def test_a_coordinator_takes_it_up_and_reads_what_was_decided_and_drawn(kept: Path) -> None:
     run_store = RunStore(open_store(str(kept / CHECKPOINTS)), 2)
-    job = load_job(kept / JOB_FILE, environ={}).job
+    job = job_of_run(kept / JOB_FILE).job
     resolved = resolved_here(job)
     assert run_store.open_plan(resolved.plan)[0].version == 1
     saved = run_store.load_saved()
     assert saved is not None
-    assert (saved.target, saved.examples) == (STEPS, 4 * LOGGED[1])
-    assert [row["steps_complete"] for row in stored_rows(kept / "history.jsonl")] == [LOGGED[1]]
+    assert (saved.target, saved.examples) == (STEPS, 4 * PUSHED[1])
+    assert [row["steps_complete"] for row in stored_rows(kept / "history.jsonl")] == [PUSHED[1]]
 
 
 def test_commands_show_it(kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +151,9 @@ def test_a_run_of_it_is_resumed(start_run: Callable[..., ClusterRun], kept: Path
     report = run.report()
     assert (report["ledger_wrong"], report["steps_applied"]) == (0, [STEPS, STEPS])
     for shard in range(2):
-        assert "restored p1/s" in (kept / "logs" / f"shard-{shard}.log").read_text()
+        said = (kept / "logs" / f"shard-{shard}.log").read_text()
+        assert "restored p1/s" in said
+        assert "computed again: logs are no longer read" in said
 
 
 def test_a_newer_checkpoint_is_refused_and_not_passed_over_for_an_older_one(kept: Path) -> None:
@@ -152,15 +161,6 @@ def test_a_newer_checkpoint_is_refused_and_not_passed_over_for_an_older_one(kept
     manifest.chmod(0o600)
     manifest.write_bytes(newer(manifest.read_bytes()))
     with pytest.raises(NewerFormat, match=r"c00000002/manifest\.json: a shard-manifest of format 2, .* reads format 1"):
-        process_of(kept, 0)
-
-
-def test_a_newer_log_is_refused_and_not_taken_for_a_damaged_one(kept: Path) -> None:
-    log = kept / CHECKPOINTS / LOG
-    content = log.read_bytes()
-    header = content[:4] + struct.pack("<I", 2) + content[8:56]
-    log.write_bytes(header + struct.pack("<I", zlib.crc32(header)) + content[60:])
-    with pytest.raises(NewerFormat, match=r"p000000000008\.log: a log of format 2, and this version reads format 1"):
         process_of(kept, 0)
 
 

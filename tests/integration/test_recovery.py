@@ -148,17 +148,6 @@ def test_rounds_end_with_the_same_bits_whatever_is_killed(
     assert report["shard_restarts"] == 2, "a return to a round is none"
 
 
-def test_rounds_need_no_rollback_with_a_log(start_run: Start, digits: LongJob, faultless_digest: str) -> None:  # P18
-    run = start_run(digits.file, *DIGITS, *sets(checkpoint__durability="log"))
-    run.wait_for_steps(100)
-    run.kill("shard", "0")
-    digits.let_end()
-    report = run.report()
-    assert report["weights_sha256"] == faultless_digest
-    assert report["rollbacks"] == 0
-    assert re.search(r"replayed [1-9]\d* steps of the log", restored(run, 0)[1])
-
-
 def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
     start_run: Start, digits: LongJob, faultless_digest: str, tmp_path: Path
 ) -> None:  # P8

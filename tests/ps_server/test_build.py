@@ -119,7 +119,7 @@ def state_of(shard: Shard) -> ShardState:
         }
 
     slots = {name: rows(slot) for name, slot in storage.slots.items()}
-    return ShardState(updates.applied.copy(), updates.version, updates.round, rows(storage.weights), slots, None)
+    return ShardState(updates.applied.copy(), updates.version, updates.round, rows(storage.weights), slots)
 
 
 @pytest.mark.parametrize("consistency", ["async", "ssp:8", "sync:2"])

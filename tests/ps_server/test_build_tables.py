@@ -143,7 +143,7 @@ def state_with(shard: Shard, rows: list[tuple[str, StoredRows]]) -> ShardState:
         )
         for placed in storage.layout
     }
-    return ShardState(updates.applied.copy(), updates.version, updates.round, values, {}, None, rows=rows)
+    return ShardState(updates.applied.copy(), updates.version, updates.round, values, {}, rows=rows)
 
 
 def stored(keys: Keys, **slots: Float32s) -> StoredRows:

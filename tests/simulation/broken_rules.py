@@ -39,13 +39,8 @@ from broken_shards import (
     KeepingRounds,
     KeptCount,
     LateSet,
-    LogsFromStart,
     PartsAtOnce,
-    RatelessReplay,
-    ReplayingAll,
-    RowlessReplay,
     UncopiedStorage,
-    UncriticalLogs,
     UnnamedRounds,
     UnwaitingShard,
 )
@@ -102,7 +97,6 @@ SUCCEEDED = {
     "replaced": 1.0,
     "until_s": 10.0,
 }
-LOG = {"durability": "log", "shard_crash": 0.01}
 DRAINS = {"drained_checkpoints": 3, "crash": 0.01}
 SHARDS_AND_COORDINATORS = (
     "shard_crash",
@@ -118,13 +112,12 @@ SHARDS_AND_COORDINATORS = (
 JUDGED = {
     "evaluate_every_epochs": 3.0,
     "shard_crash": 0.005,
-    "durability": "checkpoint",
     "checkpoint_every_s": 0.0,
     "checkpoint_every_steps": 8,
     "until_s": 30.0,
 }
 RATES = {"decides": True, "plans": False, "bad_step": None, "until_s": 10.0}
-RETURNS = {"shard_crash": 0.01, "durability": "checkpoint"}
+RETURNS = {"shard_crash": 0.01}
 
 FAILED_SAVES = {  # of shards that live: a restore counts the rows, and goes back to a checkpoint that has them all
     **dict.fromkeys(("shard_crash", "shard_stop", "shard_hang", "shard_pause", "store_slow"), 0.0),
@@ -167,7 +160,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         (3, 12),
         "pushes beside a checkpoint",
-        {"checkpoint_every_steps": 3, "shard_crash": 0.01, "durability": "checkpoint"},
+        {"checkpoint_every_steps": 3, "shard_crash": 0.01},
     ),
     "P2-any-run": BrokenRule(
         replace(REAL, shard=HospitableShard),
@@ -272,7 +265,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         (15, 5),
         "poison",
-        {"poison": 0.05, "bad_step": None, "durability": "checkpoint"},
+        {"poison": 0.05, "bad_step": None},
     ),
     "P15-empty-push-counts": BrokenRule(
         replace(REAL, rounds=CountingEmptyPushes),
@@ -285,33 +278,6 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
     ),
     "P15-count-kept": BrokenRule(
         replace(REAL, rounds=KeptCount), "digest", "sync:4", "digest", (5, 6, 7), "round began again", SKIPS
-    ),
-    "P18-replayed-twice": BrokenRule(
-        replace(REAL, shard=ReplayingAll, logs=LogsFromStart),
-        "ledger",
-        "async",
-        "ledger",
-        (19, 15, 18),
-        "log replayed",
-        LOG,
-    ),
-    "P18-past-damage": BrokenRule(
-        replace(REAL, logs=UncriticalLogs),
-        "ledger",
-        "async",
-        "ledger",
-        (10, 0),
-        "log found damaged",
-        {**LOG, "log_damaged": 0.7},
-    ),
-    "P18-replayed-without-rows": BrokenRule(
-        replace(REAL, shard=RowlessReplay),
-        "rows",
-        "async",
-        "rows",
-        (0, 1, 2),
-        "log replayed",
-        LOG,
     ),
     "P23-claim-unchecked": BrokenRule(
         replace(REAL, run_store=UncheckedRunStore),
@@ -369,15 +335,6 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         (0, 1, 47),
         "store_fails",
         FAILED_SAVES,
-    ),
-    "P37-replayed-without-its-rate": BrokenRule(
-        replace(REAL, shard=RatelessReplay),
-        "ledger",
-        "async",
-        "ledger",
-        (0, 9),
-        "log replayed",
-        RATES | LOG,
     ),
     "P37-leased-at-the-newest-rate": BrokenRule(
         replace(REAL, job_record=record_following(NewestRate)),

@@ -5,8 +5,6 @@ Used by `broken_rules` alone; the product has no switches.
 
 from __future__ import annotations
 
-from sim_store import Logs, MemoryReplay
-
 from parashard.errors import MalformedFrame, NonFiniteGradient
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PullRun, PushResult, Target, Weights
@@ -205,61 +203,6 @@ class HastyStorage(Storage):
             self.begin_at(t)  # every partition has moved: pulls are not to be blamed
 
 
-class ReplayingAll(Shard):
-    """P18 off, with `LogsFromStart`: what the log has is applied, whether the checkpoint has it or not."""
-
-    def replay(
-        self,
-        position: int,
-        step: int,
-        gradient: Float32s | None,
-        staleness: int | None,
-        *,
-        skipped: bool,
-        learning_rate: float | None = None,
-        rows: Pushed = NO_ROWS,
-        norm: float | None = None,
-    ) -> bool:
-        self.updates.take(step, gradient, staleness, learning_rate, rows)
-        return True
-
-
-class RatelessReplay(Shard):
-    """P37 off: what the log has is applied with the job's learning rate, not the step's."""
-
-    def replay(
-        self,
-        position: int,
-        step: int,
-        gradient: Float32s | None,
-        staleness: int | None,
-        *,
-        skipped: bool,
-        learning_rate: float | None = None,
-        rows: Pushed = NO_ROWS,
-        norm: float | None = None,
-    ) -> bool:
-        return super().replay(position, step, gradient, staleness, skipped=skipped, rows=rows)
-
-
-class RowlessReplay(Shard):
-    """P18 off for tables: what the log has is applied without its rows."""
-
-    def replay(
-        self,
-        position: int,
-        step: int,
-        gradient: Float32s | None,
-        staleness: int | None,
-        *,
-        skipped: bool,
-        learning_rate: float | None = None,
-        rows: Pushed = NO_ROWS,
-        norm: float | None = None,
-    ) -> bool:
-        return super().replay(position, step, gradient, staleness, skipped=skipped, learning_rate=learning_rate)
-
-
 class CountingEmptyPushes(RoundUpdates):
     """P15 off: an empty push counts in the average of a state without a gradient, as one of zeros."""
 
@@ -276,20 +219,3 @@ class KeptCount(RoundUpdates):
         pushes = self._sum.pushes
         super().begin_again()
         self._sum.pushes = pushes
-
-
-class LogsFromStart(Logs):
-    """P18 off: a log is read from its beginning."""
-
-    def replayed(self, folder: object, identity: object, position: int, record_bytes_max: int) -> MemoryReplay:
-        return super().replayed(folder, identity, 0, record_bytes_max)  # type: ignore[arg-type]
-
-
-class _Uncritical(MemoryReplay):
-    checks = False
-
-
-class UncriticalLogs(Logs):
-    """P18 off: the replay goes on past damage."""
-
-    replaying = _Uncritical

@@ -56,6 +56,7 @@ class Ending:
     decided: dict[int, float] = field(default_factory=dict)  # learning rates that callbacks decided, by milestone
     told_rates: set[Rate] = field(default_factory=set)  # that they were told to hold
     lags: list[Lag] = field(default_factory=list)  # by which steps were leased
+    lags_of: int = 0  # the incarnation that last leased by them
 
 
 class CoordinatorProcess(Process):
@@ -177,9 +178,10 @@ class CoordinatorProcess(Process):
             self.world.violated(f"ssp: a step was leased at a step lag of {lag_max}")
         controller = core.job.controller
         if controller is not None and reply.granted:
-            if controller.lags[: len(self._ending.lags)] != self._ending.lags:
-                self.world.violated(f"lag: {self._ending.lags} held before, and now {controller.lags}")
-            self._ending.lags = list(controller.lags)
+            if self.incarnation >= self._ending.lags_of:  # one that is superseded does not know the newest
+                if controller.lags[: len(self._ending.lags)] != self._ending.lags:
+                    self.world.violated(f"lag: {self._ending.lags} held before, and now {controller.lags}")
+                self._ending.lags, self._ending.lags_of = list(controller.lags), self.incarnation
             if lag_max >= controller.parts * (controller.lag + 1 + 2 * controller.ahead):
                 self.world.violated(f"lag: a part was leased at a step lag of {lag_max}")
         if self._stop_stored and reply.state == pb.JOB_STATE_DRAINING:

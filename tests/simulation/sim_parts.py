@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sim_jobs import SEED, Job
-from sim_store import Logs
 
 from parashard.checkpoints.state import ShardState
 from parashard.plan.partition import Plan
@@ -64,7 +63,6 @@ class Parts:
     batches: type[BatchUpdates] = BatchUpdates
     rounds: type[RoundUpdates] = RoundUpdates
     tables: type[Tables] = Tables
-    logs: type[Logs] = Logs
     core: type[Core] = Core
     job_record: type[JobRecord] = JobRecord
     book: type[RoundsBook] = RoundsBook

@@ -72,7 +72,6 @@ class _Run:
         self._store.sound.create(
             plan_name(1), encode(PlanRecord.of(self._plan, source=None, coordinator_incarnation=1))
         )
-        self._logs = parts.logs()
         self._shards: list[ShardProcess] = []
         self._ending = Ending()
         self._coordinators: list[CoordinatorProcess] = []
@@ -86,7 +85,6 @@ class _Run:
             every_s=every_s,
             every_steps=setting.checkpoint_every_steps,
             keep=setting.checkpoints_kept,
-            durability=setting.durability,
         )
 
     def outcome(self) -> Outcome:
@@ -160,7 +158,6 @@ class _Run:
                 self._network,
                 f"shard-{index}{incarnation}",
                 self._store,
-                self._logs,
                 self._options,
                 self._parts,
             )

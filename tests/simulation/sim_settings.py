@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from sim_jobs import STEPS
 from sim_world import CALM, Faults
@@ -19,7 +18,6 @@ JOBS: tuple[tuple[str, str], ...] = (
     ("torn", "ssp:2"),
     ("torn", "sync:4"),
     ("digest", "sync:4"),
-    ("digest", "async"),
     ("rows", "async"),
     ("rows", "sync:4"),
     ("ledger", "auto:2"),
@@ -32,8 +30,6 @@ FOLLOWED = (("ledger", "async"), ("digest", "sync:4"), ("rows", "async"), ("ledg
 """Of these, the jobs that callbacks follow in some seeds."""
 
 LEDGERS = ("ledger", "rows")
-OUT_OF_ORDER = ("crash", "pause", "leave", "hang", "poison", "replaced", "log_damaged")
-"""Faults that change in which order an `async` job applies its steps."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,6 @@ class Setting:
     checkpoint_every_s: float = 0.0
     checkpoint_every_steps: int = 0
     checkpoints_kept: int = 2
-    durability: Literal["checkpoint", "log"] = "checkpoint"
     drained_checkpoints: int = 0  # that an operator asks for
     lag_max: int = 0  # of the lags that are decided in `auto`
     decides: bool = False  # callbacks change the learning rate at milestones (P37)
@@ -96,8 +91,6 @@ def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = Tr
         coordinator_pause=some(0.003),
         replaced=some(0.3),
         poison=0.0 if bad_step is not None else some(0.05),
-        log_torn=0.5,
-        log_damaged=0.2,
         until_s=rng.uniform(1.0, 5.0),
     )
     late = random.Random(f"{oracle} {policy} {seed} late")  # draws of its own: the others stay as they were
@@ -121,7 +114,10 @@ def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = Tr
         checkpoint_every_s=rng.choice((0.0, 0.2, 0.5)),
         checkpoint_every_steps=rng.choice((0, 0, 3, 8)),
         checkpoints_kept=rng.choice((1, 2, 3)),
-        durability=rng.choice(("checkpoint", "checkpoint", "log")),
+    )
+    rng.choice((0, 0, 0))  # a draw that is gone; later ones stay as they were, and seeds that failed once as well
+    setting = replace(
+        setting,
         drained_checkpoints=rng.choice((0, 0, 1, 3)),
         lag_max=late.choice((0, 1, 3)) if policy.startswith("auto") else 0,
         decides=(oracle, policy) in FOLLOWED and late.random() < 0.4,
@@ -143,23 +139,4 @@ def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = Tr
             coordinator_hang=some(0.002),
             stray_claim=some(0.1),
         )
-    setting = replace(setting, faults=faults)
-    return _in_order(setting) if (oracle, policy) == ("digest", "async") else setting
-
-
-def _in_order(setting: Setting) -> Setting:
-    """Return a setting in which the only worker computes one step after the other, and no shard loses a push.
-
-    Then `async` has the bits of a run without faults, whichever shards and coordinators are killed (P15, P18).
-    """
-    faults = replace(setting.faults, **dict.fromkeys(OUT_OF_ORDER, 0.0))
-    return replace(
-        setting,
-        workers=1,
-        depth=0,
-        durability="log",
-        queue_pushes=100.0,
-        retry_budget_s=30.0,
-        supervised=False,  # a worker whose messages are lost would be killed for its silence, between two shards
-        faults=faults,
-    )
+    return replace(setting, faults=faults)

@@ -13,7 +13,7 @@ from typing import Any
 from sim_jobs import STEPS
 from sim_network import Network
 from sim_parts import COORDINATOR, DIGEST, RUN_ID, Builder, Parts, PullFrame, PushMessage
-from sim_store import Logs, MemoryLog, SimulatedStore
+from sim_store import SimulatedStore
 from sim_world import Process, Promise, World
 
 from parashard._proto import coordinator_pb2 as pb
@@ -30,7 +30,6 @@ from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
-from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.receive_buffers import ReceiveBuffers
@@ -42,7 +41,6 @@ ANNOUNCE_DEADLINE_S = 0.3
 LOOK_S = 0.1
 COPY_S = (0.0, 0.01)  # of a partition
 WRITE_S = (0.001, 0.2)  # of a checkpoint's files
-SYNC_S = (0.0, 0.05)  # until the log is on the disk
 CALL_S = 0.3  # a little more than the caller's deadline
 
 
@@ -59,8 +57,6 @@ class ShardProcess(Process):
         Where it listens.
     store : SimulatedStore
         Where its states are saved.
-    logs : Logs
-        The disk with its log.
     options : CheckpointOptions
         How it saves.
     parts : Parts
@@ -78,7 +74,6 @@ class ShardProcess(Process):
         network: Network,
         address: str,
         store: SimulatedStore,
-        logs: Logs,
         options: CheckpointOptions,
         parts: Parts,
     ) -> None:
@@ -97,15 +92,7 @@ class ShardProcess(Process):
             catalogue, reply, builder.plan, builder.index, builder.optimizer.slots, rounds=rounds is not None
         )
         claims = Claims(store, self.name, f"{world.now_s!r}/{world.events}")
-        self.log = ShardLog(
-            store,
-            options,
-            builder.plan.version,
-            builder.index,
-            opened=logs.opened,  # type: ignore[arg-type]
-            replayed=logs.replayed,  # type: ignore[arg-type]
-        )
-        first = begin_first_incarnation(builder, restorer, claims, self.log)  # type: ignore[arg-type]
+        first = begin_first_incarnation(builder, restorer, claims)  # type: ignore[arg-type]
         self.host = first.host
         self.host.lock = AdmissionLock(1, broken=lambda error: None)  # it is raised, and ends the simulation
         clock: Callable[[], float] = lambda: world.now_s  # noqa: E731
@@ -124,7 +111,6 @@ class ShardProcess(Process):
             first.known,
             first.returns,
             claims=claims,
-            log_=self.log,
             damaged=first.damaged,
             clock=clock,
         )
@@ -133,7 +119,6 @@ class ShardProcess(Process):
             builder,  # type: ignore[arg-type]
             restorer,
             claims,
-            self.log,
             self.checkpointer,
         )
         self._plane = RequestHandler(self.host, self.lifecycle, clock=clock, version_wait_s=0.0)
@@ -146,8 +131,6 @@ class ShardProcess(Process):
         world.fired["shard went back to an earlier chain"] += (
             "restored p1" in self.host.restored and "the manifest says" in self.host.restored
         )
-        world.fired["log replayed"] += "replayed" in self.host.restored and "replayed 0" not in self.host.restored
-        world.fired["log found damaged"] += "computed again" in self.host.restored
         world.note(f"{self.name} starts: {self.host.restored}")
         network.hosts[address] = self
 
@@ -177,13 +160,8 @@ class ShardProcess(Process):
 
     def crashing(self) -> None:
         """Count what the crash cuts in two, and let the disk suffer."""
-        world, log = self.world, self.log.current
+        world = self.world
         world.fired["crash between cut and manifest"] += self.checkpointer.pending is not None
-        if isinstance(log, MemoryLog):
-            if world.rng.random() < world.faults.log_torn and log.lose_tail(world.rng):
-                world.fired["log_torn"] += 1
-            if world.rng.random() < world.faults.log_damaged and log.damage(world.rng):
-                world.fired["log_damaged"] += 1
         lacks_steps = len(self.shard.updates.applied) < STEPS  # what is done with is not computed again (P20)
         if lacks_steps and world.faults.rows_damaged and world.rng.random() < world.faults.rows_damaged:
             world.fired["rows_damaged"] += self._damage_rows()
@@ -233,10 +211,7 @@ class ShardProcess(Process):
             return None
         if message.last:
             return answer
-        if isinstance(answer, Promise):
-            answer.then(lambda: call.answer.settle(answer.result()))
-        else:
-            call.answer.settle(answer)
+        call.answer.settle(answer)
         return None
 
     def _end_call(self, number: int, call: _PushCall) -> None:
@@ -250,11 +225,11 @@ class ShardProcess(Process):
         self._memory.give_back(call.held_bytes)
         call.held_bytes = 0
 
-    def _push(self, frame: bytes) -> bytes | Promise[bytes]:
+    def _push(self, frame: bytes) -> bytes:
         before = self.shard.updates.held.copy()
         skipped = len(self.shard.updates.skipped)
         try:
-            receipt = self.service.push(iter([frame]), _NO_LIMIT)  # type: ignore[arg-type]
+            receipt: bytes = self.service.push(iter([frame]), _NO_LIMIT)  # type: ignore[arg-type]
         except ParashardError as error:
             self.world.fired[f"refused: {error.code}"] += 1
             raise
@@ -269,18 +244,7 @@ class ShardProcess(Process):
         result = wire.decode_receipt(receipt).result.name
         self.world.note(f"{self.name} {result}")
         self.world.fired[f"receipt: {result.lower()}"] += 1
-        log, reply = self.log.current, Promise[bytes]()
-        if not isinstance(log, MemoryLog):
-            return receipt
-        position = log.position
-
-        def settle() -> None:
-            if self.alive:
-                log.make_durable(position)
-                reply.settle(receipt)
-
-        self.world.after(self.world.rng.uniform(*SYNC_S), settle)
-        return reply
+        return receipt
 
     # --- what it does by itself ---
 

@@ -41,9 +41,7 @@ class Faults:
     coordinator_hang: float = 0.0
     replaced: float = 0.0  # per look at a paused process: another one is started in its place
     poison: float = 0.0  # per gradient: a value turns to NaN after the worker's own check (P6)
-    log_torn: float = 0.0  # per crash of a shard: the log's last records were not on the disk yet
-    log_damaged: float = 0.0  # per crash of a shard: a record of its log is not what was written
-    rows_damaged: float = 0.0  # per crash of a shard: so is the file that its newest checkpoints with rows share
+    rows_damaged: float = 0.0  # per crash of a shard: the file that its newest checkpoints with rows share is changed
     store_fails: float = 0.0  # per call of the store: it has no effect
     store_slow: float = 0.0  # per call of the store: its caller stands still meanwhile
     store_reply_lost: float = 0.0  # per change of the store: it has its effect, and its caller gets an error

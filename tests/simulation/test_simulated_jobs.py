@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 from sim_judge import faultless_digest
 from sim_run import simulate
-from sim_settings import FOLLOWED, JOBS, OUT_OF_ORDER, Setting, drawn_setting
+from sim_settings import FOLLOWED, JOBS, Setting, drawn_setting
 from sim_world import Faults
 
 from parashard.job.policy import Policy
@@ -78,9 +77,6 @@ RARE = (
     "two of one shard",
     "two of one coordinator",
     "killed for its silence",
-    "log replayed",
-    "log_damaged",
-    "log found damaged",
 )
 OFTEN = Faults(
     lost=0.05,
@@ -94,12 +90,8 @@ OFTEN = Faults(
     coordinator_pause=0.001,
     replaced=0.5,
     poison=0.1,
-    log_torn=0.9,
-    log_damaged=0.9,
     until_s=20.0,
 )
-NOT_IN_ORDER = ("speculative lease", "worker started again", "refused: queue-full", "silent worker")
-"""What one worker that computes one step after the other does not bring about."""
 FAILED_ONCE = (
     (
         "torn",
@@ -124,9 +116,8 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize(("oracle", "policy"), JOBS)
 def test_a_job_keeps_its_promise_whatever_is_lost_late_or_killed(oracle: str, policy: str) -> None:
-    """P1-P14, P18: every oracle, and progress once the faults have stopped."""
-    in_order = (oracle, policy) == ("digest", "async")
-    due = {*FAULTS, *CONSEQUENCES} - ({*OUT_OF_ORDER, *NOT_IN_ORDER} if in_order else set())
+    """P1-P14: every oracle, and progress once the faults have stopped."""
+    due = {*FAULTS, *CONSEQUENCES}
     if policy.startswith("ssp"):  # P9
         due.add("the bound is reached")
     if policy.startswith("auto"):  # P39
@@ -170,14 +161,13 @@ def test_a_seed_that_failed_once_passes(oracle: str, policy: str, seed: int, env
 
 @pytest.mark.parametrize(("oracle", "policy"), [("torn", ASYNC), ("digest", SYNC)], ids=["async", "sync"])
 def test_a_job_keeps_its_promise_under_far_more_frequent_faults(oracle: str, policy: Policy) -> None:
-    """P1-P14, P18: what is rare elsewhere."""
+    """P1-P14: what is rare elsewhere."""
     setting = Setting(oracle, policy, shards=3, workers=3, depth=1, messages=3, faults=OFTEN)
     due = [*RARE, "rollback"] if policy.kind == "sync" else RARE
     fired: Counter[str] = Counter()
     for seed in range(SEEDS_OFTEN_MAX):
-        durability: Literal["checkpoint", "log"] = "log" if seed % 4 < 2 else "checkpoint"
         every_steps = 3 if seed % 8 < 4 else 8
-        varied = replace(setting, supervised=bool(seed % 2), durability=durability, checkpoint_every_steps=every_steps)
+        varied = replace(setting, supervised=bool(seed % 2), checkpoint_every_steps=every_steps)
         run = simulate(seed, varied)
         assert run.violations == [], f"seed {seed}"
         fired.update(run.fired)
@@ -201,7 +191,7 @@ def test_a_step_that_is_given_up_after_a_partial_push_is_the_same_everywhere_or_
     oracle: str, policy: Policy, kills: bool
 ) -> None:
     """P24, P26: attempts at one step fail more often than not, or kill; workers die between two shards."""
-    faults = Faults(lost=0.02, crash=0.06, shard_crash=0.002, coordinator_crash=0.002, log_torn=0.5, until_s=20.0)
+    faults = Faults(lost=0.02, crash=0.06, shard_crash=0.002, coordinator_crash=0.002, until_s=20.0)
     setting = Setting(
         oracle, policy, shards=4, workers=3, depth=1, bad_step_fails=0.7, bad_step_kills=kills, faults=faults
     )
@@ -209,8 +199,7 @@ def test_a_step_that_is_given_up_after_a_partial_push_is_the_same_everywhere_or_
     due += ["skip after a partial push", "round began again"] if policy.kind == "sync" else []
     fired: Counter[str] = Counter()
     for seed in range(SEEDS_OFTEN_MAX):
-        durability: Literal["checkpoint", "log"] = "log" if seed % 2 else "checkpoint"
-        varied = replace(setting, bad_step=seed % 21, durability=durability, checkpoint_every_steps=3 * (seed % 3))
+        varied = replace(setting, bad_step=seed % 21, checkpoint_every_steps=3 * (seed % 3))
         run = simulate(seed, varied)
         assert run.violations == [], f"seed {seed}"
         fired.update(run.fired)
@@ -267,15 +256,3 @@ def test_a_role_that_dies_at_every_step_of_its_work_stops_nothing(fault: str, de
     runs = [simulate(seed, replace(setting, supervised=bool(seed % 2))) for seed in range(4)]
     assert [run.violations for run in runs] == [[]] * 4
     assert sum(run.fired[fault] for run in runs) >= deaths
-
-
-def test_with_a_log_a_killed_shard_loses_nothing_that_was_acknowledged() -> None:  # P18
-    faults = Faults(shard_crash=0.01, log_torn=0.9, until_s=10.0)
-    setting = Setting("digest", SYNC, shards=2, workers=2, durability="log", faults=faults)
-    runs = [simulate(seed, setting) for seed in range(8)]
-    assert [run.violations for run in runs] == [[]] * 8
-    fired = sum((run.fired for run in runs), Counter())
-    assert fired["shard_crash"] > 10
-    assert fired["log replayed"] > 5
-    assert fired["log_torn"] > 0  # pushes without a receipt
-    assert fired["rollback"] == 0  # no shard ever lost what others had applied (P12)

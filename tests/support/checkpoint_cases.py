@@ -48,7 +48,6 @@ def state_of(plan: Plan, shard: int, seed: int, applied: Iterable[tuple[int, int
         round=None,
         variables={p: model[p.variable][p.row_start : p.row_stop] for p in held},
         slots={s: {p: slots[s][p.variable][p.row_start : p.row_stop] for p in held} for s in SLOTS},
-        log_position=None,
     )
 
 
@@ -73,7 +72,6 @@ def write_state(
         "slots": tuple(state.slots),
         "partitions": tuple((p.variable, p.row_start, p.row_stop) for p in plan.shards[id_.shard]),
         "files": tuple(files),
-        "log_position": state.log_position,
         "written_at": 1.5,
     }
     manifest = ShardManifest(**{**fields, **changed})

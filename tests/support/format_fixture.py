@@ -1,10 +1,10 @@
-"""A stopped run in the present format of checkpoints, logs and run folders, always of the same bytes.
+"""A stopped run in the present format of checkpoints and run folders, always of the same bytes.
 
     PYTHONPATH=.:tests python tests/support/format_fixture.py tests/fixtures/format_1
 
 The ledger of 48 examples in 12 steps on two shards: seven steps in a drained checkpoint, one more in shard 0's own, one
-or two more in the logs. `tests/fixtures/format_1/` is its result and stays as it is: what a later version writes, it
-must read. A later format gets a folder of its own beside it.
+or two more in none. `tests/fixtures/format_1/` is the result of a version that had those in a log of pushes, and stays
+as it is: what a later version writes, it must read. A later format gets a folder of its own beside it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.encoding import encode, sha256_of
-from parashard.checkpoints.manifest import Part
+from parashard.checkpoints.manifest import Part, ShardManifest
 from parashard.job.load import as_toml, job_from_toml
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
 from parashard.launch.run_folders import write_report
@@ -50,13 +51,13 @@ data = { source = "synthetic", examples = 48, features = 1 }
 model = { kind = "ledger" }
 optimizer = { kind = "sgd", learning_rate = -1.0 }
 consistency = { policy = "async", reduce = "sum" }
-checkpoint = { durability = "log", log_fsync = false, every_s = 3600.0 }
+checkpoint = { every_s = 3600.0 }
 cluster = { shards = 2, workers = 1, pipeline_depth = 1, partitioner = { kind = "fixed-shards" } }
 """
 RUN = "f0f0f0f0f0f0f0f0"
 STEPS = 12
-DRAINED, SAVED, LOGGED = 7, (8, 7), (10, 8)
-"""Steps in the drained checkpoint; in each shard's own newest one; in that and its log."""
+DRAINED, SAVED, PUSHED = 7, (8, 7), (10, 8)
+"""Steps in the drained checkpoint; in each shard's own newest one; and pushed in all."""
 NOW_S = 1_800_000_000.0
 
 
@@ -67,6 +68,7 @@ def write(folder: Path) -> None:
         mock.patch.object(socket, "gethostname", return_value="fixture"),
         mock.patch.object(os, "getpid", return_value=1),
         mock.patch("support.shard_process._PROCESSES", iter(range(2))),
+        mock.patch("parashard_server.durability.checkpoint_writer.ShardManifest", _with_log),
         mock.patch("parashard.process.side_effects._failed", Counter()),  # of other tests in this process
     ):
         _write(folder)
@@ -106,8 +108,7 @@ def _write(folder: Path) -> None:
     for index, process in enumerate(processes):
         if SAVED[index] > DRAINED:
             process.checkpointer.take()
-        _push(process, resolved, SAVED[index], LOGGED[index])
-        process.close()
+        _push(process, resolved, SAVED[index], PUSHED[index])
     _write_figures(folder, resolved, run_store)
 
 
@@ -118,7 +119,7 @@ def _write_figures(folder: Path, resolved: ResolvedJob, run_store: RunStore) -> 
     for shard in range(2):
         announce(core, shard)
     worker = Caller(core, "worker-0", now_s=1.0)
-    while steps := worker.lease(LOGGED[1] - len(core.job.leases.complete), now_s=1.0):
+    while steps := worker.lease(PUSHED[1] - len(core.job.leases.complete), now_s=1.0):
         worker.call(2.0, completed=[CompletedStep(step, [1, 1], 0.0, 4) for step in steps])
     status = StatusView("format", "async", 2)
     History(folder, lambda text, over: None).add(status.message(core.job, 3.0))
@@ -143,6 +144,11 @@ def _gradient(resolved: ResolvedJob, step: int) -> Float32s:
     entries = np.zeros((resolved.spec.examples, 2), np.float32)
     entries[resolved.steps.indices(step)] = 1.0
     return entries
+
+
+def _with_log(**fields: Any) -> ShardManifest:
+    """Return a manifest as versions with a log of pushes wrote it: it also says how many the log had by then."""
+    return ShardManifest(**fields, log_position=fields["version"])
 
 
 def _folder_of(process: ShardProcess) -> str:

@@ -22,7 +22,6 @@ from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
-from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.receive_buffers import ReceiveBuffers
@@ -103,8 +102,7 @@ class ShardProcess:
         restorer = Restorer(self.catalogue, reply, builder.plan, index, builder.optimizer.slots, rounds=rounds)
         options = builder.job.checkpoint
         claims = Claims(store, f"shard-{index}", f"process-{next(_PROCESSES)}")
-        self.log = ShardLog(store, options, builder.plan.version, index)
-        first = begin_first_incarnation(builder, restorer, claims, self.log)
+        first = begin_first_incarnation(builder, restorer, claims)
         self.host = first.host
         self.host.lock = AdmissionLock(64, broken=lambda error: None)  # what breaks fails the test, not its process
         schedule = CheckpointSchedule(
@@ -122,11 +120,10 @@ class ShardProcess:
             first.known,
             first.returns,
             claims=claims,
-            log_=self.log,
             damaged=first.damaged,
             clock=lambda: self.now_s,
         )
-        self.lifecycle = ShardLifecycle(self.host, builder, restorer, claims, self.log, self.checkpointer)
+        self.lifecycle = ShardLifecycle(self.host, builder, restorer, claims, self.checkpointer)
         self.plane = RequestHandler(self.host, self.lifecycle)
         self.service = ShardService(
             self.plane, self.host, self.checkpointer, self.lifecycle, ReceiveBuffers(builder.push_memory)
@@ -164,10 +161,6 @@ class ShardProcess:
     def state_in(self, id_: CheckpointId) -> ShardState:
         """Return what is in a checkpoint."""
         return load(self.store, self.catalogue.manifest(id_))
-
-    def close(self) -> None:
-        """End as a process does."""
-        self.log.close()
 
 
 def gradient_of(shard: Shard, step: int) -> np.ndarray:

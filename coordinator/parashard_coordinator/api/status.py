@@ -125,8 +125,6 @@ def _storage_problems(records: Mapping[int, ShardRecord]) -> Iterator[str]:
     for shard, record in sorted(records.items()):
         if record.figures.checkpoint_error:
             yield f"shard-{shard}: checkpoint failed: {record.figures.checkpoint_error}"
-        if record.figures.log_error:
-            yield f"shard-{shard}: push log failed: {record.figures.log_error}"
 
 
 def _tables(records: Iterable[ShardRecord]) -> list[pb.TableStatus]:

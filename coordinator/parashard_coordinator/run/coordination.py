@@ -269,7 +269,7 @@ class Coordination:
         changed = [
             change
             for shard, record in self._status.records().items()
-            for change in self._troubles.changed(shard, record.figures, time.monotonic())
+            if (change := self._troubles.changed(shard, record.figures, time.monotonic())) is not None
         ]
         staleness = Staleness.of(self._status.staleness())
 

@@ -10,34 +10,21 @@ from collections import defaultdict
 from parashard._proto import shard_pb2
 from parashard.process.trouble import Trouble
 
-MEANWHILE = "until it is whole again, a kill of the shard has steps recomputed"
-
 
 class DiskTroubles:
     """The present disk failures of shards."""
 
     def __init__(self) -> None:
         self._checkpoints: defaultdict[int, Trouble] = defaultdict(Trouble)
-        self._logs: defaultdict[int, Trouble] = defaultdict(Trouble)
 
-    def changed(self, shard: int, figures: shard_pb2.InspectReply, now_s: float) -> list[tuple[str, str, bool]]:
-        """Return failures that began or ended since this shard's last record: a key, a text, and whether it is over.
+    def changed(self, shard: int, figures: shard_pb2.InspectReply, now_s: float) -> tuple[str, str, bool] | None:
+        """Return the failure that began or ended since this shard's last record: a key, a text, and whether it is over.
 
         A restarted process does not end its predecessor's failure of checkpoints until it has stored one itself.
         """
-        found = []
         if figures.checkpoint_error:
             if self._checkpoints[shard].begins(now_s):
-                found.append(
-                    (f"checkpoint-{shard}", f"shard-{shard}: checkpoint failed: {figures.checkpoint_error}", False)
-                )
+                return f"checkpoint-{shard}", f"shard-{shard}: checkpoint failed: {figures.checkpoint_error}", False
         elif figures.checkpoints and self._checkpoints[shard].ends(now_s):
-            found.append((f"checkpoint-{shard}", f"shard-{shard}: checkpoints are saved again", True))
-        if figures.log_error:
-            if self._logs[shard].begins(now_s):
-                found.append(
-                    (f"log-{shard}", f"shard-{shard}: push log failed: {figures.log_error}; {MEANWHILE}", False)
-                )
-        elif self._logs[shard].ends(now_s):
-            found.append((f"log-{shard}", f"shard-{shard}: the push log is whole again", True))
-        return found
+            return f"checkpoint-{shard}", f"shard-{shard}: checkpoints are saved again", True
+        return None

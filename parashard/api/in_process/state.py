@@ -42,7 +42,6 @@ from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
-from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import inspection
 from parashard_server.serving.request_handler import RequestHandler
@@ -119,8 +118,7 @@ class State:
         catalogue = Catalogue(store)
         restorer = Restorer(catalogue, reply, plan, 0, builder.optimizer.slots, rounds=True)
         claims = Claims(store, "shard-0", os.urandom(8).hex())
-        self._log = ShardLog(store, job.checkpoint, plan.version, 0)
-        first = begin_first_incarnation(builder, restorer, claims, self._log)
+        first = begin_first_incarnation(builder, restorer, claims)
         self._host = first.host
         self._broken = False
         self._host.lock = AdmissionLock(job.cluster.queue_pushes, self._note_broken)
@@ -140,11 +138,10 @@ class State:
             first.known,
             first.returns,
             claims=claims,
-            log_=self._log,
             damaged=first.damaged,
             last=first.restored,
         )
-        self._lifecycle = ShardLifecycle(self._host, builder, restorer, claims, self._log, self._checkpointer)
+        self._lifecycle = ShardLifecycle(self._host, builder, restorer, claims, self._checkpointer)
         self._plane = RequestHandler(self._host, self._lifecycle)
         self._client = ShardClient(
             run.run_id,
@@ -239,14 +236,12 @@ class State:
         reply.checkpoints, reply.failed_checkpoints = saved.stored, saved.failed
         reply.checkpoint_error, reply.checkpoint_bytes = saved.error, saved.bytes
         reply.checkpoint_s, reply.checkpoint_stall_s = saved.seconds, saved.stall_s
-        self._log.describe(reply)
         return record_of(0, reply)
 
     def close(self) -> None:
         """Finish a checkpoint in progress, and let go of everything."""
         self._checkpointer.stop()
         self._client.close()
-        self._log.close()
 
     def _connected(self, where: ShardAddress, greeting: Greeting) -> _Calls:
         return _Calls(self._plane)

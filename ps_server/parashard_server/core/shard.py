@@ -8,7 +8,7 @@ before the first write: a request that raises has changed nothing but counters.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,13 +26,12 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
 from parashard_server.core.counters import ShardCounters
-from parashard_server.core.update_policies import NO_ROWS, BatchUpdates, FoldedStep, UpdatePolicy
+from parashard_server.core.update_policies import BatchUpdates, UpdatePolicy
 from parashard_server.state.kernels import fused
 from parashard_server.state.rows.tables import NO_TABLES, Pushed, Tables, TablesCut, decoded
 from parashard_server.state.snapshot import Snapshot
 from parashard_server.state.storage import Storage
 
-NOTED_MAX = 4096
 NOTHING: Float32s = np.empty(0, np.float32)
 """The gradient of a push that moves nothing."""
 
@@ -45,31 +44,8 @@ class Cut(NamedTuple):
     skipped: IntervalSet  # of the applied ones
     version: int
     round: int | None
-    replay_from: int | None  # the first record of the journal that is not in it
     snapshot: Snapshot
     tables: TablesCut
-
-
-class Journal(Protocol):
-    """Where applied pushes are noted, so that a later incarnation can replay them."""
-
-    position: int
-
-    def append(
-        self,
-        step: int,
-        gradient: Float32s | None,
-        *,
-        staleness: int | None,
-        skipped: bool,
-        learning_rate: float | None = None,
-        rows: Pushed = NO_ROWS,
-        norm: float | None = None,
-    ) -> int:
-        """Note a push, before it moves the weights, and return its position; never raises.
-
-        A gradient of None is zero; one of no elements moves nothing.
-        """
 
 
 class Shard:
@@ -102,8 +78,6 @@ class Shard:
         self.updates = updates
         self.tables = tables
         self.record = ShardCounters()
-        self.journal: Journal | None = None
-        self._noted: dict[int, int] = {}  # held steps -> their positions in the journal
         self._parts: dict[int, int | None] = {}  # held parts of batches -> the version that they were pulled at
 
     def push(self, push: Push) -> Receipt:
@@ -179,62 +153,16 @@ class Shard:
         self.record.pull_unmoved_bytes += end - begin - moved_bytes
         return Weights(version, runs, rows)
 
-    def replay(
-        self,
-        position: int,
-        step: int,
-        gradient: Float32s | None,
-        staleness: int | None,
-        *,
-        skipped: bool,
-        learning_rate: float | None = None,
-        rows: Pushed = NO_ROWS,
-        norm: float | None = None,
-    ) -> bool:
-        """Push again what an earlier incarnation has logged; return False if it is in already.
-
-        Raises
-        ------
-        StaleRound
-            If the step is of a round that this shard does not stand at.
-        """
-        if self.updates.holds(step):
-            try:
-                if not (skipped and self.updates.replaceable(step)):
-                    return False
-            except FoldedStep:  # what the log lost would have said that the round began again before this
-                self.updates.begin_again()
-        self.updates.admit(step, learning_rate)
-        if rows:
-            rows = self._tables_for(f"step {step}: gradients").checked(
-                rows, self.updates.waiting_rows, now=self.updates.version
-            )
-        self._note(step, position)
-        self.updates.take(step, gradient, staleness, learning_rate, rows, norm)
-        self._note_skip(step, skipped=skipped)
-        return True
-
     def begin_round_again(self, incarnation: int) -> None:
         """Go on as another incarnation that has the same weights, and of the present round nothing."""
         self.identity = self.identity._replace(incarnation=incarnation)
         self.updates.begin_again()
-        self._noted.clear()
 
     def skip(self, step: int, learning_rate: float | None = None) -> None:
         """Take the empty push of a step that is given up, as if it came now."""
-        if self.journal is not None:
-            position = self.journal.append(step, None, staleness=None, skipped=True, learning_rate=learning_rate)
-            self._note(step, position)
         self.updates.take(step, None, None, learning_rate)
         self._note_skip(step, skipped=True)
         self.record.buffered_pushes += 1
-
-    def replay_from(self) -> int | None:
-        """Return the position of the first journal record that the weights lack; None without a journal."""
-        if self.journal is None:
-            return None
-        self._noted = {step: at for step, at in self._noted.items() if step not in self.updates.applied}
-        return min(self._noted.values(), default=self.journal.position)
 
     def cut(self) -> Cut:
         """Begin a checkpoint: what the weights are now, however they move from here on."""
@@ -245,7 +173,6 @@ class Shard:
             updates.skipped.intersection(updates.applied),
             updates.version,
             updates.round,
-            self.replay_from(),
             self.storage.snapshot(),
             NO_TABLES if self.tables is None else self.tables.cut(updates.version),
         )
@@ -258,17 +185,6 @@ class Shard:
                 f"step {push.step}: pulled at version {push.pulled_version}, this shard is at {self.updates.version}"
             )
         lag = push.step - self.updates.applied.lowest_missing()
-        if self.journal is not None:
-            position = self.journal.append(
-                push.step,
-                gradient,
-                staleness=staleness,
-                skipped=push.skipped,
-                learning_rate=push.learning_rate,
-                rows=rows,
-                norm=push.norm,
-            )
-            self._note(push.step, position)
         # From here on the weights may have changed: an error is a broken invariant and ends the process.
         result = self.updates.take(push.step, gradient, staleness, push.learning_rate, rows, push.norm)
         self._count_staleness(push, staleness)
@@ -299,13 +215,6 @@ class Shard:
         for step in [step for step in self._parts if step in self.updates.applied]:
             pulled_version = self._parts.pop(step)
             self.record.saw_staleness(None if pulled_version is None else self.updates.batch_of(step) - pulled_version)
-
-    def _note(self, step: int, position: int) -> None:
-        if not self.updates.holds_back:
-            return  # it is in the weights at once
-        if len(self._noted) > NOTED_MAX:
-            self._noted = {s: at for s, at in self._noted.items() if s not in self.updates.applied}
-        self._noted[step] = position
 
     def _note_skip(self, step: int, *, skipped: bool) -> None:
         if skipped:

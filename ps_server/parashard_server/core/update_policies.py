@@ -36,9 +36,6 @@ class UpdatePolicy(Protocol):
     skipped: IntervalSet
     """Steps of `held` whose push was empty because the step was given up; the shard adds to it."""
 
-    holds_back: bool
-    """Whether a push may be held before it moves the weights."""
-
     @property
     def round(self) -> int | None:
         """The round that the weights start, in sync mode; None where there are no rounds."""
@@ -116,7 +113,6 @@ class ImmediateUpdates:
     """
 
     round = None
-    holds_back = False
 
     def __init__(
         self,
@@ -210,7 +206,6 @@ class BatchUpdates:
     """
 
     round = None
-    holds_back = True
 
     def __init__(
         self,
@@ -342,8 +337,6 @@ class RoundUpdates:
     tables : Tables, optional
         What moves beside it; None: the job has no tables.
     """
-
-    holds_back = True
 
     def __init__(
         self,

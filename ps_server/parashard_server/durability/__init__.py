@@ -1,1 +1,1 @@
-"""Durability of a shard: checkpoints, the write-ahead log, and recovery from them by a new incarnation."""
+"""Durability of a shard: checkpoints, and recovery from them by a new incarnation."""

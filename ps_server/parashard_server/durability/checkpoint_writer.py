@@ -120,7 +120,6 @@ def write_cut(
                 for placed in snapshot.layout
             ),
             files=tuple(files),
-            log_position=cut.replay_from,
             written_at=time.time(),
             tables=tuple(sorted(cut.tables.counts.items())),
             table_rules=cut.tables.rules,

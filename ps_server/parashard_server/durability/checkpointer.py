@@ -29,7 +29,6 @@ from parashard_server.core.shard import Cut, Shard
 from parashard_server.durability.checkpoint_writer import Stored, stored_as, write_cut
 from parashard_server.durability.saved_checkpoints import SavedCheckpoints
 from parashard_server.durability.schedule import CheckpointSchedule
-from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.shard_host import ShardHost
 
 LOOK_S = 0.2
@@ -66,8 +65,6 @@ class Checkpointer:
         As of `SavedCheckpoints`.
     claims : Claims
         Of this process: once another one has claimed the shard, nothing is saved or deleted any more.
-    log_ : ShardLog
-        Begins a segment with each cut and drops what old checkpoints needed; one that fails asks for a checkpoint.
     last : Stored, optional
         The checkpoint that the shard was restored from: it is not saved again while the weights have not moved, and it
         may become part of a drained one.
@@ -85,7 +82,6 @@ class Checkpointer:
         returns: list[Return],
         *,
         claims: Claims,
-        log_: ShardLog,
         damaged: Sequence[CheckpointId] = (),
         last: Stored | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -94,7 +90,6 @@ class Checkpointer:
         self.saved = SavedCheckpoints(catalogue, options, claims, known, returns, damaged)
         """Those that there are."""
         self._host = host
-        self._log = log_
         self._catalogue = catalogue
         self._schedule = schedule
         self._options = options
@@ -105,7 +100,7 @@ class Checkpointer:
         """A cut that is not stored yet."""
         self._wake = threading.Event()
         self._trouble = Trouble()
-        self._found_full = 0  # consecutive checkpoints that found the disk full
+        self._found_full = False  # by the last checkpoint: the disk
         self._last = last
         self._last_incarnation = host.shard.identity.incarnation  # of the state in `_last`
         self.saved.handed_out = last.id.folder if last else ""
@@ -136,7 +131,7 @@ class Checkpointer:
     def look(self, shard: Shard) -> None:
         """Cut if a checkpoint is due and none is in progress; under the shard's lock, after each request."""
         steps, round_ = len(shard.updates.applied), shard.updates.round
-        if self.pending is None and self._schedule.due(steps, round_, self._clock(), wanted=bool(self._log.error)):
+        if self.pending is None and self._schedule.due(steps, round_, self._clock()):
             self.pending = self._cut(shard)
             self._wake.set()
 
@@ -215,13 +210,11 @@ class Checkpointer:
             with suppress(QueueFull):  # a busy shard checks after its requests
                 self._host.run_exclusive(self.look)
             self.save_pending()
-            self._log.tell()
 
     def _cut(self, shard: Shard) -> Cut:
         self._schedule.cut(len(shard.updates.applied), shard.updates.round, self._clock())
         cut = shard.cut()
         self._uncopied = shard.storage.uncopied
-        self._log.roll()
         return cut
 
     def _save(self, cut: Cut) -> Stored:
@@ -235,13 +228,13 @@ class Checkpointer:
             stored = self._store(cut)
         except (StoreFailed, QueueFull, Superseded, Unavailable) as error:
             self._end_rows(cut, None)
-            self._found_full = self._found_full + 1 if disk_is_full(error) else 0
+            self._found_full = disk_is_full(error)
             self.record.failed += 1
             if self._trouble.begins(self._clock()):
                 log.warning("checkpoint-failed", error=str(error))
             self.record.error = str(error)
             raise
-        self._found_full = 0
+        self._found_full = False
         self._schedule.stored()
         if self._trouble.ends(self._clock()):
             log.info("checkpoints-saved-again", failed=self.record.failed)
@@ -257,10 +250,8 @@ class Checkpointer:
     def _free_space(self, cut: Cut) -> None:
         """Delete checkpoints that the newest one supersedes before the next is written to a full disk.
 
-        The newest is verified first: a damaged one supersedes nothing. If that is not enough, log segments are deleted.
+        The newest is verified first: a damaged one supersedes nothing.
         """
-        if self._found_full > 1:
-            self._log.give_up_below(cut.replay_from)
         while good := self.saved.by_age():
             newest = good[-1].id
             damage = list(damage_in_shard(self._catalogue, newest))
@@ -308,6 +299,5 @@ class Checkpointer:
                 self._host.run_exclusive(lambda _: cut.tables.ended(files))
 
     def _collect(self, cut: Cut, keep: int, *, earlier_chain: bool = True) -> None:
-        """Delete what is not needed any more, and of the log what no checkpoint that is kept needs."""
-        if self.saved.collect(keep=keep, rounds=cut.round is not None, earlier_chain=earlier_chain):
-            self._log.collect(self.saved.by_age()[-keep:])
+        """Delete what is not needed any more."""
+        self.saved.collect(keep=keep, rounds=cut.round is not None, earlier_chain=earlier_chain)

@@ -1,8 +1,7 @@
-"""ShardLifecycle: the incarnations of one shard in this process, each with its claim, its state and its log.
+"""ShardLifecycle: the incarnations of one shard in this process, each with its claim and its state.
 
-The first one restores the newest checkpoint and replays the write-ahead log over it. A rollback begins the next
-one at an earlier round. Knows the store; knows no gRPC. Called by `parashard_server.__main__`, the service and
-the requests.
+The first one restores the newest checkpoint. A rollback begins the next one at an earlier round. Knows the store; knows
+no gRPC. Called by `parashard_server.__main__`, the service and the requests.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpoint_writer import Stored, stored_as
 from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.recovery import Restorer
-from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.shard_host import ShardHost
 
@@ -53,9 +51,9 @@ class FirstIncarnation(NamedTuple):
 
 
 def begin_first_incarnation(
-    builder: ShardBuilder, restorer: Restorer, claims: Claims, log_: ShardLog, cancelled: threading.Event | None = None
+    builder: ShardBuilder, restorer: Restorer, claims: Claims, cancelled: threading.Event | None = None
 ) -> FirstIncarnation:
-    """Claim an incarnation, restore, replay the log, and return what is served from now on.
+    """Claim an incarnation, restore, and return what is served from now on.
 
     Parameters
     ----------
@@ -65,8 +63,6 @@ def begin_first_incarnation(
         Finds what it begins from.
     claims : Claims
         Where this process claims its incarnations.
-    log_ : ShardLog
-        What is replayed, and goes on.
     cancelled : Event, optional
         Ends the wait for a disk that is full.
     """
@@ -80,11 +76,9 @@ def begin_first_incarnation(
         round_ = restorer.first_round if restored.state is None else restored.state.round or 0
         incarnation = retry_while_disk_fails(lambda: _claim_return(claims, returns, round_), "claims", cancelled)
     shard = builder.build(incarnation, restored.state)
-    position = 0 if restored.state is None else restored.state.log_position or 0
-    text = restored.text + log_.begin(shard, position)
     failpoints.hit("shard.boot.restored")
-    log.info("restored", what=text, steps=len(shard.updates.applied))
-    host = ShardHost(shard, AdmissionLock(builder.job.cluster.queue_pushes), text)
+    log.info("restored", what=restored.text, steps=len(shard.updates.applied))
+    host = ShardHost(shard, AdmissionLock(builder.job.cluster.queue_pushes), restored.text)
     found = None if restored.manifest is None else stored_as(restored.manifest)
     return FirstIncarnation(host, restored.known, returns, found, restored.damaged)
 
@@ -102,8 +96,6 @@ class ShardLifecycle:
         Finds what they begin from.
     claims : Claims
         Where this process claims its incarnations.
-    log_ : ShardLog
-        Continues from one incarnation to the next.
     checkpointer : Checkpointer
         Has the rounds that are saved, and records rollbacks.
     """
@@ -114,14 +106,12 @@ class ShardLifecycle:
         builder: ShardBuilder,
         restorer: Restorer,
         claims: Claims,
-        log_: ShardLog,
         checkpointer: Checkpointer,
     ) -> None:
         self._host = host
         self._builder = builder
         self._restorer = restorer
         self.claims = claims
-        self.log = log_
         self._checkpointer = checkpointer
         self._returning = threading.Lock()
         self.first_incarnation = host.shard.identity.incarnation
@@ -164,13 +154,7 @@ class ShardLifecycle:
             failpoints.hit("shard.rollback.claimed")
             shard = self._builder.build(new, state)
             shard.record = earlier.record  # of the process, whose counters only grow
-            position = 0 if state is None else state.log_position or 0
-
-            def take_over(shard: Shard) -> None:
-                self._checkpointer.returned(shard)
-                self.log.take_over(shard, position)
-
-            self._host.replace(shard, f"returned to round {round_}", taking_over=take_over)
+            self._host.replace(shard, f"returned to round {round_}", taking_over=self._checkpointer.returned)
             log.info("returned", round=round_, incarnation=new)
             return new
 
@@ -191,9 +175,7 @@ class ShardLifecycle:
                 raise NotReady(f"step {step} is to be skipped, and its round cannot begin again now: {error}") from None
 
             def begin(shard: Shard) -> None:
-                position = shard.replay_from() or 0
                 shard.begin_round_again(new)
-                self.log.take_over(shard, position)
                 shard.skip(step, learning_rate)
 
             round_ = self._host.shard.updates.round

@@ -106,6 +106,8 @@ class Restorer:
         if manifest is not None and state is not None:
             _check_run(manifest, self._reply)
             said.insert(0, f"restored {CheckpointId.of(manifest)} with {counted(len(state.applied), 'step')}")
+            if manifest.log_position is not None:
+                said.append("steps that only a log of pushes has are computed again: logs are no longer read")
             if skipped:  # its chain goes no further: the next checkpoint begins another one
                 state = replace(state, table_files=())
         else:

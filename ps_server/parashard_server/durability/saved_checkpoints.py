@@ -135,8 +135,8 @@ class SavedCheckpoints:
         except StoreFailed as error:
             log.warning("collection-failed", error=str(error))
 
-    def collect(self, *, keep: int, rounds: bool, earlier_chain: bool = True) -> bool:
-        """Delete those that are damaged or superseded, if this process has the newest claim; tell whether all went.
+    def collect(self, *, keep: int, rounds: bool, earlier_chain: bool = True) -> None:
+        """Delete those that are damaged or superseded, if this process has the newest claim.
 
         Parameters
         ----------
@@ -165,8 +165,6 @@ class SavedCheckpoints:
                 self._delete(id_)
         except (StoreFailed, Superseded) as error:
             log.warning("collection-failed", error=str(error))
-            return False
-        return True
 
     def _delete(self, id_: CheckpointId) -> None:
         failpoints.hit("shard.checkpoint.collecting")

@@ -37,7 +37,7 @@ class CheckpointSchedule:
         self._round: int | None = None  # the last saved one
         self._ahead: set[int] = set()
         self._failures = 0  # consecutive, to store a cut
-        self._again_s = now_s  # earliest next cut after a failure or for `wanted`
+        self._again_s = now_s  # earliest next cut after a failure
 
     def name_ahead(self, round_: int) -> None:
         """Save this round's starting weights once they are reached; drop past rounds."""
@@ -45,22 +45,19 @@ class CheckpointSchedule:
         for passed in sorted(self._ahead)[:-AHEAD_MAX]:
             self._ahead.discard(passed)
 
-    def due(self, steps: int, round_: int | None, now_s: float, *, wanted: bool = False) -> bool:
+    def due(self, steps: int, round_: int | None, now_s: float) -> bool:
         """Return whether to save the present state, with so many applied steps.
 
-        `wanted`: a checkpoint is needed soon, such as for an incomplete log. A failed one is retried with back-off;
-        with rounds only while the shard is at that round, since all shards save the same ones.
+        A failed one is retried with back-off; with rounds only while the shard is at that round, since all shards save
+        the same ones.
         """
-        wanted = wanted and now_s >= self._again_s
         if round_ is not None:
             if self._failures and round_ == self._round:
                 return now_s >= self._again_s
             periodic = bool(self._every_rounds and round_ and round_ % self._every_rounds == 0)
-            return round_ != self._round and (periodic or round_ in self._ahead or wanted)
+            return round_ != self._round and (periodic or round_ in self._ahead)
         if self._failures:
             return now_s >= self._again_s
-        if wanted:
-            return True
         if steps == self._steps:
             return False
         by_steps = bool(self._every_steps) and steps - self._steps >= self._every_steps
@@ -73,7 +70,6 @@ class CheckpointSchedule:
     def cut(self, steps: int, round_: int | None, now_s: float) -> None:
         """Record a cut of the present state."""
         self._steps, self._round, self._saved_s = steps, round_, now_s
-        self._again_s = now_s + retry_pause_s(self._failures + 1)
         if round_ is not None:
             self._ahead.discard(round_)
 

@@ -101,7 +101,6 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         reply.checkpoints, reply.failed_checkpoints = counted.stored, counted.failed
         reply.checkpoint_error, reply.checkpoint_bytes = counted.error, counted.bytes
         reply.checkpoint_s, reply.checkpoint_stall_s = counted.seconds, counted.stall_s
-        self._lifecycle.log.describe(reply)
         return reply
 
     def TakeCheckpoint(self, request: shard_pb2.TakeCheckpointRequest, context: Any) -> shard_pb2.TakeCheckpointReply:

@@ -1,7 +1,7 @@
 """RequestHandler: pushes and pulls on the shard that is served now, over any transport.
 
-Calls the core in the request's turn, waits for the log, and counts time. Knows no wire. Called by the gRPC service and
-the stream services, from many threads.
+Calls the core in the request's turn, and counts time. Knows no wire. Called by the gRPC service and the stream
+services, from many threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RequestHandler:
     host : ShardHost
         The pure core and its lock.
     lifecycle : ShardLifecycle
-        Has the log, and begins a round again.
+        Begins a round again.
     observer : RequestObserver
         Sees every request.
     clock : callable
@@ -84,7 +84,7 @@ class RequestHandler:
         self._host.shard.check_target(target)
 
     def push(self, push: Push, timeout_s: float) -> Receipt:
-        """Take a push; return once the log has it, where there is one. The payload is borrowed until then.
+        """Take a push. The payload is borrowed until the call returns.
 
         Raises
         ------
@@ -92,8 +92,7 @@ class RequestHandler:
             As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time,
             `StaleIncarnation` where the round had to begin again.
         """
-        arrived_s = self._clock()
-        with self._observer.push(push, arrived_s) as seen:
+        with self._observer.push(push, self._clock()) as seen:
             self._check_open()
             failpoints.hit("shard.push.received")
             try:
@@ -104,13 +103,11 @@ class RequestHandler:
                         receipt = shard.push(push)
                         self._time_apply(shard, version, began_s, seen)
                         self._host.after_request(shard, self._clock() - began_s)
-                        position = self._lifecycle.log.position
                     finally:
                         shard.record.push_s += self._clock() - began_s
             except FoldedStep as folded:
                 self._lifecycle.begin_round_again(push.target.incarnation, push.step, push.learning_rate)
                 raise StaleIncarnation(f"{folded}; it begins again without it, in another incarnation") from None
-            self._lifecycle.log.wait_durable(position, max(0.0, arrived_s + timeout_s - self._clock()))
             if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
                 failpoints.hit("shard.push.applied")
             seen.answered(receipt)

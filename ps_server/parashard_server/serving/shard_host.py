@@ -1,8 +1,8 @@
 """ShardHost: the shard that this process serves, and the lock that one call at a time holds while it uses the shard.
 
-Owns the lock, the replacement of the shard between requests, and what follows each request. Knows neither log nor
-checkpoints. Requests come by `parashard_server.serving.request_handler`; saving, restoring and inspection run
-their own calls.
+Owns the lock, the replacement of the shard between requests, and what follows each request. Knows no
+checkpoints. Requests come by `parashard_server.serving.request_handler`; saving, restoring and inspection run their own
+calls.
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ FULL = told(
     held=SCATTERED[:INTERVALS_MAX],
     checkpoint_rounds=range(ROUNDS_MAX),
     checkpoint_error="x\x1b[2J" * 1000,
-    log_error="y\n" * 1000,
     checkpoint_s=1e300,
 )
 FULL.applied.extend(SCATTERED[:INTERVALS_MAX])
@@ -94,9 +93,9 @@ def test_of_the_most_that_a_shard_may_say_the_figures_are_kept_and_shown() -> No
     record = record_of(0, whole)
     assert (record.steps_applied, len(record.staleness)) == (INTERVALS_MAX, STALENESS_VALUES_MAX)
     assert (record.figures.shard, record.figures.checkpoint_s) == (0, 1e300)
-    for error in (record.figures.checkpoint_error, record.figures.log_error):
-        assert error.isprintable()
-        assert len(error) == ERROR_BYTES_MAX
+    error = record.figures.checkpoint_error
+    assert error.isprintable()
+    assert len(error) == ERROR_BYTES_MAX
     assert record.figures.ByteSize() < 1024, "no lists and no unknown fields"
     status = StatusView("digits", "async", 2)
     status.saw(0, record)
@@ -154,7 +153,7 @@ def test_the_most_intervals_and_values_fit_into_an_answer() -> None:
 
 
 def test_an_answer_over_the_bound_is_not_decoded(it: Watched) -> None:
-    long = shard_pb2.InspectReply(log_error="x" * ANSWER_BYTES_MAX)
+    long = shard_pb2.InspectReply(checkpoint_error="x" * ANSWER_BYTES_MAX)
     assert long.ByteSize() < wire.FRAME_BYTES_MAX, "the shard's own bound lets it pass"
     error = it.look(long)
     assert isinstance(error, LimitExceeded)

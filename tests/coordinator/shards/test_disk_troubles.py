@@ -14,23 +14,15 @@ OVER = ("checkpoint-1", "shard-1: checkpoints are saved again", True)
 
 def test_a_failing_checkpoint_is_reported_once_and_again_when_it_is_over() -> None:
     troubles = DiskTroubles()
-    assert troubles.changed(1, SOUND, 0.0) == []
-    assert [troubles.changed(1, FULL, now_s) for now_s in (1.0, 2.0)] == [[TOLD], []]
-    assert troubles.changed(0, SOUND, 99.0) == [], "of another shard"
-    assert troubles.changed(1, SOUND, 2.0 + STEADY_S) == [OVER]
-    assert troubles.changed(1, SOUND, 99.0) == []
+    assert troubles.changed(1, SOUND, 0.0) is None
+    assert [troubles.changed(1, FULL, now_s) for now_s in (1.0, 2.0)] == [TOLD, None]
+    assert troubles.changed(0, SOUND, 99.0) is None, "of another shard"
+    assert troubles.changed(1, SOUND, 2.0 + STEADY_S) == OVER
+    assert troubles.changed(1, SOUND, 99.0) is None
 
 
 def test_a_shard_that_was_started_again_has_not_saved_anything_yet() -> None:
     troubles = DiskTroubles()
     troubles.changed(1, FULL, 0.0)
-    assert troubles.changed(1, InspectReply(), 99.0) == []
-    assert troubles.changed(1, SOUND, 99.0) == [OVER]
-
-
-def test_so_is_a_failing_log() -> None:
-    troubles = DiskTroubles()
-    ((key, text, over),) = troubles.changed(0, InspectReply(log_error="write: No space left on device"), 0.0)
-    assert (key, over) == ("log-0", False)
-    assert text.startswith("shard-0: push log failed: write: No space left on device; ")
-    assert troubles.changed(0, InspectReply(), STEADY_S) == [("log-0", "shard-0: the push log is whole again", True)]
+    assert troubles.changed(1, InspectReply(), 99.0) is None
+    assert troubles.changed(1, SOUND, 99.0) == OVER

@@ -113,7 +113,7 @@ def test_whatever_there_is(drawn, returns, keep, keep_every, cut_round, random):
 
 def chained(*rows_since: int) -> list[Held]:
     """Return checkpoints 1, 2 ..., each with the number of the one that its chain began with."""
-    return [Held(CheckpointId(1, 0, 1, n), None, None, (1, since)) for n, since in enumerate(rows_since, 1)]
+    return [Held(CheckpointId(1, 0, 1, n), None, (1, since)) for n, since in enumerate(rows_since, 1)]
 
 
 def test_the_newest_of_the_chain_before_is_kept():  # P33

@@ -51,7 +51,6 @@ def manifest_of(number: int, files: list, counts: dict[str, int]) -> ShardManife
         slots=(),
         partitions=(),
         files=(),
-        log_position=None,
         written_at=0.0,
         tables=tuple(sorted(counts.items())),
         table_files=tuple(files),

@@ -85,7 +85,7 @@ def test_the_arrays_of_an_example_are_part_of_it(load: Load) -> None:
         "variables.a.decay=false",  # counts by what it does to the variables, which are an argument
         "data={source='synthetic', seed=5}",  # counts by its fingerprint, which is an argument
         "data={source='idx', path='elsewhere'}",
-        "checkpoint={every_s=1, keep=9, durability='log'}",
+        "checkpoint={every_s=1, keep=9}",
         "cluster={shards=9, workers=9, device='cpu', partitioner={kind='whole'}, host='::1', pipeline_depth=0}",
     ],
 )

@@ -150,6 +150,12 @@ KEYS += [
     ),
 ]
 
+NO_LOG = "the log of pushes was removed; leave the key out, and set a shorter checkpoint.every_s to compute less again"
+KEYS += [
+    ("checkpoint.durability=log", f'checkpoint.durability: found "log"; {NO_LOG}'),
+    ("checkpoint.durability=disk", f'checkpoint.durability: found "disk"; {NO_LOG}'),
+]
+
 # A relation: the first key is the one that the message is about.
 RELATIONS = [
     (
@@ -196,6 +202,7 @@ ALLOWED = [
     ["cluster.pipeline_depth=0", "consistency.policy=ssp:0"],
     ["cluster.shard_device=cuda"],
     ["optimizer.staleness_damping=none", "optimizer.delay_compensation=0"],  # as job files of earlier runs say
+    ["checkpoint.durability=checkpoint", "checkpoint.log_fsync=false"],  # likewise
     ['variables."*".encoding=float16', "consistency.policy=sync:2"],
     ['variables."*".encoding=int8', "consistency.policy=ssp:2"],
     ["optimizer.kind=lamb", "cluster.partitioner.kind=whole"],

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,23 +20,14 @@ Start = Callable[..., ShardProcess]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts the shard's next process on one store; `log=True`: with a push log."""
-    started: list[ShardProcess] = []
+def start(tmp_path: Path) -> Start:
+    """Return a function that starts the shard's next process on one store."""
 
-    def begin(consistency: str = "sync:4", *, log: bool = False, store: Store | None = None) -> ShardProcess:
-        checkpoint: dict[str, Any] = {
-            "every_s": 3600.0,
-            "durability": "log" if log else "checkpoint",
-            "log_fsync": False,
-        }
+    def begin(consistency: str = "sync:4", *, store: Store | None = None) -> ShardProcess:
         store = store or open_store(str(tmp_path))
-        started.append(ShardProcess(store, optimizer=ADAM, consistency=consistency, checkpoint=checkpoint))
-        return started[-1]
+        return ShardProcess(store, optimizer=ADAM, consistency=consistency, checkpoint={"every_s": 3600.0})
 
-    yield begin
-    for process in started:
-        process.close()
+    return begin
 
 
 def send(process: ShardProcess, step: int) -> PushResult:
@@ -151,27 +141,3 @@ def test_a_checkpoint_says_which_of_its_steps_were_skipped(start: Start, consist
     stored = process.checkpointer.take(1 if consistency == "sync:4" else None)
     assert stored.skipped == IntervalSet([(1, 2)])
     assert start(consistency).shard.updates.skipped == IntervalSet([(1, 2)])
-
-
-@pytest.mark.parametrize("folded", [False, True])
-def test_a_log_replays_to_the_same_round(start: Start, folded: bool) -> None:  # P18
-    process = start(log=True)
-    if folded:
-        send(process, 0)
-    send(process, 1)
-    send(process, 3)
-    if folded:
-        with pytest.raises(StaleIncarnation):
-            give_up(process, 1)
-        send(process, 0)
-        send(process, 3)
-    else:
-        give_up(process, 1)
-        send(process, 0)
-    again = start(log=True)
-    assert (again.shard.updates.held, again.shard.updates.skipped) == (
-        IntervalSet([(0, 2), (3, 4)]),
-        IntervalSet([(1, 2)]),
-    )
-    send(again, 2)
-    assert same_bits(again, without("sync:4", 1, 0, 1, 2, 3))

@@ -400,14 +400,14 @@ def test_a_restored_shard_goes_on_with_the_same_bits(store: MemoryStore, round_s
     assert records is not None
     for (_, stored), copy in zip(state.rows, [saving.stored(records)], strict=True):
         assert [array.tobytes() for array in copy[:4]] == [array.tobytes() for array in stored[:4]]
-    restored = replay_of(again, state, round_steps)
+    restored = going_on_from(again, state, round_steps)
     pushed(restored, (4, 5))
     keys = keys_of(*range(9))
     rounds = None if round_steps is None else 3
     assert pulled(restored, "user", keys, rounds)[1].tobytes() == pulled(quiet, "user", keys, rounds)[1].tobytes()
 
 
-def replay_of(shard: Shard, state: ShardState, round_steps: int | None) -> Shard:
+def going_on_from(shard: Shard, state: ShardState, round_steps: int | None) -> Shard:
     """Return a shard with the same tables whose steps are those of the state."""
     storage, tables = shard.storage, shard.tables
     updates = (

@@ -197,71 +197,6 @@ def test_a_part_that_is_given_up_keeps_the_gradient_that_is_held_and_else_counts
     assert pull(shard)[1].tolist() == [1.0] * 4
 
 
-# --- the journal ---
-
-
-class Positions:
-    """A journal that keeps nothing but its position."""
-
-    def __init__(self) -> None:
-        self.position = 100
-
-    def append(self, step: int, gradient: object, **about: object) -> int:
-        self.position += 1
-        return self.position - 1
-
-
-def test_a_replay_begins_at_the_first_push_that_the_weights_lack(monkeypatch: pytest.MonkeyPatch) -> None:  # P18
-    monkeypatch.setattr("parashard_server.core.shard.NOTED_MAX", 4)
-    shard = zeros_shard(round_steps=2)
-    shard.journal = Positions()
-    for round_ in range(10):
-        assert shard.replay_from() == 100 + 2 * round_, "all rounds before this one are in the weights"
-        for step in (2 * round_ + 1, 2 * round_):
-            push(shard, step, 1.0)
-        assert shard.replay_from() == 100 + 2 * round_, "a full round is not in the weights before the next begins"
-        pull(shard, round_=round_ + 1)
-
-
-def test_parts_that_are_held_are_replayed_and_the_batch_is_whole_with_the_rest() -> None:  # P18, P39
-    shard, again = in_batches(3), in_batches(3)
-    shard.journal = again.journal = Positions()
-    for step in (0, 1, 2, 4):
-        push(shard, step, 1.0)
-    assert shard.replay_from() == 103, "the first batch is in the weights"
-    for step in (0, 1, 2):  # as a checkpoint has it
-        push(again, step, 1.0)
-    assert again.replay(103, 4, np.ones(4, np.float32), None, skipped=False)
-    assert again.replay_from() == 103
-    assert again.updates.held == IntervalSet([(0, 3), (4, 5)])
-    assert push(again, 4, 1.0).result is PushResult.DUPLICATE
-    assert [push(again, step, 1.0).result for step in (3, 5)] == [PushResult.BUFFERED, PushResult.APPLIED]
-    assert pull(again)[1].tolist() == [6.0] * 4
-    assert again.replay_from() == again.journal.position
-
-
-def test_what_is_replayed_into_an_open_round_would_be_replayed_again() -> None:  # P18
-    shard = zeros_shard(round_steps=2)
-    shard.journal = Positions()
-    assert shard.replay(50, 0, np.ones(4, np.float32), None, skipped=False)
-    assert not shard.replay(51, 0, np.ones(4, np.float32), None, skipped=False), "it is in already"
-    assert shard.replay_from() == 50
-    push(shard, 1, 1.0)
-    pull(shard, round_=1)
-    assert shard.replay_from() == 101, "the round is in the weights"
-
-
-@pytest.mark.parametrize("round_steps", [2, 8])
-def test_what_is_noted_of_the_journal_has_a_bound(round_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parashard_server.core.shard.NOTED_MAX", 4)
-    shard = zeros_shard(round_steps=round_steps)
-    shard.journal = Positions()
-    for step in range(STEPS):
-        push(shard, step, 1.0)
-        assert len(shard._noted) <= 4 + round_steps
-    assert shard.replay_from() == 100 + STEPS - round_steps
-
-
 # --- pulls ---
 
 
@@ -338,23 +273,3 @@ def test_a_void_push_has_no_slices_and_no_place_in_a_round() -> None:
         with pytest.raises(MalformedFrame, match="a push that moves nothing"):
             shard.push(refused)
         assert not shard.updates.holds(0)
-
-
-def test_a_void_push_replays_as_one() -> None:  # P18
-    logged: list[object] = []
-
-    class Kept(Positions):
-        def append(self, step: int, gradient: object, **about: object) -> int:
-            logged.append(gradient)
-            return super().append(step, gradient, **about)
-
-    shard = zeros_shard()
-    shard.journal = Kept()
-    shard.push(push_for(shard, 0, [], slices=(), void=True))
-    (gradient,) = logged
-    assert isinstance(gradient, np.ndarray)
-    again = shard_of(PLAN, spec=Adam(weight_decay=0.1))
-    before = state_of(again)[:2]
-    assert again.replay(0, 0, gradient, None, skipped=False)
-    assert state_of(again)[:2] == before
-    assert again.updates.applied == IntervalSet([(0, 1)])

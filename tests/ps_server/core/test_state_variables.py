@@ -105,14 +105,3 @@ def test_a_snapshot_keeps_it_as_it_was() -> None:
     while cut.snapshot.save_next():
         pass
     assert (cut.snapshot.weights[COUNT].sum(), cut.snapshot.weights[MEAN].tolist()) == (0, [1.0, 1.0])
-
-
-def test_what_the_log_has_is_the_same_again() -> None:  # P18
-    first, second = shard_of(PLAN), shard_of(PLAN)
-    for step, values in enumerate((content(), None, content(count=5, mean=-1.0))):
-        if values is None:
-            empty(first, step)
-        else:
-            push(first, step, values)
-        second.replay(step, step, values, None, skipped=values is None)
-    assert state_of(first) == state_of(second)

@@ -107,13 +107,3 @@ def test_in_rounds_it_is_due_again_while_the_shard_stands_there() -> None:  # P1
     in_rounds.failed(100.0)
     assert [in_rounds.due(8, 2, now_s) for now_s in (100.9, 101.0)] == [False, True]
     assert in_rounds.due(12, 3, 100.1), "the next one is saved as ever"
-
-
-@pytest.mark.parametrize("round_", [None, 7])
-def test_a_checkpoint_that_is_wanted_comes_soon_and_not_at_every_look(round_: int | None) -> None:  # P21
-    it = schedule(round_steps=None if round_ is None else 4)
-    assert not it.due(30, round_, 100.0)
-    assert it.due(30, round_, 100.0, wanted=True)
-    it.cut(30, round_, 100.0)
-    later = None if round_ is None else round_ + 1
-    assert [it.due(31, later, now_s, wanted=True) for now_s in (100.9, 101.0)] == [False, True]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parashard._proto import shard_pb2
 from parashard.errors import StoreFailed
-from parashard.store import open_store
 from parashard.store.base import Store
-from support.shard_process import ADAM, ShardProcess, bits_of
+from support.shard_process import ADAM, ShardProcess
 from support.store_fakes import MemoryStore
 
 
@@ -113,90 +109,3 @@ def test_what_a_rollback_discarded_goes_although_it_was_handed_out() -> None:  #
         with pytest.raises(StoreFailed):
             shard.checkpointer.take(2)
         assert shard.numbers() == numbers
-
-
-# --- with a log ---
-
-
-class FullFile:
-    """A log's segment on a disk without room."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def write(self, *pieces: bytes | memoryview) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.fixture
-def logged(tmp_path: Path) -> Iterator[list[ShardProcess]]:
-    """Return the incarnations of a shard with a log, which saves nothing by itself; they are closed in the end."""
-    incarnations: list[ShardProcess] = []
-    yield incarnations
-    for incarnation in incarnations:
-        incarnation.close()
-
-
-def next_incarnation(logged: list[ShardProcess], folder: Path, consistency: str = "async") -> ShardProcess:
-    options = {"every_steps": 0, "every_s": 3600.0, "durability": "log", "log_fsync": False}
-    logged.append(process(open_store(str(folder)), consistency=consistency, **options))
-    return logged[-1]
-
-
-def log_error(shard: ShardProcess) -> str:
-    reply = shard_pb2.InspectReply()
-    shard.log.describe(reply)
-    return reply.log_error
-
-
-@pytest.mark.parametrize("consistency", ["async", "sync:1"])
-def test_a_log_that_failed_asks_for_the_checkpoint_that_makes_it_whole(  # P18, P21
-    tmp_path: Path, logged: list[ShardProcess], consistency: str
-) -> None:
-    shard = next_incarnation(logged, tmp_path, consistency)
-    shard.push(0)
-    assert shard.log.current is not None
-    assert shard.log.current._file is not None
-    shard.log.current._file = FullFile(shard.log.current._file)  # type: ignore[assignment]
-    shard.push(1)
-    assert (shard.log.current.failed, log_error(shard)) == ("", "write: No space left on device"), (
-        "a new segment has begun where there is room, and the checkpoint with what is lacking is not stored"
-    )
-    for step, now_s in ((2, 2.0), (3, 4.0)):  # in rounds the first one cut still lacks a step that was not logged
-        shard.checkpointer.save_pending()
-        pushed_at(shard, step, now_s)
-    assert log_error(shard) == ""
-    shard.push(4)
-    again = next_incarnation(logged, tmp_path, consistency)
-    assert again.shard.updates.held.stop() == 5
-    assert bits_of(again.shard) == bits_of(shard.shard)
-
-
-def test_a_log_that_fills_the_disk_is_deleted_for_a_checkpoint(
-    tmp_path: Path, logged: list[ShardProcess]
-) -> None:  # P21
-    shard = next_incarnation(logged, tmp_path)
-    shard.push(0, 1)
-    assert shard.log.current is not None
-    segments = [path.name for path in tmp_path.glob("log/**/*.log")]
-    shard.log.current._file = FullFile(shard.log.current._file)  # type: ignore[assignment]
-    shard.push(2)
-    create, room = shard.store.create, [False]
-
-    def full(name: str, content: bytes | memoryview) -> None:
-        kept = {path.name for path in tmp_path.glob("log/**/*.log")}
-        if "variables" in name and kept & set(segments):
-            raise no_space()
-        room[0] = True
-        create(name, content)
-
-    shard.store.create = full  # type: ignore[method-assign]
-    for step, now_s in enumerate([1.0, 2.0, 4.0], start=3):
-        assert not room[0]
-        pushed_at(shard, step, now_s)
-    assert (shard.checkpointer.record.failed, shard.checkpointer.record.stored, log_error(shard)) == (2, 1, "")
-    shard.push(6)
-    assert bits_of(next_incarnation(logged, tmp_path).shard) == bits_of(shard.shard)

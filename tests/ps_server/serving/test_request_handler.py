@@ -1,4 +1,4 @@
-"""RequestHandler: what requests of every transport have in common: their target, the lock, their time and the log."""
+"""RequestHandler: what requests of every transport have in common: their target, the lock and their time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLAN = plan_of(variables_of(Variable("w", (4,))))
 
 
 class Doubles:
-    """A plane among fakes: a lock that takes time to come, a log that tells how long it was waited for."""
+    """A plane among fakes: a lock that takes time to come."""
 
     def __init__(self, **of_shard: Any) -> None:
         self.now_s = 100.0
@@ -42,9 +42,6 @@ class Doubles:
         self.timeouts_s: list[float] = []
         self.looked = 0
         self.took_s: list[float] = []
-        self.position = 7
-        self.log = self
-        self.waited: list[tuple[int, float]] = []
         self.host = ShardHost(self.shard, self, "")  # type: ignore[arg-type]
         self.host.after_request = self.look
         self.plane = RequestHandler(self.host, self, clock=lambda: self.now_s)  # type: ignore[arg-type]
@@ -68,10 +65,6 @@ class Doubles:
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-
-    def wait_durable(self, position: int, timeout_s: float) -> None:  # the log's
-        assert not self.alone, "a wait for the disk must not hold the lock"
-        self.waited.append((position, timeout_s))
 
     def push(self, step: int = 0, value: float = 1.0, timeout_s: float = 10.0) -> PushResult:
         return self.plane.push(push_for(self.shard, step, np.full(4, value)), timeout_s).result
@@ -107,22 +100,6 @@ def test_in_sync_mode_the_request_that_begins_a_round_is_the_apply() -> None:
 def test_weights_are_read_while_they_do_not_change() -> None:
     it = Doubles()
     assert it.plane.pull(PullRun(it.shard.identity, None, None, 0, 0), 1.0, lambda weights: it.alone)
-
-
-@pytest.mark.parametrize(
-    ("turn_s", "look_s", "left_s"), [(0.0, 0.0, 10.0), (2.0, 0.0, 8.0), (2.0, 3.0, 5.0), (9.0, 9.0, 0.0)]
-)
-def test_the_log_is_waited_for_in_what_is_left_of_the_deadline(turn_s: float, look_s: float, left_s: float) -> None:
-    it = Doubles()
-    it.turn_s, it.look_s = turn_s, look_s
-    it.push()
-    assert it.waited == [(7, left_s)]
-
-
-def test_a_duplicate_waits_for_the_log_too() -> None:  # its first push may still be on its way to the disk
-    it = Doubles()
-    assert [it.push(), it.push()] == [PushResult.APPLIED, PushResult.DUPLICATE]
-    assert len(it.waited) == 2
 
 
 def test_a_shard_that_stops_refuses_all_at_once() -> None:
@@ -163,7 +140,7 @@ def test_time_in_the_shard_is_counted_whatever_comes_of_it() -> None:
     assert (it.shard.record.push_s, it.shard.record.pull_s) == (0.25, 0.5)
     with pytest.raises(NonFiniteGradient):
         it.push(1, np.nan)
-    assert (it.looked, len(it.waited), it.shard.record.refused_pushes) == (3, 1, 1)
+    assert (it.looked, it.shard.record.refused_pushes) == (3, 1)
 
 
 def test_what_follows_a_request_is_told_how_long_that_took() -> None:
@@ -184,7 +161,6 @@ def test_a_line_that_is_too_long_reaches_the_caller() -> None:
     for request in (it.push, it.pull):
         with pytest.raises(QueueFull):
             request()
-    assert it.waited == []
 
 
 def version_of(it: Doubles, least: int) -> tuple[int, float]:

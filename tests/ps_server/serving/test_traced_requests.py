@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
-from parashard.errors import NonFiniteGradient, NotReady, QueueFull
+from parashard.errors import NonFiniteGradient, QueueFull
 from parashard.plan.variables import Variable
 from parashard.protocol.messages import PullRun, PushResult
 from parashard_server.serving.request_handler import RequestHandler
@@ -24,17 +24,13 @@ WORKERS_TRACE, WORKERS_SPAN = CONTEXT.split("-")[1:3]
 
 
 class Doubles:
-    """A traced plane among fakes: a lock that is free late, a log that may fail."""
-
-    position = 7
+    """A traced plane among fakes: a lock that is free late."""
 
     def __init__(self, **of_shard: Any) -> None:
         self.traced = Traced()
         self.now_s = 100.0
         self.shard = shard_of(PLAN, **of_shard)
         self.turn_s, self.apply_s = 0.0, 0.0
-        self.log_error: Exception | None = None
-        self.log = self
         host = ShardHost(self.shard, self, "")  # type: ignore[arg-type]
         spans = RequestSpans(self.traced.tracer, lambda: self.now_s)
         self.plane = RequestHandler(host, self, spans, lambda: self.now_s)  # type: ignore[arg-type]
@@ -53,10 +49,6 @@ class Doubles:
             yield
         finally:
             self.shard.push = push  # type: ignore[method-assign]
-
-    def wait_durable(self, position: int, timeout_s: float) -> None:  # the log's
-        if self.log_error is not None:
-            raise self.log_error
 
     def push(self, step: int = 0, value: float = 1.0, traceparent: str = CONTEXT, **more: Any) -> PushResult:
         request = push_for(self.shard, step, np.full(4, value), traceparent=traceparent, **more)
@@ -152,11 +144,3 @@ def test_a_turn_that_never_came_has_no_wait() -> None:
     with pytest.raises(QueueFull):
         it.pull()
     assert about(it.traced.only("pull"), "turn_wait_s") == [None]
-
-
-def test_an_apply_whose_log_failed_has_happened() -> None:
-    it = Doubles()
-    it.log_error = NotReady("the disk is full")
-    with pytest.raises(NotReady):
-        it.push()
-    assert it.traced.names() == ["apply", "push"]

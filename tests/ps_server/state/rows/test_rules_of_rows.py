@@ -117,7 +117,7 @@ class Shard:
             self.manifest = ShardManifest(
                 run_id="r", job_digest="0" * 64, plan_version=0, shard=0, incarnation=self.incarnation,
                 number=self.number, round=None, version=cut.clock, applied=(), slots=(), partitions=(), files=(),
-                log_position=None, written_at=0.0, tables=tuple(sorted(cut.counts.items())), table_files=files,
+                written_at=0.0, tables=tuple(sorted(cut.counts.items())), table_files=files,
                 table_rules=cut.rules,
             )  # fmt: skip
         return clock
