@@ -237,7 +237,7 @@ class _Simulation:
         self._after(waits_s + computes_s, lambda: self._computed(worker, leased), worker)
 
     def _depth(self, worker: VirtualWorker) -> int:
-        return min(self._depth_max, worker.ahead)
+        return min(self._depth_max, worker.depth)
 
     def _leased(self, worker: VirtualWorker, want: int) -> Grant | None:
         """Report completed steps, and return a leased one if there is one."""
@@ -251,7 +251,7 @@ class _Simulation:
         )
         answer = self._core.lease(worker.call, self._now_s)
         worker.completed, worker.reports.drifts = [], []
-        worker.ahead = self._depth_max if answer.ahead is None else answer.ahead
+        worker.depth = self._depth_max if answer.depth is None else answer.depth
         revoked = set(answer.revoked)
         worker.pulled = deque(leased for leased in worker.pulled if leased.grant.step not in revoked)
         return answer.granted[0] if answer.granted else None

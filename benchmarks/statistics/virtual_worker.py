@@ -61,7 +61,7 @@ class VirtualWorker:
         self.phases_s = dict.fromkeys(PHASES, 0.0)
         self.idle_since_s: float | None = 0.0
         self.pushing = 0
-        self.ahead = 0
+        self.depth = 0
         self.name = f"worker-{index}"
         self.call = LeaseCall(self.name, 0, 0)
         self.pulled: deque[Leased] = deque()

@@ -30,7 +30,7 @@ def digest(name: str) -> str:
     """Return the beginning of the SHA-256 of a task's file and of the shared ones that it names: see `read`."""
     folder = Path(__file__).parent
     own = (folder / f"{name}.py").read_bytes()
-    shared = sorted({match.decode() for match in re.findall(rb"tasks\.(_\w+)", own)})
+    shared = sorted({match.decode() for match in re.findall(rb"statistics\.tasks\.(\w+)", own)})
     return hashlib.sha256(b"".join((own, *((folder / f"{each}.py").read_bytes() for each in shared)))).hexdigest()[:12]
 
 

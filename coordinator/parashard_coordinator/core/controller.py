@@ -140,7 +140,7 @@ class Controller:
         self.ahead = 0
         self._pace: tuple[int, float] | None = None  # a batch, and when it was the lowest incomplete one
         self._pauses: dict[str, _Pause] = {}
-        self._probed: set[int] = set()
+        self._probed: dict[int, int] = {}  # the step of a batch at which the drift is measured
         self._point = FIRST_POINT
         self._window: _Window | None = None
         self._drift: float | None = None  # at the point before
@@ -210,12 +210,12 @@ class Controller:
     # --- the lag ---
 
     def marks(self, step: int) -> bool:
-        """Tell whether the drift is measured at a step that is leased now; once for each batch that asks for it."""
+        """Tell whether the drift is measured at a step that is leased now: at one of each batch that asks for it.
+
+        A step that came back is asked for again: whoever has it next measures.
+        """
         batch = step // self.parts
-        if batch - self._point not in PROBES or batch in self._probed:
-            return False
-        self._probed.add(batch)
-        return True
+        return batch - self._point in PROBES and self._probed.setdefault(batch, step) == step
 
     def drifted(self, drift: Drift) -> None:
         """Take a measurement."""
@@ -256,7 +256,7 @@ class Controller:
         self._drift = drift
         if not self.lag:
             self._batch_s = batch_s
-        self._point, self._probed = point_after(batch, decision.lag), set()
+        self._point, self._probed = point_after(batch, decision.lag), {}
         self._window = _Window(batch, now_s, copied(spent_s))
         return decision
 
