@@ -81,7 +81,6 @@ def small_cluster(
         client.close()
         data.stop(grace_s=0.0)
         coordinator.stop(grace_s=0.0)
-        shard.close()
 
 
 def _done_when_complete(core: ExclusiveCore) -> None:

@@ -100,7 +100,6 @@ def test_a_vector_of_more_than_two_gib_is_pushed_pulled_saved_and_restored(tmp_p
     assert process.shard.storage.weights.nbytes > 1 << 31
     push_over_tcp(process)
     stored = process.checkpointer.take()
-    process.close()
     del process
     gc.collect()
     assert resident_bytes() < before + LEFT_BYTES, "the shard's memory is given back"
