@@ -102,7 +102,6 @@ class ShardUnderThreads:
         counts = sum((one.counts for one in seen), collections.Counter[str]())
         wrong = [text for one in seen for text in one.wrong]
         wrong += self._judged(counts, [pair for one in seen for pair in one.accepted])
-        self._process.close()
         return Outcome(counts, wrong)
 
     def _started(self) -> ShardProcess:
@@ -235,7 +234,6 @@ class ShardUnderThreads:
         counts["steps in the weights"] = len(shard.updates.applied)
         counts["steps restored"] = len(again.shard.updates.applied)
         counts["checkpoints"] = self._process.checkpointer.record.stored
-        again.close()
         return wrong + [f"restored: {text}" for text in restored]
 
 

@@ -106,7 +106,6 @@ def test_a_vector_of_more_than_two_gib_is_pushed_pulled_saved_and_restored(tmp_p
     again = started(tmp_path)
     assert again.host.restored == f"restored {stored.id} with 1 step"
     assert_pattern(again.shard.storage.weights)
-    again.close()
     del again
     gc.collect()
     assert resident_bytes() < before + LEFT_BYTES
