@@ -149,8 +149,6 @@ class Callback:
         The one whose `fit` runs.
     decides : bool
         Whether it may stop the training or change the learning rate.
-    waits : bool
-        Whether training waits for it at the end of each epoch, if `fit` is not told; by default, if it decides.
     uses_weights : bool
         Whether it needs the weights that were evaluated: workers store them before they report.
     monitor : str or None
@@ -166,7 +164,7 @@ class Callback:
 
     @property
     def waits(self) -> bool:
-        """Whether training waits for it at the end of each epoch."""
+        """Whether training waits for it at the end of each epoch, if `fit` is not told; by default, if it decides."""
         return self.decides
 
     def on_train_begin(self, logs: Logs) -> None:

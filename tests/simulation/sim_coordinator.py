@@ -113,7 +113,7 @@ class CoordinatorProcess(Process):
             world.fired["end taken over"] += self.core.job.ending is not None
         self._run_store.save(self.core.job.saved())  # before it serves (P23)
         self._stored_skips = frozenset(self.core.job.leases.skips)
-        self._stored_rates = _rates(self.core)
+        self._stored_steering = _steered(self.core)
         self._stop_stored = bool(self.core.job.early_stop)
         self.exclusive = ExclusiveCore(self.core, AwakeClock(STALL_S, lambda: world.now_s).now_s)
         self.exclusive.on_decision = self._save_decision
@@ -362,7 +362,7 @@ class CoordinatorProcess(Process):
             return
         try:
             for _ in range(DECISION_TRIES):
-                stored = core.job.leases.skips <= self._stored_skips and _rates(core) == self._stored_rates
+                stored = core.job.leases.skips <= self._stored_skips and _steered(core) == self._stored_steering
                 if self._save(core) or stored:
                     return  # what is not stored, a successor finds out again (P21)
         except Superseded:
@@ -380,7 +380,7 @@ class CoordinatorProcess(Process):
         except StoreFailed:
             return False
         self._stored_skips, self._stop_stored = frozenset(core.job.leases.skips), bool(core.job.early_stop)
-        self._stored_rates = _rates(core)
+        self._stored_steering = _steered(core)
         return True
 
     def ended(self, why: str) -> None:
@@ -388,6 +388,7 @@ class CoordinatorProcess(Process):
         self._held.drop()
 
 
-def _rates(core: Core) -> tuple[int, int]:
-    """Return what must be stored of learning rates before it acts (P37)."""
-    return core.job.following.decided, core.job.following.leased_to
+def _steered(core: Core) -> tuple[int, int, int]:
+    """Return what must be stored of learning rates and lags before it acts (P37, P39)."""
+    controller, following = core.job.controller, core.job.following
+    return following.decided, following.leased_to, 0 if controller is None else len(controller.lags)
