@@ -107,7 +107,7 @@ def bookkeeping_us() -> float:
         assert not updates.holds(step)
         updates.admit(step)
         lag = step - updates.applied.lowest_missing()
-        updates.take(step, nothing, 1)
+        updates.take(step, nothing)
         record.saw_staleness(1)
         record.step_lag_max = max(record.step_lag_max, lag)
         record.applied_pushes += 1

@@ -53,7 +53,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         self.under_way = 0
         """Calls served now, or with an unread answer."""
         self.refused = 0
-        """Calls refused because so many were under way."""
+        """Calls refused because `calls_max` were under way."""
         self.slow = 0
         """Calls ended because their peer did not send its message or read its answer in time."""
         self._clock = clock

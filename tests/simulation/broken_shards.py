@@ -41,7 +41,6 @@ class LateSet(ImmediateUpdates):
         self,
         step: int,
         gradient: Float32s | None,
-        staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
         norm: float | None = None,
@@ -84,12 +83,11 @@ class EagerRounds(RoundUpdates):
         self,
         step: int,
         gradient: Float32s | None,
-        staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
         norm: float | None = None,
     ) -> PushResult:
-        result = super().take(step, gradient, staleness, learning_rate, rows)
+        result = super().take(step, gradient, learning_rate, rows)
         if self._sum.full:
             self.commit()
         return result
@@ -126,12 +124,11 @@ class PartsAtOnce(BatchUpdates):
         self,
         step: int,
         gradient: Float32s | None,
-        staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
         norm: float | None = None,
     ) -> PushResult:
-        result = super().take(step, gradient, staleness, learning_rate, rows)
+        result = super().take(step, gradient, learning_rate, rows)
         self.applied.add(step)
         return result
 
@@ -152,14 +149,13 @@ class ArrivalOrder(RoundUpdates):
         self,
         step: int,
         gradient: Float32s | None,
-        staleness: int | None,
         learning_rate: float | None = None,
         rows: Pushed = NO_ROWS,
         norm: float | None = None,
     ) -> PushResult:
         if gradient is not None:
             self._arrived = gradient.copy() if self._arrived is None else self._arrived + gradient
-        return super().take(step, gradient, staleness, learning_rate, rows)
+        return super().take(step, gradient, learning_rate, rows)
 
     def commit(self) -> None:
         if self._arrived is not None:

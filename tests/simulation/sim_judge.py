@@ -54,7 +54,7 @@ def faultless_digest(
         vector = np.zeros_like(shard.storage.weights)
         for placed in plan.layouts[0] if gradients else ():
             vector[placed.offset : placed.stop] = rows_of(gradients, placed.partition)
-        shard.updates.take(step, vector if gradients and step not in skipped else None, None, rate)
+        shard.updates.take(step, vector if gradients and step not in skipped else None, rate)
     if round_steps is not None:
         shard.updates.reach(-(-steps // round_steps))
     return digest(joined(plan, [shard.storage.weights]))

@@ -27,11 +27,15 @@ def names() -> list[str]:
 
 
 def digest(name: str) -> str:
-    """Return the beginning of the SHA-256 of a task's file and of the shared ones that it names: see `read`."""
-    folder = Path(__file__).parent
-    own = (folder / f"{name}.py").read_bytes()
-    shared = sorted({match.decode() for match in re.findall(rb"statistics\.tasks\.(\w+)", own)})
-    return hashlib.sha256(b"".join((own, *((folder / f"{each}.py").read_bytes() for each in shared)))).hexdigest()[:12]
+    """Return the beginning of the SHA-256 of a task's file and of those beside it that it imports, in turn."""
+    files: dict[str, bytes] = {}
+    due = [name]
+    while due:
+        each = due.pop()
+        if each not in files:
+            files[each] = (Path(__file__).parent / f"{each}.py").read_bytes()
+            due += [found.decode() for found in re.findall(rb"statistics\.tasks\.(\w+)", files[each])]
+    return hashlib.sha256(b"".join(files[each] for each in sorted(files))).hexdigest()[:12]
 
 
 def make(name: str, seed: int, data: Path | None) -> Trial:

@@ -6,6 +6,12 @@ from typing import Any
 
 import torch
 
+import parashard as ps
+from benchmarks.statistics.tasks._characters import lines, loss
+from benchmarks.statistics.trial import Trial
+
+CONTEXT, HEADS = 32, 4
+
 
 class Block(torch.nn.Module):
     """Attention to the characters before, then two dense layers, each after a norm and beside a shortcut."""
@@ -40,3 +46,21 @@ class Transformer(torch.nn.Module):
     def forward(self, characters: Any) -> Any:
         """Return the logits of each next character."""
         return self.blocks(self.characters[characters] + self.places) @ self.characters.T
+
+
+def reader(seed: int, *, characters: int, width: int, layers: int, rate: float, epochs: int) -> Trial:
+    """Return the trial of a GPT that reads characters of Python's manual: AdamW, warm-up, cosine, clipping."""
+    torch.manual_seed(seed)
+    alphabet, train, held_out = lines(characters, CONTEXT)
+    schedule = {"kind": "cosine", "warmup_steps": 40, "final_fraction": 0.1}
+    return Trial(
+        model=ps.torch.Model(Transformer(alphabet, CONTEXT, width, HEADS, layers), loss),
+        optimizer=ps.AdamW(rate, weight_decay=0.1, beta2=0.99, clip_norm=1.0, schedule=schedule),
+        train=train,
+        held_out=held_out,
+        epochs=epochs,
+        batch_size=64,
+        metric="loss",
+        higher_is_better=False,
+        tolerance=0.01,
+    )

@@ -22,7 +22,7 @@ MEASURED = 5  # reports of a worker before it is judged; after a pause one is en
 PAUSE_S, PAUSE_MAX_S = 30.0, 600.0
 
 AHEAD_S, AHEAD_MAX = 0.05, 8
-"""Workers hold parts of the next batches for so long, of one at least and of so many at most."""
+"""Workers hold parts of the batches of the next 50 ms: of at least one batch, and at most eight."""
 PACED_S = 0.5  # none are leased ahead where a batch takes longer: a worker that waits for it asks in time
 PACE_BATCHES = 8  # the time of a batch is their mean
 
@@ -73,6 +73,9 @@ class Decision(NamedTuple):
 
     lag: int
     reason: str
+
+
+NOT_LEARNING = Decision(0, "the training loss does not fall")
 
 
 class Figures(NamedTuple):
@@ -212,7 +215,7 @@ class Controller:
     def marks(self, step: int) -> bool:
         """Tell whether the drift is measured at a step that is leased now: at one of each batch that asks for it.
 
-        A step that came back is asked for again: whoever has it next measures.
+        A step that came back keeps its mark: its next holder measures.
         """
         batch = step // self.parts
         return batch - self._point in PROBES and self._probed.setdefault(batch, step) == step
@@ -240,7 +243,7 @@ class Controller:
             self._window, self._point = _Window(batch, now_s, copied(spent_s)), point_after(batch, self.lag)
         if diverges and self.lag:
             self._window = _Window(batch, now_s, copied(spent_s))
-            return Decision(0, "the training loss does not fall")
+            return NOT_LEARNING
         if window is None or batch < self._point + SETTLED:
             return None
         if len(spent_s) != len(window.spent_s):
@@ -250,9 +253,8 @@ class Controller:
         found = [drift.drift / drift.updates for drift in self.drifts if drift.step >= self._point * self.parts]
         drift = max(found) if len(found) >= DRIFTS_NEEDED else None  # one may be small by chance
         waiting = waiting_share(window.spent_s, spent_s)
-        decision = Decision(0, "the training loss does not fall")
-        if not diverges:
-            decision = choose_lag(Figures(self.lag, waiting, drift, self._drift, batch_s, self._batch_s, self._gains))
+        figures = Figures(self.lag, waiting, drift, self._drift, batch_s, self._batch_s, self._gains)
+        decision = NOT_LEARNING if diverges else choose_lag(figures)
         self._drift = drift
         if not self.lag:
             self._batch_s = batch_s

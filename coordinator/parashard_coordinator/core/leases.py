@@ -43,7 +43,7 @@ class Grant(NamedTuple):
 
 
 class NextBatches(NamedTuple):
-    """The batches after those that are due, whose steps may be leased already: how many, and the steps of each."""
+    """The next batches, whose steps may be leased early: how many batches, and the steps of each."""
 
     batches: int
     batch_steps: int
@@ -147,8 +147,8 @@ class StepLeases:
     ) -> list[Grant]:
         """Lease up to `want` steps below `limit` to a worker, lowest first.
 
-        With none due, a straggling step of another worker is leased a second time (speculative execution). After
-        steps that are due the worker gets its share of the batches `after` them.
+        With none due, a straggling step of another worker is leased a second time (speculative execution). Then come
+        the worker's shares of the batches `after`.
         """
         self._end_pauses(now_s)
         last = min(limit, self.target)

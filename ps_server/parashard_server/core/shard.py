@@ -160,7 +160,7 @@ class Shard:
 
     def skip(self, step: int, learning_rate: float | None = None) -> None:
         """Take the empty push of a step that is given up, as if it came now."""
-        self.updates.take(step, None, None, learning_rate)
+        self.updates.take(step, None, learning_rate)
         self._note_skip(step, skipped=True)
         self.record.buffered_pushes += 1
 
@@ -186,7 +186,7 @@ class Shard:
             )
         lag = push.step - self.updates.applied.lowest_missing()
         # From here on the weights may have changed: an error is a broken invariant and ends the process.
-        result = self.updates.take(push.step, gradient, staleness, push.learning_rate, rows, push.norm)
+        result = self.updates.take(push.step, gradient, push.learning_rate, rows, push.norm)
         self._count_staleness(push, staleness)
         self.record.step_lag_max = max(self.record.step_lag_max, lag)
         self._note_skip(push.step, skipped=push.skipped)

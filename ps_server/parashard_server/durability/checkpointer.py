@@ -299,5 +299,5 @@ class Checkpointer:
                 self._host.run_exclusive(lambda _: cut.tables.ended(files))
 
     def _collect(self, cut: Cut, keep: int, *, earlier_chain: bool = True) -> None:
-        """Delete what is not needed any more."""
+        """Delete checkpoints that nothing needs."""
         self.saved.collect(keep=keep, rounds=cut.round is not None, earlier_chain=earlier_chain)

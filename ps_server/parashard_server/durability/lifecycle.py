@@ -53,7 +53,7 @@ class FirstIncarnation(NamedTuple):
 def begin_first_incarnation(
     builder: ShardBuilder, restorer: Restorer, claims: Claims, cancelled: threading.Event | None = None
 ) -> FirstIncarnation:
-    """Claim an incarnation, restore, and return what is served from now on.
+    """Claim an incarnation, restore its state, and return it.
 
     Parameters
     ----------

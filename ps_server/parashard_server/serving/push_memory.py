@@ -79,7 +79,7 @@ class PushMemory:
             )
 
     def give_back(self, size_bytes: int) -> None:
-        """Return what was taken."""
+        """Free bytes that `take` took."""
         with self._lock:
             assert size_bytes <= self.held_bytes, f"{size_bytes} bytes come back, and {self.held_bytes} are held"
             self.held_bytes -= size_bytes

@@ -1,8 +1,8 @@
 """StreamServer: takes connections on a listening socket and gives each a thread.
 
-Owns the sockets, the threads, how many there may be, and what is said before one is closed on its peer. Does not know
-what is said on them: that is `serve`, of `parashard_server.serving.tcp_service` or
-`parashard_server.serving.shm_service`. Called by `parashard_server.serving.listeners`.
+Owns the sockets, the threads, their bounds, and the refusal of one connection too many. Knows no messages: those are
+of `serve`, in `parashard_server.serving.tcp_service` or `parashard_server.serving.shm_service`.
+Called by `parashard_server.serving.listeners`.
 """
 
 from __future__ import annotations

@@ -37,11 +37,11 @@ def test_whole_batches_move_the_weights_once_each_and_in_their_order(order: list
     come: set[int] = set()
     for step in order:
         assert not updates.holds(step)
-        result = updates.take(step, gradient_of(step), 0)
+        result = updates.take(step, gradient_of(step))
         come.add(step)
         while come.issuperset(range(3 * reference.version, 3 * reference.version + 3)):
             parts = [gradient_of(part) for part in range(3 * reference.version, 3 * reference.version + 3)]
-            reference.take(reference.version, parts[0] + parts[1] + parts[2], 0)
+            reference.take(reference.version, parts[0] + parts[1] + parts[2])
         assert updates.holds(step)
         assert result is (PushResult.APPLIED if step < 3 * reference.version else PushResult.BUFFERED)
         assert (updates.version, storage.weights.tolist()) == (reference.version, alone.weights.tolist())
@@ -53,20 +53,20 @@ def test_whole_batches_move_the_weights_once_each_and_in_their_order(order: list
 
 def test_of_a_batch_that_is_not_whole_only_the_held_steps_tell() -> None:
     updates = BatchUpdates(storage_of(), parts=2)
-    updates.take(0, gradient_of(0), 0)
-    updates.take(3, gradient_of(3), 0)
+    updates.take(0, gradient_of(0))
+    updates.take(3, gradient_of(3))
     assert (list(updates.applied.intervals()), list(updates.held.intervals())) == ([], [(0, 1), (3, 4)])
     updates.begin_again()
     assert not updates.held
-    updates.take(0, gradient_of(0), 0)
-    assert updates.take(1, gradient_of(1), 0) is PushResult.APPLIED
+    updates.take(0, gradient_of(0))
+    assert updates.take(1, gradient_of(1)) is PushResult.APPLIED
 
 
 def test_an_empty_part_is_no_gradient_and_counts_as_come() -> None:
     storage = storage_of()
     updates = BatchUpdates(storage, parts=2)
-    updates.take(1, None, 0)
-    assert updates.take(0, np.ones(3, np.float32), 0) is PushResult.APPLIED
+    updates.take(1, None)
+    assert updates.take(0, np.ones(3, np.float32)) is PushResult.APPLIED
     assert storage.weights.tolist() == [1.0] * 3
 
 
@@ -76,7 +76,7 @@ def test_a_batch_without_any_gradient_moves_what_decays_and_one_that_moves_nothi
     storage.apply = lambda gradient, *, t, pushes, **more: counted.append(pushes)  # type: ignore[method-assign]
     updates = BatchUpdates(storage, parts=2)
     for step, gradient in enumerate([None, None, NOTHING, NOTHING, NOTHING, np.ones(3, np.float32)]):
-        updates.take(step, gradient, 0)
+        updates.take(step, gradient)
     assert counted == [0, 1]
     assert updates.version == 3
 
@@ -88,7 +88,7 @@ def test_what_a_checkpoint_has_counts() -> None:
     updates = BatchUpdates(storage, parts=4, applied=IntervalSet([(0, 12)]))
     assert updates.version == 3
     for step in range(12, 16):
-        updates.take(step, gradient_of(step), 0)
+        updates.take(step, gradient_of(step))
     assert counted == [4]
 
 
@@ -98,7 +98,7 @@ def test_a_batch_has_the_rate_of_its_steps() -> None:
     storage.apply = lambda gradient, *, learning_rate, **more: rates.append(learning_rate)  # type: ignore[method-assign]
     updates = BatchUpdates(storage, parts=2)
     for step, rate in enumerate([None, None, 0.5, 0.5]):
-        updates.take(step, gradient_of(step), 0, rate)
+        updates.take(step, gradient_of(step), rate)
     assert rates == [None, 0.5]
 
 
@@ -123,7 +123,7 @@ def test_one_shard_clips_a_batch_as_one_machine_does(seed: int, norm: float, ord
     updates = BatchUpdates(storage, parts=3, clip_norm=norm)
     parts = np.random.default_rng(seed).standard_normal((3, 3)).astype(np.float32)
     for step in order:
-        updates.take(step, parts[step], 0, norm=float(np.linalg.norm(parts[step])))
+        updates.take(step, parts[step], norm=float(np.linalg.norm(parts[step])))
     np.testing.assert_allclose(storage.weights, clipped(parts[0] + parts[1] + parts[2], norm), rtol=1e-5)
 
 
@@ -131,30 +131,30 @@ def test_another_shard_s_share_of_the_norm_counts() -> None:
     storage = storage_of()
     updates = BatchUpdates(storage, parts=2, clip_norm=1.0)
     for step in (0, 1):  # 3 of the 5 that the part's gradient has on all shards are here
-        updates.take(step, np.array([1.5, 0.0, 0.0], np.float32), 0, norm=2.5)
+        updates.take(step, np.array([1.5, 0.0, 0.0], np.float32), norm=2.5)
     np.testing.assert_allclose(storage.weights, [3.0 / 5.0, 0.0, 0.0], rtol=1e-6)
 
 
 def test_noise_that_cancels_between_parts_is_not_clipped_for() -> None:
     updates = BatchUpdates(storage := storage_of(), parts=2, clip_norm=1.0)
     for step, noise in enumerate((10.0, -10.0)):
-        updates.take(step, np.array([0.25, noise, 0.0], np.float32), 0, norm=float(np.hypot(0.25, 10.0)))
+        updates.take(step, np.array([0.25, noise, 0.0], np.float32), norm=float(np.hypot(0.25, 10.0)))
     np.testing.assert_allclose(storage.weights, [0.5, 0.0, 0.0], rtol=1e-6)
 
 
 def test_a_batch_without_gradients_is_not_clipped() -> None:
     updates = BatchUpdates(storage_of(), parts=2, clip_norm=1.0)
-    updates.take(0, None, 0)
-    assert updates.take(1, None, 0) is PushResult.APPLIED
+    updates.take(0, None)
+    assert updates.take(1, None) is PushResult.APPLIED
     assert PartNorms().scale(0.0, 1.0) == 1.0
 
 
 def test_what_is_forgotten_of_a_batch_does_not_count_in_its_norm() -> None:
     updates = BatchUpdates(storage := storage_of(), parts=2, clip_norm=5.0)
-    updates.take(0, np.full(3, 100.0, np.float32), 0, norm=1000.0)
+    updates.take(0, np.full(3, 100.0, np.float32), norm=1000.0)
     updates.begin_again()
     for step in (0, 1):
-        updates.take(step, np.array([1.0, 0.0, 0.0], np.float32), 0, norm=1.0)
+        updates.take(step, np.array([1.0, 0.0, 0.0], np.float32), norm=1.0)
     assert storage.weights.tolist() == [2.0, 0.0, 0.0]
 
 
@@ -172,6 +172,6 @@ def test_rows_of_tables_are_a_part_of_the_norm() -> None:
     updates = BatchUpdates(storage := storage_of(), parts=2, clip_norm=1.0, tables=tables)  # type: ignore[arg-type]
     rows = {"users": RowGradients(np.array([7], np.uint64), np.array([[2.0]], np.float32))}
     for step in (0, 1):  # together 3 of dense variables, and 4 of a row
-        updates.take(step, np.array([1.5, 0.0, 0.0], np.float32), 0, None, rows, norm=2.5)
+        updates.take(step, np.array([1.5, 0.0, 0.0], np.float32), None, rows, norm=2.5)
     np.testing.assert_allclose(storage.weights, [3.0 / 5.0, 0.0, 0.0], rtol=1e-6)
     assert tables.scale == pytest.approx(1.0 / 5.0)

@@ -43,7 +43,7 @@ def test_immediate_applies_and_records_together() -> None:  # P1
     for done, step in enumerate((7, 0, 1), start=1):
         updates.admit(step)
         assert not updates.holds(step)
-        assert updates.take(step, ones(), None) is PushResult.APPLIED
+        assert updates.take(step, ones()) is PushResult.APPLIED
         assert updates.holds(step)
         assert (updates.version, storage.weights.tolist()) == (done, [float(done)] * 3)
     assert list(updates.applied.intervals()) == [(0, 2), (7, 8)]
@@ -56,16 +56,16 @@ def test_t_is_the_number_of_steps_in_the_applied_set() -> None:  # P15
     storage.apply = lambda gradient, *, t, **more: counted.append(t)  # type: ignore[method-assign]
     updates = ImmediateUpdates(storage)
     for step in (9, 4, 5):
-        updates.take(step, ones(), None)
+        updates.take(step, ones())
     restored = ImmediateUpdates(storage)
     restored.applied.add_range(0, 20)
-    restored.take(20, ones(), None)
+    restored.take(20, ones())
     assert counted == [1, 2, 3, 21]
 
 
 def test_staleness_changes_nothing() -> None:
     storage = storage_of()
-    ImmediateUpdates(storage).take(0, ones(), 3)
+    ImmediateUpdates(storage).take(0, ones())
     assert storage.weights.tolist() == [1.0] * 3
 
 
@@ -84,7 +84,7 @@ def in_order(n: int, order: tuple[int, ...], *, mean: bool) -> np.ndarray:
     updates = rounds(storage, n, n, mean=mean)
     for step in order:
         updates.admit(step)
-        updates.take(step, gradient_of(step), None)
+        updates.take(step, gradient_of(step))
     updates.reach(1)
     return storage.weights.view(np.uint32)
 
@@ -106,7 +106,7 @@ def test_a_full_round_waits_for_a_request_of_the_next() -> None:  # P10
     storage = storage_of()
     updates = rounds(storage)
     for step in range(3):
-        assert updates.take(step, ones(), None) is PushResult.BUFFERED
+        assert updates.take(step, ones()) is PushResult.BUFFERED
     assert (updates.version, updates.buffered_steps, len(updates.applied)) == (0, 3, 0)
     updates.reach(0)  # a request for this round still gets its weights
     assert not storage.weights.any()
@@ -119,7 +119,7 @@ def test_a_push_for_the_next_round_commits_as_well() -> None:  # P10
     storage = storage_of()
     updates = rounds(storage)
     for step in range(3):
-        updates.take(step, ones(), None)
+        updates.take(step, ones())
     updates.admit(4)
     assert (updates.version, storage.weights.tolist()) == (1, [1.0] * 3)
 
@@ -129,7 +129,7 @@ def test_a_round_that_lacks_a_step_is_not_committed(missing: int) -> None:  # P1
     storage = storage_of()
     updates = rounds(storage)
     for step in {0, 1, 2} - {missing}:
-        updates.take(step, ones(), None)
+        updates.take(step, ones())
     for request in (lambda: updates.reach(1), lambda: updates.admit(3)):
         with pytest.raises(StaleRound, match="the request is for round 1; this shard is at round 0"):
             request()
@@ -140,7 +140,7 @@ def test_a_round_that_lacks_a_step_is_not_committed(missing: int) -> None:  # P1
 def test_requests_for_other_rounds_are_refused() -> None:  # P11
     updates = rounds(storage_of())
     for step in range(3):
-        updates.take(step, ones(), None)
+        updates.take(step, ones())
     updates.reach(1)
     for round_ in (0, 2, 3):
         with pytest.raises(StaleRound, match=f"round {round_}; this shard is at round 1"):
@@ -164,13 +164,13 @@ def test_an_empty_round_cannot_be_skipped() -> None:
 
 def test_steps_are_held_from_their_arrival_for_ever() -> None:  # P1
     updates = rounds(storage_of())
-    updates.take(2, ones(), None)  # before its turn
+    updates.take(2, ones())  # before its turn
     assert [updates.holds(step) for step in range(4)] == [False, False, True, False]
     assert updates.buffered_steps == 1
-    updates.take(0, ones(), None)
+    updates.take(0, ones())
     assert [updates.holds(step) for step in range(4)] == [True, False, True, False]
     assert updates.buffered_steps == 2
-    updates.take(1, ones(), None)
+    updates.take(1, ones())
     updates.reach(1)
     assert [updates.holds(step) for step in range(4)] == [True, True, True, False]
 
@@ -180,10 +180,10 @@ def test_a_round_is_reduced_over_its_own_steps(mean: bool, moves: list[float]) -
     storage = storage_of()
     updates = rounds(storage, 3, 4, mean=mean)  # the last round has one step
     for step, value in enumerate((1.0, 2.0, 3.0)):
-        updates.take(step, ones(value), None)
+        updates.take(step, ones(value))
     updates.reach(1)
     assert storage.weights[0] == moves[0]
-    updates.take(3, ones(8.0), None)
+    updates.take(3, ones(8.0))
     updates.reach(2)
     assert storage.weights[0] == moves[0] + moves[1]
     assert list(updates.applied.intervals()) == [(0, 4)]
@@ -195,7 +195,7 @@ def test_the_last_round_is_committed_by_asking_for_the_round_after_it() -> None:
     for round_, steps in enumerate(((0, 1, 2), (4, 3))):
         for step in steps:
             updates.admit(step)
-            updates.take(step, ones(), None)
+            updates.take(step, ones())
         updates.reach(round_ + 1)
     updates.reach(2)  # and again: it is the round that stands
     assert (updates.version, storage.weights.tolist(), len(updates.applied)) == (2, [2.0] * 3, 5)
@@ -210,7 +210,7 @@ def test_t_counts_rounds() -> None:  # P15
     updates = rounds(storage, 2, 5)
     for step in range(5):
         updates.admit(step)
-        updates.take(step, ones(), 0)
+        updates.take(step, ones())
     updates.reach(3)
     assert calls == [(1, 0.5), (2, 0.5), (3, 1.0)]
 
@@ -218,7 +218,7 @@ def test_t_counts_rounds() -> None:  # P15
 def test_folding_keeps_no_gradient_whose_turn_has_come() -> None:  # P19
     updates = rounds(storage_of(), 4)
     for step, waiting in ((3, 1), (1, 2), (0, 1), (2, 0)):
-        updates.take(step, ones(), None)
+        updates.take(step, ones())
         assert sum(map(updates._sum.waits, range(4))) == waiting
 
 
@@ -230,7 +230,7 @@ def test_weights_and_applied_set_agree_after_every_request(data: st.DataObject, 
     for round_ in range(last):
         for step in data.draw(st.permutations(range(round_ * n, min(total, (round_ + 1) * n)))):
             updates.admit(step)
-            updates.take(step, ones(2.0 ** (step % 20)), None)
+            updates.take(step, ones(2.0 ** (step % 20)))
             assert storage.weights[0] == sum(
                 2.0 ** (s % 20) for a, b in updates.applied.intervals() for s in range(a, b)
             )
@@ -243,7 +243,7 @@ def test_a_push_with_a_learning_rate_of_its_own_moves_the_weights_by_that_one() 
     storage = storage_of()
     updates = ImmediateUpdates(storage)
     for step, rate in enumerate([0.5, None, 0.25]):
-        updates.take(step, ones(), None, rate)
+        updates.take(step, ones(), rate)
     moved = 0.5 + COUNTING.learning_rate + 0.25
     assert storage.weights.tolist() == [-moved] * 3
 
@@ -252,17 +252,17 @@ def test_a_round_has_one_learning_rate_and_the_next_one_its_own() -> None:  # P3
     storage = storage_of()
     updates = rounds(storage, 2)
     updates.admit(0, 0.5)
-    updates.take(0, ones(), None, 0.5)
+    updates.take(0, ones(), 0.5)
     for rate in (None, 0.25):
         with pytest.raises(StaleRound, match="learning rate"):
             updates.admit(1, rate)
     updates.admit(1, 0.5)
-    updates.take(1, ones(), None, 0.5)
+    updates.take(1, ones(), 0.5)
     updates.admit(2, 0.25)  # commits round 0
     assert storage.weights.tolist() == [-0.5] * 3
     updates.begin_again()
     updates.admit(3, None)
     for step in (2, 3):
-        updates.take(step, ones(), None, None)
+        updates.take(step, ones())
     updates.reach(2)
     assert storage.weights.tolist() == [-(0.5 + COUNTING.learning_rate)] * 3
