@@ -2,7 +2,7 @@
 
 The MNIST network of race 3 (`benchmarks/races/mnist.toml`) with momentum 0.9, 2 workers and 1 shard, in `auto` and in
 `async` with and without a pipeline, which take turns. Larger batches make steps longer, and transfers a smaller share
-of them; the rate grows with the batch, as its square root, up to four times. A ratio is of neighbours.
+of them; the rate grows with the batch, as its square root, at most twice. A ratio is of neighbours.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Runs = dict[str, list[dict[str, Any]]]
 def measure(batch: int, data: Path, rounds: int) -> Runs:
     """Return the figures of each policy's runs, which take turns."""
     runs: Runs = {policy: [] for policy in POLICIES}
-    rate = RATE * min(4.0, (batch / 128) ** 0.5)  # more, and `async` diverges
+    rate = RATE * min(2.0, (batch / 128) ** 0.5)  # more, and `async` diverges
     settings = (
         f"data.path={data}",
         "cluster.shards=1",
