@@ -284,7 +284,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "stop",
-        (113, 168),
+        (168, 368),
         "two of one coordinator",
         SUCCEEDED,
     ),
