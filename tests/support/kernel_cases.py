@@ -37,6 +37,13 @@ def drawn(seed: int, size: int) -> np.ndarray:
     return values
 
 
+def update(kernels: Any, kind: str, *vectors: np.ndarray, t: Any = 1, **settings: float) -> None:
+    """Apply a rule to weights, with a gradient and slots; to rows of a table if each has its own t."""
+    counter = {"t": t} if kind in COUNTING else {}
+    name = f"{kind}_by_row" if kind in COUNTING and isinstance(t, np.ndarray) else kind
+    getattr(kernels, name)(*vectors, **settings, **counter)
+
+
 def run(kernels: Any, kind: str, size: int, cuts: tuple[int, ...] = (), **changed: float) -> list[np.ndarray]:
     """Return [weights, *slots] after some steps, each step applied piece by piece between the cuts."""
     slots, own = KERNELS[kind]
@@ -44,11 +51,10 @@ def run(kernels: Any, kind: str, size: int, cuts: tuple[int, ...] = (), **change
     bounds = [0, *cuts, size]
     for t in range(1, STEPS + 1):
         gradient = drawn(t, size)
-        counter = {"t": t} if kind in COUNTING else {}
         for i in range(len(bounds) - 1):
             run_of = slice(bounds[i], bounds[i + 1])
             pieces = [a[run_of] for a in arrays]
-            getattr(kernels, kind)(pieces[0], gradient[run_of], *pieces[1:], **COMMON | own | counter | changed)
+            update(kernels, kind, pieces[0], gradient[run_of], *pieces[1:], t=t, **COMMON | own | changed)
     return arrays
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,47 +12,15 @@ from parashard.plan.variables import Initializer, Variable
 from parashard.transports.shared_weights import weight_memory
 from parashard_server.state.cuda_device import CudaDevice
 from parashard_server.state.cuda_storage import CudaStorage, warm_up
-from parashard_server.state.kernels import cuda, reference
+from parashard_server.state.kernels import reference
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import Storage, drawn_from
-from support.compiled_cupy import CompiledCupy, Resident
+from support.hosted_cuda import Hosted
 from support.in_process import SEED, plan_of, variables_of
 from support.kernel_cases import KERNELS, assert_same_bits, run
 
 SIZES = (0, 1, 1000, 40_000)
 """The last has more than two of the blocks by which norms are added."""
-
-
-class Hosted:
-    """CUDA kernels with the host's vectors as arguments: copied to the GPU, and back after every call."""
-
-    def __init__(self, to_device: Callable[[np.ndarray], Any], to_host: Callable[[Any], np.ndarray]) -> None:
-        self._to_device, self._to_host = to_device, to_host
-
-    def __getattr__(self, rule: str) -> Callable[..., None]:
-        def update(*vectors: np.ndarray, **settings: Any) -> None:
-            on_device = [self._to_device(vector) for vector in vectors]
-            getattr(cuda, rule)(*on_device, **settings)
-            for vector, moved in zip(vectors, on_device, strict=True):
-                vector[:] = self._to_host(moved)
-
-        return update
-
-
-@pytest.fixture(scope="module")
-def compiled_cupy(tmp_path_factory: pytest.TempPathFactory) -> CompiledCupy:
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    return CompiledCupy(compiler, tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture
-def on_this_cpu(compiled_cupy: CompiledCupy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosted]:
-    monkeypatch.setitem(sys.modules, "cupy", compiled_cupy)
-    cuda._compiled.cache_clear()
-    yield Hosted(lambda vector: vector.copy().view(Resident), Resident.get)
-    cuda._compiled.cache_clear()
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -33,10 +33,13 @@ OPTIONS = ("--fmad=false",)
 
 _f32 = np.float32
 _PREPARED = """
+__device__ float smaller(float a, float b) { return b < a ? b : a; }
+__device__ float larger(float a, float b) { return a < b ? b : a; }
 __device__ float prepared(float g, float w, float weight_decay, float clip, float scale) {
-    return fminf(fmaxf(g * scale, -clip), clip) + weight_decay * w;
+    return smaller(larger(g * scale, -clip), clip) + weight_decay * w;
 }
 """
+"""NaN stays NaN as in NumPy: fminf and fmaxf would return their other argument."""
 
 
 def sgd(
@@ -167,7 +170,7 @@ def rmsprop_centered(
         float p = prepared(g, w, weight_decay, clip, scale);
         mean_square = rho * mean_square + one_minus_rho * p * p;
         mean = rho * mean + one_minus_rho * p;
-        float variance = fmaxf(mean_square - mean * mean, 0.0f);
+        float variance = larger(mean_square - mean * mean, 0.0f);
         velocity = mu * velocity + entering * p / (sqrtf(variance + inner) + outer);
         w -= moving * velocity;
         """,

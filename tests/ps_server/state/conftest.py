@@ -1,0 +1,29 @@
+"""The sources of the CUDA kernels, compiled for this CPU."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from parashard_server.state.kernels import cuda
+from support.compiled_cupy import CompiledCupy, Resident
+from support.hosted_cuda import Hosted
+
+
+@pytest.fixture(scope="session")
+def compiled_cupy(tmp_path_factory: pytest.TempPathFactory) -> CompiledCupy:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    return CompiledCupy(compiler, tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def on_this_cpu(compiled_cupy: CompiledCupy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosted]:
+    monkeypatch.setitem(sys.modules, "cupy", compiled_cupy)
+    cuda._compiled.cache_clear()
+    yield Hosted(lambda vector: vector.copy().view(Resident), Resident.get)
+    cuda._compiled.cache_clear()

@@ -1,0 +1,26 @@
+"""The CUDA kernels as tests call them: with vectors of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from parashard_server.state.kernels import cuda
+
+
+class Hosted:
+    """CUDA kernels with the host's vectors as arguments: copied to the GPU, and back after every call."""
+
+    def __init__(self, to_device: Callable[[np.ndarray], Any], to_host: Callable[[Any], np.ndarray]) -> None:
+        self._to_device, self._to_host = to_device, to_host
+
+    def __getattr__(self, rule: str) -> Callable[..., None]:
+        def update(*vectors: np.ndarray, **settings: Any) -> None:
+            on_device = [self._to_device(vector) for vector in vectors]
+            getattr(cuda, rule)(*on_device, **settings)
+            for vector, moved in zip(vectors, on_device, strict=True):
+                vector[:] = self._to_host(moved)
+
+        return update
