@@ -2,10 +2,11 @@
 
     python -m benchmarks.frames [--transports shm tcp grpc] [--write]
 
-The worker's half is a real `StepLoop`; the shard is a real one in this process, with its ports and threads; a
-coordinator runs beside it. A profiler of each thread notes every call of a function of ours. Two things are counted:
+The worker's half is real `Transfers`, which a step loop calls; the shard is a real one in this process, with its ports
+and threads; a coordinator runs beside it. A profiler of each thread notes every call of a function of ours. Two things
+are counted:
 
-- the way: the frames that a debugger shows, from `StepLoop` to where the request leaves Python, and from the thread of
+- the way: the frames that a debugger shows, from `Transfers` to where the request leaves Python, and from the thread of
   a connection to the kernel that moves the weights (of a pull: to where its weights are read);
 - all: every function that is called at least once, also those that only look after deadlines, locks and counters.
 """
@@ -42,7 +43,7 @@ from parashard.protocol.coordinator_client import CoordinatorClient, find_coordi
 from parashard.protocol.proto_conversion import plan_from, view_from
 from parashard.transports.choosing import connect_by
 from parashard_server.__main__ import serve
-from parashard_worker.loop import StepLoop
+from parashard_worker.transfers import Transfers
 
 ROOT = Path(__file__).parents[1]
 OURS = tuple(str(ROOT / folder) + "/" for folder in ("parashard", "ps_server", "worker"))
@@ -152,17 +153,16 @@ def counted(transport: str, calls: Calls) -> tuple[list[list[str]], str]:
     rows, ways = [], []
     with cluster(transport) as client:
         leasing: Any = SimpleNamespace(view=0, ahead=0)
-        task: Any = SimpleNamespace(round_steps=None)
-        loop = StepLoop(task, client, leasing, depth=0)
+        transfers = Transfers(client, leasing, None)
         for step in range(3):  # the third finds connections and buffers as every later one does
             calls.clear()
             calls.looking = step == 2
-            pulled = loop._pull(pb.Grant(step=step))
+            pulled = transfers.pull(pb.Grant(step=step))
             calls.looking = False
             pull = (calls.called, calls.way)
             calls.clear()
             calls.looking = step == 2
-            loop._push(pb.Grant(step=step), gradient, pulled)
+            transfers.push(pb.Grant(step=step), gradient, pulled)
             calls.looking = False
         for operation, (called, way) in (("push", (calls.called, calls.way)), ("pull", pull)):
             files = {code.co_filename for side in way.values() for code in side}
