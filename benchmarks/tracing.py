@@ -1,9 +1,8 @@
 """What tracing costs a step where it is off, and where it is on: `python -m benchmarks.tracing --write`.
 
-Off, what is left of it is a field of two headers, which is looked at on both sides, and calls of observers that do
-nothing: a header's way with and without these looks takes turns, and their difference is the cost. On, spans are made
-and put into OpenTelemetry's queue by the classes that the services use; its thread takes them out meanwhile, and sends
-them nowhere.
+Off, what is left of it is a field of two headers, which both sides look at, and the checks for a tracer: a header's way
+with and without these looks takes turns, and their difference is the cost. On, spans are made and put into
+OpenTelemetry's queue by the tracer that the services use; its thread takes them out meanwhile, and sends them nowhere.
 All of it is processor time of the calling thread.
 """
 
@@ -14,6 +13,7 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -23,21 +23,13 @@ from benchmarks.tables import spread, table, write
 from parashard._proto import coordinator_pb2, tensor_pb2
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target
-from parashard.telemetry.observing import (
-    NO_REQUEST_OBSERVER,
-    NO_STEP_OBSERVER,
-    Phase,
-    RequestObserver,
-    StepObserver,
-)
 from parashard.telemetry.tracer import Tracer
-from parashard_server.serving.traced import RequestSpans
-from parashard_worker.traced import StepSpans
+from parashard.telemetry.tracing import NO_SPAN, traceparent
 
 ROUNDS = 15
 CALLS_OFF = 50_000
 CALLS_ON = 300
-PHASES: tuple[Phase, ...] = ("pull", "compute", "push")
+PHASES: tuple[Literal["pull", "compute", "push"], ...] = ("pull", "compute", "push")
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 FIELDS = {"worker": "worker-0", "step": 7, "total_bytes": 1 << 20, "pulled": True, "pulled_version": 5}
 
@@ -82,38 +74,42 @@ def off() -> dict[str, list[float]]:
     return found
 
 
-def of_step(observer: StepObserver) -> Callable[[], None]:
-    """Return all that a worker tells of one step."""
+def of_step(tracer: Tracer | None) -> Callable[[], None]:
+    """Return all that tracing adds to a worker's step, as `Leasing` and `ShardClient` have it."""
     grant = coordinator_pb2.Grant(step=7, traceparent=CONTEXT)
-    observer.joined("run", "worker-0")
 
     def step() -> None:
-        observer.began(grant)
+        if tracer is not None:
+            tracer.begin_step("run", "worker-0", grant)
         for phase in PHASES:
-            with observer.phase(phase, 7):
-                observer.traceparent()
-        observer.ended(7, "completed", loss=0.5, examples=32)
+            with NO_SPAN if tracer is None else tracer.phase(phase, "worker-0", 7) as span:
+                _ = "" if span is None else traceparent(span)
+        if tracer is not None:
+            tracer.end_step(7, "completed", loss=0.5, examples=32)
 
     return step
 
 
-def of_push(observer: RequestObserver) -> Callable[[], None]:
-    """Return all that a shard tells of one push."""
+def of_push(tracer: Tracer | None) -> Callable[[], None]:
+    """Return all that tracing adds to a shard's push, as `RequestHandler` has it."""
     target, receipt = Target("run", "digest", 1, 0, 1), Receipt(PushResult.APPLIED, 5, 0)
     request = Push(target, "worker-0", 7, (), False, None, Buffers([b"1234"]), CONTEXT)
 
     def push() -> None:
-        with observer.push(request, 1.0) as seen:
-            seen.began(2.0)
-            seen.applied(3.0, 0, 5, None)
-            seen.answered(receipt)
+        with NO_SPAN if tracer is None else tracer.request("push", request, 1.0) as traced:
+            if traced is not None:
+                traced.began_s = 2.0
+            if traced is not None:
+                traced.applied(0, 5, None, 1.0)
+            if traced is not None:
+                traced.answered(receipt)
 
     return push
 
 
 def unseen() -> dict[str, list[float]]:
-    """Return the nanoseconds that calls of an empty observer take."""
-    ways = {"worker: a step": of_step(NO_STEP_OBSERVER), "shard: a push": of_push(NO_REQUEST_OBSERVER)}
+    """Return the nanoseconds that a process which does not trace takes to see that it does not."""
+    ways = {"worker: a step": of_step(None), "shard: a push": of_push(None)}
     return {name: [ns(call, CALLS_OFF) for _ in range(ROUNDS)] for name, call in ways.items()}
 
 
@@ -122,7 +118,7 @@ def on() -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"worker: step, pull, compute, push": [], "shard: push, apply": []}
     for _ in range(ROUNDS):
         tracer = Tracer(Resource({}), [BatchSpanProcessor(Nowhere())])
-        for name, call in zip(found, (of_step(StepSpans(tracer)), of_push(RequestSpans(tracer))), strict=True):
+        for name, call in zip(found, (of_step(tracer), of_push(tracer)), strict=True):
             found[name].append(ns(call, CALLS_ON))
         tracer.close()
     return found
@@ -137,7 +133,7 @@ def main() -> None:
     plain, empty = (statistics.median(headers[name]) for name in ("without the field", "field empty (off)"))
     text = _table("a request's header: make, write, parse, read", headers)
     text += f"\n\nOff costs {empty - plain:.0f} ns a request, {100 * (empty / plain - 1):.0f} % of the header alone."
-    text += f"\n\n{_table('told to observers that do nothing', calls)}"
+    text += f"\n\n{_table('a process that does not trace', calls)}"
     traced = _table("spans", spans)
     print(f"{text}\n\n{traced}")
     if arguments.write:

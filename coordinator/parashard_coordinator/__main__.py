@@ -39,7 +39,6 @@ from parashard.security.identity import Role
 from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
 from parashard.telemetry.http import HttpPort
-from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard.telemetry.tracing import tracing
 from parashard_coordinator.api.service import REQUEST_BYTES_MAX
 from parashard_coordinator.core.calls import JobState
@@ -143,7 +142,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         source=source,
         stores_evaluated=callbacks.store_evaluated,
     )
-    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, _observer_of(tracer))
+    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, tracer)
     server = Server(join_address(arguments.host, arguments.port), credentials, REQUEST_BYTES_MAX)
     coordination.service.add_to(server)
     admission = server.admission
@@ -217,14 +216,6 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     run_store.keep_preprocessing(resolved.spec.preprocessing)
     run_store.begin_run(run_id, identity)
     return run_id, resolved._replace(initial={}, initial_rows={}, initial_slots={}), run_store  # the store has them
-
-
-def _observer_of(tracer: Tracer | None) -> LeaseObserver:
-    if tracer is None:
-        return NO_LEASE_OBSERVER
-    from parashard_coordinator.api.traced import LeaseSpans
-
-    return LeaseSpans(tracer)
 
 
 def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -37,9 +37,12 @@ from parashard.protocol.messages import (
     Slice,
     Target,
 )
-from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
+from parashard.telemetry.tracing import NO_SPAN, traceparent
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, View
 from parashard.transports.grpc import GrpcTransport
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
 
 UNACKNOWLEDGED_MAX = 4096
 
@@ -73,8 +76,8 @@ class ShardClient:
         found.
     connect : Connect
         Makes transports; a test's fake comes in here.
-    observer : StepObserver
-        Sees every pull and push, and says what context their requests carry.
+    tracer : Tracer, optional
+        Makes the spans of its steps.
     tables : TableSet
         The job's embedding tables.
     tells_norms : bool
@@ -93,7 +96,7 @@ class ShardClient:
         now_s: Callable[[], float] | None = None,
         look: Callable[[], View] | None = None,
         connect: Connect = GrpcTransport,
-        observer: StepObserver = NO_STEP_OBSERVER,
+        tracer: Tracer | None = None,
         tables: TableSet = NO_TABLES,
         tells_norms: bool = False,
     ) -> None:
@@ -107,7 +110,7 @@ class ShardClient:
         self._look = look
         self._fan_out = FanOut(retry_budget_s, cancelled or threading.Event(), self.refresh if look else None, now_s)
         self._connect = connect
-        self._observer = observer
+        self._tracer = tracer
         self._transports: dict[ShardAddress, Transport] = {}
         self._closed = False
         self._encoder = GradientEncoder(plan)
@@ -192,12 +195,13 @@ class ShardClient:
             known = weights.versions[shard] if target.incarnation == begun.shards[shard].incarnation else None
             length = 0 if turn else self._plan.shard_elements(shard) * ELEMENT_BYTES
             wanted = rows.keys_of(part)
-            run = PullRun(target, round_, step, 0, length, known, self._observer.traceparent(), wanted, least_version)
+            run = PullRun(target, round_, step, 0, length, known, context, wanted, least_version)
             into = Buffers([]) if turn else weights.by_shard[shard]
             deadline_s = rpc.data_deadline_s(length + rows.answer_bytes_of(part))
             return self._transport(shard, view).pull(run, into, deadline_s, partial(rows.fill, part))
 
-        with self._observer.phase("pull", step):
+        with NO_SPAN if self._tracer is None else self._tracer.phase("pull", self._worker, step) as span:
+            context = "" if span is None else traceparent(span)
             try:
                 found = [self._fan_out.request_all(partial(pull, turn), len(parts)) for turn, parts in enumerate(turns)]
                 versions = [[fetched.version for fetched in turn] for turn in found]
@@ -276,7 +280,8 @@ class ShardClient:
             if unsettled[shard] and len(self._unacknowledged) < UNACKNOWLEDGED_MAX:
                 self._unacknowledged.add((step, shard))
 
-        with self._observer.phase("push", step) as seen:
+        with NO_SPAN if self._tracer is None else self._tracer.phase("push", self._worker, step) as span:
+            context = "" if span is None else traceparent(span)
             keys = keys if pulled is None else pulled.keys
             of_rows = self._checked_rows(keys, gradients) if keys else {}
             arrays = self._checked({n: g for n, g in gradients.items() if n not in keys} if keys else gradients)
@@ -284,7 +289,7 @@ class ShardClient:
             try:
                 prepared = [
                     self._prepare(shard, begun, step, arrays, pulled, skipped, void, unsettled[shard])._replace(
-                        learning_rate=learning_rate, norm=norm
+                        learning_rate=learning_rate, norm=norm, traceparent=context
                     )
                     for shard in unsettled
                 ]
@@ -294,7 +299,11 @@ class ShardClient:
             finally:
                 for encoded in unsettled.values():
                     self._encoder.settle(encoded, applied=False)
-            seen.receipts(receipts)
+            if span is not None:
+                span.set_attribute("parashard.results", [receipt.result.name.lower() for receipt in receipts])
+                known = [receipt.staleness for receipt in receipts if receipt.staleness is not None]
+                if known:
+                    span.set_attribute("parashard.staleness", max(known))
         return Pushed(receipts, tuple(push.target.incarnation for push in prepared))
 
     # --- push ---
@@ -360,8 +369,7 @@ class ShardClient:
         known = pulled is not None and pulled.incarnations[shard] == view.shards[shard].incarnation
         version = pulled.versions[shard] if pulled is not None and known else None
         target = self._target(shard, view)
-        context = self._observer.traceparent()
-        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces), context, void=void)
+        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces), void=void)
 
     # --- both ---
 

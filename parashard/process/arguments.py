@@ -2,8 +2,8 @@
 
 Nothing else reads the environment, except `parashard.process.shell`, which arms failpoints,
 `parashard.launch.run_folders`, for the folder of runs, `parashard.api.jobs`, for what a script leaves open,
-`parashard.telemetry.tracer`, for OpenTelemetry's variables, and the callers of `parashard.process.compute_threads`, for
-numbers of threads. Called by each service's `__main__`, and by commands that connect.
+`parashard.telemetry.exporters`, for OpenTelemetry's variables, and the callers of `parashard.process.compute_threads`,
+for numbers of threads. Called by each service's `__main__`, and by commands that connect.
 """
 
 from __future__ import annotations

@@ -1,45 +1,38 @@
-"""Tracer: OpenTelemetry spans; all executions of a step share one trace.
+"""Tracer: the spans of docs/tracing.md, made by OpenTelemetry; all executions of a step share one trace.
 
-Owns the ids of traces, how a span's context is written and read, and how spans leave the process: in batches, from a
-bounded queue, on a thread of OpenTelemetry's own, so that no request waits for a collector. Where they go, and
-how many of them, is said by OpenTelemetry's own environment variables. Knows no service: the `traced` module of each
-says what is a span. Imported only by processes that trace.
+The provider is ours: what a program's own provider gets, and which span is current for it, stays as it is. Imported
+only by processes that trace; a process that does not has None in place of a tracer.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
-import re
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.metadata import entry_points
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
 from parashard import __version__
-from parashard.errors import ConfigurationError, ParashardError
-from parashard.process.logs import log
+from parashard._proto import coordinator_pb2 as pb
+from parashard.errors import ParashardError
+from parashard.protocol.messages import PullRun, Push, Receipt, Weights
+from parashard.telemetry.tracing import traceparent
 
 TRACEPARENT_BYTES = 55  # version 00 of W3C Trace Context: 2 + 32 + 16 + 2 hexadecimal digits and three dashes
 CLOSE_S = 1.0
-EXPORTERS = "opentelemetry_traces_exporter"  # the entry points by which packages offer them
-PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-SETTINGS = ("OTEL_BSP_", "OTEL_SPAN_", "OTEL_TRACES_SAMPLER")  # variables of what is not an exporter's
-READS_SETTINGS = "opentelemetry.sdk.trace"
-NOISY = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")  # a line for every failed try and batch
 
 Attributes = dict[str, AttributeValue]
+Outcome = Literal["completed", "failed", "dropped"]
 
 _w3c = TraceContextTextMapPropagator()
 
@@ -47,13 +40,6 @@ _w3c = TraceContextTextMapPropagator()
 def trace_id(run_id: str, step: int) -> int:
     """Return the id of the trace that all executions of a step share, on any worker and however many there are."""
     return int.from_bytes(hashlib.blake2b(f"{run_id}/{step}".encode(), digest_size=16).digest())
-
-
-def traceparent(span: Span | None = None) -> str:
-    """Return the context of a span, by default of the current one, for a request; empty if there is none."""
-    carrier: dict[str, str] = {}
-    _w3c.inject(carrier, None if span is None else set_span_in_context(span))
-    return carrier.get("traceparent", "")
 
 
 def sender(text: str) -> Context | None:
@@ -64,8 +50,49 @@ def sender(text: str) -> Context | None:
     return context if get_current_span(context).get_span_context().is_valid else None
 
 
+class RequestSpan:
+    """The span of a shard's request. What happens under the shard's lock is told after it, since others wait.
+
+    Parameters
+    ----------
+    span : Span
+        Of the request.
+    step : int, optional
+        Its step.
+    """
+
+    def __init__(self, span: Span, step: int | None) -> None:
+        self._span = span
+        self._step = step
+        self.began_s: float | None = None  # when it got the lock
+        self.apply: tuple[int, int, Attributes] | None = None  # if the weights moved: begin and end in ns, and more
+
+    def applied(self, shard: int, version: int, round_: int | None, took_s: float) -> None:
+        """Note that the request has just moved a shard's weights to a version; in `sync:N` to the start of a round."""
+        about: Attributes = {"parashard.shard": shard, "parashard.version": version}
+        if round_ is not None:
+            about["parashard.round"] = round_ - 1  # by whichever request names the next one
+        elif self._step is not None:
+            about["parashard.step"] = self._step
+        ended_ns = time.time_ns()
+        self.apply = ended_ns - round(1e9 * took_s), ended_ns, about
+
+    def answered(self, receipt: Receipt) -> None:
+        """Note the receipt of a push."""
+        about: Attributes = {"parashard.result": receipt.result.name.lower(), "parashard.version": receipt.version}
+        if receipt.staleness is not None:
+            about["parashard.staleness"] = receipt.staleness
+        self._span.set_attributes(about)
+
+    def read(self, weights: Weights) -> None:
+        """Note what a pull gets, which may be looked at only now."""
+        size_bytes = sum(run.values.nbytes for run in weights.runs)
+        size_bytes += sum(rows.values.nbytes for rows in weights.rows.values())
+        self._span.set_attributes({"parashard.version": weights.version, "parashard.bytes": size_bytes})
+
+
 class Tracer:
-    """Makes spans.
+    """Makes the spans of one process; thread-safe.
 
     Parameters
     ----------
@@ -81,40 +108,7 @@ class Tracer:
         for processor in processors:
             self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("parashard", __version__)
-
-    def of_step(
-        self,
-        name: str,
-        run_id: str,
-        step: int,
-        *,
-        parent: str = "",
-        kind: SpanKind = SpanKind.INTERNAL,
-        attributes: Attributes,
-    ) -> Span:
-        """Begin a span below the one that a request came with; without one it begins in the step's own trace."""
-        with self._ids.next_trace(trace_id(run_id, step)):
-            about = {"parashard.run": run_id, "parashard.step": step, **attributes}
-            return self._tracer.start_span(name, sender(parent) or Context(), kind, about)
-
-    @contextmanager
-    def within(
-        self, name: str, parent: Context, *, kind: SpanKind = SpanKind.INTERNAL, attributes: Attributes
-    ) -> Iterator[Span]:
-        """Be in a span below another; an error that leaves it is told by its permanent code."""
-        with self._tracer.start_as_current_span(
-            name, parent, kind, attributes, record_exception=False, set_status_on_exception=False
-        ) as span:
-            try:
-                yield span
-            except BaseException as error:
-                failed(span, error)
-                raise
-
-    def past(self, name: str, start_ns: int, stop_ns: int, attributes: Attributes) -> None:
-        """Tell a span, below the current one, that is over already; times are those of `time.time_ns`."""
-        span = self._tracer.start_span(name, attributes=attributes, start_time=start_ns)
-        span.end(stop_ns)
+        self._steps: dict[int, Span] = {}  # of the steps that a worker is at
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Send what is left, and wait for that no longer than this; what has not gone by then is lost."""
@@ -122,91 +116,112 @@ class Tracer:
         closing.start()
         closing.join(timeout_s)
 
+    # --- coordinator ---
 
-def failed(span: Span, error: BaseException) -> None:
-    """Note that a span ended by an error."""
-    if isinstance(error, ParashardError):
-        span.set_attribute("error.type", error.code)
-        span.set_status(StatusCode.ERROR, error.message)
-    else:
-        span.set_attribute("error.type", type(error).__qualname__)
-        span.set_status(StatusCode.ERROR, str(error))
+    def grants(self, request: pb.LeaseRequest, reply: pb.LeaseReply) -> None:
+        """Make a span of each grant, the first of its step's execution; the grant carries its context."""
+        for grant in reply.granted:
+            about: Attributes = {
+                "rpc.system.name": "grpc",
+                "rpc.method": "parashard.v1.Coordinator/Lease",
+                "parashard.worker": request.worker,
+                "parashard.skip": grant.skip,
+            }
+            span = self._of_step("lease", request.run_id, grant.step, Context(), SpanKind.SERVER, about)
+            grant.traceparent = traceparent(span)
+            span.end()
 
+    # --- worker ---
 
-def from_environment(role: str, instance: str) -> Tracer:
-    """Return a tracer that sends spans where OpenTelemetry's variables say; by default to localhost:4317, by OTLP.
+    def begin_step(self, run_id: str, worker: str, grant: pb.Grant) -> None:
+        """Begin the span of a leased step, below that of its lease."""
+        about: Attributes = {"parashard.worker": worker, "parashard.skip": grant.skip}
+        parent = sender(grant.traceparent) or Context()
+        self._steps[grant.step] = self._of_step("step", run_id, grant.step, parent, SpanKind.INTERNAL, about)
 
-    Raises
-    ------
-    ConfigurationError
-        If no exporter has the name that OTEL_TRACES_EXPORTER says, it cannot be made, or another variable is not right.
-    """
-    ours = {"service.namespace": "parashard", "service.name": f"parashard-{role}", "service.version": __version__}
-    ours |= {"service.instance.id": instance} if instance else {}
-    for name in NOISY:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # `_Told` has one line for all of it
-    names = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
-    exporters = [_exporter(name.strip()) for name in names.split(",") if name.strip() != "none"]
-    resource = Resource.create(ours).merge(OTELResourceDetector().detect())
-    with _strictly():
-        return Tracer(resource, [BatchSpanProcessor(_Told(exporter)) for exporter in exporters])
+    def end_step(self, step: int, outcome: Outcome, reason: str = "", *, loss: float = 0.0, examples: int = 0) -> None:
+        """End it; `reason` if it failed, `loss` and `examples` if it was completed."""
+        span = self._steps.pop(step, None)
+        if span is None:
+            return
+        span.set_attribute("parashard.outcome", outcome)
+        if outcome == "completed":
+            span.set_attributes({"parashard.loss": loss, "parashard.examples": examples})
+        if reason:
+            span.set_status(StatusCode.ERROR, reason)
+        span.end()
 
+    def phase(
+        self, name: Literal["pull", "compute", "push"], worker: str, step: int | None
+    ) -> AbstractContextManager[Span]:
+        """Be in the span of a part of a step; an evaluation's, which has no step, has a trace of its own."""
+        above = None if step is None else self._steps.get(step)
+        about: Attributes = {"parashard.worker": worker}
+        if step is not None:
+            about["parashard.step"] = step
+        kind = SpanKind.INTERNAL if name == "compute" else SpanKind.CLIENT
+        return self._within(name, Context() if above is None else set_span_in_context(above, Context()), kind, about)
 
-def _exporter(name: str) -> SpanExporter:
-    asked, variable = name, "OTEL_TRACES_EXPORTER"
-    if name == "otlp":
-        variable = "OTEL_EXPORTER_OTLP_PROTOCOL"
-        asked = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(variable) or "grpc"
-        name = PROTOCOLS.get(asked, asked)
-    found = list(entry_points(group=EXPORTERS, name=name))
-    if not found:
-        there = {point.name for point in entry_points(group=EXPORTERS)}
-        allowed = ["otlp", "none", *there] if variable == "OTEL_TRACES_EXPORTER" else _spoken(there)
-        raise ConfigurationError(
-            f"environment {variable}: found {asked!r}; installed are: {', '.join(sorted(allowed))}"
-        )
-    try:
-        exporter: SpanExporter = found[0].load()()
-    except Exception as error:  # noqa: BLE001  # whatever it makes of its variables, such as a certificate's path
-        raise ConfigurationError(f"environment OTEL_EXPORTER_*: the exporter {name} cannot be made: {error}") from None
-    return exporter
+    # --- shard ---
 
+    @contextmanager
+    def request(
+        self, name: Literal["pull", "push"], request: Push | PullRun, arrived_s: float
+    ) -> Iterator[RequestSpan | None]:
+        """Be in the span of a request; None: it came without a context, or with one that is malformed."""
+        parent, target = sender(request.traceparent), request.target
+        if parent is None:
+            yield None
+            return
+        about: Attributes = {
+            "rpc.system.name": "parashard",
+            "rpc.method": f"parashard.v1.ShardData/{name.capitalize()}",
+            "parashard.run": target.run_id,
+            "parashard.shard": target.shard,
+            "parashard.incarnation": target.incarnation,
+        }
+        if isinstance(request, Push):
+            about |= {"parashard.worker": request.worker, "parashard.bytes": request.payload.nbytes}
+        if request.step is not None:
+            about["parashard.step"] = request.step
+        with self._within(name, parent, SpanKind.SERVER, about) as span:
+            traced = RequestSpan(span, request.step)
+            try:
+                yield traced
+            finally:
+                if traced.began_s is not None:
+                    span.set_attribute("parashard.turn_wait_s", traced.began_s - arrived_s)
+                if traced.apply is not None:
+                    began_ns, ended_ns, about = traced.apply
+                    within = set_span_in_context(span, Context())
+                    apply = self._tracer.start_span("apply", within, attributes=about, start_time=began_ns)
+                    apply.end(ended_ns)
 
-def _spoken(there: set[str]) -> list[str]:
-    return [protocol for protocol, name in PROTOCOLS.items() if name in there]
+    # --- all ---
 
+    def _of_step(
+        self, name: str, run_id: str, step: int, parent: Context, kind: SpanKind, attributes: Attributes
+    ) -> Span:
+        """Begin a span below another; without one it begins in the step's own trace."""
+        with self._ids.next_trace(trace_id(run_id, step)):
+            about = {"parashard.run": run_id, "parashard.step": step, **attributes}
+            return self._tracer.start_span(name, parent, kind, about)
 
-@contextmanager
-def _strictly() -> Iterator[None]:
-    """Refuse what OpenTelemetry raises about its settings, and also what it only logs before it takes a default."""
-    for name in [name for name, value in os.environ.items() if name.startswith(SETTINGS) and not value]:
-        del os.environ[name]  # empty is the same as not set, by OpenTelemetry's specification
-    logger, heard = logging.getLogger(READS_SETTINGS), _Heard()
-    propagated, logger.propagate = logger.propagate, False
-    logger.addHandler(heard)
-    try:
-        yield
-    except ValueError as error:
-        heard.texts.append(str(error))
-    finally:
-        logger.removeHandler(heard)
-        logger.propagate = propagated
-    if heard.texts:
-        said = heard.texts[0].partition(". ")[0].rstrip(".")  # not which default it would have taken
-        why = re.sub(r"\b(max_\w+_size|schedule_delay)(_millis)?\b", lambda it: f"OTEL_BSP_{it[1].upper()}", said)
-        found = [f"{name}={value!r}" for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)]
-        raise ConfigurationError(f"environment: {why}; found {', '.join(found)}")
-
-
-class _Heard(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+    @contextmanager
+    def _within(self, name: str, parent: Context, kind: SpanKind, attributes: Attributes) -> Iterator[Span]:
+        """Be in a span below another; the permanent code of an error that leaves it is an attribute."""
+        span = self._tracer.start_span(name, parent, kind, attributes)
+        try:
+            yield span
+        except BaseException as error:
+            code, text = type(error).__qualname__, str(error)
+            if isinstance(error, ParashardError):
+                code, text = error.code, error.message
+            span.set_attribute("error.type", code)
+            span.set_status(StatusCode.ERROR, text)
+            raise
+        finally:
+            span.end()
 
 
 class _Ids(IdGenerator):
@@ -233,30 +248,3 @@ class _Ids(IdGenerator):
             yield
         finally:
             self._next.trace_id = None
-
-
-class _Told(SpanExporter):
-    """Another exporter, which tells once that spans are lost, and once that they arrive again."""
-
-    def __init__(self, inner: SpanExporter) -> None:
-        self._inner = inner
-        self._failing = False
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        try:
-            result, why = self._inner.export(spans), "not taken by the collector"
-        except Exception as error:  # noqa: BLE001  # an error of an exporter must not end its thread
-            result, why = SpanExportResult.FAILURE, repr(error)
-        if (result is not SpanExportResult.SUCCESS) != self._failing:
-            self._failing = not self._failing
-            if self._failing:
-                log.warning("spans-lost", reason=why)
-            else:
-                log.info("spans-arrive-again")
-        return result
-
-    def shutdown(self) -> None:
-        self._inner.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return self._inner.force_flush(timeout_millis)

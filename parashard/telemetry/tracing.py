@@ -1,13 +1,12 @@
 """Whether a process traces, and its tracer if it does.
 
-Owns what `--trace` may be, and that OpenTelemetry is loaded only by processes that trace: `parashard.telemetry.tracer`
-imports it, and is imported here, on demand. Called by the services' `__main__`.
+What may trace takes a `Tracer | None` and imports this alone: OpenTelemetry is loaded only by processes that trace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from parashard.errors import ConfigurationError
@@ -15,7 +14,12 @@ from parashard.process.arguments import TRACE_VARIABLE
 from parashard.process.extras import install
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from parashard.telemetry.tracer import Tracer
+
+NO_SPAN = nullcontext()
+"""What a process that does not trace enters in place of a span."""
 
 ON = ("1", "true", "yes", "on")
 OFF = ("", "0", "false", "no", "off")
@@ -47,11 +51,17 @@ def tracing(trace: str, role: str, instance: str) -> Iterator[Tracer | None]:
             f"environment {TRACE_VARIABLE}: found {trace!r}; allowed: {', '.join(ON)}; {', '.join(OFF[1:])} or nothing"
         )
     try:
-        from parashard.telemetry import tracer
+        from parashard.telemetry.exporters import tracer_from_environment
     except ImportError as error:
         raise ConfigurationError(f"--trace: {error.name} is not installed: {install('otel')}") from None
-    opened = tracer.from_environment(role, instance)
+    opened = tracer_from_environment(role, instance)
     try:
         yield opened
     finally:
         opened.close()
+
+
+def traceparent(span: Span) -> str:
+    """Return a span's context as W3C Trace Context writes it, for a request."""
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"

@@ -41,7 +41,6 @@ from parashard.store import open_store
 from parashard.store.claims import Claims
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
-from parashard.telemetry.observing import NO_REQUEST_OBSERVER, RequestObserver
 from parashard.telemetry.tracing import tracing
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
@@ -136,7 +135,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         last=first.restored,
     )
     lifecycle = ShardLifecycle(host, builder, restorer, claims, checkpointer)
-    plane = RequestHandler(host, lifecycle, _observer_of(tracer))
+    plane = RequestHandler(host, lifecycle, tracer)
     ports = Listeners(plane, host, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
     service = ShardService(plane, host, checkpointer, lifecycle, ports.buffers)
     server = Server(join_address(arguments.host, arguments.port), credentials)
@@ -197,14 +196,6 @@ def _refused_peers(server: Server, ports: Listeners) -> Collector:
             "slow": lambda: server.admission.slow,
         }
     )
-
-
-def _observer_of(tracer: Tracer | None) -> RequestObserver:
-    if tracer is None:
-        return NO_REQUEST_OBSERVER
-    from parashard_server.serving.traced import RequestSpans
-
-    return RequestSpans(tracer)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from parashard.errors import NotReady, ParashardError
 from parashard.protocol.messages import PullRun, Push
 from parashard.telemetry.tracer import trace_id
 from parashard_worker.leasing import Joined, Leasing
-from parashard_worker.traced import StepSpans
 from support.in_process import DIGEST, RUN
 from support.loop_cases import Job, evaluation
 from support.traced_cases import CONTEXT, Traced, about, ids
@@ -42,8 +41,6 @@ class Worker:
 
     def __init__(self, coordinator: OneGrant, depth: int) -> None:
         self.traced = Traced()
-        spans = StepSpans(self.traced.tracer)
-        spans.joined(RUN, "worker-0")
         self.job = Job(depth=depth)
         self.leasing = Leasing(
             coordinator,  # type: ignore[arg-type]
@@ -52,11 +49,17 @@ class Worker:
             ahead=1,
             step_timeout_s=3600.0,
             join=lambda: None,  # type: ignore[arg-type, return-value]
-            observer=spans,
+            tracer=self.traced.tracer,
         )
         cluster = self.job.cluster
         client = ShardClient(
-            RUN, DIGEST, cluster.plan, "worker-0", connect=cluster.connect, look=self.job.look, observer=spans
+            RUN,
+            DIGEST,
+            cluster.plan,
+            "worker-0",
+            connect=cluster.connect,
+            look=self.job.look,
+            tracer=self.traced.tracer,
         )
         client.use(cluster.view())
         for part in (self.job.loop, self.job.loop._transfers):

@@ -7,16 +7,11 @@ from parashard.process.imports import imported
 # isort: split
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
-from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.telemetry.tracing import tracing
 from parashard_worker.service import OwnTask, arguments_of, is_over, serve
-
-if TYPE_CHECKING:
-    from parashard.telemetry.tracer import Tracer
 
 imported()
 
@@ -40,17 +35,9 @@ def main(words: Sequence[str] | None = None, own: OwnTask | None = None) -> int:
         if is_over(arguments.connect):
             return ExitCode.DONE
         with tracing(arguments.trace, "worker", arguments.name) as tracer:
-            return serve(arguments, stop, own, observer=_observer_of(tracer))
+            return serve(arguments, stop, own, tracer=tracer)
 
     return run_service(role, arguments.lifeline, traced, code, arguments.log_format)
-
-
-def _observer_of(tracer: Tracer | None) -> StepObserver:
-    if tracer is None:
-        return NO_STEP_OBSERVER
-    from parashard_worker.traced import StepSpans
-
-    return StepSpans(tracer)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.paths import short_path
@@ -23,8 +24,11 @@ from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
-from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
+from parashard.telemetry.tracing import NO_SPAN
 from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, Work
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
 
 __all__ = ["Joined", "Leasing", "Work"]
 
@@ -67,8 +71,8 @@ class Leasing:
         See `LeasedWork`.
     on_hung : callable, optional
         Called with the reason once a hung step has been reported; by default it ends the process.
-    observer : StepObserver
-        Sees what becomes of the steps.
+    tracer : Tracer, optional
+        Makes the spans of its steps.
     evaluates : bool
         See `LeasedWork`.
 
@@ -91,13 +95,14 @@ class Leasing:
         join: Callable[[], Joined],
         retry_budget_s: float = 60.0,
         on_hung: Callable[[str], None] | None = None,
-        observer: StepObserver = NO_STEP_OBSERVER,
+        tracer: Tracer | None = None,
         evaluates: bool = True,
     ) -> None:
         self._client = client
         self._join = join
         self._on_hung = on_hung or end_process
-        self._observer = observer
+        self._tracer = tracer
+        self._run_id, self._worker = joined.run_id, joined.name
         self._retry_budget_s = retry_budget_s
         self._changed = threading.Condition()
         self._reply_deadline_s = max(
@@ -165,8 +170,8 @@ class Leasing:
                 self._changed.wait_for(lambda: self._work.over or self._work.waiting, timeout_s)
                 work = self._work.take(self.clock.now_s())
             self._wake()
-        if isinstance(work, pb.Grant):
-            self._observer.began(work)
+        if self._tracer is not None and isinstance(work, pb.Grant):
+            self._tracer.begin_step(self._run_id, self._worker, work)
         return work
 
     @contextmanager
@@ -179,7 +184,8 @@ class Leasing:
         with self._changed:
             self._work.computing(work, self.clock.now_s())
         try:
-            with self._observer.phase("compute", work.step if isinstance(work, pb.Grant) else None):
+            step = work.step if isinstance(work, pb.Grant) else None
+            with NO_SPAN if self._tracer is None else self._tracer.phase("compute", self._worker, step):
                 yield
         finally:
             with self._changed:
@@ -214,28 +220,32 @@ class Leasing:
         with self._changed:
             self._work.completed(step, self.clock.now_s())
             self._wake()
-        self._observer.ended(step.step, "completed", loss=step.loss, examples=step.examples)
+        if self._tracer is not None:
+            self._tracer.end_step(step.step, "completed", loss=step.loss, examples=step.examples)
 
     def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
         """Report a step that could not be computed."""
         with self._changed:
             self._work.failed(step, reason, self.clock.now_s(), kind)
             self._wake()
-        self._observer.ended(step, "failed", reason)
+        if self._tracer is not None:
+            self._tracer.end_step(step, "failed", reason)
 
     def dropped(self, step: int) -> None:
         """Give a step back: it is in already, or must be leased again."""
         with self._changed:
             self._work.dropped(step, self.clock.now_s())
             self._wake()
-        self._observer.ended(step, "dropped")
+        if self._tracer is not None:
+            self._tracer.end_step(step, "dropped")
 
     def gave_back(self, step: int) -> None:
         """Give back a step and those that wait behind it: another one is due first."""
         with self._changed:
             self._work.gave_back(step, self.clock.now_s())
             self._wake()
-        self._observer.ended(step, "dropped")
+        if self._tracer is not None:
+            self._tracer.end_step(step, "dropped")
 
     def evaluated(
         self,

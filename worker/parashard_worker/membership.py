@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled_rows import TableSet
@@ -21,10 +21,12 @@ from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import view_from
 from parashard.security.credentials import Credentials
-from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.transports.base import View
 from parashard.transports.choosing import connect_by
 from parashard_worker.leasing import Joined, Leasing
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
 
 LEAVE_S = 2.0  # for the last report
 
@@ -53,8 +55,8 @@ class Membership:
         Placement of its variables.
     credentials : Credentials, optional
         Shown to the shards.
-    observer : StepObserver
-        Sees every step.
+    tracer : Tracer, optional
+        Makes the spans of its steps.
     """
 
     def __init__(
@@ -65,14 +67,14 @@ class Membership:
         plan: Plan,
         *,
         credentials: Credentials | None = None,
-        observer: StepObserver = NO_STEP_OBSERVER,
+        tracer: Tracer | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._reply = reply
         self._job = job
         self._plan = plan
         self._credentials = credentials
-        self._observer = observer
+        self._tracer = tracer
         self._token = int.from_bytes(os.urandom(8))
         self._introduction = Introduction("", "", "")
 
@@ -98,7 +100,6 @@ class Membership:
     ) -> tuple[Leasing, ShardClient]:
         """Return what leases steps, and what pulls and pushes; nothing is asked yet."""
         cluster, reply = self._job.cluster, self._reply
-        self._observer.joined(reply.run_id, member.name)
         leasing = Leasing(
             self._coordinator,
             member,
@@ -108,7 +109,7 @@ class Membership:
             join=lambda: self.join(self._introduction),  # at a coordinator that was started anew
             retry_budget_s=cluster.retry_budget_s,
             on_hung=on_hung,
-            observer=self._observer,
+            tracer=self._tracer,
             evaluates=evaluates,
         )
         client = ShardClient(
@@ -121,7 +122,7 @@ class Membership:
             now_s=leasing.clock.now_s,
             look=self._view,
             connect=connect_by(cluster.transport, self._credentials),
-            observer=self._observer,
+            tracer=self._tracer,
             tables=TableSet(tables_of(self._job), self._job.job.seed),
             tells_norms=self._job.batch_clip_norm is not None,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from parashard.data.base import DataSource
 from parashard.errors import JobFailed
@@ -22,10 +22,12 @@ from parashard.process.coordinator_watchdog import client_of, connecting_argumen
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop
 from parashard.security.identity import Role
-from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard_worker.leasing import end_process
 from parashard_worker.loading import job_of
 from parashard_worker.worker import Worker, WorkerSettings
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
 
 
 class OwnTask(NamedTuple):
@@ -54,7 +56,7 @@ def serve(
     stop: Stop,
     own: OwnTask | None = None,
     *,
-    observer: StepObserver = NO_STEP_OBSERVER,
+    tracer: Tracer | None = None,
     on_hung: Callable[[str], None] | None = None,
 ) -> ExitCode:
     """Work for one job until it is over or a stop is asked for.
@@ -67,8 +69,8 @@ def serve(
         Asks for a stop.
     own : OwnTask, optional
         What it computes; None: what the job names.
-    observer : StepObserver
-        Sees every step.
+    tracer : Tracer, optional
+        Makes the spans of its steps.
     on_hung : callable, optional
         Of a worker that is a thread: called with the reason, in another thread, when a step hangs in the model. None:
         the process is the worker's, and ends then.
@@ -98,7 +100,7 @@ def serve(
             model_sha256=model_sha256,
             settings=settings,
             credentials=credentials,
-            observer=observer,
+            tracer=tracer,
             on_hung=on_hung or end_process,
         )
         end = worker.run(stop)

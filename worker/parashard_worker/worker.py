@@ -30,7 +30,6 @@ from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
-from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard_worker.evaluated import check_store, keep_evaluated
 from parashard_worker.leasing import Leasing
 from parashard_worker.loading import job_of, limit_compute_threads, load_task
@@ -40,6 +39,8 @@ from parashard_worker.user_warnings import warnings_told
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
+
+    from parashard.telemetry.tracer import Tracer
 
 AUTO_DEPTH = 1  # most steps beside the present one in `auto`, where the coordinator says how many
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
@@ -108,8 +109,8 @@ class Worker:
         What is this worker's own.
     credentials : Credentials, optional
         Shown to the shards, and asked for by the HTTP port.
-    observer : StepObserver
-        Sees every step.
+    tracer : Tracer, optional
+        Makes the spans of its steps.
     on_hung : callable
         Called with the reason, in the leasing thread, when a step hangs in the model; default: it is logged.
     """
@@ -124,7 +125,7 @@ class Worker:
         model_sha256: str = "",
         settings: WorkerSettings = WorkerSettings(),
         credentials: Credentials | None = None,
-        observer: StepObserver = NO_STEP_OBSERVER,
+        tracer: Tracer | None = None,
         on_hung: Callable[[str], None] = tell_hung,
     ) -> None:
         self._coordinator = coordinator
@@ -135,7 +136,7 @@ class Worker:
         self._job = job
         self._settings = settings
         self._credentials = credentials
-        self._observer = observer
+        self._tracer = tracer
 
     def run(self, stop: Stop) -> WorkerEnd:
         """Work until the job is over or a stop is asked for; what is held then is given back.
@@ -175,7 +176,7 @@ class Worker:
         http.start()
         try:
             membership = Membership(
-                coordinator, reply, job, task.plan, credentials=self._credentials, observer=self._observer
+                coordinator, reply, job, task.plan, credentials=self._credentials, tracer=self._tracer
             )
             device = task.device
             member = membership.join(Introduction(settings.name, device.fingerprint(), device.name, http.address))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
@@ -17,7 +17,6 @@ from parashard.models.metric_figures import FIGURES, METRICS_MAX, VALUES_MAX
 from parashard.process import failpoints
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import SERVER_THREADS, Server
-from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard_coordinator.api.shard_reports import announcement, check_count
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.callbacks import follow
@@ -51,6 +50,9 @@ from parashard_coordinator.core.membership import PHASES
 from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
+
 NAME_BYTES_MAX = 200  # of a file in the checkpoint store
 REQUEST_BYTES_MAX = 3 << 19  # holds the most intervals below, of steps up to 2^35
 REPORTS_MAX = 4096  # of one kind in a worker's call: four times the largest `cluster.lease_batch`
@@ -71,8 +73,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         What every process of the job is told.
     status : StatusView
         Renders the core for people.
-    observer : LeaseObserver
-        Sees what workers are answered.
+    tracer : Tracer, optional
+        Makes a span of every grant.
     """
 
     def __init__(
@@ -80,12 +82,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         core: ExclusiveCore,
         job: pb.GetJobReply,
         status: StatusView,
-        observer: LeaseObserver = NO_LEASE_OBSERVER,
+        tracer: Tracer | None = None,
     ) -> None:
         self._core = core
         self._job = job
         self._status = status
-        self._observer = observer
+        self._tracer = tracer
         self._waiters = 0
         self._counting = threading.Lock()
 
@@ -177,7 +179,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             answer = self._wait_for_work(request, answer, context)
         failpoints.hit("coordinator.lease.decided")
         reply = lease_reply(answer)
-        self._observer.answered(request, reply)
+        if self._tracer is not None:
+            self._tracer.grants(request, reply)
         return reply
 
     def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer, context: Any) -> LeaseAnswer:

@@ -36,7 +36,6 @@ from parashard.process.side_effects import SideEffect
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
-from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard_coordinator.api.pages import status_pages
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
@@ -60,6 +59,8 @@ from parashard_coordinator.shards.monitor import ShardMonitor
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
+
+    from parashard.telemetry.tracer import Tracer
 
 TICK_S = 0.05
 LOOK_S = 1.0
@@ -138,8 +139,8 @@ class Coordination:
         Gets state that outlives this process.
     credentials : Credentials, optional
         Shown to shards.
-    observer : LeaseObserver
-        Sees what workers are answered.
+    tracer : Tracer, optional
+        Makes a span of every grant.
     channels : ShardChannels, optional
         How shards are reached; tests put shards without processes here.
     """
@@ -153,7 +154,7 @@ class Coordination:
         run_dir: Path,
         run_store: RunStore,
         credentials: Credentials | None = None,
-        observer: LeaseObserver = NO_LEASE_OBSERVER,
+        tracer: Tracer | None = None,
         channels: ShardChannels | None = None,
     ) -> None:
         self._core = core
@@ -165,7 +166,7 @@ class Coordination:
         settings = resolved.job
         shards = core.run_exclusive(lambda core, _: core.job.options.shards)
         self._status = StatusView(settings.job.name, settings.consistency_in_words, shards)
-        self.service = CoordinatorService(core, job, self._status, observer)
+        self.service = CoordinatorService(core, job, self._status, tracer)
         self._credentials = credentials
         stubs = channels or ShardChannels(credentials)
         self._watch = ShardMonitor(self._run_id, stubs)

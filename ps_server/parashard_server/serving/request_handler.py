@@ -9,16 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from parashard.errors import NotReady, QueueFull, StaleIncarnation, TooEarly
 from parashard.process import failpoints
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
-from parashard.telemetry.observing import NO_REQUEST_OBSERVER, ObservedRequest, RequestObserver
+from parashard.telemetry.tracing import NO_SPAN
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import FoldedStep
 from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.shard_host import ShardHost
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import RequestSpan, Tracer
 
 _Result = TypeVar("_Result")
 
@@ -37,8 +40,8 @@ class RequestHandler:
         The pure core and its lock.
     lifecycle : ShardLifecycle
         Begins a round again.
-    observer : RequestObserver
-        Sees every request.
+    tracer : Tracer, optional
+        Makes a span of every request that comes with a context.
     clock : callable
         Monotonic seconds.
     version_wait_s : float
@@ -49,13 +52,13 @@ class RequestHandler:
         self,
         host: ShardHost,
         lifecycle: ShardLifecycle,
-        observer: RequestObserver = NO_REQUEST_OBSERVER,
+        tracer: Tracer | None = None,
         clock: Callable[[], float] = time.monotonic,
         version_wait_s: float = VERSION_WAIT_S,
     ) -> None:
         self._host = host
         self._lifecycle = lifecycle
-        self._observer = observer
+        self._tracer = tracer
         self._clock = clock
         self._version_wait_s = version_wait_s
         self.draining = False
@@ -92,16 +95,20 @@ class RequestHandler:
             As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time,
             `StaleIncarnation` where the round had to begin again.
         """
-        with self._observer.push(push, self._clock()) as seen:
+        tracer = self._tracer
+        with NO_SPAN if tracer is None else tracer.request("push", push, self._clock()) as traced:
             self._check_open()
             failpoints.hit("shard.push.received")
             try:
                 with self._host.lock.held(timeout_s):
                     shard = self._host.shard
-                    began_s, version = self._begun(shard, seen)
+                    began_s, version = self._clock(), shard.updates.version
+                    if traced is not None:
+                        traced.began_s = began_s
                     try:
                         receipt = shard.push(push)
-                        self._time_apply(shard, version, began_s, seen)
+                        if shard.updates.version != version:
+                            self._weights_moved(shard, began_s, traced)
                         self._host.after_request(shard, self._clock() - began_s)
                     finally:
                         shard.record.push_s += self._clock() - began_s
@@ -110,7 +117,8 @@ class RequestHandler:
                 raise StaleIncarnation(f"{folded}; it begins again without it, in another incarnation") from None
             if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
                 failpoints.hit("shard.push.applied")
-            seen.answered(receipt)
+            if traced is not None:
+                traced.answered(receipt)
             return receipt
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
@@ -121,29 +129,34 @@ class RequestHandler:
         ParashardError
             As `Shard.pull`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time.
         """
-        with self._observer.pull(run, self._clock()) as seen:
+        tracer = self._tracer
+        with NO_SPAN if tracer is None else tracer.request("pull", run, self._clock()) as traced:
             try:
-                return self._read(run, timeout_s, read, seen)
+                return self._read(run, timeout_s, read, traced)
             except TooEarly:
                 waited_s = self._wait_for_version(run.least_version, min(timeout_s, self._version_wait_s))
-            return self._read(run, timeout_s, read, seen, waited_s)
+            return self._read(run, timeout_s, read, traced, waited_s)
 
     def _read(
         self,
         run: PullRun,
         timeout_s: float,
         read: Callable[[Weights], _Result],
-        seen: ObservedRequest,
+        traced: RequestSpan | None,
         waited_s: float = 0.0,
     ) -> _Result:
         self._check_open()
         with self._host.lock.held(timeout_s):
             shard = self._host.shard
-            began_s, version = self._begun(shard, seen)
+            began_s, version = self._clock(), shard.updates.version
+            if traced is not None:
+                traced.began_s = began_s
             try:
                 weights = shard.pull(run)._replace(waited_s=waited_s)
-                self._time_apply(shard, version, began_s, seen)
-                seen.read(weights)
+                if shard.updates.version != version:
+                    self._weights_moved(shard, began_s, traced)
+                if traced is not None:
+                    traced.read(weights)
                 result = read(weights)
                 self._host.after_request(shard, self._clock() - began_s)
             finally:
@@ -164,23 +177,17 @@ class RequestHandler:
                 self._waiting -= 1
         return self._clock() - began_s
 
-    def _begun(self, shard: Shard, seen: ObservedRequest) -> tuple[float, int]:
-        """Return the moment at which a request's turn has come, and the version that it finds."""
-        began_s = self._clock()
-        seen.began(began_s)
-        return began_s, shard.updates.version
-
-    def _time_apply(self, shard: Shard, version: int, began_s: float, seen: ObservedRequest) -> None:
-        """Count how long a request took that moved the weights: a push, in sync mode whichever began the next round."""
-        if shard.updates.version != version:
-            with self._moved:
-                self._version = shard.updates.version
-                self._moved.notify_all()
-            ended_s = self._clock()
-            shard.record.applied_in(ended_s - began_s)
-            seen.applied(ended_s, shard.identity.shard, shard.updates.version, shard.updates.round)
-            if shard.tables is not None:
-                self._changed(shard.tables.changes)
+    def _weights_moved(self, shard: Shard, began_s: float, traced: RequestSpan | None) -> None:
+        """Count how long a request took that moved the weights: a push, in sync mode the first for the next round."""
+        with self._moved:
+            self._version = shard.updates.version
+            self._moved.notify_all()
+        took_s = self._clock() - began_s
+        shard.record.applied_in(took_s)
+        if traced is not None:
+            traced.applied(shard.identity.shard, shard.updates.version, shard.updates.round, took_s)
+        if shard.tables is not None:
+            self._changed(shard.tables.changes)
 
     def _changed(self, changes: tuple[int, int]) -> None:
         """Reach the failpoints of what has become of tables."""

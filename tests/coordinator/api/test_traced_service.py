@@ -6,7 +6,6 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.telemetry.tracer import trace_id
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
-from parashard_coordinator.api.traced import LeaseSpans
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from support.coordinator_cases import DIGEST, RUN, core_of
@@ -16,7 +15,7 @@ from support.traced_cases import Traced, about, ids
 
 def service_of(core: Core, traced: Traced) -> CoordinatorService:
     job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-    service = CoordinatorService(ExclusiveCore(core), job, StatusView("digits", "async", 2), LeaseSpans(traced.tracer))
+    service = CoordinatorService(ExclusiveCore(core), job, StatusView("digits", "async", 2), traced.tracer)
     service.RegisterWorker(worker_request(), None)
     return service
 

@@ -14,7 +14,7 @@ from parashard.process.extras import install
 from parashard.telemetry.tracing import tracing
 
 ROOT = Path(__file__).resolve().parents[3]
-MISSING = "import sys; sys.modules['opentelemetry'] = None; sys.argv = ['x', *sys.argv[1:]];"
+MISSING = "import sys; sys.modules['opentelemetry.sdk'] = None; sys.argv = ['x', *sys.argv[1:]];"
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

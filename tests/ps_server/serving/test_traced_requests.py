@@ -15,7 +15,6 @@ from parashard.plan.variables import Variable
 from parashard.protocol.messages import PullRun, PushResult
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
-from parashard_server.serving.traced import RequestSpans
 from support.in_process import plan_of, push_for, shard_of, variables_of
 from support.traced_cases import CONTEXT, MALFORMED, Traced, about, ids
 
@@ -32,8 +31,7 @@ class Doubles:
         self.shard = shard_of(PLAN, **of_shard)
         self.turn_s, self.apply_s = 0.0, 0.0
         host = ShardHost(self.shard, self, "")  # type: ignore[arg-type]
-        spans = RequestSpans(self.traced.tracer, lambda: self.now_s)
-        self.plane = RequestHandler(host, self, spans, lambda: self.now_s)  # type: ignore[arg-type]
+        self.plane = RequestHandler(host, self, self.traced.tracer, lambda: self.now_s)  # type: ignore[arg-type]
 
     @contextmanager
     def held(self, timeout_s: float) -> Iterator[None]:  # the lock's

@@ -1,0 +1,132 @@
+"""Where spans go: exporters, samplers and queues, as OpenTelemetry's own environment variables say.
+
+Spans leave in batches, from a bounded queue, on a thread of OpenTelemetry's own: no request waits for a collector.
+Imported only by processes that trace.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from parashard import __version__
+from parashard.errors import ConfigurationError
+from parashard.process.logs import log
+from parashard.telemetry.tracer import Tracer
+
+EXPORTERS = "opentelemetry_traces_exporter"  # the entry points by which packages offer them
+PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+SETTINGS = ("OTEL_BSP_", "OTEL_SPAN_", "OTEL_TRACES_SAMPLER")  # variables of what is not an exporter's
+READS_SETTINGS = "opentelemetry.sdk.trace"
+NOISY = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")  # a line for every failed try and batch
+
+
+def tracer_from_environment(role: str, instance: str) -> Tracer:
+    """Return a tracer that sends spans where OpenTelemetry's variables say; by default to localhost:4317, by OTLP.
+
+    Raises
+    ------
+    ConfigurationError
+        If no exporter has the name that OTEL_TRACES_EXPORTER says, it cannot be made, or another variable is not right.
+    """
+    ours = {"service.namespace": "parashard", "service.name": f"parashard-{role}", "service.version": __version__}
+    ours |= {"service.instance.id": instance} if instance else {}
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # `_Told` has one line for all of it
+    names = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+    exporters = [_exporter(name.strip()) for name in names.split(",") if name.strip() != "none"]
+    resource = Resource.create(ours).merge(OTELResourceDetector().detect())
+    with _strictly():
+        return Tracer(resource, [BatchSpanProcessor(_Told(exporter)) for exporter in exporters])
+
+
+def _exporter(name: str) -> SpanExporter:
+    asked, variable = name, "OTEL_TRACES_EXPORTER"
+    if name == "otlp":
+        variable = "OTEL_EXPORTER_OTLP_PROTOCOL"
+        asked = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(variable) or "grpc"
+        name = PROTOCOLS.get(asked, asked)
+    found = list(entry_points(group=EXPORTERS, name=name))
+    if not found:
+        there = {point.name for point in entry_points(group=EXPORTERS)}
+        allowed = ["otlp", "none", *there] if variable == "OTEL_TRACES_EXPORTER" else _spoken(there)
+        raise ConfigurationError(
+            f"environment {variable}: found {asked!r}; installed are: {', '.join(sorted(allowed))}"
+        )
+    try:
+        exporter: SpanExporter = found[0].load()()
+    except Exception as error:  # noqa: BLE001  # whatever it makes of its variables, such as a certificate's path
+        raise ConfigurationError(f"environment OTEL_EXPORTER_*: the exporter {name} cannot be made: {error}") from None
+    return exporter
+
+
+def _spoken(there: set[str]) -> list[str]:
+    return [protocol for protocol, name in PROTOCOLS.items() if name in there]
+
+
+@contextmanager
+def _strictly() -> Iterator[None]:
+    """Refuse what OpenTelemetry raises about its settings, and also what it only logs before it takes a default."""
+    for name in [name for name, value in os.environ.items() if name.startswith(SETTINGS) and not value]:
+        del os.environ[name]  # empty is the same as not set, by OpenTelemetry's specification
+    logger, heard = logging.getLogger(READS_SETTINGS), _Heard()
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(heard)
+    try:
+        yield
+    except ValueError as error:
+        heard.texts.append(str(error))
+    finally:
+        logger.removeHandler(heard)
+        logger.propagate = propagated
+    if heard.texts:
+        said = heard.texts[0].partition(". ")[0].rstrip(".")  # not which default it would have taken
+        why = re.sub(r"\b(max_\w+_size|schedule_delay)(_millis)?\b", lambda it: f"OTEL_BSP_{it[1].upper()}", said)
+        found = [f"{name}={value!r}" for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)]
+        raise ConfigurationError(f"environment: {why}; found {', '.join(found)}")
+
+
+class _Heard(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+class _Told(SpanExporter):
+    """Another exporter, which tells once that spans are lost, and once that they arrive again."""
+
+    def __init__(self, inner: SpanExporter) -> None:
+        self._inner = inner
+        self._failing = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            result, why = self._inner.export(spans), "not taken by the collector"
+        except Exception as error:  # noqa: BLE001  # an error of an exporter must not end its thread
+            result, why = SpanExportResult.FAILURE, repr(error)
+        if (result is not SpanExportResult.SUCCESS) != self._failing:
+            self._failing = not self._failing
+            if self._failing:
+                log.warning("spans-lost", reason=why)
+            else:
+                log.info("spans-arrive-again")
+        return result
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._inner.force_flush(timeout_millis)
