@@ -17,7 +17,6 @@ from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
 from parashard.serving.behind import Behind
 from parashard.serving.metrics import ServingCollector
-from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.registry import new_registry
 from parashard_coordinator.api.metrics import CoordinatorCollector
 from parashard_coordinator.api.status import StatusView
@@ -67,18 +66,16 @@ def _coordinator() -> CollectorRegistry:
     options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
     core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), ExternalLauncher(), NoRounds()))
     view = StatusView("job", "async", 1)
-    registry = new_registry("coordinator", CREDENTIALS)
+    registry = new_registry("coordinator", CREDENTIALS, {"calls": lambda: 0})
     registry.register(CoordinatorCollector(ExclusiveCore(core), view))
-    registry.register(RefusedPeers({"calls": lambda: 0}))
     return registry
 
 
 def _shard() -> CollectorRegistry:
-    registry = new_registry("shard", CREDENTIALS)
+    registry = new_registry("shard", CREDENTIALS, {"connections": lambda: 0})
     tables = Tables([EmbeddingTable("user", 2, SGD(0.1), rows_max=9)], 0, 0, 1)
     served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS), tables=tables), AdmissionLock(1), "")
     registry.register(ShardCollector(served, PushMemory(1), CheckpointRecord()))
-    registry.register(RefusedPeers({"connections": lambda: 0}))
     return registry
 
 

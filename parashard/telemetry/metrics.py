@@ -7,7 +7,7 @@ Most processes of tests, and short jobs, are never scraped. Called by the servic
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from parashard.security.credentials import Credentials
@@ -26,11 +26,20 @@ class Metrics:
         Of the process, for parashard_build_info.
     credentials : Credentials, optional
         Of which the expiry is shown.
+    refused : mapping, optional
+        Of a process that serves others: reason -> returns how often it refused something to a peer for that reason.
+        Reasons are few and do not name the peer.
     """
 
-    def __init__(self, role: str, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        role: str,
+        credentials: Credentials | None = None,
+        refused: Mapping[str, Callable[[], int]] | None = None,
+    ) -> None:
         self._role = role
         self._credentials = credentials
+        self._refused = refused
         self._lock = threading.Lock()
         self._pending: list[Callable[[], Collector]] = []
         self._registry: CollectorRegistry | None = None
@@ -46,7 +55,7 @@ class Metrics:
 
         with self._lock:
             if self._registry is None:
-                self._registry = new_registry(self._role, self._credentials)
+                self._registry = new_registry(self._role, self._credentials, self._refused)
             while self._pending:
                 self._registry.register(self._pending[0]())
                 del self._pending[0]

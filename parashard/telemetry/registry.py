@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
@@ -26,16 +26,35 @@ class _FailedWrites(Collector):
         yield family
 
 
-def new_registry(role: str, credentials: Credentials | None = None) -> CollectorRegistry:
+class RefusedPeers(Collector):
+    """How often something was refused to a peer, by reason."""
+
+    def __init__(self, counts: Mapping[str, Callable[[], int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the one family."""
+        family = CounterMetricFamily("parashard_refused_peers", "Refused to a peer, by reason.", labels=["reason"])
+        for reason, count in self._counts.items():
+            family.add_metric([reason], count())
+        yield family
+
+
+def new_registry(
+    role: str, credentials: Credentials | None = None, refused: Mapping[str, Callable[[], int]] | None = None
+) -> CollectorRegistry:
     """Return a registry with parashard_build_info and what the system says of the process: memory, time, files.
 
-    With credentials it also has when they expire; to be asked for it makes them look for new files.
+    With credentials it also has when they expire; to be asked for it makes them look for new files. With `refused` it
+    has these counts of refusals by reason.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     info = Gauge("parashard_build_info", "Always 1; the labels tell what runs.", ["version", "role"], registry=registry)
     info.labels(__version__, role).set(1)
     registry.register(_FailedWrites())
+    if refused is not None:
+        registry.register(RefusedPeers(refused))
     if credentials is not None:
         expires = Gauge(
             "parashard_certificate_expires_timestamp_seconds",

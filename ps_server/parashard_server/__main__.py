@@ -140,9 +140,13 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     service = ShardService(plane, host, checkpointer, lifecycle, ports.buffers)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
-    metrics = Metrics("shard", credentials)
+    refused = {
+        "calls": lambda: server.admission.refused,
+        "connections": lambda: ports.turned_away,
+        "slow": lambda: server.admission.slow,
+    }
+    metrics = Metrics("shard", credentials, refused)
     metrics.add(partial(_collector, host, builder.push_memory, checkpointer.record))
-    metrics.add(partial(_refused_peers, server, ports))
     announced = False
     http = HttpPort(
         arguments.host,
@@ -184,18 +188,6 @@ def _collector(host: ShardHost, memory: PushMemory, checkpoints: CheckpointRecor
     from parashard_server.metrics import ShardCollector
 
     return ShardCollector(host, memory, checkpoints)
-
-
-def _refused_peers(server: Server, ports: Listeners) -> Collector:
-    from parashard.telemetry.refusals import RefusedPeers
-
-    return RefusedPeers(
-        {
-            "calls": lambda: server.admission.refused,
-            "connections": lambda: ports.turned_away,
-            "slow": lambda: server.admission.slow,
-        }
-    )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from deploy.grafana.contents import FAILURES
-from parashard.telemetry.refusals import RefusedPeers
+from parashard.telemetry.registry import RefusedPeers
 from parashard_coordinator.api.metrics import CoordinatorCollector
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import Options

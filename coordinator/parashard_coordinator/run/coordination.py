@@ -94,12 +94,6 @@ def _collector(core: ExclusiveCore, status: StatusView) -> Collector:
     return CoordinatorCollector(core, status)
 
 
-def _refused_peers(counts: Mapping[str, Callable[[], int]]) -> Collector:
-    from parashard.telemetry.refusals import RefusedPeers
-
-    return RefusedPeers(counts)
-
-
 def _not_ready(core: Core, now_s: float) -> str:
     return "" if core.job.shards.all_registered else core.job.reason
 
@@ -195,8 +189,7 @@ class Coordination:
         refused : mapping
             Reason -> returns how often it was one for refusing something to a peer.
         """
-        metrics = Metrics("coordinator", self._credentials)
-        metrics.add(partial(_refused_peers, refused))
+        metrics = Metrics("coordinator", self._credentials, refused)
         metrics.add(partial(_collector, self._core, self._status))
         coordinator = self._run_store.incarnation
 
