@@ -14,6 +14,7 @@ from benchmarks.statistics.schedule import PLAIN, Outcome, Schedule
 from benchmarks.statistics.tasks import digest, make
 from benchmarks.statistics.trial import Trial
 from benchmarks.statistics.virtual import simulate
+from parashard.api.rows import tables_of_model
 
 PLAIN_NAME = "plain"
 OLD_DEFAULT = "async, depth 1"
@@ -54,14 +55,16 @@ class Cell(NamedTuple):
 
 
 def fits(scenario: str, trial: Trial) -> bool:
-    """Tell whether a task has the optimizer of a method."""
+    """Tell whether a task has the optimizer of a method, and no tables where a lag holds: other batches, other rows."""
+    if SCENARIOS.get(scenario, lambda workers: PLAIN)(1).lag and tables_of_model(trial.model):
+        return False
     kinds = {"momentum": MOMENTUM, "nesterov": MOMENTUM, "adam": ADAM, "adamw": ADAM}
     others = (MOMENTUM.keys() | ADAM.keys()) - kinds.get(trial.optimizer.kind, {}).keys()
     return scenario not in others
 
 
 def run(cell: Cell, data: Path | None) -> dict[str, Any] | None:
-    """Train a cell, and return what the table and the plots need of it; None: the task does not have the method."""
+    """Train a cell, and return what the table and the plots need of it; None: it does not fit."""
     trial = make(cell.task, cell.seed, data)
     if not fits(cell.scenario, trial):
         return None

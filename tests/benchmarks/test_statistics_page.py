@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import parashard as ps
 from benchmarks.statistics.__main__ import read
-from benchmarks.statistics.cells import METHODS, PARTS, SCENARIOS, Cell, cells_of
+from benchmarks.statistics.cells import METHODS, PARTS, SCENARIOS, Cell, cells_of, fits
 from benchmarks.statistics.page import page
 from benchmarks.statistics.tasks import digest
+from benchmarks.statistics.trial import Trial
 
 
 def cell(scenario: str, workers: int, seed: int, value: float) -> dict[str, Any]:
@@ -43,6 +47,13 @@ def test_every_part_has_one_machine_first_and_scenarios_that_there_are(part: str
     cells = list(cells_of(part, ["mlp"]))
     assert cells[0] == Cell("mlp", "plain", 1, 0)
     assert {cell.scenario for cell in cells} <= {*SCENARIOS, *METHODS}
+
+
+def test_a_lag_is_not_tried_where_another_batch_has_other_rows() -> None:
+    model = SimpleNamespace(tables=[ps.Table("users", 8)], keys=lambda batch: {})
+    with_rows = Trial(model, ps.SGD(0.1), (0, 0), (0, 0), 1, 32, "loss", False, 0.01)
+    assert (fits("lag 1", with_rows), fits("auto", with_rows)) == (False, True)
+    assert fits("lag 1", replace(with_rows, model=SimpleNamespace()))
 
 
 def test_what_is_worse_than_one_machine_is_bold() -> None:
