@@ -98,7 +98,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """Serve S3, with an empty bucket, on a free port of this host until the tests end."""
-    pytest.importorskip("s3fs", reason="NO TEST OF S3: s3fs is not installed (pip install '.[s3]')")
+    pytest.importorskip("obstore", reason="NO TEST OF S3: obstore is not installed (pip install '.[s3]')")
     server_module = pytest.importorskip("moto.server", reason="NO TEST OF S3: moto is not installed (the dev extra)")
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

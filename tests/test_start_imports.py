@@ -17,13 +17,12 @@ from parashard.job.load import as_toml, job_from_toml
 RARELY = {
     "cryptography": "reads certificates: only with --tls-dir",
     "cupy": "a GPU",
-    "fsspec": "an object store, not a folder",
     "kubernetes": 'only with cluster.launcher = "kubernetes"',
     "matplotlib": "plots of benchmarks",
+    "obstore": "an object store, not a folder",
     "opentelemetry": "only with --trace",
     "pandas": "nothing of ours has a use for it",
     "pyarrow": 'only with data.source = "parquet"',
-    "s3fs": "an object store, not a folder",
     "scipy": "comes with Numba and scikit-learn",
     "sklearn": "only where it has the digits, whose file is read without it",
 }

@@ -21,7 +21,8 @@ from parashard.api.loaders import is_loader
 from parashard.data.arrays import check_digits
 from parashard.data.base import BadExample
 from parashard.data.cache import CacheWriter, read_cache
-from parashard.data.row_groups import read_rows, table_files
+from parashard.data.data_files import data_files
+from parashard.data.row_groups import read_rows
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
 from parashard.models.blame import named_with_line
@@ -76,7 +77,7 @@ def parquet(
     Parameters
     ----------
     files : str or Path, or sequence of these
-        Paths or URLs of fsspec, such as `s3://bucket/train-*.parquet`; their rows one after the other.
+        Paths, or URLs such as `s3://bucket/train-*.parquet`; their rows one after the other.
     targets : str or sequence of str
         The columns to predict: one is an array, several are a dict.
     inputs : sequence of str, optional
@@ -96,10 +97,10 @@ def parquet(
     BadData
         If a column is missing, has no value in a row or no numbers, or the folder is of other files.
     ConfigurationError
-        If pyarrow, or what reads such a URL, is not installed.
+        If pyarrow, or what reads such a URL, is not installed, or there are no such URLs.
     """
     given = [files] if isinstance(files, str | Path) else list(files)
-    found = table_files([str(one) for one in given])
+    found = data_files([str(one) for one in given])
     predicted = [targets] if isinstance(targets, str) else list(targets)
     wanted = None if inputs is None else [*inputs, *(name for name in predicted if name not in inputs)]
     rows = (_as_parts(columns, targets, found[0].url) for columns in read_rows(found, wanted, predicted))

@@ -1,18 +1,19 @@
 """Rows of Parquet files as arrays, some at a time: columns of numbers, and of lists of one length.
 
-Owns which types of columns are arrays, and the opening of paths and URLs by fsspec. pyarrow (the extra `parquet`) is
-imported when rows are read. Called by `parashard.api.cached`; the tables of job files are `parashard.data.parquet`'s.
+Owns which types of columns are arrays. pyarrow (the extra `parquet`) is imported when rows are read. Called by
+`parashard.api.cached`; the tables of job files are `parashard.data.parquet`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from parashard.data.arrays import AnyArray, check_digits, check_int64
 from parashard.data.base import kind_of_failure
+from parashard.data.data_files import DataFile
 from parashard.data.options import is_index
 from parashard.errors import BadData, ConfigurationError, shown_names
 from parashard.process.extras import install
@@ -20,45 +21,8 @@ from parashard.process.extras import install
 ROWS_AT_ONCE = 1 << 16
 
 
-class TableFile(NamedTuple):
-    """A file, by its name in a file system of fsspec; `version` changes with its content."""
-
-    system: Any
-    path: str
-    url: str
-    version: str
-
-
-def table_files(urls: Sequence[str]) -> list[TableFile]:
-    """Return the files that paths and URLs name, patterns in the order of names.
-
-    Raises
-    ------
-    BadData
-        If there is none.
-    ConfigurationError
-        If what reads such a URL is not installed.
-    """
-    import fsspec
-
-    found = []
-    for url in urls:
-        try:
-            system, path = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise ConfigurationError(f"{url}: cannot be opened: {error}") from None
-        try:
-            paths = sorted(system.glob(path)) if any(sign in path for sign in "*?[") else [path]
-            found += [TableFile(system, one, url, str(system.ukey(one))) for one in paths]
-        except OSError as error:
-            raise kind_of_failure(error)(f"{url}: cannot be read: {error}") from None
-    if not found:
-        raise BadData(f"{', '.join(urls) or 'files'}: there is no such file")
-    return found
-
-
 def read_rows(
-    files: Sequence[TableFile], wanted: Sequence[str] | None, targets: Sequence[str] = ()
+    files: Sequence[DataFile], wanted: Sequence[str] | None, targets: Sequence[str] = ()
 ) -> Iterator[dict[str, AnyArray]]:
     """Yield the columns of some rows at a time, in the order of the files; None: all columns.
 
@@ -83,7 +47,7 @@ def read_rows(
     for file in files:
         row = 0
         try:
-            with file.system.open(file.path, "rb") as content, parquet.ParquetFile(content) as table:
+            with file.open() as content, parquet.ParquetFile(content) as table:
                 known = table.schema_arrow.names
                 names = list(wanted) if wanted is not None else known
                 index = [name for name in names if wanted is None and is_index(name)]

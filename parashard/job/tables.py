@@ -153,7 +153,7 @@ class CheckpointOptions(Table):
     url: str = key(
         default="",
         max_length=1000,
-        description="Folder or URL (s3://BUCKET/PATH) of the store; empty: `checkpoints` in the run directory.",
+        description="Folder or URL (s3://BUCKET/PATH, gs://, az://); empty: `checkpoints` in the run directory.",
     )
     every_s: float = key(
         default=30.0, ge=0, le=86400, description="Seconds between two checkpoints of a shard; 0: not by time."

@@ -18,10 +18,8 @@ from parashard.job.schema import Job
 FAREWELL_S = 5
 """Time beyond `cluster.grace_s` in which a process closes files and connections."""
 
-STORE_SCHEME = "s3"
-"""The object store whose client is in our images (`deploy/docker/requirements.lock`)."""
-NOT_COMMON = ("file", "memory")
-"""Schemes of stores that containers do not share."""
+STORE_SCHEMES = ("az", "gs", "s3")
+"""The object stores that containers share; our images have obstore (`deploy/docker/requirements.lock`)."""
 SOURCES_MISSING = {"parquet": "pyarrow"}
 """Sources of data that our images cannot read, and the package that each would need."""
 
@@ -62,9 +60,8 @@ def check_runnable(loaded: LoadedJob, where: str, volume: str) -> None:
     job = loaded.job
     why, url = _unfit_store(job.checkpoint.url), job.checkpoint.url
     if why:
-        raise _refused(
-            loaded, "checkpoint.url", f"{url}, {why}", where, f'"" ({volume}), or {STORE_SCHEME}://BUCKET/FOLDER'
-        )
+        allowed = " or ".join(f"{scheme}://BUCKET/FOLDER" for scheme in STORE_SCHEMES)
+        raise _refused(loaded, "checkpoint.url", f"{url}, {why}", where, f'"" ({volume}), or {allowed}')
     device, source = job.cluster.shard_device, job.data.source
     if device != "cpu":
         raise _refused(loaded, "cluster.shard_device", f"{device}, and shards have no GPU", where, "cpu")
@@ -76,11 +73,11 @@ def check_runnable(loaded: LoadedJob, where: str, volume: str) -> None:
 def _unfit_store(url: str) -> str:
     """Return why containers cannot share a store; empty if they can."""
     scheme, separator, _ = url.partition("://")
-    if not url or (separator and scheme == STORE_SCHEME):
+    if not url or (separator and scheme in STORE_SCHEMES):
         return ""
     if not separator:
         return "a folder of this machine"
-    return "which each container has for itself" if scheme in NOT_COMMON else "and the images have no client for it"
+    return "which is no store" if scheme not in ("file", "memory") else "which each container has for itself"
 
 
 def _refused(loaded: LoadedJob, key: str, found: str, where: str, allowed: str) -> ConfigurationError:

@@ -9,8 +9,8 @@ from parashard.errors import ConfigurationError
 from parashard.store.base import Store
 from parashard.store.local import LocalStore
 
-CREATE_IS_CONDITIONAL = ("gs", "memory", "s3")
-"""The schemes whose create we know to be conditional. fsspec has others, some of which ignore the mode."""
+CREATE_IS_CONDITIONAL = ("az", "gs", "memory", "s3")
+"""The schemes whose create is conditional; `memory` is for the tests, and ends with the process."""
 
 
 def open_store(url: str) -> Store:
@@ -35,6 +35,6 @@ def open_store(url: str) -> Store:
             f"{url}: {scheme}:// is not a store we take; allowed are a path, file://, "
             + ", ".join(f"{known}://" for known in sorted(CREATE_IS_CONDITIONAL))
         )
-    from parashard.store.remote import ObjectStore  # here: a folder has no use for fsspec
+    from parashard.store.remote import ObjectStore  # here: a folder has no use for it
 
     return ObjectStore(url)

@@ -8,7 +8,7 @@ import pytest
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import LoadedJob, load_job
-from parashard.render.common import SOURCES_MISSING, STORE_SCHEME, parsed_image
+from parashard.render.common import SOURCES_MISSING, STORE_SCHEMES, parsed_image
 from parashard.render.compose import ComposeOptions, render_compose
 from parashard.render.kubernetes import cluster_overrides
 from parashard.store.opening import CREATE_IS_CONDITIONAL
@@ -42,8 +42,7 @@ def load(folder: Path, *sets: str) -> LoadedJob:
         ("checkpoint.url=/somewhere", "checkpoint.url: found /somewhere, a folder of this machine"),
         ("checkpoint.url=file:///tmp/x", "checkpoint.url: found file:///tmp/x, which each container has for itself"),
         ("checkpoint.url=memory://x", "checkpoint.url: found memory://x, which each container has for itself"),
-        ("checkpoint.url=gs://bucket/x", "checkpoint.url: found gs://bucket/x, and the images have no client for it"),
-        ("checkpoint.url=az://bucket/x", "checkpoint.url: found az://bucket/x, and the images have no client for it"),
+        ("checkpoint.url=ftp://host/x", "checkpoint.url: found ftp://host/x, which is no store"),
         ("cluster.shard_device=cuda", "cluster.shard_device: found cuda, and shards have no GPU"),
         ("cluster.shard_device=cuda:1", "cluster.shard_device: found cuda:1, and shards have no GPU"),
         (PARQUET, "data.source: found parquet, which needs pyarrow, and the images do not have it"),
@@ -55,7 +54,7 @@ def test_what_containers_cannot_run_is_refused_everywhere(tmp_path, where, text,
 
 
 @pytest.mark.parametrize("where", PLATFORMS)
-@pytest.mark.parametrize("sets", [(), ("checkpoint.url=s3://bucket/x",)])
+@pytest.mark.parametrize("sets", [(), *((f"checkpoint.url={scheme}://bucket/x",) for scheme in STORE_SCHEMES)])
 def test_what_they_can_run_is_not(tmp_path, where, sets):
     PLATFORMS[where](load(tmp_path, *sets))
 
@@ -63,8 +62,8 @@ def test_what_they_can_run_is_not(tmp_path, where, sets):
 def test_what_is_refused_for_want_of_a_package_is_what_the_images_do_not_have():
     packages = set(re.findall(r"^([\w-]+)==", LOCK.read_text(), re.MULTILINE))
     assert not packages & set(SOURCES_MISSING.values())
-    clients = {"s3": "s3fs", "gs": "gcsfs"}
-    assert {scheme for scheme in CREATE_IS_CONDITIONAL if clients.get(scheme) in packages} == {STORE_SCHEME}
+    assert "obstore" in packages
+    assert set(STORE_SCHEMES) == {*CREATE_IS_CONDITIONAL} - {"memory"}
 
 
 DIGEST = "sha256:" + "0" * 64

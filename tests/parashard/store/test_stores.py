@@ -1,4 +1,4 @@
-"""What every store promises, on each kind of store: a local folder, fsspec's memory, and a real S3 server."""
+"""What every store promises, on each kind of store: a local folder, memory, and servers of S3, GCS and Azure."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -123,8 +123,8 @@ def test_a_deleted_name_is_free_and_an_emptied_folder_is_gone(store: Store):
     assert store.read("plans/0001.json", 100) == b"again"
 
 
-# Not with the S3 server of the tests, which looks and then stores: that one of many wins is the server's own promise.
-@pytest.mark.parametrize("store", ["local"], indirect=True)
+# Not with the servers of the tests: that one of many wins is the server's own promise.
+@pytest.mark.parametrize("store", ["local", "memory"], indirect=True)
 def test_of_many_that_create_a_name_at_once_one_succeeds(store: Store):  # P3
     def claimed(claimant: int) -> list[int]:
         won = []
@@ -181,7 +181,10 @@ def test_a_path_and_a_file_url_are_the_same_store(tmp_path: Path, monkeypatch: p
     ("url", "problem"),
     [
         ("file://relative/path", "needs an absolute path"),
-        ("http://host/folder", "http:// is not a store we take; allowed are a path, file://, gs://, memory://, s3://"),
+        (
+            "http://host/folder",
+            "http:// is not a store we take; allowed are a path, file://, az://, gs://, memory://, s3://",
+        ),
         ("simplecache::s3://bucket/folder", "simplecache::s3:// is not a store we take"),
         ("memory://", "names no bucket"),
         ("s3:///", "names no bucket"),

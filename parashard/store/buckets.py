@@ -1,0 +1,170 @@
+"""Buckets of object stores, called by obstore.
+
+Owns the clients' settings, the deadline of a call, and the one place where errors of obstore become ours. Does not know
+what is stored. Used by `parashard.store.remote`, and by `parashard.data.data_files` to read data.
+
+A call runs in a thread of its own: obstore handles no signal before it returns, and the main thread has to.
+obstore's clients do not survive a fork: a process opens its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from parashard.errors import ConfigurationError, StoreFailed
+from parashard.process.extras import install
+from parashard.store.aws_profile import profile_settings
+
+if TYPE_CHECKING:
+    from obstore import store as obstores
+
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 30
+"""Until the answer begins, and between two parts of it; for an upload in one request there is only the next."""
+RETRIES_MAX = 2
+REQUEST_TIMEOUT_S = 240
+"""Of one request with its content: long enough for 256 MiB at 1.1 MiB/s."""
+RETRIED_FOR_S = 45
+"""No request is sent again later than this after the first one."""
+CALL_DEADLINE_S = 300.0
+"""Above the sum of the two before it: a create has ended then, and nothing reads the caller's memory any more."""
+CAUSE_CHARACTERS_MAX = 400
+
+EXTRAS = {"az": "azure", "gs": "gcs", "s3": "s3"}
+"""The extra of each scheme; all bring obstore."""
+
+_CREDENTIALS = {
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+}
+_METADATA_SERVICES = ("169.254.169.254", "metadata.google.internal")
+_XML_MESSAGE = re.compile(r"<Message>(.+?)</Message>", re.DOTALL)
+_BELOW = re.compile(r'(?:message|error): "([^"]+)"|(TimedOut|InvalidCertificate)')
+"""What failed below a request, in the debug part of an error's text; only there does obstore say it."""
+_BELOW_WORDS = {"TimedOut": "timed out", "InvalidCertificate": "its certificate is not trusted"}
+
+_Returned = TypeVar("_Returned")
+_memory: dict[str, obstores.MemoryStore] = {}
+
+
+class Bucket:
+    """A bucket, by a URL such as ``s3://BUCKET/FOLDER``. Nothing is asked of it yet. Safe to use from many threads.
+
+    Attributes
+    ----------
+    url : str
+        The URL, without a slash at its end.
+    folder : str
+        What the URL names inside the bucket; may be empty.
+    requests : obstore store
+        For all calls but large uploads in one request.
+    uploads : obstore store
+        For those: its requests may take `REQUEST_TIMEOUT_S` before they are answered.
+
+    Raises
+    ------
+    ConfigurationError
+        If the URL names no bucket, obstore is not installed, or the environment's settings cannot be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.scheme, _, root = url.partition("://")
+        root = root.strip("/")
+        name, _, self.folder = root.partition("/")
+        if not name:
+            raise ConfigurationError(f"{url}: names no bucket: {self.scheme}://BUCKET/FOLDER")
+        self.url = f"{self.scheme}://{root}"
+        try:
+            import obstore  # noqa: F401 -- here: a folder has no use for it
+        except ImportError as error:
+            extra = EXTRAS.get(self.scheme, "s3")
+            raise ConfigurationError(f"{url}: obstore is not installed: {install(extra)}") from error
+        try:
+            self.requests = _client(self.scheme, name, READ_TIMEOUT_S)
+            self.uploads = _client(self.scheme, name, REQUEST_TIMEOUT_S)
+        except Exception as error:  # obstore's errors of settings have no common base
+            if isinstance(error, ConfigurationError):
+                raise
+            raise ConfigurationError(f"{self.url}: {self._cause(error)}") from None
+
+    def call(self, doing: str, call: Callable[..., _Returned], *arguments: Any, **options: Any) -> _Returned:
+        """Call obstore, within `CALL_DEADLINE_S`.
+
+        Raises
+        ------
+        StoreFailed
+            With the place and the cause; its ``__cause__`` is obstore's, `FileNotFoundError` for a missing object.
+        """
+        answer: Future[_Returned] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(call(*arguments, **options))
+            except BaseException as error:  # noqa: BLE001 -- raised again by the thread that waits
+                answer.set_exception(error)
+
+        try:
+            threading.Thread(target=run, name="object-store", daemon=True).start()
+            return answer.result(CALL_DEADLINE_S)
+        except Exception as error:
+            raise StoreFailed(f"{self.url}: cannot {doing}: {self._cause(error)}") from error
+
+    def _cause(self, error: Exception) -> str:
+        """Return an error of obstore in a sentence: the server's own words, or what failed below the request."""
+        if isinstance(error, TimeoutError):
+            return f"no answer within {CALL_DEADLINE_S:.0f} s"
+        told, _, below = str(error).partition("\n\nDebug source")
+        said = _XML_MESSAGE.search(told)
+        deepest = _BELOW.search(below)
+        text = " ".join(told.split()) or type(error).__name__
+        if said:
+            text = " ".join(said[1].split())
+        elif deepest and "HTTP error" in told:
+            text += f" ({(deepest[1] or _BELOW_WORDS[deepest[2]]).lower()})"
+        text = text[:CAUSE_CHARACTERS_MAX]
+        if any(service in told for service in _METADATA_SERVICES):
+            return f"no credentials: set {_CREDENTIALS[self.scheme]}, or run where there is a metadata service ({text})"
+        if "redirect" in told.lower() and self.scheme == "s3":
+            return f"the bucket is in another region: set AWS_DEFAULT_REGION ({text})"
+        return text
+
+
+def _client(scheme: str, name: str, read_timeout_s: int) -> obstores.ObjectStore:
+    """Return obstore's client of a bucket; credentials and endpoint are those of the environment."""
+    from obstore import store
+
+    client: obstores.ClientConfig = {
+        "allow_http": True,  # an endpoint may have http://
+        "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+        "read_timeout": timedelta(seconds=read_timeout_s),
+        "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
+    }
+    retries: obstores.RetryConfig = {"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRIED_FOR_S)}
+    if scheme == "memory":
+        return _memory.setdefault(name, store.MemoryStore())
+    if scheme == "gs":
+        return store.GCSStore(name, client_options=client, retry_config=retries)
+    if scheme == "az":
+        return store.AzureStore(name, client_options=client, retry_config=retries)
+    if scheme in ("http", "https"):
+        return store.HTTPStore.from_url(f"{scheme}://{name}", client_options=client, retry_config=retries)
+    settings: Any = profile_settings(os.environ)
+    authority = settings.pop("ca_bundle", None)
+    if authority:
+        client["root_certificate"] = _certificate(authority)
+    return store.S3Store(name, config=settings, client_options=client, retry_config=retries)
+
+
+def _certificate(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"AWS_CA_BUNDLE: {path} cannot be read: {error.strerror}") from None
