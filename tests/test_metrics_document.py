@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
 
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
 from parashard.serving.behind import Behind
-from parashard.serving.metrics import ServingCollector
-from parashard.telemetry.registry import new_registry
-from parashard_coordinator.api.metrics import CoordinatorCollector
+from parashard.serving.metrics import serving_families
+from parashard.telemetry.metrics import Metrics
+from parashard_coordinator.api.metrics import coordinator_families
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
@@ -29,13 +28,13 @@ from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import NoRounds
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_server.durability.checkpointer import CheckpointRecord
-from parashard_server.metrics import ShardCollector
+from parashard_server.metrics import shard_families
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
 from parashard_server.state.rows.tables import Tables
 from parashard_worker.loop import StepLoop
-from parashard_worker.metrics import WorkerCollector
+from parashard_worker.metrics import worker_families
 from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
@@ -55,44 +54,44 @@ def documented() -> list[Told]:
 
 
 def exported() -> Iterator[Told]:
-    for registry in (_coordinator(), _shard(), _worker(), _serve()):
-        for family in cast(Iterable[Metric], registry.collect()):
+    for metrics in (_coordinator(), _shard(), _worker(), _serve()):
+        for family in metrics.collect():
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = {label for sample in family.samples for label in sample.labels} - {"le"}
             yield name, family.type, frozenset(labels)
 
 
-def _coordinator() -> CollectorRegistry:
+def _coordinator() -> Metrics:
     options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
     core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), ExternalLauncher(), NoRounds()))
     view = StatusView("job", "async", 1)
-    registry = new_registry("coordinator", CREDENTIALS, {"calls": lambda: 0})
-    registry.register(CoordinatorCollector(ExclusiveCore(core), view))
-    return registry
+    metrics = Metrics("coordinator", CREDENTIALS, {"calls": lambda: 0})
+    metrics.add(partial(coordinator_families, ExclusiveCore(core), view))
+    return metrics
 
 
-def _shard() -> CollectorRegistry:
-    registry = new_registry("shard", CREDENTIALS, {"connections": lambda: 0})
+def _shard() -> Metrics:
+    metrics = Metrics("shard", CREDENTIALS, {"connections": lambda: 0})
     tables = Tables([EmbeddingTable("user", 2, SGD(0.1), rows_max=9)], 0, 0, 1)
     served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS), tables=tables), AdmissionLock(1), "")
-    registry.register(ShardCollector(served, PushMemory(1), CheckpointRecord()))
-    return registry
+    metrics.add(partial(shard_families, served, PushMemory(1), CheckpointRecord()))
+    return metrics
 
 
-def _worker() -> CollectorRegistry:
+def _worker() -> Metrics:
     counted: Any = SimpleNamespace(
         steps=0, computed=0, examples=0, staleness_pushes=0, transfer_s=0.0, phases_s={"lease": 0.0, "pull": 0.0}
     )
-    registry = new_registry("worker", CREDENTIALS)
-    registry.register(WorkerCollector(cast(StepLoop, counted), "worker-0"))
-    return registry
+    metrics = Metrics("worker", CREDENTIALS)
+    metrics.add(partial(worker_families, cast(StepLoop, counted), "worker-0"))
+    return metrics
 
 
-def _serve() -> CollectorRegistry:
-    registry = new_registry("serve", CREDENTIALS)
+def _serve() -> Metrics:
+    metrics = Metrics("serve", CREDENTIALS)
     run: Any = SimpleNamespace(behind=lambda: Behind(0, 0.0), resyncs=0)
-    registry.register(ServingCollector(run))
-    return registry
+    metrics.add(partial(serving_families, run))
+    return metrics
 
 
 def test_every_metric_is_in_the_document_and_none_else() -> None:

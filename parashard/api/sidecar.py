@@ -10,12 +10,12 @@ import csv
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parashard.api.batching import checked_size
 from parashard.api.examples import indexed, of_the_data
@@ -33,6 +33,9 @@ from parashard.plan.variables import Float32s, as_imported
 from parashard.store.arrays import from_bytes
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 TIMEOUT_S = 3600.0
 POLL_S = 1.0
@@ -261,17 +264,26 @@ class SidecarEvaluator:
             writer.writerow({"time": when, "file": self.file, **self.metrics})
 
     def _serve(self, open_: ExitStack, host: str, port: int) -> None:
-        def collector() -> Any:
-            from parashard.telemetry.evaluations import Evaluations
-
-            return Evaluations(lambda: (self.evaluations, self.evaluated_s, dict(self.metrics)))
-
         shown = Metrics("evaluator")
-        shown.add(collector)
+        shown.add(self._families)
         http = HttpPort(host, port, shown, lambda: "" if self.evaluations else "no file was evaluated yet")
         self.address = http.address
         http.start()
         open_.callback(http.stop)
+
+    def _families(self) -> Iterator[Metric]:
+        """Yield the newest figures; before the first evaluation, only that there was none."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        count, text = self.evaluations, "Files of weights that were evaluated."
+        yield CounterMetricFamily("parashard_evaluations", text, value=count)
+        if count:
+            text = "Unix time of the newest evaluation."
+            yield GaugeMetricFamily("parashard_evaluated_timestamp_seconds", text, value=self.evaluated_s)
+            family = GaugeMetricFamily("parashard_evaluation", "Figures of the newest weights.", labels=["metric"])
+            for name, value in dict(self.metrics).items():
+                family.add_metric([name], value)
+            yield family
 
 
 def _kept(name: str, about: os.stat_result) -> Kept:

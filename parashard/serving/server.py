@@ -5,6 +5,7 @@ Puts the parts together. Called by the command line.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from parashard.telemetry.http import NO_QUESTIONS, HttpPort, Questions
 from parashard.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
+    from prometheus_client.core import Metric
 
 REQUEST_BYTES_MAX = 4 << 20
 
@@ -67,7 +68,7 @@ class Ports:
         self._grpc = Server(join_address(host, port), credentials, REQUEST_BYTES_MAX)
         serving_pb2_grpc.add_ServingServicer_to_server(ServingService(run), self._grpc.grpc)  # type: ignore[no-untyped-call]
         metrics = Metrics("serve")
-        metrics.add(self._collector)
+        metrics.add(self._families)
         questions = Questions(pages.posts(), BODY_BYTES_MAX) if lookups_over_http else NO_QUESTIONS
         gets = pages.gets() if lookups_over_http else {}
         try:
@@ -90,10 +91,10 @@ class Ports:
         self._http.stop()
         self._grpc.stop()
 
-    def _collector(self) -> Collector:
-        from parashard.serving.metrics import ServingCollector  # most servers are never scraped
+    def _families(self) -> Iterator[Metric]:
+        from parashard.serving.metrics import serving_families  # most servers are never scraped
 
-        return ServingCollector(self.run)
+        return serving_families(self.run)
 
 
 def why_not_yet(run: ServedRun, run_dir: Path | None) -> str:

@@ -1,24 +1,25 @@
-"""Metrics: the collectors behind /metrics, with prometheus_client imported by the first scrape.
+"""Metrics: what a process shows at /metrics, as families of prometheus_client, which the first scrape imports.
 
-Most processes of tests, and short jobs, are never scraped. Called by the services, which add what they count, and by
-`parashard.telemetry.http`.
+Most processes of tests, and short jobs, are never scraped. Nothing is counted here: each scrape reads what the process
+counts anyway.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, cast
 
+from parashard import __version__
+from parashard.process.side_effects import failed_writes
 from parashard.security.credentials import Credentials
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
     from prometheus_client.registry import Collector
 
 
 class Metrics:
-    """Collectors of one process; thread-safe.
+    """The metrics of one process; thread-safe.
 
     Parameters
     ----------
@@ -40,29 +41,46 @@ class Metrics:
         self._role = role
         self._credentials = credentials
         self._refused = refused
-        self._lock = threading.Lock()
-        self._pending: list[Callable[[], Collector]] = []
-        self._registry: CollectorRegistry | None = None
+        self._more: list[Callable[[], Iterable[Metric]]] = []
 
-    def add(self, collector: Callable[[], Collector]) -> None:
-        """Show a further collector, which is made (and its module imported) at the next scrape."""
-        with self._lock:
-            self._pending.append(collector)
+    def add(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Show further families, which every scrape asks for; the first one imports their module."""
+        self._more.append(families)
 
-    def registry(self) -> CollectorRegistry:
-        """Return the registry, with all that was added."""
-        from parashard.telemetry.registry import new_registry
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family: what all processes show, then what was added."""
+        from prometheus_client import ProcessCollector
 
-        with self._lock:
-            if self._registry is None:
-                self._registry = new_registry(self._role, self._credentials, self._refused)
-            while self._pending:
-                self._registry.register(self._pending[0]())
-                del self._pending[0]
-            return self._registry
+        yield from ProcessCollector(registry=None).collect()
+        yield from self._common()
+        for families in list(self._more):
+            yield from families()
 
     def scrape(self) -> tuple[str, bytes]:
         """Return the content type and the text of all metrics."""
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-        return CONTENT_TYPE_LATEST, generate_latest(self.registry())
+        return CONTENT_TYPE_LATEST, generate_latest(cast("Collector", self))
+
+    def _common(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        text = "Always 1; the labels tell what runs."
+        info = GaugeMetricFamily("parashard_build_info", text, labels=["version", "role"])
+        info.add_metric([__version__, self._role], 1)
+        yield info
+        text = "Writes that failed and that the process goes on without."
+        writes = CounterMetricFamily("parashard_failed_writes", text, labels=["what"])
+        for what, count in ({"log lines": 0} | failed_writes()).items():
+            writes.add_metric([what.removeprefix("the ").replace(" ", "_").replace("'", "")], count)
+        yield writes
+        if self._refused is not None:
+            refused = CounterMetricFamily("parashard_refused_peers", "Refused to a peer, by reason.", labels=["reason"])
+            for reason, count_refused in self._refused.items():
+                refused.add_metric([reason], count_refused())
+            yield refused
+        if self._credentials is not None:
+            expires_s = self._credentials.current().expires.timestamp()  # looks for new files
+            name = "parashard_certificate_expires_timestamp_seconds"
+            text = "Unix time at which the first of the process' certificates expires."
+            yield GaugeMetricFamily(name, text, value=expires_s)

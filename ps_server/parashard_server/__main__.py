@@ -55,7 +55,7 @@ from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
 
 if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
+    from prometheus_client.core import Metric
 
     from parashard.telemetry.tracer import Tracer
 
@@ -146,7 +146,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         "slow": lambda: server.admission.slow,
     }
     metrics = Metrics("shard", credentials, refused)
-    metrics.add(partial(_collector, host, builder.push_memory, checkpointer.record))
+    metrics.add(partial(_families, host, builder.push_memory, checkpointer.record))
     announced = False
     http = HttpPort(
         arguments.host,
@@ -184,10 +184,10 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     return ExitCode.DONE
 
 
-def _collector(host: ShardHost, memory: PushMemory, checkpoints: CheckpointRecord) -> Collector:
-    from parashard_server.metrics import ShardCollector
+def _families(host: ShardHost, memory: PushMemory, checkpoints: CheckpointRecord) -> Iterator[Metric]:
+    from parashard_server.metrics import shard_families
 
-    return ShardCollector(host, memory, checkpoints)
+    return shard_families(host, memory, checkpoints)
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from parashard_server.core.counters import APPLY_BOUNDS_S
+from parashard_server.core.counters import APPLY_BOUNDS_S, ShardCounters
+from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
@@ -18,114 +18,104 @@ STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 102
 """The last one is over eight times 127 workers: what `ParashardStalenessHigh` can be told of."""
 
 
-class ShardCollector(Collector):
-    """Translates the records of a shard, of the memory for its pushes and of its checkpoints."""
+def shard_families(host: ShardHost, memory: PushMemory, saved: CheckpointRecord) -> Iterator[Metric]:
+    """Yield every family: from the records of a shard, of the memory for its pushes and of its checkpoints."""
+    index = str(host.shard.identity.shard)
 
-    def __init__(self, host: ShardHost, memory: PushMemory, checkpoints: CheckpointRecord) -> None:
-        self._host = host
-        self._memory = memory
-        self._checkpoints = checkpoints
-        self._index = str(host.shard.identity.shard)
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
-        shard = self._host.shard
-        record, saved = shard.record, self._checkpoints
-        pushes = CounterMetricFamily(
-            "parashard_shard_pushes", "Pushes by what became of them.", labels=["shard", "result"]
-        )
-        for result, count in (
-            ("applied", record.applied_pushes),
-            ("buffered", record.buffered_pushes),
-            ("duplicate", record.duplicate_pushes),
-            ("refused", record.refused_pushes),
-        ):
-            pushes.add_metric([self._index, result], count)
-        yield pushes
-        yield self._counter("push_bytes", "Payload bytes received in pushes.", record.push_bytes)
-        yield self._counter("push_float32_bytes", "The same, had all been float32.", record.push_float32_bytes)
-        yield self._counter("pull_bytes", "Payload bytes sent in pulls.", record.pull_bytes)
-        yield self._counter("pull_unmoved_bytes", "Not sent: the asker had it.", record.pull_unmoved_bytes)
-        yield self._counter("push_seconds", "Time spent taking pushes.", record.push_s)
-        yield self._counter("pull_seconds", "Time spent answering pulls.", record.pull_s)
-        yield self._counter("busy_seconds", "Time with a request at work or in line.", self._host.lock.busy_s)
-        yield self._counter("skipped_steps", "Steps given up, pushed empty.", record.skipped_steps)
-        yield self._counter(
-            "failed_announcements", "Announcements that met an internal error.", record.failed_announcements
-        )
-        yield self._gauge("version", "Pushes (in sync mode rounds) applied.", shard.updates.version)
-        yield self._gauge("steps_applied", "Steps in the applied set.", len(shard.updates.applied))
-        yield self._gauge("step_lag_max", "Greatest step lag at an apply.", record.step_lag_max)
-        yield self._gauge("variable_bytes", "Bytes of weights.", shard.storage.weights.nbytes)
-        yield self._gauge("slot_bytes", "Bytes of optimizer slots.", shard.storage.slot_bytes)
-        yield self._gauge("queue_bytes", "Memory that pushes on their way hold.", self._memory.held_bytes)
-        yield self._gauge("queue_budget_bytes", "The most that they may hold.", self._memory.total_bytes)
-        yield self._counter("queue_refusals", "Pushes and slots refused for want of it.", self._memory.refused)
-        yield self._gauge("incarnation", "The incarnation that is served.", shard.identity.incarnation)
-        yield self._counter("checkpoints", "Checkpoints stored.", saved.stored)
-        yield self._counter("failed_checkpoints", "Checkpoints that could not be stored.", saved.failed)
-        yield self._gauge("checkpoint_bytes", "Bytes of the last checkpoint.", saved.bytes)
-        yield self._gauge("checkpoint_seconds", "From the last checkpoint's cut until it was stored.", saved.seconds)
-        yield self._gauge("checkpoint_stall_seconds", "Longest that a copy kept pushes waiting.", saved.stall_s)
-        yield self._gauge("checkpoint_interval_seconds", "Between two that the job asks for.", saved.interval_s)
-        yield self._gauge("last_checkpoint_timestamp_seconds", "When the last one was stored.", saved.stored_at_s)
-        yield self._staleness()
-        yield self._applies()
-        yield from self._tables()
-
-    def _tables(self) -> Iterator[Metric]:
-        tables = self._host.shard.tables
-        by_name = {} if tables is None else tables.by_name
-        figures: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, Callable[[TableRows], int]], ...]
-        figures = (
-            (GaugeMetricFamily, "rows", "Rows of an embedding table.", lambda one: one.rows),
-            (GaugeMetricFamily, "rows_max", "The most that it takes here.", lambda one: one.table.rows_max),
-            (GaugeMetricFamily, "bytes", "Memory of rows, slots and indexes.", lambda one: one.memory_bytes),
-            (GaugeMetricFamily, "candidates", "Keys counted, without a row yet.", lambda one: one.counted_keys),
-            (CounterMetricFamily, "added_rows", "Rows that came to be.", lambda one: one.added_rows),
-            (CounterMetricFamily, "evicted_rows", "Rows gone by the rules.", lambda one: one.records.swept),
-            (CounterMetricFamily, "pulled_keys", "Keys asked for in pulls.", lambda one: one.pulled_keys),
-            (CounterMetricFamily, "pulled_rows", "Those that had a row.", lambda one: one.pulled_rows),
-            (CounterMetricFamily, "pulled_bytes", "Payload of pulls and answers.", lambda one: one.pulled_bytes),
-            (CounterMetricFamily, "pushed_bytes", "Payload of pushes.", lambda one: one.pushed_bytes),
-        )
-        for kind, name, text, figure in figures:
-            family = kind(f"parashard_shard_table_{name}", text, labels=["shard", "table"])
-            for table, rows in by_name.items():
-                family.add_metric([self._index, table], figure(rows))
-            yield family
-
-    def _staleness(self) -> HistogramMetricFamily:
-        counts = dict(self._host.shard.record.staleness)
-        buckets = [
-            (str(float(bound)), float(sum(n for staleness, n in counts.items() if staleness <= bound)))
-            for bound in STALENESS_BUCKETS
-        ]
-        buckets.append(("+Inf", float(sum(counts.values()))))
-        family = HistogramMetricFamily(
-            "parashard_shard_push_staleness_pushes",
-            "Pushes that the shard applied between a push's pull and the push.",
-            labels=["shard"],
-        )
-        family.add_metric([self._index], buckets, sum_value=float(sum(s * n for s, n in counts.items())))
-        return family
-
-    def _applies(self) -> HistogramMetricFamily:
-        record = self._host.shard.record
-        bounds = [*map(str, APPLY_BOUNDS_S), "+Inf"]
-        buckets = list(zip(bounds, map(float, accumulate(record.applies)), strict=True))
-        family = HistogramMetricFamily(
-            "parashard_shard_apply_seconds", "Duration of requests that moved the weights.", labels=["shard"]
-        )
-        family.add_metric([self._index], buckets, sum_value=record.apply_s)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+    def counter(name: str, text: str, value: float) -> CounterMetricFamily:
         family = CounterMetricFamily(f"parashard_shard_{name}", text, labels=["shard"])
-        family.add_metric([self._index], value)
+        family.add_metric([index], value)
         return family
 
-    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+    def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"parashard_shard_{name}", text, labels=["shard"])
-        family.add_metric([self._index], value)
+        family.add_metric([index], value)
         return family
+
+    shard, record = host.shard, host.shard.record
+    pushes = CounterMetricFamily("parashard_shard_pushes", "Pushes by what became of them.", labels=["shard", "result"])
+    for result, count in (
+        ("applied", record.applied_pushes),
+        ("buffered", record.buffered_pushes),
+        ("duplicate", record.duplicate_pushes),
+        ("refused", record.refused_pushes),
+    ):
+        pushes.add_metric([index, result], count)
+    yield pushes
+    yield counter("push_bytes", "Payload bytes received in pushes.", record.push_bytes)
+    yield counter("push_float32_bytes", "The same, had all been float32.", record.push_float32_bytes)
+    yield counter("pull_bytes", "Payload bytes sent in pulls.", record.pull_bytes)
+    yield counter("pull_unmoved_bytes", "Not sent: the asker had it.", record.pull_unmoved_bytes)
+    yield counter("push_seconds", "Time spent taking pushes.", record.push_s)
+    yield counter("pull_seconds", "Time spent answering pulls.", record.pull_s)
+    yield counter("busy_seconds", "Time with a request at work or in line.", host.lock.busy_s)
+    yield counter("skipped_steps", "Steps given up, pushed empty.", record.skipped_steps)
+    yield counter("failed_announcements", "Announcements that met an internal error.", record.failed_announcements)
+    yield gauge("version", "Pushes (in sync mode rounds) applied.", shard.updates.version)
+    yield gauge("steps_applied", "Steps in the applied set.", len(shard.updates.applied))
+    yield gauge("step_lag_max", "Greatest step lag at an apply.", record.step_lag_max)
+    yield gauge("variable_bytes", "Bytes of weights.", shard.storage.weights.nbytes)
+    yield gauge("slot_bytes", "Bytes of optimizer slots.", shard.storage.slot_bytes)
+    yield gauge("queue_bytes", "Memory that pushes on their way hold.", memory.held_bytes)
+    yield gauge("queue_budget_bytes", "The most that they may hold.", memory.total_bytes)
+    yield counter("queue_refusals", "Pushes and slots refused for want of it.", memory.refused)
+    yield gauge("incarnation", "The incarnation that is served.", shard.identity.incarnation)
+    yield counter("checkpoints", "Checkpoints stored.", saved.stored)
+    yield counter("failed_checkpoints", "Checkpoints that could not be stored.", saved.failed)
+    yield gauge("checkpoint_bytes", "Bytes of the last checkpoint.", saved.bytes)
+    yield gauge("checkpoint_seconds", "From the last checkpoint's cut until it was stored.", saved.seconds)
+    yield gauge("checkpoint_stall_seconds", "Longest that a copy kept pushes waiting.", saved.stall_s)
+    yield gauge("checkpoint_interval_seconds", "Between two that the job asks for.", saved.interval_s)
+    yield gauge("last_checkpoint_timestamp_seconds", "When the last one was stored.", saved.stored_at_s)
+    yield _staleness(record, index)
+    yield _applies(record, index)
+    yield from _tables(shard, index)
+
+
+def _tables(shard: Shard, index: str) -> Iterator[Metric]:
+    tables = shard.tables
+    by_name = {} if tables is None else tables.by_name
+    figures: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, Callable[[TableRows], int]], ...]
+    figures = (
+        (GaugeMetricFamily, "rows", "Rows of an embedding table.", lambda one: one.rows),
+        (GaugeMetricFamily, "rows_max", "The most that it takes here.", lambda one: one.table.rows_max),
+        (GaugeMetricFamily, "bytes", "Memory of rows, slots and indexes.", lambda one: one.memory_bytes),
+        (GaugeMetricFamily, "candidates", "Keys counted, without a row yet.", lambda one: one.counted_keys),
+        (CounterMetricFamily, "added_rows", "Rows that came to be.", lambda one: one.added_rows),
+        (CounterMetricFamily, "evicted_rows", "Rows gone by the rules.", lambda one: one.records.swept),
+        (CounterMetricFamily, "pulled_keys", "Keys asked for in pulls.", lambda one: one.pulled_keys),
+        (CounterMetricFamily, "pulled_rows", "Those that had a row.", lambda one: one.pulled_rows),
+        (CounterMetricFamily, "pulled_bytes", "Payload of pulls and answers.", lambda one: one.pulled_bytes),
+        (CounterMetricFamily, "pushed_bytes", "Payload of pushes.", lambda one: one.pushed_bytes),
+    )
+    for kind, name, text, figure in figures:
+        family = kind(f"parashard_shard_table_{name}", text, labels=["shard", "table"])
+        for table, rows in by_name.items():
+            family.add_metric([index, table], figure(rows))
+        yield family
+
+
+def _staleness(record: ShardCounters, index: str) -> HistogramMetricFamily:
+    counts = dict(record.staleness)
+    buckets = [
+        (str(float(bound)), float(sum(n for staleness, n in counts.items() if staleness <= bound)))
+        for bound in STALENESS_BUCKETS
+    ]
+    buckets.append(("+Inf", float(sum(counts.values()))))
+    family = HistogramMetricFamily(
+        "parashard_shard_push_staleness_pushes",
+        "Pushes that the shard applied between a push's pull and the push.",
+        labels=["shard"],
+    )
+    family.add_metric([index], buckets, sum_value=float(sum(s * n for s, n in counts.items())))
+    return family
+
+
+def _applies(record: ShardCounters, index: str) -> HistogramMetricFamily:
+    bounds = [*map(str, APPLY_BOUNDS_S), "+Inf"]
+    buckets = list(zip(bounds, map(float, accumulate(record.applies)), strict=True))
+    family = HistogramMetricFamily(
+        "parashard_shard_apply_seconds", "Duration of requests that moved the weights.", labels=["shard"]
+    )
+    family.add_metric([index], buckets, sum_value=record.apply_s)
+    return family

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from deploy.grafana.contents import FAILURES
-from parashard.telemetry.registry import RefusedPeers
-from parashard_coordinator.api.metrics import CoordinatorCollector
+from parashard.telemetry.metrics import Metrics
+from parashard_coordinator.api.metrics import coordinator_families
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
@@ -41,10 +39,9 @@ def exported() -> Iterator[tuple[str, str]]:
     for (role, reason), count in ENDS.items():
         for number in range(count):
             core.pod_ended(PodEnd(Pod(f"uid-{number}", f"digits-{role}-{number}", role, "Failed"), reason, None))
-    registry = CollectorRegistry()
-    registry.register(CoordinatorCollector(ExclusiveCore(core), StatusView("job", "async", 1)))
-    registry.register(RefusedPeers({reason: partial(REFUSED.__getitem__, reason) for reason in REFUSED}))
-    for family in registry.collect():
+    metrics = Metrics("coordinator", refused={reason: partial(REFUSED.__getitem__, reason) for reason in REFUSED})
+    metrics.add(partial(coordinator_families, ExclusiveCore(core), StatusView("job", "async", 1)))
+    for family in metrics.collect():
         for sample in family.samples:
             if family.type == "counter":
                 yield named(sample.name, {**sample.labels, "run": "digits"}), f"0x6 {sample.value:g}x8"

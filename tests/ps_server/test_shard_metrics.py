@@ -1,33 +1,27 @@
 """The shard's metrics: families that Prometheus can read, with the record's numbers in them."""
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
 from parashard.plan.optimizers import Adam
 from parashard.plan.variables import Variable
 from parashard_server.core.counters import APPLY_BOUNDS_S, ShardCounters
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import CheckpointRecord
-from parashard_server.metrics import STALENESS_BUCKETS, ShardCollector
+from parashard_server.metrics import STALENESS_BUCKETS, shard_families
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
 from support.in_process import plan_of, pull, push, push_for, shard_of, variables_of
+from support.shown_metrics import shown_families
 
 
 def scraped(
     shard: Shard, saved: CheckpointRecord | None = None, memory: PushMemory | None = None
 ) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return {(sample, labels but the shard's): value}."""
-    registry = CollectorRegistry()
-    registry.register(
-        ShardCollector(
-            ShardHost(shard, AdmissionLock(1), ""), memory or PushMemory(1 << 20), saved or CheckpointRecord()
-        )
-    )
+    host = ShardHost(shard, AdmissionLock(1), "")
     samples = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+    for family in shown_families(shard_families(host, memory or PushMemory(1 << 20), saved or CheckpointRecord())):
         assert family.documentation
         for sample in family.samples:
             assert sample.name.startswith("parashard_shard_")

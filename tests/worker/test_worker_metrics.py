@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-
-from parashard_worker.metrics import WorkerCollector
+from parashard_worker.metrics import worker_families
 from support.loop_cases import Job
+from support.shown_metrics import shown_families
 
 
 def test_the_loops_counters_are_reported() -> None:
@@ -15,9 +13,7 @@ def test_the_loops_counters_are_reported() -> None:
     job.loop._transfers.transfer_s = 2.5
     job.loop._transfers.staleness_pushes = 5
     job.loop.computed = 4
-    registry = CollectorRegistry()
-    registry.register(WorkerCollector(job.loop, "worker-7"))
-    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    families = shown_families(worker_families(job.loop, "worker-7"))
     samples = {(s.name, s.labels.get("phase")): s for family in families for s in family.samples}
     assert all(family.type == "counter" and family.documentation for family in families)
     assert {s.labels["worker"] for s in samples.values()} == {"worker-7"}

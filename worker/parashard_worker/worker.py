@@ -38,7 +38,7 @@ from parashard_worker.membership import LEAVE_S, Introduction, Membership
 from parashard_worker.user_warnings import warnings_told
 
 if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
+    from prometheus_client.core import Metric
 
     from parashard.telemetry.tracer import Tracer
 
@@ -188,7 +188,7 @@ class Worker:
                 keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, task.plan.variables)
                 depth = AUTO_DEPTH if job.consistency.policy.kind == "auto" else job.cluster.pipeline_depth
                 loop = StepLoop(task, client, leasing, depth=depth, keep=keep)
-                metrics.add(partial(_collector, loop, member.name))
+                metrics.add(partial(_families, loop, member.name))
                 with (
                     warnings_told(leasing.warned) if settings.own_process else nullcontext(),
                     self._left_in_time(stop, leasing, job.cluster.grace_s),
@@ -228,7 +228,7 @@ class Worker:
                 os._exit(stop.exit_code)  # even if giving back or logging failed
 
 
-def _collector(loop: StepLoop, name: str) -> Collector:
-    from parashard_worker.metrics import WorkerCollector
+def _families(loop: StepLoop, name: str) -> Iterator[Metric]:
+    from parashard_worker.metrics import worker_families
 
-    return WorkerCollector(loop, name)
+    return worker_families(loop, name)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard_coordinator.api.status import StatusView
@@ -16,26 +15,9 @@ from parashard_coordinator.kubernetes.ledger import REASONS, ROLES
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
 
-class CoordinatorCollector(Collector):
-    """Translates the core and the status.
-
-    Parameters
-    ----------
-    core : ExclusiveCore
-        Of the job.
-    status : StatusView
-        Renders it.
-    """
-
-    def __init__(self, core: ExclusiveCore, status: StatusView) -> None:
-        self._core = core
-        self._status = status
-
-    def collect(self) -> list[Metric]:
-        """Return every family, all of one moment."""
-        return self._core.run_exclusive(
-            lambda core, now_s: list(_families(core.job, self._status.message(core.job, now_s), now_s))
-        )
+def coordinator_families(core: ExclusiveCore, status: StatusView) -> list[Metric]:
+    """Return every family of a job, all of one moment."""
+    return core.run_exclusive(lambda core, now_s: list(_families(core.job, status.message(core.job, now_s), now_s)))
 
 
 def _families(job: JobRecord, status: pb.GetStatusReply, now_s: float) -> Iterator[Metric]:

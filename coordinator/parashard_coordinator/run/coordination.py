@@ -58,7 +58,7 @@ from parashard_coordinator.shards.disk_troubles import DiskTroubles
 from parashard_coordinator.shards.monitor import ShardMonitor
 
 if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
+    from prometheus_client.core import Metric
 
     from parashard.telemetry.tracer import Tracer
 
@@ -88,10 +88,10 @@ def _ticked(core: Core, now_s: float) -> _Moment:
     return _moment(core, now_s)
 
 
-def _collector(core: ExclusiveCore, status: StatusView) -> Collector:
-    from parashard_coordinator.api.metrics import CoordinatorCollector
+def _families(core: ExclusiveCore, status: StatusView) -> list[Metric]:
+    from parashard_coordinator.api.metrics import coordinator_families
 
-    return CoordinatorCollector(core, status)
+    return coordinator_families(core, status)
 
 
 def _not_ready(core: Core, now_s: float) -> str:
@@ -190,7 +190,7 @@ class Coordination:
             Reason -> returns how often it was one for refusing something to a peer.
         """
         metrics = Metrics("coordinator", self._credentials, refused)
-        metrics.add(partial(_collector, self._core, self._status))
+        metrics.add(partial(_families, self._core, self._status))
         coordinator = self._run_store.incarnation
 
         def history(since: int) -> dict[str, Any]:

@@ -6,25 +6,23 @@ import math
 import time
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
-from parashard_coordinator.api.metrics import CoordinatorCollector
+from parashard_coordinator.api.metrics import coordinator_families
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.kubernetes.ledger import REASONS, ROLES
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from support.coordinator_cases import Caller, announce, core_of, done
+from support.shown_metrics import shown_families
 
 NOW_S = 2.0  # of the coordinator's clock
 
 
 def scraped(core: Core) -> dict[str, float]:
     """Return what a scrape shows, by name; a metric with a label fails, but for the ends of pods."""
-    registry = CollectorRegistry()
-    registry.register(CoordinatorCollector(ExclusiveCore(core, lambda: NOW_S), StatusView("digits", "async", 2)))
+    exclusive, status = ExclusiveCore(core, lambda: NOW_S), StatusView("digits", "async", 2)
     found = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+    for family in shown_families(coordinator_families(exclusive, status)):
         assert family.documentation.endswith(".")
         assert family.type in ("gauge", "counter")
         assert family.type == "counter" or not family.name.endswith("_total")

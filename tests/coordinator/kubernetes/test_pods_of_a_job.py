@@ -3,7 +3,7 @@
 import pytest
 
 from parashard_coordinator.__main__ import watch_pods
-from parashard_coordinator.api.metrics import CoordinatorCollector
+from parashard_coordinator.api.metrics import coordinator_families
 from parashard_coordinator.kubernetes.cluster import KubernetesCluster
 from support.coordinator_cases import core_of
 from support.fake_api_server import JOB, NAMESPACE, FakeApiServer
@@ -32,7 +32,7 @@ def test_scaling_reaches_the_job_and_a_preemption_and_an_error_the_metrics():
             it.client.scale(5)
             server.wait_for_parallelism(5)
             watch.stop()
-            collected = CoordinatorCollector(it.exclusive, it.status).collect()
+            collected = coordinator_families(it.exclusive, it.status)
             families = {family.name: family for family in collected}
     finally:
         server.close()

@@ -21,10 +21,10 @@ from parashard.telemetry import http_requests
 from parashard.telemetry.http import HEADERS, HttpPort
 from parashard.telemetry.http_requests import REQUEST_BYTES_MAX
 from parashard.telemetry.metrics import Metrics
-from parashard.telemetry.registry import new_registry
 from support.certificates import Certificates
 from support.ipv6 import needs_ipv6
 from support.logs import capture_logs
+from support.shown_metrics import shown_value
 from support.waiting import DEADLINE_S
 
 
@@ -35,7 +35,7 @@ class Served:
         self.reason = ""
         metrics = Metrics("shard")
         self.pushes = Counter("parashard_pushes", "Pushes.", ["result"], registry=None)
-        metrics.add(lambda: self.pushes)
+        metrics.add(self.pushes.collect)
         pages = {
             "/": lambda query: (200, "text/html", f"<h1>größe</h1>{query}".encode()),
             "/broken": lambda query: 1 / 0,
@@ -220,17 +220,17 @@ def test_metrics_tell_when_the_certificate_expires_and_see_a_new_one(
     name, now_s = "parashard_certificate_expires_timestamp_seconds", [0.0]
     certificates.renew(tmp_path, [Role.SHARD], valid_days=2)
     credentials = Credentials(tmp_path, clock=lambda: now_s[0])
-    registry = new_registry("shard", credentials)
-    first_s = registry.get_sample_value(name)
+    metrics = Metrics("shard", credentials)
+    first_s = shown_value(metrics.collect(), name)
     assert first_s == credentials.current().expires.timestamp()
     certificates.renew(tmp_path, [Role.SHARD], valid_days=9)
     now_s[0] += LOOK_S
-    assert registry.get_sample_value(name) - first_s == pytest.approx(7 * 86_400, abs=120)
+    assert shown_value(metrics.collect(), name) - first_s == pytest.approx(7 * 86_400, abs=120)
     assert datetime.fromtimestamp(first_s) > datetime.now()
 
 
 def test_metrics_tell_of_no_certificate_where_there_is_none() -> None:
-    assert "certificate" not in str(list(new_registry("shard").collect()))
+    assert "certificate" not in str(list(Metrics("shard").collect()))
 
 
 def test_a_connection_that_is_gone_when_it_is_taken_holds_nothing_up():

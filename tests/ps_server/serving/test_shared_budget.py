@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from parashard.errors import QueueFull, RetryLater, Unreachable
 from parashard.job.tables import QUEUE_GRAIN_BYTES
@@ -32,11 +31,12 @@ from parashard.transports.stream import Kind, Stream
 from parashard.transports.stream_transport import receipt_from
 from parashard.transports.tcp import TcpTransport
 from parashard_server.durability.checkpointer import CheckpointRecord
-from parashard_server.metrics import ShardCollector
+from parashard_server.metrics import shard_families
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.listeners import Listeners
 from support.in_process import plan_of, use_small_messages, variables_of
 from support.shard_process import ShardProcess
+from support.shown_metrics import shown_value
 from support.store_fakes import MemoryStore
 from support.waiting import DEADLINE_S, eventually
 
@@ -86,8 +86,7 @@ class Ports:
         self.greeting = Greeting(self.shard.identity, "worker-0")
         channel = stack.enter_context(rpc.connect(server.address))
         self._push = channel.stream_unary(f"/{SERVICE}/Push")
-        self._registry = CollectorRegistry()
-        self._registry.register(ShardCollector(process.host, self.memory, CheckpointRecord()))
+        self._host = process.host
 
     def transport(self, kind: type[GrpcTransport] | type[TcpTransport] | type[ShmTransport]) -> Any:
         transport = kind(self.where, self.greeting)
@@ -108,7 +107,7 @@ class Ports:
         return halfway
 
     def metric(self, name: str) -> float | None:
-        return self._registry.get_sample_value(f"parashard_shard_{name}", {"shard": "0"})
+        return shown_value(shard_families(self._host, self.memory, CheckpointRecord()), f"parashard_shard_{name}")
 
 
 @pytest.fixture
