@@ -111,19 +111,43 @@ for _stream in range(3):
         _os.fstat(_stream)
     except OSError:  # closed, as under cron: a pipe or a lock would get its number, and be a child's standard stream
         _os.set_inheritable(_os.open(_os.devnull, _os.O_RDWR), True)
-_folder = _os.getcwd()
-"""Where the program was started: a script that is run again is started there, too."""
-_main_file = getattr(_sys.modules.get("__main__"), "__file__", None)
-_main_text: bytes | None = None
-"""The script's text as this process runs it: it may be edited while it runs."""
-with _suppress(OSError, TypeError, ValueError), open(_main_file, "rb") as _file:  # type: ignore[arg-type]  # None: there is none
-    _main_text = _file.read()
-_resume = _os.environ.pop("PARASHARD_RESUME", "")
-"""1, or the run directory that the script goes on with; taken out, so that programs it starts do not."""
-_resume_flags = _os.environ.pop("PARASHARD_RESUME_FLAGS", "")
-"""Flags of `parashard resume`, in JSON."""
-_worker_arguments = _os.environ.pop("PARASHARD_WORKER_ARGUMENTS", None)
-"""What makes this process a worker; taken out of the environment, so that no process of the script's inherits it."""
+
+
+class _Started:
+    """What this process was when it imported this package, before the program could change it.
+
+    Attributes
+    ----------
+    folder : str
+        Where the program was started: a script that is run again is started there, too.
+    main_file : str or None
+    main_text : bytes or None
+        The script's text as this process runs it: it may be edited while it runs.
+    resume : str
+        1, or the run directory that the script goes on with. Taken out of the environment, as are the next two, so that
+        no process of the script's inherits them.
+    resume_flags : str
+        Flags of `parashard resume`, in JSON.
+    worker_arguments : str or None
+        What makes this process a worker.
+    """
+
+    def __init__(self) -> None:
+        self.note()
+
+    def note(self) -> None:
+        """Look again: this process was forked, and becomes another one."""
+        self.folder = _os.getcwd()
+        self.main_file: str | None = getattr(_sys.modules.get("__main__"), "__file__", None)
+        self.main_text: bytes | None = None
+        with _suppress(OSError, TypeError, ValueError), open(self.main_file, "rb") as file:  # type: ignore[arg-type]  # None: there is none
+            self.main_text = file.read()
+        self.resume = _os.environ.pop("PARASHARD_RESUME", "")
+        self.resume_flags = _os.environ.pop("PARASHARD_RESUME_FLAGS", "")
+        self.worker_arguments = _os.environ.pop("PARASHARD_WORKER_ARGUMENTS", None)
+
+
+_started = _Started()
 
 
 def __getattr__(name: str) -> Any:
@@ -139,5 +163,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_PLACES})
 
 
-if _worker_arguments is not None:
+if _started.worker_arguments is not None:
     import parashard.api.script as _script  # noqa: F401  # from here on it tells why the script ends before its call

@@ -70,6 +70,10 @@ class Script:
     """
 
     def __init__(self, arguments: list[str] | None) -> None:
+        self.begin(arguments)
+
+    def begin(self, arguments: list[str] | None) -> None:
+        """Begin: once more in a process that was forked."""
         self.is_worker = arguments is not None
         self._named, self._shown = sys.argv[0], shlex.join(sys.argv)
         self._file: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when the script has ended
@@ -209,7 +213,7 @@ class Script:
                 "this process is a child that multiprocessing started, and it runs the script once more: put what the "
                 'script does under `if __name__ == "__main__":`'
             )
-        if self._file is None or not Path(parashard._folder, self._file).is_file():
+        if self._file is None or not Path(parashard._started.folder, self._file).is_file():
             how = "python -c" if "-c" in sys.orig_argv[1:2] else "an interactive session"
             raise ConfigurationError(
                 f"a worker is the script run again, and {how} has none: write these lines into a file and run it"
@@ -218,7 +222,7 @@ class Script:
             raise ConfigurationError(
                 "a worker is the script run again, which pytest is not: run a script from the test"
             )
-        return Path(parashard._folder, self._file)
+        return Path(parashard._started.folder, self._file)
 
     @property
     def _is_child(self) -> bool:
@@ -272,7 +276,7 @@ class Script:
     def _command(self) -> ScriptCommand:
         words = [sys.executable, *sys.orig_argv[1:]]
         if sys.modules["__main__"].__spec__ is not None:  # python -m
-            return ScriptCommand(tuple(words), _folder_of_package(parashard._folder))
+            return ScriptCommand(tuple(words), _folder_of_package(parashard._started.folder))
         if self._named in words[1:]:
             words[words.index(self._named, 1)] = str(self.path)  # whichever folder the script has gone to meanwhile
         return ScriptCommand(tuple(words), _folder_before(str(self.path), self._named), self._shown)
@@ -280,7 +284,7 @@ class Script:
     @property
     def is_resumed(self) -> bool:
         """Whether this start of the program is to go on with a run, whatever its calls say."""
-        return parashard._resume not in ("", "0")
+        return parashard._started.resume not in ("", "0")
 
     @property
     def asked_run(self) -> Path | None:
@@ -291,12 +295,12 @@ class Script:
         ConfigurationError
             If there is no such run.
         """
-        return run_named(parashard._resume) if parashard._resume not in ("", "0", "1") else None
+        return run_named(parashard._started.resume) if parashard._started.resume not in ("", "0", "1") else None
 
     @property
     def resume_flags(self) -> ResumeFlags:
         """What `parashard resume` was told besides the run."""
-        return read_resume_flags(parashard._resume_flags)
+        return read_resume_flags(parashard._started.resume_flags)
 
     @property
     def sources(self) -> Sources:
@@ -308,7 +312,7 @@ class Script:
             If there is no script.
         """
         if self._sources is None:
-            text = parashard._main_text if self._file == parashard._main_file else None
+            text = parashard._started.main_text if self._file == parashard._started.main_file else None
             self._sources = Sources(self.path, text, self._root)
         return self._sources
 
@@ -372,7 +376,7 @@ def _folder_before(path: str, named: str) -> str:
     """Return the folder that a script was started in: it may have gone elsewhere before it imported this package."""
     if named and not os.path.isabs(named) and path.endswith(f"{os.sep}{named}"):
         return path.removesuffix(named).rstrip(os.sep) or os.sep
-    return parashard._folder
+    return parashard._started.folder
 
 
 def raise_again(answer: Mapping[str, Any]) -> NoReturn:
@@ -380,12 +384,13 @@ def raise_again(answer: Mapping[str, Any]) -> NoReturn:
     raise _ERRORS.get(answer["error"], JobFailed)(answer["says"])
 
 
-def _given() -> list[str] | None:
-    text = parashard._worker_arguments
+def given() -> list[str] | None:
+    """Return the arguments of the worker that this process is; None: it is none."""
+    text = parashard._started.worker_arguments
     return None if text is None else [str(word) for word in json.loads(text)]
 
 
-SCRIPT = Script(_given())
+SCRIPT = Script(given())
 
 
 def is_worker() -> bool:

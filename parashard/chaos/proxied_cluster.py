@@ -9,13 +9,13 @@ affects both, as if the network between two hosts had failed. Does not know when
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from parashard.chaos.proxy import Faults, Link, Proxy
 from parashard.chaos.small_disk import SmallDisk
-from parashard.launch.local_cluster import END_GRACE_S, LocalCluster
+from parashard.launch.local_cluster import END_GRACE_S, LocalCluster, Process
+from parashard.launch.thread_child import ThreadChild
 from parashard.process import failpoints
 
 COORDINATOR = "coordinator"
@@ -48,7 +48,7 @@ class ProxiedCluster(LocalCluster):
         self._disk = SmallDisk(run_dir)
         self._before_end = before_end
         self._commands: dict[str, tuple[str, list[str]]] = {}  # of each service, as last started
-        self._strays: list[subprocess.Popen[bytes]] = []
+        self._strays: list[Process] = []
         services = [COORDINATOR, *(f"shard-{index}" for index in range(shards))]
         self.processes = (*services, *(f"worker-{index}" for index in range(workers)))
         # By name; the proxied addresses of each, by the flag that advertises them.
@@ -98,7 +98,7 @@ class ProxiedCluster(LocalCluster):
     def signal(self, process: str, number: int) -> bool:
         """Send a signal to a child; return whether it was running."""
         child = self._children.get(process)
-        if not isinstance(child, subprocess.Popen) or child.poll() is not None:
+        if child is None or isinstance(child, ThreadChild) or child.poll() is not None:
             return False
         child.send_signal(number)
         return True

@@ -1,8 +1,8 @@
 """LocalCluster: the processes of a job on this machine, as children of this process; its workers may be threads of it.
 
-Starts, reaps and ends them; decides nothing (the coordinator does). Each child inherits the read end of one pipe, its
-lifeline, whose only writer is this process: when this process ends, even by SIGKILL, its children see end of file and
-end.
+Starts, reaps and ends them; decides nothing (the coordinator does). A fork server starts them, but for scripts that
+`python -m` or flags of Python start. Each child inherits the read end of one pipe, its lifeline, whose only writer is
+this process: when this process ends, even by SIGKILL, its children see end of file and end.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from parashard.launch.forks import SERVICES, Fork, Forks, Lost, Request, of_script
 from parashard.launch.run_files import LOGS
 from parashard.launch.thread_child import ThreadChild
+from parashard.process.compute_threads import thread_variables
 from parashard.process.shell import ExitCode
 from parashard.process.side_effects import SideEffect, why_failed
 
@@ -37,13 +40,12 @@ WORKER_IS_SCRIPT = (
     "a worker is your script, run again: what may happen only once comes after `import parashard as ps`, under "
     "`if not ps.is_worker():`"
 )
-SAME_ENDS_MAX = 3
-"""A script that ends so often in the same way, before it is a worker, is not started again."""
 RETRIED = (ExitCode.FENCED, ExitCode.IO_ERROR, ExitCode.RETRY)
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 INFO = " level=info "  # in each line that a service logs
 
 
+Process = subprocess.Popen[bytes] | Fork
 StartThread = Callable[[str, Sequence[str]], ThreadChild]
 """Starts the worker of a name and arguments in a thread of this process."""
 
@@ -88,13 +90,14 @@ class LocalCluster:
     def __init__(self, run_dir: Path) -> None:
         self._logs = run_dir / LOGS
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._children: dict[str, subprocess.Popen[bytes] | ThreadChild] = {}
+        self._children: dict[str, Process | ThreadChild] = {}
         self._log_starts: dict[str, int] = {}  # offset in bytes at which the present process's log begins
         self._ended = 0
-        self._script_ends: dict[str, tuple[str, int]] = {}  # by worker: how its script ended, how often in a row
         self._asked_to_end: set[str] = set()
         self._not_started: list[Ended] = []
         self._lifeline_read, self._lifeline_write = os.pipe()
+        self._forks: Forks | None = None
+        self._without_server = False
         self.variables: Mapping[str, Mapping[str, str]] = {}
         self.script: ScriptCommand | None = None
         self.start_thread: StartThread | None = None
@@ -175,31 +178,48 @@ class LocalCluster:
         for child in self._children.values():
             child.wait()  # returns: nothing survives SIGKILL
         self.reap()  # says which threads do
+        if self._forks is not None:
+            self._forks.close()
         for descriptor in (self._lifeline_read, self._lifeline_write):
             os.close(descriptor)
 
-    def _spawn(
-        self, name: str, module: str, arguments: Sequence[str], variables: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, module: str, arguments: Sequence[str], variables: Mapping[str, str]) -> Process:
         arguments = [*arguments, "--lifeline", str(self._lifeline_read)]
         # -P: a file of the working directory with the name of one of our packages does not shadow it.
-        command, folder = [sys.executable, "-P", "-m", module, *arguments], None
-        if module == MODULES["worker"] and self.script is not None:
+        command, folder = [sys.executable, "-P", "-m", module, *arguments], ""
+        is_script = module == MODULES["worker"] and self.script is not None
+        if is_script and self.script is not None:
             command, folder = [*self.script.words], self.script.folder
             variables = {**variables, WORKER_ARGUMENTS: json.dumps(arguments)}
+        environ = {**os.environ, **self.variables.get(module, {}), **variables}
         _check_room()
         with self._opened_log(name) as log:
             self._log_starts[name] = log.tell()
+            if not self._without_server and (not is_script or _is_plain(command)):
+                try:
+                    preload = [*SERVICES] if module in MODULES.values() else []
+                    preload += of_script(sys.modules) if is_script else []
+                    return self._server().start(Request(command, folder or _folder(), environ, preload), log.fileno())
+                except Lost:
+                    self._without_server = True
+                    self.tell("warning: no process can be forked here: each one is started anew, which takes longer")
             return subprocess.Popen(
                 command,
-                cwd=folder,
+                cwd=folder or None,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(self._lifeline_read,),
                 start_new_session=True,
-                env={**os.environ, **self.variables.get(module, {}), **variables},
+                env=environ,
             )
+
+    def _server(self) -> Forks:
+        """Return what forks. Its libraries have one thread, and what else they read when they are imported."""
+        if self._forks is None:
+            read = {name: value for variables in self.variables.values() for name, value in variables.items()}
+            self._forks = Forks(self._lifeline_read, {**read, **thread_variables(1, {}, override=True)})
+        return self._forks
 
     def _opened_log(self, name: str) -> BinaryIO:
         try:
@@ -213,11 +233,8 @@ class LocalCluster:
     def _told(self, text: str, over: bool) -> None:
         self.tell(text if over else f"warning: {text}")
 
-    def _end_of(self, name: str, child: subprocess.Popen[bytes] | ThreadChild, code: int) -> Ended:
-        """Return a child's end and its reason.
-
-        A script that ends in the same way each time, before it is a worker, counts as a wrong configuration.
-        """
+    def _end_of(self, name: str, child: Process | ThreadChild, code: int) -> Ended:
+        """Return a child's end and its reason; a script that ends before it is a worker is wrongly configured."""
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         asked = name in self._asked_to_end
         self._asked_to_end.discard(name)
@@ -228,13 +245,20 @@ class LocalCluster:
         reason = f"{said} ({how})" if said else how
         no_script = self.script is None or not name.startswith("worker") or _by_us(lines, name)
         if no_script or asked or code < 0 or code in RETRIED:
-            self._script_ends.pop(name, None)
             return Ended(name, code, reason, self._ended)
-        before, times = self._script_ends.get(name, ("", 0))
-        times = times + 1 if reason == before else 1
-        self._script_ends[name] = reason, times
-        code = ExitCode.CONFIGURATION if times >= SAME_ENDS_MAX else code
-        return Ended(name, code, f"{reason}; {WORKER_IS_SCRIPT}", self._ended)
+        return Ended(name, ExitCode.CONFIGURATION, f"{reason}; {WORKER_IS_SCRIPT}", self._ended)
+
+
+def _is_plain(command: Sequence[str]) -> bool:
+    """Tell whether a command is `python SCRIPT.py ARGUMENTS`, by this Python and without its flags."""
+    return command[0] == sys.executable and not command[1].startswith("-") and command[1].endswith(".py")
+
+
+def _folder() -> str:
+    """Return where this process works; "": its folder is gone."""
+    with suppress(OSError):
+        return os.getcwd()
+    return ""
 
 
 def _check_room() -> None:

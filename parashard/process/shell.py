@@ -121,7 +121,7 @@ def run_service(
             number, lambda received, _: threading.Thread(target=stop.ask, args=(_signal_name(received),)).start()
         )
     if lifeline is not None:
-        _die_with_parent()
+        die_with_parent()
         threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     try:
         failpoints.arm(os.environ)
@@ -183,7 +183,7 @@ def _end_with_thread(died: threading.ExceptHookArgs) -> None:
         os._exit(ExitCode.FAILED)  # even if the log cannot be written
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Have the kernel kill this process with its parent: the lifeline's thread cannot run in one that is stopped."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

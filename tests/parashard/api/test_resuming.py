@@ -259,7 +259,7 @@ def test_a_run_that_another_process_has_ended_meanwhile_is_left_as_it_is(
 
 def test_a_start_that_is_told_to_goes_on_without_an_edit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = interrupted_in_the_second(runs)
-    monkeypatch.setattr(parashard, "_resume", "1")
+    monkeypatch.setattr(parashard._started, "resume", "1")
     trainer = ps.Trainer(Line())
     assert trainer.fit((X, Y), epochs=2, verbose=0).run_dir == first
     assert trainer.fit((X, Y), epochs=9, verbose=0).run_dir == second
@@ -276,7 +276,7 @@ def test_it_goes_on_with_the_run_that_it_is_told_and_begins_what_comes_after(
         ps.Trainer(Line()).fit((X, Y), epochs=9, verbose=0)
     runs.started_again()
     begun = len(runs.jobs)
-    monkeypatch.setattr(parashard, "_resume", str(older[1]))
+    monkeypatch.setattr(parashard._started, "resume", str(older[1]))
     trainer = ps.Trainer(Line())
     assert trainer.fit((X, Y), epochs=2, verbose=0).run_dir == older[0]
     assert trainer.fit((X, Y), epochs=9, verbose=0).run_dir == older[1]
@@ -290,14 +290,14 @@ def test_a_run_of_another_script_is_not_gone_on_with(runs: Runs, monkeypatch: py
     assert program is not None
     Path("other.py").touch()
     write_program(second, program._replace(script=str(Path("other.py").absolute())))
-    monkeypatch.setattr(parashard, "_resume", str(second))
+    monkeypatch.setattr(parashard._started, "resume", str(second))
     with pytest.raises(ConfigurationError, match=r"is a run of another script than train\.py"):
         ps.Trainer(Line()).fit((X, Y), epochs=2, verbose=0)
 
 
 def test_flags_of_resume_come_before_what_the_script_says(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ResumeFlags([("cluster.shards", 3, "--shards"), ("checkpoint.keep", 7, "--set")], "j2")
-    monkeypatch.setattr(parashard, "_resume_flags", json.dumps(flags))
+    monkeypatch.setattr(parashard._started, "resume_flags", json.dumps(flags))
     ps.Trainer(Line(), strategy=ps.ParameterServerStrategy(shards=1)).fit((X, Y), verbose=0)
     [(loaded, _)] = runs.jobs
     assert (loaded.job.cluster.shards, loaded.job.checkpoint.keep) == (3, 7)

@@ -121,7 +121,7 @@ def test_a_script_is_started_by_its_own_path_wherever_it_has_gone(
 def test_a_module_is_started_in_the_folder_that_it_was_started_in(
     monkeypatch: pytest.MonkeyPatch, module: str, file: str, variables: str, folder: str
 ) -> None:
-    monkeypatch.setattr(parashard, "_folder", "/start")
+    monkeypatch.setattr(parashard._started, "folder", "/start")
     monkeypatch.setenv("PYTHONPATH", variables)
     monkeypatch.setattr(sys, "path", ["/start/lib", *sys.path])  # inserted by the script
     monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", module, "1"])
@@ -133,7 +133,7 @@ def test_a_module_is_started_in_the_folder_that_it_was_started_in(
 def test_a_script_is_started_where_it_was_started_though_it_went_elsewhere_before_its_imports(
     monkeypatch: pytest.MonkeyPatch, named: str, folder: str
 ) -> None:
-    monkeypatch.setattr(parashard, "_folder", "/start")
+    monkeypatch.setattr(parashard._started, "folder", "/start")
     assert _folder_before("/a/b/train.py", named) == folder
 
 

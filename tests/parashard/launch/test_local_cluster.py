@@ -17,10 +17,10 @@ from typing import NoReturn
 
 import pytest
 
+from parashard.launch.forks import Forks, Lost
 from parashard.launch.local_cluster import (
     LOG_TAIL_BYTES,
     MODULES,
-    SAME_ENDS_MAX,
     WORKER_IS_SCRIPT,
     Ended,
     LocalCluster,
@@ -122,59 +122,59 @@ def test_the_last_words_of_an_earlier_incarnation_are_not_those_of_this_one(clus
     assert reaped(cluster)[0].reason == "exit code 1"
 
 
-def script_ends(cluster: LocalCluster, tmp_path: Path, text: str, times: int) -> list[Ended]:
-    """Start a script as worker-0 so often, and return how each ended."""
+def script_end(cluster: LocalCluster, tmp_path: Path, text: str, flags: tuple[str, ...] = ()) -> Ended:
+    """Start a script as worker-0, and return how it ended."""
     (tmp_path / "train.py").write_text(text)
-    cluster.script = ScriptCommand((sys.executable, "train.py"), str(tmp_path))
-    ends = []
-    for _ in range(times):
-        cluster.start("worker-0", MODULES["worker"], [])
-        ends += reaped(cluster)
-    return ends
+    cluster.script = ScriptCommand((sys.executable, *flags, "train.py"), str(tmp_path))
+    cluster.start("worker-0", MODULES["worker"], ["--connect", "127.0.0.1:7", "--name", "worker-0"])
+    (ended,) = reaped(cluster)
+    return ended
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "said"),
+    ("text", "said"),
     [
-        ("import os; os.mkdir('logs')", 1, "FileExistsError: [Errno 17] File exists: 'logs' (exit code 1)"),
-        ("input('name: ')", 1, "EOFError: EOF when reading a line (exit code 1)"),
-        ("raise SystemExit(0)", 0, "exit code 0"),
-        ("raise SystemExit(5)", 5, "exit code 5"),
+        ("import os; os.mkdir('logs')", "FileExistsError: [Errno 17] File exists: 'logs'"),
+        ("input('name: ')", "EOFError: EOF when reading a line"),
+        ("raise SystemExit(0)", ""),
+        ("raise SystemExit(5)", ""),
     ],
 )
-def test_a_script_that_fails_alike_before_it_is_a_worker_is_misconfigured(cluster, tmp_path, text, code, said):
-    ends = script_ends(cluster, tmp_path, text, SAME_ENDS_MAX)
-    assert [ended.exit_code for ended in ends] == [*[code] * (SAME_ENDS_MAX - 1), ExitCode.CONFIGURATION]
-    assert {ended.reason for ended in ends} == {f"{said}; {WORKER_IS_SCRIPT}"}
+def test_a_script_that_ends_before_it_is_a_worker_is_misconfigured(cluster, tmp_path, text, said):
+    missed = "train.py ended before its call 1, fit, which this worker is for"
+    forked, fresh = script_end(cluster, tmp_path, text), script_end(cluster, tmp_path, text, ("-u",))
+    assert (forked.exit_code, fresh.exit_code) == (ExitCode.CONFIGURATION, ExitCode.CONFIGURATION)
+    assert (said or missed) in forked.reason
+    assert (said or "exit code") in fresh.reason
+    assert fresh.reason.endswith(f"; {WORKER_IS_SCRIPT}")
     assert "ps.is_worker()" in WORKER_IS_SCRIPT
-    assert script_ends(cluster, tmp_path, "raise KeyError('other')", 1)[0].exit_code == 1, "another end: it may go well"
 
 
+@pytest.mark.parametrize("flags", [(), ("-u",)], ids=["forked", "fresh"])
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("import sys; print('parashard worker-0: no answer', file=sys.stderr); sys.exit(1)", 1),
-        ("import sys; print('time=now level=info event=joined'); sys.exit(1)", 1),
-        (f"raise SystemExit({int(ExitCode.RETRY)})", ExitCode.RETRY),
+        ("import os, sys; print('parashard worker-0: no answer', flush=True); os._exit(1)", 1),
+        ("import os, sys; print('time=now level=info event=joined', flush=True); os._exit(1)", 1),
+        (f"import os; os._exit({int(ExitCode.RETRY)})", ExitCode.RETRY),
         ("import os; os.kill(os.getpid(), 9)", -9),
     ],
 )
-def test_a_worker_that_ends_alike_is_left_to_the_coordinator(cluster, tmp_path, text, code):
-    ends = script_ends(cluster, tmp_path, text, SAME_ENDS_MAX + 1)
-    assert {ended.exit_code for ended in ends} == {code}
-    assert not any(WORKER_IS_SCRIPT in ended.reason for ended in ends)
+def test_the_end_of_a_worker_is_left_to_the_coordinator(cluster, tmp_path, text, code, flags):
+    ended = script_end(cluster, tmp_path, text, flags)
+    assert ended.exit_code == code
+    assert WORKER_IS_SCRIPT not in ended.reason
 
 
 def test_a_script_that_was_asked_to_end_is_no_failure(cluster, tmp_path, pipe):
     cluster.script = ScriptCommand((sys.executable, "train.py"), str(tmp_path))
     wait = "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
     (tmp_path / "train.py").write_text(f"{wait}open({str(pipe)!r}, 'w').write('up')\nsignal.pause()")
-    for _ in range(SAME_ENDS_MAX):
-        cluster.start("worker-0", MODULES["worker"], [])
-        awaited(pipe)
-        cluster.ask_to_end("worker-0")
-        (ended,) = reaped(cluster)
-        assert (ended.exit_code, ended.reason) == (0, "exit code 0")
+    cluster.start("worker-0", MODULES["worker"], ["--connect", "127.0.0.1:7"])
+    awaited(pipe)
+    cluster.ask_to_end("worker-0")
+    (ended,) = reaped(cluster)
+    assert (ended.exit_code, ended.reason) == (0, "exit code 0")
 
 
 def test_only_the_end_of_a_long_log_is_read(cluster, module):
@@ -398,3 +398,16 @@ def test_a_child_runs_without_a_log_where_none_can_be_written(cluster, module, t
         "warning: log files cannot be written: not a directory",
         "log files are written again; 1 writes failed",
     ]
+
+
+def test_without_a_fork_server_children_are_started_anew(cluster, module, monkeypatch):
+    def lost(*_: object) -> NoReturn:
+        raise Lost
+
+    told: list[str] = []
+    cluster.tell = told.append
+    monkeypatch.setattr(Forks, "start", lost)
+    for number in range(2):
+        cluster.start(f"worker-{number}", module("raise SystemExit(3)"), [])
+        assert reaped(cluster)[0].exit_code == 3
+    assert told == ["warning: no process can be forked here: each one is started anew, which takes longer"]

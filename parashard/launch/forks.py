@@ -1,0 +1,311 @@
+"""Forks: children of this process that a fork server makes, each as a `subprocess.Popen` is one.
+
+Owns the server's process, its socket and the form of what crosses it: a length, JSON, and descriptors. A child is this
+process's own, which waits for it and ends it as any other. It begins only once this process knows it: so a server that
+dies, or does not answer in time, is replaced and asked again, and nothing runs twice. Called by
+`parashard.launch.local_cluster`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
+LENGTH = struct.Struct("!I")
+LENGTH_MAX = 16 << 20
+ANSWER_S = 120.0
+"""A server that has not answered for so long, in which it may import a framework, is given up."""
+SERVERS_MAX = 3
+"""How many are asked for one child, where each ends."""
+POLL_S = 0.002
+SERVER = "parashard.launch.fork_server"
+ROOM_BYTES, ROOM_VARIABLE = 16384, "PARASHARD_ROOM"
+"""Room for a child's command line, and for its environment, where /proc shows those of the server."""
+SERVICES = (
+    "parashard_coordinator.__main__",
+    "parashard_server.__main__",
+    "parashard_worker.__main__",
+    # What these import when they need it.
+    "grpc._channel",
+    "grpc._interceptor",
+    "grpc._server",
+    "grpc.experimental",
+    "grpc_health.v1.health",
+    "importlib.resources",
+    "llvmlite.binding",
+    "parashard.data.arrays",
+    "parashard.models.mlp",
+    "safetensors.numpy",
+    "tenacity",
+    "tomli_w",
+)
+"""What a server imports for every run."""
+OF_SCRIPTS = (
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "sklearn",
+    "torch",
+    "torchvision",
+    "jax",
+    "optax",
+    "flax",
+    "parashard.api.coordinator",
+    "parashard.api.trainer",
+    "parashard.jax",
+    "parashard.layers",
+    "parashard.metrics",
+    "parashard.torch",
+)
+"""What it imports besides for a script that has imported it: large libraries that begin no thread, and our own."""
+
+
+class Lost(Exception):
+    """One server did not answer, or several ended, before they had forked a child."""
+
+
+class Request(NamedTuple):
+    """One child to fork.
+
+    Attributes
+    ----------
+    command : sequence of str
+        `python -P -m MODULE ARGUMENTS` or `python SCRIPT ARGUMENTS`, as /proc shows it.
+    folder : str
+        Where it works; "": where the server does.
+    environ : mapping of str to str
+        Its whole environment.
+    preload : sequence of str
+        Modules to import before, once for all children.
+    """
+
+    command: Sequence[str]
+    folder: str
+    environ: Mapping[str, str]
+    preload: Sequence[str]
+
+
+class Fork:
+    """A child; its methods are those of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return how it ended: its exit code, or the negative number of a signal; None while it runs."""
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # another part of the program has waited for it
+                self._code = 1
+            else:
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        until_s = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if until_s is not None and time.monotonic() >= until_s:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(POLL_S)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal while it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Forks:
+    """Starts children by way of a fork server, which it starts with the first.
+
+    Parameters
+    ----------
+    lifeline : int
+        Its read end, which the children inherit.
+    variables : mapping of str to str
+        Set for the server, besides this process's environment: what libraries read when they are imported.
+    """
+
+    def __init__(self, lifeline: int, variables: Mapping[str, str]) -> None:
+        self._lifeline = lifeline
+        self._variables = variables
+        self._server: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._threaded: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def server_pid(self) -> int:
+        """The server's process id; 0: there is none now."""
+        return 0 if self._server is None else self._server.pid
+
+    def start(self, request: Request, log: int) -> Fork:
+        """Fork a child whose output goes to the descriptor `log`.
+
+        Raises
+        ------
+        OSError
+            If the system has no room for one more process.
+        Lost
+            If no server could do it.
+        """
+        with self._lock:
+            lost = 0
+            while lost < SERVERS_MAX:
+                if self._socket is None:
+                    self._start_server()
+                try:
+                    found = self._answer(request, log)
+                except TimeoutError:
+                    self._end_server()
+                    break
+                except OSError:  # it has ended
+                    self._end_server()
+                    lost += 1
+                    continue
+                except BaseException:  # such as Ctrl-C: its answer is still to come
+                    self._end_server()
+                    raise
+                if isinstance(found, Fork):
+                    return found
+                if "errno" in found:
+                    raise OSError(int(found["errno"]), os.strerror(int(found["errno"])))
+                self._threaded.add(str(found["threaded"]))
+                self._end_server()  # the next one does not import it
+        raise Lost
+
+    def close(self) -> None:
+        """End the server; its children go on."""
+        with self._lock:
+            self._end_server()
+
+    def _answer(self, request: Request, log: int) -> Fork | dict[str, Any]:
+        """Ask for a child, and let it begin; or return why there is none."""
+        assert self._socket is not None
+        preload = [name for name in request.preload if name not in self._threaded]
+        read, write = os.pipe()  # on which the child waits until it may begin
+        try:
+            with subreaper():
+                send_message(self._socket, request._replace(preload=preload)._asdict(), [log, read])
+                found = read_message(self._socket, self._socket.recv(LENGTH.size, socket.MSG_WAITALL))
+            if "pid" not in found:
+                return found
+            child = Fork(int(found["pid"]))
+            with suppress(BrokenPipeError):  # it was killed
+                os.write(write, b"1")
+            return child
+        finally:
+            os.close(read)
+            os.close(write)
+
+    def _start_server(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", SERVER, str(theirs.fileno()), str(self._lifeline)]
+        with theirs:
+            try:
+                self._server = subprocess.Popen(
+                    [*command, "-" * ROOM_BYTES],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), self._lifeline),
+                    start_new_session=True,
+                    env={**os.environ, **self._variables, ROOM_VARIABLE: "-" * ROOM_BYTES},
+                )
+            except BaseException:
+                ours.close()
+                raise
+        ours.settimeout(ANSWER_S)
+        self._socket = ours
+
+    def _end_server(self) -> None:
+        if self._server is None or self._socket is None:
+            return
+        self._socket.close()
+        self._server.kill()
+        self._server.wait()
+        self._server = self._socket = None
+
+
+def of_script(imported: Mapping[str, object]) -> list[str]:
+    """Return what a server imports for a program that has imported so much."""
+    return [name for name in OF_SCRIPTS if name in imported]
+
+
+def read_request(connection: socket.socket) -> tuple[Request, int, int]:
+    """Return the next request, the descriptor of its log, and the one to read before the child begins.
+
+    Raises
+    ------
+    OSError
+        At the end of the connection.
+    """
+    head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, 2)
+    log, go = descriptors if len(descriptors) == 2 else (-1, -1)
+    return Request(**read_message(connection, head)), log, go
+
+
+def read_message(connection: socket.socket, head: bytes) -> dict[str, Any]:
+    """Return a message whose length has been read.
+
+    Raises
+    ------
+    OSError
+        At the end of the connection, and of a length that is not allowed.
+    """
+    if len(head) < LENGTH.size:
+        raise OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+    (length,) = LENGTH.unpack(head)
+    if length > LENGTH_MAX:
+        raise OSError(errno.EMSGSIZE, f"a message of {length:,} bytes, allowed are {LENGTH_MAX:,}")
+    text = connection.recv(length, socket.MSG_WAITALL)
+    if len(text) < length:
+        raise OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def send_message(connection: socket.socket, content: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Send a message, the descriptors with its length."""
+    text = json.dumps(content).encode()
+    if len(text) > LENGTH_MAX:
+        raise ValueError(f"a message of {len(text):,} bytes, allowed are {LENGTH_MAX:,}")
+    socket.send_fds(connection, [LENGTH.pack(len(text))], descriptors)
+    connection.sendall(text)
+
+
+@contextmanager
+def subreaper() -> Iterator[None]:
+    """Within, orphans among this process's descendants become its children."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = ctypes.c_int()
+    libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, before.value)

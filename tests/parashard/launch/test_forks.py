@@ -1,0 +1,323 @@
+"""A fork server and its children: they are as fresh processes are, none runs twice, and any of them may be killed.
+
+The children are modules of a few lines, and most servers import nothing for them.
+"""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parashard.launch import forks as forks_module
+from parashard.launch.fork_server import Server
+from parashard.launch.forks import Fork, Forks, Lost, Request, of_script, read_message, send_message
+from parashard.process.compute_threads import thread_variables
+from parashard.process.shell import ExitCode
+from support.tiers import by_tier
+
+DEADLINE_S = 30.0
+KILLS = by_tier(quick=8, full=60)
+KILLS_S = 0.6  # a server takes half of that to start
+STARTS = by_tier(quick=20, full=500)
+WAITS = "import os, sys\nprint('up', flush=True)\nwhile os.read(int(sys.argv[-1]), 1): pass\n"
+
+
+class Place:
+    """A folder with modules, a lifeline and a log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lifeline, self._held = os.pipe()
+        self.forks = Forks(self.lifeline, thread_variables(1, {}, override=True))
+        self.log = folder / "log"
+
+    def request(self, source: str, *arguments: str, preload: tuple[str, ...] = ()) -> Request:
+        """Return a request for a module with this source."""
+        name = f"child_{len(list(self.folder.glob('child_*')))}"
+        (self.folder / f"{name}.py").write_text(source)
+        command = [sys.executable, "-P", "-m", name, *arguments, str(self.lifeline)]
+        return Request(command, str(self.folder), {**os.environ}, preload)
+
+    def start(self, request: Request) -> Fork:
+        """Fork it."""
+        with self.log.open("ab") as log:
+            return self.forks.start(request, log.fileno())
+
+    def said(self, source: str, *arguments: str, preload: tuple[str, ...] = ()) -> str:
+        """Run a module to its end, and return its output."""
+        before = len(self.log.read_bytes()) if self.log.exists() else 0
+        assert self.start(self.request(source, *arguments, preload=preload)).wait(DEADLINE_S) == 0, self.log.read_text()
+        return self.log.read_bytes()[before:].decode()
+
+    def until_up(self, times: int = 1) -> None:
+        """Wait until so many children have said that they are up."""
+        until_s = time.monotonic() + DEADLINE_S
+        while not self.log.exists() or self.log.read_text().count("up\n") < times:
+            assert time.monotonic() < until_s, "no child is up"
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        """End everything."""
+        self.forks.close()
+        os.close(self.lifeline)
+        os.close(self._held)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """Return a place, and end what is left of it."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    place = Place(tmp_path)
+    yield place
+    place.close()
+
+
+def fresh(request: Request, environ: dict[str, str]) -> str:
+    """Return what a fresh process says."""
+    return subprocess.check_output(request.command, env=environ, cwd=request.folder, text=True)
+
+
+# --- as a fresh process ---
+
+
+def test_a_child_is_this_processs_own_in_a_session_of_its_own(place: Place) -> None:
+    said = place.said("import os\nprint(os.getppid(), os.getsid(0) == os.getpid(), os.getcwd())")
+    assert said.split() == [str(os.getpid()), "True", str(place.folder)]
+
+
+@pytest.mark.parametrize(("source", "code"), [("raise SystemExit(5)", 5), ("1/0", 1), ("import os; os.abort()", -6)])
+def test_how_a_child_ended_is_known(place: Place, source: str, code: int) -> None:
+    assert place.start(place.request(source)).wait(DEADLINE_S) == code
+
+
+def test_proc_shows_its_command_and_its_variables(place: Place) -> None:
+    request = place.request(WAITS, "--name", "worker-0")
+    environ = {**request.environ, "PARASHARD_MARK": "here"}
+    environ.pop("PYTHONHASHSEED", None)
+    child = place.start(request._replace(environ=environ))
+    place.until_up()
+    words = Path(f"/proc/{child.pid}/cmdline").read_text().rstrip("\0").split("\0")
+    variables = Path(f"/proc/{child.pid}/environ").read_text().rstrip("\0").split("\0")
+    child.kill()
+    assert words == request.command
+    assert sorted(variables) == sorted(f"{name}={value}" for name, value in environ.items())
+    assert child.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_more_words_than_there_is_room_for_are_cut_off(place: Place) -> None:
+    long = "x" * (2 * forks_module.ROOM_BYTES)
+    assert place.said("import sys\nprint(len(sys.argv[1]))", long) == f"{len(long)}\n"
+
+
+def test_its_modules_see_the_words_and_variables_of_a_fresh_process(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import os, sys, parashard\nfrom parashard.api.script import SCRIPT\n"
+        "print(__name__, __file__, sys.argv, sys.path[0], 'PARASHARD_WORKER_ARGUMENTS' in os.environ)\n"
+        "print(SCRIPT.is_worker, SCRIPT.path, parashard._started.main_text == open(__file__, 'rb').read())\n"
+        "os._exit(0 if sys.stdout.flush() is None else 1)\n"
+    )
+    arguments = '["--connect", "127.0.0.1:7", "--name", "worker-0"]'
+    environ = {**os.environ, "PARASHARD_WORKER_ARGUMENTS": arguments}
+    request = Request([sys.executable, "script.py", "a"], str(tmp_path), environ, ("parashard.api.trainer",))
+    assert place.start(request).wait(DEADLINE_S) == 0, place.log.read_text()
+    first, second = place.log.read_text().splitlines()
+    assert first == f"__main__ script.py ['script.py', 'a'] {tmp_path} False"
+    assert second == f"True {tmp_path / 'script.py'} True"
+
+
+def test_numbers_drawn_at_random_are_others_in_each_child(place: Place) -> None:
+    source = "import random\nimport numpy as np\nprint(random.random(), np.random.random())"
+    said = [place.said(source, preload=("numpy.random", "random")).split() for _ in range(3)]
+    assert len({number for numbers in said for number in numbers}) == 6
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_libraries_have_the_threads_of_its_variables(place: Place, threads: str) -> None:
+    source = "import numpy, threadpoolctl\nprint({pool['num_threads'] for pool in threadpoolctl.threadpool_info()})"
+    request = place.request(source, preload=("numpy",))
+    environ = {**request.environ, **thread_variables(int(threads), {}, override=True)}
+    assert place.start(request._replace(environ=environ)).wait(DEADLINE_S) == 0, place.log.read_text()
+    assert place.log.read_text() == fresh(request, environ) != ""
+
+
+def test_it_computes_the_bits_of_a_fresh_process(place: Place) -> None:
+    source = (
+        "import hashlib\nimport numpy as np\nfrom parashard_worker.device import open_device\n"
+        "a = np.random.default_rng(0).random((257, 129), np.float32)\n"
+        "print(open_device('cpu', 'w').fingerprint(), hashlib.sha256((a.T @ a).tobytes()).hexdigest())\n"
+    )
+    request = place.request(source, preload=forks_module.SERVICES)
+    environ = {**request.environ, **thread_variables(1, {}, override=True)}
+    assert place.start(request._replace(environ=environ)).wait(DEADLINE_S) == 0
+    assert place.log.read_text() == fresh(request, environ) != ""
+
+
+# --- a server that cannot fork, or ends ---
+
+
+def test_a_module_that_begins_a_thread_is_imported_in_the_child(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    source = (
+        "import os, sys\nprint(len(os.listdir('/proc/self/task')), 'threaded' in sys.modules, 'wave' in sys.modules)"
+    )
+    assert place.said(source, preload=("threaded", "wave")) == "1 False True\n"
+
+
+def test_a_module_that_cannot_be_imported_is_left_to_the_child(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('not here')")
+    assert place.said("print('well')", preload=("broken", "missing_module")) == "well\n"
+
+
+def test_a_server_that_was_killed_is_replaced_and_its_children_live(place: Place) -> None:
+    child = place.start(place.request(WAITS))
+    place.until_up()
+    first = place.forks.server_pid
+    os.kill(first, signal.SIGKILL)
+    other = place.start(place.request("print('second')"))
+    assert other.wait(DEADLINE_S) == 0
+    assert (place.forks.server_pid == first, child.poll()) == (False, None)
+    child.terminate()
+    assert child.wait(DEADLINE_S) == -signal.SIGTERM
+
+
+def test_a_server_that_does_not_answer_is_given_up(place: Place) -> None:
+    assert place.said("print('first')") == "first\n"
+    os.kill(place.forks.server_pid, signal.SIGSTOP)
+    assert place.forks._socket is not None
+    place.forks._socket.settimeout(0.05)
+    with pytest.raises(Lost):
+        place.start(place.request("print('never')"))
+    assert place.forks.server_pid == 0
+
+
+def test_servers_that_end_again_and_again_are_given_up(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text("import os\nos._exit(1)")
+    with pytest.raises(Lost):
+        place.start(place.request("print('never')", preload=("deadly",)))
+    assert place.forks.server_pid == 0
+
+
+def test_a_refused_fork_is_an_error_with_its_number(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's own fork is refused, and the launcher raises what it says."""
+
+    def refused() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs, monkeypatch.context() as patch:
+        patch.setattr(os, "fork", refused)
+        assert not Server(theirs, -1)._fork()
+        assert read_message(ours, ours.recv(4)) == {"errno": 11}
+    ours, theirs = socket.socketpair()
+    place.forks._socket, place.forks._server = ours, subprocess.Popen(["true"])
+    with theirs:
+        send_message(theirs, {"errno": 11})
+        with pytest.raises(OSError, match="Resource temporarily unavailable"):
+            place.start(place.request(""))
+
+
+def test_a_child_that_the_launcher_does_not_know_does_nothing(place: Place) -> None:
+    """As of a launcher that was killed, or asked another server, before it had the answer."""
+    ours, theirs = socket.socketpair()
+    request = place.request("print('ran')")
+    read, write = os.pipe()
+    with forks_module.subreaper():
+        between = os.fork()
+        if between == 0:
+            ours.close()
+            os.close(write)
+            child = Server(theirs, place.lifeline).serve()
+            if child is not None:
+                child()
+            os._exit(0)
+        theirs.close()
+        with place.log.open("ab") as log:
+            send_message(ours, request._asdict(), [log.fileno(), read])
+        os.close(read)
+        pid = read_message(ours, ours.recv(4))["pid"]
+    os.close(write)
+    assert Fork(pid).wait(DEADLINE_S) == ExitCode.RETRY
+    assert place.log.read_text() == ""
+    ours.close()
+    os.waitpid(between, 0)
+
+
+def test_a_length_that_is_not_allowed_ends_the_connection() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(OSError, match="allowed are 16,777,216"):
+        read_message(ours, b"\xff\xff\xff\xff")
+
+
+def test_a_script_has_the_frameworks_that_its_program_has_imported() -> None:
+    assert of_script({"torch": 1, "keras": 1, "parashard.torch": 1, "json": 1}) == ["torch", "parashard.torch"]
+
+
+# --- for long ---
+
+
+def test_starts_leave_no_descriptor_open(place: Place) -> None:
+    request = place.request("")
+    assert place.start(request).wait(DEADLINE_S) == 0
+    server = place.forks.server_pid
+
+    def open_files() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{server}/fd"))
+
+    before = open_files()
+    for _ in range(STARTS):
+        assert place.start(request).wait(DEADLINE_S) == 0
+    assert open_files() == before
+    assert (place.forks.server_pid, len(os.listdir(f"/proc/{server}/task"))) == (server, 1)
+
+
+def test_whatever_is_killed_at_any_moment_each_child_runs_at_most_once(place: Place) -> None:
+    """The server, a child, or both are killed while children are started."""
+    chance, ran = random.Random(0), place.folder / "ran"
+    ran.touch()
+    source = f"import sys\nwith open({str(ran)!r}, 'a') as file: file.write(sys.argv[1] + ' ')\n"
+    request = place.request(source)
+    stopping = threading.Event()
+    children: list[Fork] = []
+
+    def kill() -> None:
+        for _ in range(KILLS):
+            time.sleep(chance.uniform(0.0, KILLS_S))
+            victims = chance.choice(["server", "child", "both"])
+            for pid in [place.forks.server_pid] * (victims != "child"):
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
+            if children and victims != "server":
+                children[-1].kill()
+        stopping.set()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    given_up = 0
+    number = 0
+    try:
+        while not stopping.is_set():
+            number += 1
+            command = [*request.command[:-1], f"n{number}", request.command[-1]]
+            try:
+                children.append(place.start(request._replace(command=command)))
+            except Lost:
+                given_up += 1
+    finally:
+        killer.join()
+    ends = Counter(child.wait(DEADLINE_S) for child in children)
+    runs = Counter(ran.read_text().split())
+    assert set(ends) <= {0, -signal.SIGKILL}
+    assert max(runs.values(), default=1) == 1
+    assert ends[0] <= len(runs) <= len(children)
+    assert given_up < len(children)
