@@ -191,7 +191,17 @@ def test_a_server_that_never_answers_is_given_up(server, s3_url, monkeypatch):
         assert server.faults == []
 
 
-def test_a_large_upload_has_its_own_time_limit(server, s3_url, monkeypatch):
+def test_large_creates_have_a_client_with_a_longer_time_limit(memory_url, monkeypatch):
+    monkeypatch.setattr(remote, "SMALL_BYTES", 3)
+    store, uploads = ObjectStore(memory_url), ObjectStore("memory://uploads")
+    store._bucket.uploads = uploads._bucket.requests
+    for name in ("123", "1234"):
+        store.create(name, name.encode())
+    assert (store.names(""), uploads.names("")) == (["123"], ["1234"])
+    assert buckets.REQUEST_TIMEOUT_S > buckets.READ_TIMEOUT_S
+
+
+def test_a_large_create_that_is_not_answered_is_given_up(server, s3_url, monkeypatch):
     monkeypatch.setattr(buckets, "REQUEST_TIMEOUT_S", 0.05)
     monkeypatch.setattr(remote, "SMALL_BYTES", 0)
     store = ObjectStore(s3_url)
