@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from benchmarks.tables import RESULTS, load_before, table, write
 from parashard.process.compute_threads import cores
 from parashard_server.state.kernels import fused, loops, reference
+from parashard_server.state.kernels.rules import RULES
 
 Float32s = NDArray[np.float32]
 Call = Callable[[], object]
@@ -65,7 +66,8 @@ class Vectors:
         def update(rule: str) -> Call:
             slots, settings = UPDATES[rule]
             state = [self.state[slot] for slot in slots]
-            return lambda: getattr(kernels, rule)(self.weights, self.gradient, *state, **settings)
+            values = RULES[rule].values(settings)
+            return lambda: kernels.update(rule, values, self.weights, self.gradient, *state)
 
         return {rule: update(rule) for rule in UPDATES} | {
             "is_finite": lambda: kernels.is_finite(self.gradient),

@@ -16,11 +16,8 @@ class Hosted:
     def __init__(self, to_device: Callable[[np.ndarray], Any], to_host: Callable[[Any], np.ndarray]) -> None:
         self._to_device, self._to_host = to_device, to_host
 
-    def __getattr__(self, rule: str) -> Callable[..., None]:
-        def update(*vectors: np.ndarray, **settings: Any) -> None:
-            on_device = [self._to_device(vector) for vector in vectors]
-            getattr(cuda, rule)(*on_device, **settings)
-            for vector, moved in zip(vectors, on_device, strict=True):
-                vector[:] = self._to_host(moved)
-
-        return update
+    def update(self, rule: str, values: Any, *vectors: np.ndarray) -> None:
+        on_device = [self._to_device(vector) for vector in vectors]
+        cuda.update(rule, values, *on_device)
+        for vector, moved in zip(vectors, on_device, strict=True):
+            vector[:] = self._to_host(moved)

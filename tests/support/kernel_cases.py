@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from parashard_server.state.kernels.rules import RULES
+
 COMMON: dict[str, Any] = {"learning_rate": 0.05, "weight_decay": 0.01, "clip": 1.5, "scale": 0.25}
 ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 RMSPROP: dict[str, Any] = {
@@ -39,9 +41,7 @@ def drawn(seed: int, size: int) -> np.ndarray:
 
 def update(kernels: Any, kind: str, *vectors: np.ndarray, t: Any = 1, **settings: float) -> None:
     """Apply a rule to weights, with a gradient and slots; to rows of a table if each has its own t."""
-    counter = {"t": t} if kind in COUNTING else {}
-    name = f"{kind}_by_row" if kind in COUNTING and isinstance(t, np.ndarray) else kind
-    getattr(kernels, name)(*vectors, **settings, **counter)
+    kernels.update(kind, RULES[kind].values(settings | {"t": t}), *vectors)
 
 
 def run(kernels: Any, kind: str, size: int, cuts: tuple[int, ...] = (), **changed: float) -> list[np.ndarray]:

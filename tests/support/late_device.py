@@ -17,8 +17,6 @@ import numpy as np
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import reference
 
-UPDATES = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "ftrl", "lamb", "decay")
-
 
 class LateDevice:
     """See `parashard_server.state.cuda_storage.Device`.
@@ -44,8 +42,8 @@ class LateDevice:
         self.while_copying_out: Callable[[], None] = lambda: None
         self.kernels = ModuleType("late kernels")
         self._using = threading.local()
-        for rule in UPDATES:
-            setattr(self.kernels, rule, partial(self._ask, getattr(reference, rule)))
+        for kernel in (reference.update, reference.decay):
+            setattr(self.kernels, kernel.__name__, partial(self._ask, kernel))
 
     def use(self) -> None:
         self._using.here = True
@@ -77,6 +75,6 @@ class LateDevice:
         while self.asked:
             self.asked.popleft()()
 
-    def _ask(self, kernel: Callable[..., None], *vectors: Float32s, **settings: Any) -> None:
+    def _ask(self, kernel: Callable[..., None], *given: Any) -> None:
         assert self._using.here, "a kernel was called in a thread that does not use the GPU"
-        self.asked.append(partial(kernel, *vectors, **settings))
+        self.asked.append(partial(kernel, *given))

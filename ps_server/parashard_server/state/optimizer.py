@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -17,17 +18,7 @@ from numpy.typing import NDArray
 from parashard.plan.optimizers import Adagrad, OptimizerSpec, RowwiseAdagrad
 from parashard.plan.variables import Float32s, Variable
 from parashard_server.state.kernels import fused
-
-
-class _Rule(NamedTuple):
-    """Arguments of a kernel besides the weights and the gradient, by name."""
-
-    settings: tuple[str, ...] = ()
-    """Fields of the spec."""
-    regularisers: tuple[str, ...] = ("weight_decay",)
-    """Fields of the spec that are 0 for variables with `decay=False`."""
-    counts: bool = False
-    """Whether it needs t."""
+from parashard_server.state.kernels.rules import RULES, Values
 
 
 class Before(NamedTuple):
@@ -38,23 +29,6 @@ class Before(NamedTuple):
 
 
 NOTHING_BEFORE = Before()
-
-_ADAM = _Rule(("beta1", "beta2", "epsilon"), counts=True)
-_RMSPROP = _Rule(("rho", "epsilon", "epsilon_in_root", "momentum", "rate_in_velocity"))
-_RULES: dict[str, _Rule] = {
-    "sgd": _Rule(),
-    "momentum": _Rule(("momentum", "rate_in_velocity")),
-    "nesterov": _Rule(("momentum", "rate_in_velocity")),
-    "adagrad": _Rule(("epsilon",)),
-    "rmsprop": _Rule(("rho", "epsilon", "epsilon_in_root")),
-    "rmsprop_momentum": _RMSPROP,
-    "rmsprop_centered": _RMSPROP,
-    "adam": _ADAM,
-    "adamw": _ADAM,
-    "ftrl": _Rule(("beta",), ("weight_decay", "l1", "l2")),
-    "lamb": _ADAM,
-    "rowwise_adagrad": _Rule(("epsilon",)),
-}
 
 
 class Optimizer:
@@ -84,7 +58,7 @@ class Optimizer:
     def __init__(
         self, spec: OptimizerSpec, kernels: ModuleType = fused, *, by_row: bool = False, before: Before = NOTHING_BEFORE
     ) -> None:
-        rule = _RULES[spec.rule]
+        rule = RULES[spec.rule]
         self.spec = spec
         self._before = before
         self.slots = spec.slots
@@ -92,10 +66,8 @@ class Optimizer:
             slot: spec.initial_accumulator if isinstance(spec, Adagrad | RowwiseAdagrad) else 0.0 for slot in self.slots
         }
         self.by_row = by_row
-        self.counts = rule.counts
-        self._kernel: Callable[..., None] = getattr(
-            kernels, f"{spec.rule}_by_row" if by_row and rule.counts else spec.rule
-        )
+        self.counts = bool(rule.by_t)
+        self._kernel: Callable[..., None] = partial(kernels.update, spec.rule)
         regularisers = {name: float(getattr(spec, name)) for name in rule.regularisers}
         self._decay: Callable[[Float32s, float], None] | None = None
         if getattr(spec, "decoupled_weight_decay", False) and spec.weight_decay:
@@ -104,6 +76,7 @@ class Optimizer:
         settings["clip"] = math.inf if spec.clip_value is None else spec.clip_value
         self._settings = settings | regularisers
         self._settings_without_decay = settings | dict.fromkeys(regularisers, 0.0)
+        self._values_of = lru_cache(maxsize=4)(self._values)  # a push's partitions have the same
 
     def update(
         self,
@@ -148,16 +121,15 @@ class Optimizer:
         rate = own * self.spec.schedule.factor(t + self._before.schedule) * variable.learning_rate_factor
         if self._decay is not None and variable.decay:
             self._decay(weights, rate * self.spec.weight_decay)
-        counter = {"t": t + self._before.state if t_of_rows is None else t_of_rows} if self.counts else {}
-        self._kernel(
-            weights,
-            gradient,
-            *(slots[name] for name in self.slots),
-            learning_rate=rate,
-            scale=scale,
-            **counter,
-            **(self._settings if variable.decay else self._settings_without_decay),
-        )
+        if t_of_rows is None:
+            values = self._values_of(rate, scale, t + self._before.state, variable.decay)
+        else:
+            values = self._values(rate, scale, t_of_rows, variable.decay)
+        self._kernel(values, weights, gradient, *(slots[name] for name in self.slots))
+
+    def _values(self, rate: float, scale: float, t: int | NDArray[np.uint32], decay: bool) -> Values | None:
+        settings = self._settings if decay else self._settings_without_decay
+        return RULES[self.spec.rule].values({**settings, "learning_rate": rate, "scale": scale, "t": t})
 
     def warm_up(self) -> None:
         """Load the kernel, or compile it, so that no push waits for it."""

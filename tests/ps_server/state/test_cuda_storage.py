@@ -157,7 +157,7 @@ def test_a_kernel_that_fails_late_fails_its_push() -> None:  # P14
     device = LateDevice()
     storage = on_device(device)
 
-    def broken(*vectors: Any, **settings: Any) -> None:
+    def broken(*given: Any) -> None:
         device.asked.append(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
 
     storage._optimizer._kernel = broken
@@ -200,7 +200,7 @@ def test_a_kernel_is_compiled_before_the_first_push() -> None:
     device, called = LateDevice(), []
     optimizer = Optimizer(Adam(), device.kernels)
     kernel = optimizer._kernel
-    optimizer._kernel = lambda *vectors, **settings: called.append(kernel(*vectors, **settings))
+    optimizer._kernel = lambda *given: called.append(kernel(*given))
     warm_up(device, optimizer)
     assert called == [None]
     assert not device.asked

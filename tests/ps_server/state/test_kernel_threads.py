@@ -10,7 +10,7 @@ from parashard.process import compute_threads
 from parashard_server.build import ShardBuilder
 from parashard_server.state.kernels import fused, lanes, reference
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, trust_ratio
-from support.kernel_cases import COMMON, COUNTING, KERNELS, assert_same_bits, drawn
+from support.kernel_cases import COMMON, COUNTING, KERNELS, assert_same_bits, drawn, update
 from support.shard_process import job_reply
 
 UseThreads = Callable[[int], None]
@@ -40,9 +40,7 @@ def updated(kernels: Any, kind: str, size: int, offset: int) -> list[np.ndarray]
     for t in (1, 2):
         gradient = view(t, size, offset)
         gradient.flags.writeable = False
-        getattr(kernels, kind)(
-            arrays[0], gradient, *arrays[1:], **COMMON | own | ({"t": t} if kind in COUNTING else {})
-        )
+        update(kernels, kind, arrays[0], gradient, *arrays[1:], **COMMON | own | ({"t": t} if kind in COUNTING else {}))
     return arrays
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from parashard_server.state.kernels import compiling, fused, loops, machine_code
 from parashard_server.state.kernels.machine_code import REFUSED, function
-from support.kernel_cases import drawn
+from support.kernel_cases import drawn, update
 
 LOOPS = tuple(name for name in compiling._ARGUMENTS if hasattr(loops, name))
 
@@ -198,6 +198,10 @@ def test_code_is_compiled_again_when_what_it_depends_on_changes(
     assert len(list(folder.iterdir())) == 2
 
 
+def test_the_text_of_the_rules_is_among_what_code_depends_on() -> None:
+    assert {"loops.py", "rules.py"} <= set(machine_code._SOURCES)
+
+
 def test_code_moves_with_its_folder(
     folder: Path, compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +236,7 @@ def test_arrays_that_do_not_fit_are_refused_untouched(name: str, array: np.ndarr
     arrays = arrays_of(**{name: array})
     before = [a.tobytes() for a in arrays]
     with pytest.raises(ValueError, match="contiguous and of one length"):
-        fused.adagrad(*arrays, learning_rate=0.1, epsilon=1e-8, weight_decay=0.0, clip=np.inf, scale=1.0)
+        update(fused, "adagrad", *arrays, learning_rate=0.1, epsilon=1e-8, weight_decay=0.0, clip=np.inf, scale=1.0)
     assert [a.tobytes() for a in arrays] == before
 
 
@@ -240,7 +244,7 @@ def test_lamb_refuses_them_too() -> None:
     vectors = [np.ones(10, np.float32) for _ in range(3)]
     settings: dict[str, Any] = dict.fromkeys(("learning_rate", "epsilon", "weight_decay", "clip", "scale"), 1.0)
     with pytest.raises(ValueError, match=r"lamb: .* \(9,\)"):
-        fused.lamb(*vectors, np.ones(9, np.float32), beta1=0.9, beta2=0.9, t=1, **settings)
+        update(fused, "lamb", *vectors, np.ones(9, np.float32), beta1=0.9, beta2=0.9, t=1, **settings)
     assert all((vector == 1.0).all() for vector in vectors)
 
 

@@ -121,9 +121,9 @@ def test_warm_up_calls_the_kernel_once_on_nothing(kind: str) -> None:
     spec, slots = SPECS[kind]
     calls = []
 
-    def kernel(weights: np.ndarray, gradient: np.ndarray, *state: np.ndarray, **settings: float) -> None:
-        calls.append([array.size for array in (weights, gradient, *state)])
-        getattr(fused, kind)(weights, gradient, *state, **settings)
+    def update(rule: str, values: Any, *vectors: np.ndarray) -> None:
+        calls.append((rule, [vector.size for vector in vectors]))
+        fused.update(rule, values, *vectors)
 
-    Optimizer(spec, SimpleNamespace(**{kind: kernel})).warm_up()
-    assert calls == [[0] * (2 + len(slots))]
+    Optimizer(spec, SimpleNamespace(update=update)).warm_up()
+    assert calls == [(kind, [0] * (2 + len(slots)))]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from parashard_server.state.kernels import fused, reference
+from support.kernel_cases import update
 
 START = [0.5, -1.25, 2.0, 0.0, -0.75]
 STEPS = 4
@@ -71,8 +72,9 @@ def test_four_steps_end_where_pytorch_does(kernels: Any, kind: str) -> None:
     slots = [np.full(len(START), value, np.float32) for value in initial]
     for t in range(1, STEPS + 1):
         counter = {"t": t} if kind.startswith("adam") else {}
-        getattr(kernels, kind)(
-            weights, gradient(t), *slots,
+        update(
+            kernels,
+            kind, weights, gradient(t), *slots,
             learning_rate=0.1, weight_decay=0.01, clip=math.inf, scale=1.0, **own, **counter,
         )  # fmt: skip
     np.testing.assert_allclose(weights, expected, rtol=2e-6, atol=2e-7)
@@ -86,8 +88,9 @@ def test_a_row_of_a_table_ends_where_pytorch_does_with_the_steps_that_it_had(ker
     weights, slots = np.array([*START, *START], np.float32), np.zeros((2, 2 * length), np.float32)
     for t in range(1, STEPS + 1):  # the second row had seven pushes more
         both = np.concatenate([gradient(t), gradient(t)])
-        getattr(kernels, f"{kind}_by_row")(
-            weights, both, *slots, learning_rate=0.1, weight_decay=0.01, clip=math.inf, scale=1.0,
+        update(
+            kernels,
+            kind, weights, both, *slots, learning_rate=0.1, weight_decay=0.01, clip=math.inf, scale=1.0,
             t=np.array([t, t + 7], np.uint32), **own,
         )  # fmt: skip
     np.testing.assert_allclose(weights[:length], expected, rtol=2e-6, atol=2e-7)
@@ -100,5 +103,5 @@ def test_rowwise_adagrad_of_rows_of_one_element_is_adagrad(kernels: Any) -> None
     settings = {"learning_rate": 0.1, "weight_decay": 0.01, "clip": math.inf, "scale": 1.0, **own}
     weights, sums = np.array(START, np.float32), np.full(len(START), initial[0], np.float32)
     for t in range(1, STEPS + 1):
-        kernels.rowwise_adagrad(weights, gradient(t), sums, **settings)
+        update(kernels, "rowwise_adagrad", weights, gradient(t), sums, **settings)
     np.testing.assert_allclose(weights, expected, rtol=2e-6, atol=2e-7)

@@ -18,7 +18,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from parashard_server.state.kernels.machine_code import ENTRY, REFUSED, Ndarray
 
@@ -44,6 +44,10 @@ _VECTORS: dict[str, int] = {}  # by loop: how many of its first arguments have o
 def inlined(function: Callable[..., Any]) -> Any:
     """Declare a function that loops call."""
     return numba.njit(error_model="numpy")(function)
+
+
+compiled_form_of: Any = overload
+"""Declare what loops call in place of a function: @compiled_form_of(function) on what returns that."""
 
 
 def _ahead(typing: Any, array: Any, index: Any) -> Any:

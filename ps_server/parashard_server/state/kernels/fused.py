@@ -16,15 +16,8 @@ from numpy.typing import NDArray
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels.lanes import Lanes
 from parashard_server.state.kernels.machine_code import REFUSED, function
-from parashard_server.state.kernels.scalars import (
-    BLOCK_ELEMENTS,
-    SMALLEST_FTRL_RATE,
-    bias_corrected,
-    corrections,
-    epsilons,
-    momentum_factors,
-    trust_ratio,
-)
+from parashard_server.state.kernels.rules import OF_PREPARED, RULES, Values
+from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, trust_ratio
 
 _SCALARS_MAX = 10
 _PACK = [struct.Struct(f"={count}f").pack for count in range(_SCALARS_MAX + 1)]
@@ -81,129 +74,40 @@ def warm_up_rows() -> None:
         _function(name, arrays)
 
 
-def sgd(
-    weights: Float32s, gradient: Float32s, *, learning_rate: float, weight_decay: float, clip: float, scale: float
-) -> None:
-    """See `reference.sgd`."""
-    _run("sgd", (weights, gradient), learning_rate, weight_decay, clip, scale)
-
-
-def momentum(
-    weights: Float32s, gradient: Float32s, velocity: Float32s,
-    *, learning_rate: float, momentum: float, rate_in_velocity: float = 0.0, weight_decay: float, clip: float,
-    scale: float,
-) -> None:  # fmt: skip
-    """See `reference.momentum`."""
-    factors = momentum_factors(learning_rate, rate_in_velocity)
-    _run("momentum", (weights, gradient, velocity), *factors, momentum, weight_decay, clip, scale)
-
-
-def nesterov(
-    weights: Float32s, gradient: Float32s, velocity: Float32s,
-    *, learning_rate: float, momentum: float, rate_in_velocity: float = 0.0, weight_decay: float, clip: float,
-    scale: float,
-) -> None:  # fmt: skip
-    """See `reference.nesterov`."""
-    factors = momentum_factors(learning_rate, rate_in_velocity)
-    _run("nesterov", (weights, gradient, velocity), *factors, momentum, weight_decay, clip, scale)
-
-
-def adagrad(
-    weights: Float32s, gradient: Float32s, accumulator: Float32s,
-    *, learning_rate: float, epsilon: float, weight_decay: float, clip: float, scale: float,
-) -> None:  # fmt: skip
-    """See `reference.adagrad`."""
-    _run("adagrad", (weights, gradient, accumulator), learning_rate, epsilon, weight_decay, clip, scale)
-
-
-def rmsprop(
-    weights: Float32s, gradient: Float32s, mean_square: Float32s,
-    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, weight_decay: float, clip: float,
-    scale: float,
-) -> None:  # fmt: skip
-    """See `reference.rmsprop`."""
-    beside = epsilons(epsilon, epsilon_in_root)
-    _run("rmsprop", (weights, gradient, mean_square), learning_rate, rho, 1.0 - rho, *beside, weight_decay, clip, scale)
-
-
-def rmsprop_momentum(
-    weights: Float32s, gradient: Float32s, mean_square: Float32s, velocity: Float32s,
-    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, momentum: float,
-    rate_in_velocity: float = 0.0, weight_decay: float, clip: float, scale: float,
-) -> None:  # fmt: skip
-    """See `reference.rmsprop_momentum`."""
-    _run(
-        "rmsprop_momentum", (weights, gradient, mean_square, velocity),
-        *momentum_factors(learning_rate, rate_in_velocity), momentum, rho, 1.0 - rho,
-        *epsilons(epsilon, epsilon_in_root), weight_decay, clip, scale,
-    )  # fmt: skip
-
-
-def rmsprop_centered(
-    weights: Float32s, gradient: Float32s, mean_square: Float32s, mean: Float32s, velocity: Float32s,
-    *, learning_rate: float, rho: float, epsilon: float, epsilon_in_root: float = 0.0, momentum: float,
-    rate_in_velocity: float = 0.0, weight_decay: float, clip: float, scale: float,
-) -> None:  # fmt: skip
-    """See `reference.rmsprop_centered`."""
-    _run(
-        "rmsprop_centered", (weights, gradient, mean_square, mean, velocity),
-        *momentum_factors(learning_rate, rate_in_velocity), momentum, rho, 1.0 - rho,
-        *epsilons(epsilon, epsilon_in_root), weight_decay, clip, scale,
-    )  # fmt: skip
-
-
-def adam(
-    weights: Float32s, gradient: Float32s, m: Float32s, v: Float32s,
-    *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, clip: float,
-    scale: float, t: int,
-) -> None:  # fmt: skip
-    """See `reference.adam`."""
-    correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
-    _run(
-        "adam", (weights, gradient, m, v),
-        learning_rate * correction, beta1, 1.0 - beta1, beta2, 1.0 - beta2,
-        epsilon_t, weight_decay, clip, scale,
-    )  # fmt: skip
-
-
-def adamw(
-    weights: Float32s, gradient: Float32s, m: Float32s, v: Float32s,
-    *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, clip: float,
-    scale: float, t: int,
-) -> None:  # fmt: skip
-    """See `reference.adamw`."""
-    correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
-    _run(
-        "adamw", (weights, gradient, m, v),
-        learning_rate * correction, beta1, 1.0 - beta1, beta2, 1.0 - beta2,
-        epsilon_t, learning_rate * weight_decay, clip, scale,
-    )  # fmt: skip
-
-
-def ftrl(
-    weights: Float32s, gradient: Float32s, z: Float32s, n: Float32s,
-    *, learning_rate: float, beta: float, l1: float, l2: float, weight_decay: float, clip: float, scale: float,
-) -> None:  # fmt: skip
-    """See `reference.ftrl`."""
-    if learning_rate < SMALLEST_FTRL_RATE:
+def update(rule: str, values: Values | None, weights: Float32s, gradient: Float32s, *slots: Float32s) -> None:
+    """See `reference.update`."""
+    if values is None:
         return
-    _run("ftrl", (weights, gradient, z, n), 1.0 / learning_rate, beta, l1, l2, weight_decay, clip, scale)
+    if rule == "lamb":
+        _lamb(values, weights, gradient, *slots)
+    elif rule == "rowwise_adagrad":
+        _on_rows(rule, (weights, gradient, *slots), values, "learning_rate", "epsilon", *OF_PREPARED)
+    elif RULES[rule].by_t and isinstance(values["t"], np.ndarray):
+        by_t = RULES[rule].by_t
+        arrays = (weights, gradient, *slots, *[_float32s(values[name]) for name in by_t])
+        _on_rows(f"{rule}_by_row", arrays, values, *[name for name in RULES[rule].scalars if name not in by_t])
+    else:
+        _run(rule, (weights, gradient, *slots), *[values[name] for name in RULES[rule].scalars])
 
 
-def lamb(
-    weights: Float32s, gradient: Float32s, m: Float32s, v: Float32s,
-    *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, clip: float,
-    scale: float, t: int,
-) -> None:  # fmt: skip
-    """See `reference.lamb`."""
-    correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
-    direction = (correction, epsilon_t, weight_decay)
-    moments = (beta1, 1.0 - beta1, beta2, 1.0 - beta2)
-    squares = _lanes.run(
-        partial(_lamb_moments, _packed((*moments, *direction, clip, scale))), (weights, gradient, m, v)
-    )
-    ratio = trust_ratio(np.concatenate(squares))
-    _run("lamb_step", (weights, m, v), *direction, learning_rate * ratio)
+def _on_rows(name: str, arrays: tuple[Float32s, ...], values: Values, *scalars: str) -> None:
+    packed = _packed(tuple(values[scalar] for scalar in scalars))
+    if _function(name, len(arrays))(*arrays, packed) == REFUSED:
+        raise ValueError(f"{name}: vectors must be contiguous and of one length, found {_shapes(arrays)}")
+
+
+def _float32s(values: NDArray[np.float64]) -> Float32s:
+    with np.errstate(over="ignore"):
+        rounded: Float32s = values.astype(np.float32)
+    return rounded
+
+
+def _lamb(values: Values, *vectors: Float32s) -> None:
+    direction = [values[name] for name in ("correction", "epsilon_t", "decay")]
+    scalars = _packed((*direction, *[values[name] for name in RULES["lamb"].scalars]))
+    ratio = trust_ratio(np.concatenate(_lanes.run(partial(_lamb_moments, scalars), vectors)))
+    weights, _, m, v = vectors
+    _run("lamb_step", (weights, m, v), *direction, values["learning_rate"] * ratio)
 
 
 def _lamb_moments(scalars: bytes, *vectors: Float32s) -> NDArray[np.float64]:
@@ -236,55 +140,7 @@ def copy(destination: Float32s, source: Float32s) -> None:
     _run("copy", (destination, source))
 
 
-# --- rows of tables: vectors are those of some rows, end to end ---
-
-
-def adam_by_row(
-    weights: Float32s, gradient: Float32s, m: Float32s, v: Float32s,
-    *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, clip: float,
-    scale: float, t: NDArray[np.uint32],
-) -> None:  # fmt: skip
-    """See `reference.adam_by_row`."""
-    factors, roots = corrections(beta1, beta2).of(t)
-    _by_row(
-        "adam_by_row", (weights, gradient, m, v, _float32s(learning_rate * factors), _float32s(epsilon * roots)),
-        beta1, 1.0 - beta1, beta2, 1.0 - beta2, weight_decay, clip, scale,
-    )  # fmt: skip
-
-
-def adamw_by_row(
-    weights: Float32s, gradient: Float32s, m: Float32s, v: Float32s,
-    *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, clip: float,
-    scale: float, t: NDArray[np.uint32],
-) -> None:  # fmt: skip
-    """See `reference.adamw_by_row`."""
-    factors, roots = corrections(beta1, beta2).of(t)
-    _by_row(
-        "adamw_by_row", (weights, gradient, m, v, _float32s(learning_rate * factors), _float32s(epsilon * roots)),
-        beta1, 1.0 - beta1, beta2, 1.0 - beta2, learning_rate * weight_decay, clip, scale,
-    )  # fmt: skip
-
-
-def rowwise_adagrad(
-    weights: Float32s, gradient: Float32s, accumulator: Float32s,
-    *, learning_rate: float, epsilon: float, weight_decay: float, clip: float, scale: float,
-) -> None:  # fmt: skip
-    """See `reference.rowwise_adagrad`."""
-    _by_row("rowwise_adagrad", (weights, gradient, accumulator), learning_rate, epsilon, weight_decay, clip, scale)
-
-
-def _by_row(name: str, arrays: tuple[Float32s, ...], *scalars: float) -> None:
-    if _function(name, len(arrays))(*arrays, _packed(scalars)) == REFUSED:
-        raise ValueError(f"{name}: vectors must be contiguous and of one length, found {_shapes(arrays)}")
-
-
-def _float32s(values: NDArray[np.float64]) -> Float32s:
-    with np.errstate(over="ignore"):
-        rounded: Float32s = values.astype(np.float32)
-    return rounded
-
-
-# --- their records, of which `row_loops` and `index_loops` say what each array is ---
+# --- records of tables, of which `row_loops` and `index_loops` say what each array is ---
 
 
 def find_rows(*arrays: NDArray[Any]) -> int:

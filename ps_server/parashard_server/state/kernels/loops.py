@@ -1,13 +1,12 @@
-"""The update rules as loops, compiled by `parashard_server.state.kernels.compiling`.
+"""Loops by which the update rules move vectors, compiled by `parashard_server.state.kernels.compiling`.
 
-A loop makes one pass over memory. It has the bits of the function of its
-name in `parashard_server.state.kernels.reference`; its scalars come rounded to float32 from
-`parashard_server.state.kernels.fused`.
+A loop makes one pass over memory and calls a rule of `parashard_server.state.kernels.rules` for each element; its
+scalars come rounded to float32 from `parashard_server.state.kernels.fused`.
 
 No fastmath and no `parallel=True`: they let results depend on the division of a vector. Scalars are float32, for a
 float64 would turn a whole expression into float64 and halve the vector width. Loops index: LLVM does not vectorise
 Numba's iteration over an array. A loop takes no memory and raises nothing, for that would need Python. The machine code
-is kept under the text of this file, so that a constant of another module must come in as an argument.
+is kept under the text of this file and of `rules`, so that a constant of another module must come in as an argument.
 """
 
 # The loops take what Numba infers, by position: it resolves keywords in Python, and slowly.
@@ -17,147 +16,85 @@ from __future__ import annotations
 
 import numpy as np
 
-from parashard_server.state.kernels.compiling import SUMS, VECTOR, inlined, loop
+from parashard_server.state.kernels import rules
+from parashard_server.state.kernels.compiling import SUMS, VECTOR, compiled_form_of, inlined, loop
+from parashard_server.state.kernels.rules import RULES
 
 _f32 = np.float32
 _LARGEST = np.finfo(np.float32).max
 _FINITE_BLOCK_ELEMENTS = 1 << 14  # is_finite stops at the end of the first block with a bad element
 
 
-@inlined
-def _prepared(gradient, weight, weight_decay, clip, scale):
-    return min(max(gradient * scale, -clip), clip) + weight_decay * weight
+@compiled_form_of(rules.maximum)
+def _maximum(a, b):
+    return lambda a, b: max(a, b)  # noqa: PLW0108  # of Python: Numba refuses the builtin
 
 
-@loop(2)
-def sgd(weights, gradient, learning_rate, weight_decay, clip, scale):
+@compiled_form_of(rules.minimum)
+def _minimum(a, b):
+    return lambda a, b: min(a, b)  # noqa: PLW0108
+
+
+@compiled_form_of(rules.where)
+def _where(condition, a, b):
+    return lambda condition, a, b: a if condition else b
+
+
+_prepared = inlined(rules.prepared)
+_decayed = inlined(rules.decayed)
+_rowwise_adagrad = inlined(RULES["rowwise_adagrad"].step)
+_lamb_moments = inlined(RULES["lamb"].step)
+_lamb_direction = inlined(rules.lamb_direction)
+
+_DENSE = """
+def {name}({arguments}):
     for i in range(weights.size):
-        weights[i] -= learning_rate * _prepared(gradient[i], weights[i], weight_decay, clip, scale)
-
-
-@loop(3)
-def momentum(weights, gradient, velocity, entering, moving, mu, weight_decay, clip, scale):
-    for i in range(weights.size):
-        b = mu * velocity[i] + entering * _prepared(gradient[i], weights[i], weight_decay, clip, scale)
-        velocity[i] = b
-        weights[i] -= moving * b
-
-
-@loop(3)
-def nesterov(weights, gradient, velocity, entering, moving, mu, weight_decay, clip, scale):
-    for i in range(weights.size):
-        g = entering * _prepared(gradient[i], weights[i], weight_decay, clip, scale)
-        b = mu * velocity[i] + g
-        velocity[i] = b
-        weights[i] -= moving * (g + mu * b)
-
-
-@loop(3)
-def adagrad(weights, gradient, accumulator, learning_rate, epsilon, weight_decay, clip, scale):
-    for i in range(weights.size):
-        g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
-        a = accumulator[i] + g * g
-        accumulator[i] = a
-        weights[i] -= learning_rate * g / (np.sqrt(a) + epsilon)
-
-
-@loop(3)
-def rmsprop(weights, gradient, mean_square, learning_rate, rho, one_minus_rho, inner, outer, weight_decay, clip, scale):
-    for i in range(weights.size):
-        g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
-        s = rho * mean_square[i] + one_minus_rho * g * g
-        mean_square[i] = s
-        weights[i] -= learning_rate * g / (np.sqrt(s + inner) + outer)
-
-
-@loop(4)
-def rmsprop_momentum(
-    weights, gradient, mean_square, velocity, entering, moving, mu, rho, one_minus_rho, inner, outer, weight_decay,
-    clip, scale,
-):  # fmt: skip
-    for i in range(weights.size):
-        g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
-        s = rho * mean_square[i] + one_minus_rho * g * g
-        b = mu * velocity[i] + entering * g / (np.sqrt(s + inner) + outer)
-        mean_square[i] = s
-        velocity[i] = b
-        weights[i] -= moving * b
-
-
-@loop(5)
-def rmsprop_centered(
-    weights, gradient, mean_square, mean, velocity, entering, moving, mu, rho, one_minus_rho, inner, outer,
-    weight_decay, clip, scale,
-):  # fmt: skip
-    for i in range(weights.size):
-        g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
-        s = rho * mean_square[i] + one_minus_rho * g * g
-        a = rho * mean[i] + one_minus_rho * g
-        b = mu * velocity[i] + entering * g / (np.sqrt(max(s - a * a, _f32(0.0)) + inner) + outer)
-        mean_square[i] = s
-        mean[i] = a
-        velocity[i] = b
-        weights[i] -= moving * b
-
-
-@loop(4)
-def adam(
-    weights, gradient, m, v, step_size, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, weight_decay, clip,
-    scale,
-):  # fmt: skip
-    for i in range(weights.size):
-        g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
-        m_i = beta1 * m[i] + one_minus_beta1 * g
-        v_i = beta2 * v[i] + one_minus_beta2 * g * g
-        m[i] = m_i
-        v[i] = v_i
-        weights[i] -= step_size * m_i / (np.sqrt(v_i) + epsilon)
-
-
-@loop(4)
-def adamw(
-    weights, gradient, m, v, step_size, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, shrink, clip, scale
-):
-    for i in range(weights.size):
-        g = _prepared(gradient[i], weights[i], _f32(0.0), clip, scale)
-        m_i = beta1 * m[i] + one_minus_beta1 * g
-        v_i = beta2 * v[i] + one_minus_beta2 * g * g
-        m[i] = m_i
-        v[i] = v_i
-        weights[i] -= step_size * m_i / (np.sqrt(v_i) + epsilon) + shrink * weights[i]
-
-
-@loop(4, VECTOR, VECTOR)
-def adam_by_row(
-    weights, gradient, m, v, step_sizes, epsilons, beta1, one_minus_beta1, beta2, one_minus_beta2, weight_decay, clip,
-    scale,
-):  # fmt: skip
-    for row in range(step_sizes.size):
-        step_size, epsilon = step_sizes[row], epsilons[row]
-        length = weights.size // step_sizes.size
+        g = prepared(gradient[i], weights[i], weight_decay, clip, scale)
+        {moved}, = step(weights[i], g, {slots_and_scalars})
+"""
+_BY_ROW = """
+def {name}({arguments}):
+    for row in range({by_t}.size):
+        length = weights.size // {by_t}.size
         for i in range(row * length, (row + 1) * length):
-            g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
-            m_i = beta1 * m[i] + one_minus_beta1 * g
-            v_i = beta2 * v[i] + one_minus_beta2 * g * g
-            m[i] = m_i
-            v[i] = v_i
-            weights[i] -= step_size * m_i / (np.sqrt(v_i) + epsilon)
+            g = prepared(gradient[i], weights[i], weight_decay, clip, scale)
+            {moved}, = step(weights[i], g, {slots_and_scalars})
+"""
 
 
-@loop(4, VECTOR, VECTOR)
-def adamw_by_row(
-    weights, gradient, m, v, step_sizes, epsilons, beta1, one_minus_beta1, beta2, one_minus_beta2, shrink, clip, scale
-):
-    for row in range(step_sizes.size):
-        step_size, epsilon = step_sizes[row], epsilons[row]
-        length = weights.size // step_sizes.size
-        for i in range(row * length, (row + 1) * length):
-            g = _prepared(gradient[i], weights[i], _f32(0.0), clip, scale)
-            m_i = beta1 * m[i] + one_minus_beta1 * g
-            v_i = beta2 * v[i] + one_minus_beta2 * g * g
-            m[i] = m_i
-            v[i] = v_i
-            weights[i] -= step_size * m_i / (np.sqrt(v_i) + epsilon) + shrink * weights[i]
+def _declare_loop(rule, *, by_row):
+    """Declare the loop of a rule; `by_row`: scalars that depend on t are then vectors, with one for each row.
+
+    Of `adam` it is
+
+        def adam(weights, gradient, m, v, step_size, ..., epsilon_t, weight_decay, clip, scale):
+            for i in range(weights.size):
+                g = prepared(gradient[i], weights[i], weight_decay, clip, scale)
+                weights[i], m[i], v[i], = step(weights[i], g, m[i], v[i], step_size, ..., epsilon_t)
+    """
+    slots, scalars, by_t = RULES[rule].slots, RULES[rule].scalars, RULES[rule].by_t if by_row else ()
+    name = f"{rule}_by_row" if by_row else rule
+    shared = [scalar for scalar in scalars if scalar not in by_t]
+    slots_at_i = [f"{slot}[i]" for slot in slots]
+    text = (_BY_ROW if by_row else _DENSE).format(
+        name=name,
+        arguments=", ".join(["weights", "gradient", *slots, *by_t, *shared]),
+        moved=", ".join(["weights[i]", *slots_at_i]),
+        by_t=by_t[0] if by_t else "",
+        slots_and_scalars=", ".join(
+            [*slots_at_i, *(f"{one}[row]" if one in by_t else one for one in RULES[rule].of_step)]
+        ),
+    )
+    made = {"step": inlined(RULES[rule].step), "prepared": _prepared}
+    exec(text, made)  # Numba compiles functions of named arguments only
+    globals()[name] = loop(2 + len(slots), *[VECTOR] * len(by_t))(made[name])
+
+
+for _rule in RULES:
+    if _rule not in ("lamb", "rowwise_adagrad"):  # which add up before they move a weight: below
+        _declare_loop(_rule, by_row=False)
+for _rule in ("adam", "adamw"):
+    _declare_loop(_rule, by_row=True)
 
 
 @loop(2, VECTOR)
@@ -169,38 +106,18 @@ def rowwise_adagrad(weights, gradient, accumulator, learning_rate, epsilon, weig
         for i in range(begin, end):
             g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
             total += g * g
-        a = accumulator[row] + total / _f32(length)
-        accumulator[row] = a
-        divisor = np.sqrt(a) + epsilon
+        before = after = accumulator[row]
+        mean_square = total / _f32(length)
         for i in range(begin, end):
             g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
-            weights[i] -= learning_rate * g / divisor
-
-
-@loop(4)
-def ftrl(weights, gradient, z, n, reciprocal, beta, l1, l2, weight_decay, clip, scale):
-    zero = _f32(0.0)
-    for i in range(weights.size):
-        w = weights[i]
-        g = _prepared(gradient[i], w, weight_decay, clip, scale)
-        n_i = n[i] + g * g
-        root = np.sqrt(n_i)
-        z_i = z[i] + (g - (root - np.sqrt(n[i])) * reciprocal * w)
-        n[i] = n_i
-        z[i] = z_i
-        shrunk = z_i - l1 if z_i > l1 else (z_i + l1 if z_i < -l1 else zero)
-        weights[i] = (zero - shrunk) / ((beta + root) * reciprocal + l2)
-
-
-@inlined
-def _lamb_direction(m, v, weight, correction, epsilon, weight_decay):
-    return correction * m / (np.sqrt(v) + epsilon) + weight_decay * weight
+            weights[i], after = _rowwise_adagrad(weights[i], g, before, mean_square, learning_rate, epsilon)
+        accumulator[row] = after
 
 
 @loop(4, SUMS, VECTOR)
 def lamb_moments(
-    weights, gradient, m, v, squares, direction, beta1, one_minus_beta1, beta2, one_minus_beta2, correction, epsilon,
-    weight_decay, clip, scale,
+    weights, gradient, m, v, squares, direction, correction, epsilon_t, decay, beta1, one_minus_beta1, beta2,
+    one_minus_beta2, weight_decay, clip, scale,
 ):  # fmt: skip
     """Update m and v; for each block of `direction.size` elements put two sums into `squares`.
 
@@ -210,12 +127,10 @@ def lamb_moments(
         run = slice(block * direction.size, (block + 1) * direction.size)
         w, g, m_run, v_run = weights[run], gradient[run], m[run], v[run]
         for i in range(w.size):
-            g_i = _prepared(g[i], w[i], _f32(0.0), clip, scale)
-            m_i = beta1 * m_run[i] + one_minus_beta1 * g_i
-            v_i = beta2 * v_run[i] + one_minus_beta2 * g_i * g_i
-            m_run[i] = m_i
-            v_run[i] = v_i
-            direction[i] = _lamb_direction(m_i, v_i, w[i], correction, epsilon, weight_decay)
+            g_i = _prepared(g[i], w[i], weight_decay, clip, scale)
+            m_i, v_i = _lamb_moments(w[i], g_i, m_run[i], v_run[i], beta1, one_minus_beta1, beta2, one_minus_beta2)
+            m_run[i], v_run[i] = m_i, v_i
+            direction[i] = _lamb_direction(w[i], m_i, v_i, correction, epsilon_t, decay)
         of_weights = of_direction = 0.0
         for i in range(w.size):  # apart, since a sum in index order cannot be vectorised
             of_weights += np.float64(w[i]) * np.float64(w[i])
@@ -225,15 +140,15 @@ def lamb_moments(
 
 
 @loop(3)
-def lamb_step(weights, m, v, correction, epsilon, weight_decay, rate):
+def lamb_step(weights, m, v, correction, epsilon_t, decay, rate):
     for i in range(weights.size):  # the direction again, rather than a scratch vector of the variable's size
-        weights[i] -= rate * _lamb_direction(m[i], v[i], weights[i], correction, epsilon, weight_decay)
+        weights[i] -= rate * _lamb_direction(weights[i], m[i], v[i], correction, epsilon_t, decay)
 
 
 @loop(1)
 def decay(weights, share):
     for i in range(weights.size):
-        weights[i] -= share * weights[i]
+        weights[i] = _decayed(weights[i], share)
 
 
 @loop(2)

@@ -28,7 +28,7 @@ REFUSED = -1
 
 MAGIC = b"parashard machine code 1\n"
 FILE_BYTES_MAX = 1 << 20
-_SOURCES = ("compiling.py", "index_loops.py", "loops.py", "machine_code.py", "row_loops.py")
+_SOURCES = ("compiling.py", "index_loops.py", "loops.py", "machine_code.py", "row_loops.py", "rules.py")
 _COMPILERS = ("numba", "llvmlite")
 _CPU_FIELDS = {
     *("vendor_id", "cpu family", "model", "model name", "flags"),
