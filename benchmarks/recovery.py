@@ -1,11 +1,12 @@
 """How fast a job recovers, what faults leave of its speed, and what it costs to be able to recover.
 
-    python -m benchmarks.recovery --data FOLDER [--part times] [--part goodput] [--part costs] [--write]
+    python -m benchmarks.recovery --data FOLDER [--part NAME] [--write]
 
 with MNIST's four IDX files in FOLDER. Trains the network of `examples/mnist.toml` on a local cluster of 2 shards and 2
-workers, asynchronously, and measures: times, from the death of a process until its work goes on; goodput, the steps per
-second under a kill every 15 s, relative to none; costs, the speed with checkpoints, relative to
-without. On an idle machine: everything here is a matter of processor time.
+workers, asynchronously, and measures: times, from the death of a process until its work goes on; scripts, the same for
+a worker of a PyTorch script, besides its first step and its memory; goodput, the steps per second under a kill every
+15 s, relative to none; costs, the speed with checkpoints, relative to without. On an idle machine: everything here is a
+matter of processor time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import recovery_costs, recovery_goodput, recovery_times
+from benchmarks import recovery_costs, recovery_goodput, recovery_scripts, recovery_times
 from benchmarks.tables import table, write
 from benchmarks.training import clean_up_when_ended
 from benchmarks.watched_run import run_watched
@@ -23,7 +24,7 @@ from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 
 JOB = Path(__file__).parent.parent / "examples" / "mnist.toml"
-PARTS = ("times", "goodput", "costs")
+PARTS = ("times", "scripts", "goodput", "costs")
 ASYNC = "consistency.policy=async"
 FOR_EVER = ("job.epochs=100000", "evaluation.every_epochs=0.0", "checkpoint.every_s=5.0")
 SHOWN = ("cluster.lease_ttl_s", "cluster.restart_backoff_s", "cluster.silence_s", "checkpoint.every_s")
@@ -48,7 +49,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     clean_up_when_ended()
-    parts = {"times": times, "goodput": goodput, "costs": costs}
+    parts = {"times": times, "scripts": scripts, "goodput": goodput, "costs": costs}
     sections: dict[str, str] = {}
     figures: dict[str, Any] = {"settings": settings_shown(arguments.data)}
     for part in arguments.part or PARTS:
@@ -68,6 +69,12 @@ def times(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
     watch = partial(recovery_times.measured, deaths=arguments.deaths, seed=SEED)
     seen = run_watched(JOB, watched_job(arguments.data), arguments.scratch, watch)
     return recovery_times.sections(seen, imports), {"imports_s": imports, "since_death_s": seen}
+
+
+def scripts(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
+    """Run a PyTorch script and kill its workers; return table and figures."""
+    found = recovery_scripts.measured(arguments.deaths)
+    return {"Workers of a PyTorch script": recovery_scripts.section(found)}, found
 
 
 def goodput(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:

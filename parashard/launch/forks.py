@@ -54,10 +54,7 @@ SERVICES = (
 )
 """What a server imports for every run."""
 OF_SCRIPTS = (
-    "pandas",
-    "pyarrow",
     "scipy",
-    "sklearn",
     "torch",
     "torchvision",
     "jax",
@@ -70,7 +67,8 @@ OF_SCRIPTS = (
     "parashard.metrics",
     "parashard.torch",
 )
-"""What it imports besides for a script that has imported it: large libraries that begin no thread, and our own."""
+"""What it imports besides for a script that has imported it: large libraries that begin no thread, as
+pandas, PyArrow, scikit-learn and Keras do, and our own."""
 
 
 class Lost(Exception):
