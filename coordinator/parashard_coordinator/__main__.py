@@ -6,10 +6,6 @@ the closed lifeline ends it. SIGTERM before the end: save, exit 0; shards and wo
 
 from __future__ import annotations
 
-from parashard.process.imports import imported
-
-# isort: split
-
 import argparse
 import math
 import os
@@ -57,9 +53,6 @@ if TYPE_CHECKING:
 LINGER_S = 1.0
 EARLIER_INITIAL_FILE = "initial.safetensors"
 """First values in the directory of a run from before the checkpoint store had them."""
-
-
-imported()
 
 
 def main() -> int:

@@ -1,26 +1,31 @@
 """The HTTP port of a process: /metrics, /livez, /readyz and, where there are any, pages of its own.
 
 Read-only: no verb changes anything; a POST is a question too long for a path. Every answer tells browsers to run, load
-and frame nothing that this port does not serve itself. What answers is `parashard.telemetry.http_requests`, which the
-first connection imports.
+and frame nothing that this port does not serve itself.
 """
 
 from __future__ import annotations
 
-import selectors
+import io
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from parashard.errors import Unavailable
 from parashard.process.logs import log
 from parashard.protocol.rpc import address_family, join_address
 from parashard.telemetry.metrics import Metrics
 
-QUEUED_MAX = 128  # http.server's 5 would have probes wait a second and more for their turn
+QUEUED_MAX = 128  # the library's 5 would have probes wait a second and more for their turn
 POLL_S = 0.05  # how long `stop` may have to wait
+REQUEST_TIMEOUT_S = 5.0
+REQUEST_BYTES_MAX = 16 << 10  # its first line and its headers; the library alone would take 6 MiB
+CONNECTIONS_MAX = 64
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -71,8 +76,6 @@ class HttpPort:
         pages: dict[str, Page] | None = None,
         questions: Questions = NO_QUESTIONS,
     ) -> None:
-        self._questions = questions
-
         def scraped(query: str) -> tuple[int, str, bytes]:
             return 200, *metrics.scrape()
 
@@ -83,18 +86,13 @@ class HttpPort:
             reason = ready()
             return (503, "text/plain", f"{reason}\n".encode()) if reason else (200, "text/plain", b"ok\n")
 
-        self._pages: dict[str, Page] = {"/metrics": scraped, "/livez": livez, "/readyz": readyz, **(pages or {})}
-        self._socket = socket.socket(address_family(host))
+        own: dict[str, Page] = {"/metrics": scraped, "/livez": livez, "/readyz": readyz}
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
-            self._socket.listen(QUEUED_MAX)
+            self._server = _Server(host, port, own | (pages or {}), questions)
         except OSError as error:
-            self._socket.close()
             raise Unavailable(f"cannot listen on {join_address(host, port)} for HTTP: {error.strerror}") from None
-        self.address = join_address(host, self._socket.getsockname()[1])
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+        self.address = join_address(host, self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[POLL_S], name="http", daemon=True)
 
     def start(self) -> None:
         """Begin to answer."""
@@ -102,24 +100,126 @@ class HttpPort:
 
     def stop(self) -> None:
         """Stop answering and close the port."""
-        self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
-        self._socket.close()
+            self._server.shutdown()
+        self._server.server_close()
 
-    def _serve(self) -> None:
-        server = None
-        with selectors.DefaultSelector() as arrivals:
-            arrivals.register(self._socket, selectors.EVENT_READ)
-            while not self._stopping.is_set():
-                if not arrivals.select(POLL_S):
-                    continue
-                try:
-                    from parashard.telemetry.http_requests import RequestServer
 
-                    server = server or RequestServer(self._socket, self._pages, self._questions)
-                except OSError as error:  # no file can be opened now, not even a module's
-                    log.warning("http-not-answered", error=str(error))
-                    self._stopping.wait(POLL_S)
-                else:
-                    server.handle_request()
+class _Server(ThreadingMixIn, TCPServer):
+    """A server that silent connections cannot fill: one too many takes the place of the oldest."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = QUEUED_MAX
+
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page], questions: Questions) -> None:
+        self.address_family = address_family(host)
+        self.pages = pages
+        self.questions = questions
+        self._open: dict[Any, None] = {}  # the oldest first
+        self._lock = threading.Lock()
+        super().__init__((host, port), _Handler)
+        self.socket.setblocking(False)  # a connection that has gone again must not hold the thread up
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS_MAX else None
+            self._open.pop(oldest, None)
+            self._open[request] = None
+        if oldest is not None:
+            with suppress(OSError):  # it may have ended meanwhile
+                oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = REQUEST_TIMEOUT_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = self._request = _BoundedReader(self.rfile)
+
+    def do_GET(self) -> None:
+        if self._request.cut:
+            self.send_error(431, explain=f"a request has at most {REQUEST_BYTES_MAX} bytes here")
+            return
+        path, _, query = self.path.partition("?")
+        page = self.server.pages.get(path)
+        self._answer(lambda: page(query) if page else (404, "text/plain", b"not found\n"))
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        questions = self.server.questions
+        answers = questions.answers.get(self.path)
+        if answers is None:
+            self.send_error(501, explain="only questions are answered here, and none on this path")
+            return
+        if self._request.cut:
+            self.send_error(431, explain=f"a request has at most {REQUEST_BYTES_MAX} bytes here")
+            return
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdecimal() and len(length) < 16):
+            self.send_error(411, explain="a question has its length in Content-Length")
+            return
+        if int(length) > questions.bytes_max:
+            self.send_error(413, explain=f"{length} bytes; allowed: at most {questions.bytes_max}")
+            return
+        body = self._request.read_body(int(length))
+        if len(body) < int(length):
+            self.send_error(400, explain=f"{len(body)} bytes came of {length}")
+            return
+        self._answer(lambda: answers(body))
+
+    def _answer(self, answer: Callable[[], tuple[int, str, bytes]]) -> None:
+        try:
+            status, kind, body = answer()
+        except Exception as error:  # the client learns that a page broke, and the port goes on
+            log.exception("page-broke", path=self.path)
+            status, kind, body = 500, "text/plain", f"{type(error).__name__}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing per request."""
+
+
+class _BoundedReader(io.BufferedIOBase):
+    """A request as it comes, which ends after `REQUEST_BYTES_MAX`: no more of it is kept."""
+
+    def __init__(self, source: io.BufferedIOBase) -> None:
+        self._source = source
+        self._left_bytes = REQUEST_BYTES_MAX
+        self.cut = False
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Return the next line; nothing once the bound is reached."""
+        allowed = self._left_bytes if size is None or size < 0 else min(size, self._left_bytes)
+        line = self._source.readline(allowed) if allowed else b""
+        self._left_bytes -= len(line)
+        self.cut = not self._left_bytes
+        return line
+
+    def read_body(self, length: int) -> bytes:
+        """Return what follows the headers; less than `length` if no more comes."""
+        return self._source.read(length)
+
+    def close(self) -> None:
+        """Close what it reads."""
+        self._source.close()
+        super().close()

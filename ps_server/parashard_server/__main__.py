@@ -7,13 +7,8 @@ incarnation lacks, in sync mode the part of a round that was only held, is compu
 
 from __future__ import annotations
 
-import os
-
-from parashard.process.imports import imported
-
-# isort: split
-
 import math
+import os
 import threading
 import time
 from argparse import Namespace
@@ -62,8 +57,6 @@ if TYPE_CHECKING:
 ANNOUNCE_S = 1.0
 ANNOUNCE_AGAIN_S = 0.1  # without an answer
 LOOK_S = 0.05
-
-imported()
 
 
 def main() -> int:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from parashard.process.imports import imported
-
-# isort: split
-
 from collections.abc import Sequence
 
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.telemetry.tracing import tracing
 from parashard_worker.service import OwnTask, arguments_of, is_over, serve
-
-imported()
 
 
 def main(words: Sequence[str] | None = None, own: OwnTask | None = None) -> int:

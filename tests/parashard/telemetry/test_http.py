@@ -17,13 +17,11 @@ from parashard.errors import Unavailable
 from parashard.process.health import ask
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
-from parashard.telemetry import http_requests
-from parashard.telemetry.http import HEADERS, HttpPort
-from parashard.telemetry.http_requests import REQUEST_BYTES_MAX
+from parashard.telemetry import http
+from parashard.telemetry.http import HEADERS, NO_QUESTIONS, REQUEST_BYTES_MAX, HttpPort
 from parashard.telemetry.metrics import Metrics
 from support.certificates import Certificates
 from support.ipv6 import needs_ipv6
-from support.logs import capture_logs
 from support.shown_metrics import shown_value
 from support.waiting import DEADLINE_S
 
@@ -164,26 +162,9 @@ def test_a_port_that_never_answered_can_be_stopped():
     port.stop()
 
 
-def test_a_port_that_cannot_answer_yet_goes_on_trying(monkeypatch):
-    answers, failures = http_requests.RequestServer, iter([OSError("too many open files")])
-
-    def server(*arguments):
-        for failure in failures:
-            raise failure
-        return answers(*arguments)
-
-    monkeypatch.setattr(http_requests, "RequestServer", server)
-    served = Served()
-    with capture_logs() as logs:
-        served.port.start()
-        assert served.get("/livez")[0] == 200
-        served.port.stop()
-    assert [(log["event"], log["error"]) for log in logs] == [("http-not-answered", "too many open files")]
-
-
 def test_silent_connections_do_not_block_others(monkeypatch):
-    monkeypatch.setattr("parashard.telemetry.http_requests.CONNECTIONS_MAX", 3)
-    monkeypatch.setattr("parashard.telemetry.http_requests._Handler.timeout", 60 * DEADLINE_S)
+    monkeypatch.setattr("parashard.telemetry.http.CONNECTIONS_MAX", 3)
+    monkeypatch.setattr("parashard.telemetry.http._Handler.timeout", 60 * DEADLINE_S)
     served = Served()
     served.port.start()
     host, _, port = served.port.address.rpartition(":")
@@ -234,5 +215,5 @@ def test_metrics_tell_of_no_certificate_where_there_is_none() -> None:
 
 
 def test_a_connection_that_is_gone_when_it_is_taken_holds_nothing_up():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        http_requests.RequestServer(listening, {}).handle_request()  # returns at once: there is none
+    with http._Server("127.0.0.1", 0, {}, NO_QUESTIONS) as server, pytest.raises(BlockingIOError):
+        server.get_request()  # there is none
