@@ -60,6 +60,7 @@ class Server:
                 return None
             except OSError:
                 return None
+            assert threads() == 1, "only the thread that forks would go on in a child"
             if self._fork():
                 self._requests.close()
                 return partial(self._begin, request, log, go)
