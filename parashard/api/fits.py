@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from parashard.api.border import warn
+from parashard.api.callback_follower import CallbackFollower
 from parashard.api.code import CODE_FILE, Code, RunCode, note_code, resumed_code, write_code
-from parashard.api.following import CallbackFollower
 from parashard.api.generators import kept_generators
 from parashard.api.history import History, say_end
 from parashard.api.models import PresentModel

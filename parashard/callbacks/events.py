@@ -1,7 +1,7 @@
 """What callbacks are told, and what they decide: values, wherever they come from.
 
-Knows no cluster and no file. Made by `parashard.api.following` from what a coordinator says, and by strategies that
-train in one process.
+Knows no cluster and no file. Made by `parashard.api.callback_follower` from a coordinator's answers, and by strategies
+that train in one process.
 """
 
 from __future__ import annotations

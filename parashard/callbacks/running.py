@@ -1,7 +1,7 @@
 """Callbacks: runs a user's callbacks, event by event, and says what they decided.
 
 Owns the order of hooks within an event, and the callbacks' state as JSON, also in the midst of an event. Knows neither
-where events come from nor where the state is kept. Called by `parashard.api.following`.
+where events come from nor where the state is kept. Called by `parashard.api.callback_follower`.
 """
 
 from __future__ import annotations

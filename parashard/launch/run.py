@@ -22,10 +22,10 @@ from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
 from parashard.job.load import LoadedJob, as_toml, job_of_run
 from parashard.launch.child_variables import child_variables
-from parashard.launch.following import Follower
 from parashard.launch.local_cluster import LocalCluster, ScriptCommand, StartThread
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
+from parashard.launch.run_follower import RunFollower
 from parashard.launch.running import Running
 from parashard.launch.steering import Steering
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, with_continuation
@@ -78,7 +78,7 @@ def run_job(
     trace: bool = False,
     script: ScriptCommand | None = None,
     start_thread: StartThread | None = None,
-    follower: Follower | None = None,
+    follower: RunFollower | None = None,
     declared: bool = False,
     steering: Steering | None = None,
     owned: bool = False,
@@ -109,7 +109,7 @@ def run_job(
         What its workers are; data and model are declared in `run_dir` then.
     start_thread : callable, optional
         The same, of workers that are threads of this process.
-    follower : Follower, optional
+    follower : RunFollower, optional
         Hears of what happens, for callbacks.
     declared : bool
         True: they are, and its workers join from elsewhere.

@@ -16,11 +16,11 @@ from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardE
 from parashard.job.load import LoadedJob
 from parashard.launch.awaited_workers import IMPORT_S, AwaitedWorkers
 from parashard.launch.coordinator_silence import CoordinatorSilence
-from parashard.launch.following import CallbackFailed, Follower
 from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
 from parashard.launch.refused_handshakes import RefusedHandshakes
 from parashard.launch.run_files import JOB_FILE, LOGS, NEW_JOB_FILE, REPORT_FILE
 from parashard.launch.run_folders import coordinator_in
+from parashard.launch.run_follower import CallbackFailed, RunFollower
 from parashard.launch.steering import Steering
 from parashard.process.arguments import is_loopback
 from parashard.process.awake_clock import AwakeClock
@@ -57,7 +57,7 @@ class Running:
         True: all processes send spans.
     declared : bool
         True: the run directory has a declaration of data and model, which the coordinator does not open then.
-    follower : Follower, optional
+    follower : RunFollower, optional
         Hears of what happens, for callbacks.
     steering : Steering, optional
         Of the program that has started the run in a thread of its own.
@@ -73,7 +73,7 @@ class Running:
         *,
         trace: bool,
         declared: bool = False,
-        follower: Follower | None = None,
+        follower: RunFollower | None = None,
         steering: Steering | None = None,
     ) -> None:
         self._follower = follower

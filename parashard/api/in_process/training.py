@@ -16,8 +16,8 @@ from typing import Any
 import threadpoolctl
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.api.callback_follower import CallbackFollower
 from parashard.api.fits import Fit
-from parashard.api.following import CallbackFollower
 from parashard.api.in_process.computing import Computed, Computing, PullRows, Replicas
 from parashard.api.in_process.interruption import Interruption, interruption
 from parashard.api.in_process.state import Run, State, take_up
@@ -27,9 +27,9 @@ from parashard.display.live import NoView
 from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, ParashardError, RetryLater, StoreFailed
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
-from parashard.launch.following import CallbackFailed
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
 from parashard.launch.run_folders import keep_origin, read_report
+from parashard.launch.run_follower import CallbackFailed
 from parashard.launch.stopping import resume_command
 from parashard.metrics import kind_of
 from parashard.models.blame import described

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.api import following
-from parashard.api.following import STATE_FILE, CallbackFollower
+from parashard.api import callback_follower
+from parashard.api.callback_follower import STATE_FILE, CallbackFollower
 from parashard.callbacks import Callback, LambdaCallback, LearningRateScheduler, Training
 from parashard.callbacks.running import Callbacks
 from parashard.errors import ConfigurationError, Unreachable
-from parashard.launch.following import CallbackFailed
+from parashard.launch.run_follower import CallbackFailed
 from parashard.store.local import LocalStore
 from support.store_fakes import MemoryStore
 
@@ -89,7 +89,7 @@ def test_each_milestone_is_handled_once_and_what_it_decided_is_told(tmp_path: Pa
 def test_callbacks_that_have_much_to_hear_let_the_run_be_supervised_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "AT_ONCE", 1)
+    monkeypatch.setattr(callback_follower, "AT_ONCE", 1)
     halving, coordinator = Halving(), Coordinator(3)
     it = follower_of(tmp_path, [halving])
     for heard in ([0], [0, 1], [0, 1, 2], [0, 1, 2]):
@@ -224,7 +224,7 @@ def test_a_full_disk_stops_no_callback_and_the_record_comes_when_there_is_room( 
     halving, coordinator = Halving(), Coordinator()
     it = follower_of(tmp_path, [halving])
     with monkeypatch.context() as patch:
-        patch.setattr(following, "write_durably", full)
+        patch.setattr(callback_follower, "write_durably", full)
         it.look(coordinator.follow)
     assert (halving.heard, coordinator.decided[-1]) == ([0], (4, 0.5))
     it.look(coordinator.follow)

@@ -25,7 +25,7 @@ from parashard.callbacks.events import Decision, Milestone, StepEnd
 from parashard.callbacks.running import Callbacks
 from parashard.checkpoints.catalogue import EVALUATED
 from parashard.errors import ConfigurationError, StoreFailed
-from parashard.launch.following import CallbackFailed, Follow
+from parashard.launch.run_follower import CallbackFailed, Follow
 from parashard.models.base import TellsMetrics
 from parashard.plan.intervals import IntervalSet
 from parashard.process.side_effects import SideEffect, why_failed

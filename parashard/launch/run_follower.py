@@ -1,6 +1,6 @@
-"""Follower: what follows a run in progress, for callbacks; and the error with which a callback ends the run.
+"""RunFollower: follows a run in progress, for callbacks; and the error with which a callback ends the run.
 
-Knows no callback. `parashard.launch.running` calls it; `parashard.api.following` implements it.
+Knows no callback. `parashard.launch.running` calls it; `parashard.api.callback_follower` implements it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CallbackFailed(Exception):
         self.error = error
 
 
-class Follower(Protocol):
+class RunFollower(Protocol):
     """Follows a run, in the thread that supervises it."""
 
     @property
