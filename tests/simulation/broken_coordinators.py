@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.callback_progress import CallbackProgress
 from parashard_coordinator.core.calls import LeaseAnswer, LeaseCall, Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
-from parashard_coordinator.core.following import Following
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import Launcher
 from parashard_coordinator.core.leases import StepLeases
@@ -22,14 +22,14 @@ from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.run.store import RunStore
 
 
-class NewestRate(Following):
+class NewestRate(CallbackProgress):
     """P37 off: a step is leased at the learning rate of the moment."""
 
     def rate_of(self, step: int) -> float:
         return self.rates[-1].learning_rate if self.rates else 0.0
 
 
-def record_following(following: type[Following]) -> type[JobRecord]:
+def record_with_callbacks(progress: type[CallbackProgress]) -> type[JobRecord]:
     """Return the record of a job that decides learning rates by another class."""
 
     class Variant(JobRecord):
@@ -42,7 +42,7 @@ def record_following(following: type[Following]) -> type[JobRecord]:
             rounds: RoundBook,
         ) -> None:
             super().__init__(options, policy, evaluations, launcher, rounds)
-            self.following = following(
+            self.callback_progress = progress(
                 options.steps_total,
                 options.steps_per_epoch if options.followed else 0,
                 self.figures,

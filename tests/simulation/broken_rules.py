@@ -25,8 +25,8 @@ from broken_coordinators import (
     UnboundedLeases,
     UncheckedRunStore,
     UncountedCore,
-    record_following,
     record_with,
+    record_with_callbacks,
 )
 from broken_shards import (
     ArrivalOrder,
@@ -337,7 +337,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         FAILED_SAVES,
     ),
     "P37-leased-at-the-newest-rate": BrokenRule(
-        replace(REAL, job_record=record_following(NewestRate)),
+        replace(REAL, job_record=record_with_callbacks(NewestRate)),
         "digest",
         "sync:4",
         "digest",

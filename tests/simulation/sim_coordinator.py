@@ -29,10 +29,10 @@ from parashard.store.claims import claim_incarnation
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.shard_reports import saved_shard
 from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.callback_progress import Rate
 from parashard_coordinator.core.controller import Decision, Lag
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer
-from parashard_coordinator.core.following import Rate
 from parashard_coordinator.core.job_record import DueCheckpoint
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.core.steering import set_lag
@@ -390,5 +390,5 @@ class CoordinatorProcess(Process):
 
 def _steered(core: Core) -> tuple[int, int, int]:
     """Return what must be stored of learning rates and lags before it acts (P37, P39)."""
-    controller, following = core.job.controller, core.job.following
-    return following.decided, following.leased_to, 0 if controller is None else len(controller.lags)
+    controller, progress = core.job.controller, core.job.callback_progress
+    return progress.decided, progress.leased_to, 0 if controller is None else len(controller.lags)

@@ -26,8 +26,8 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Float32s
 from parashard.store.claims import newest_claim
+from parashard_coordinator.core.callback_progress import Rate
 from parashard_coordinator.core.calls import JobState
-from parashard_coordinator.core.following import Rate
 from support.store_fakes import MemoryStore
 
 
@@ -85,8 +85,8 @@ def violations(
     skipped = _skipped(store)
     found += _skips(setting, coordinator, skipped)
     found += _rates(setting, coordinator, ending, target)
-    found += _audits(setting, job_, final, range(target), plan, skipped, core.job.following.rate_of)
-    found += _rows(job_, store, target, skipped, setting, core.job.following.rate_of)
+    found += _audits(setting, job_, final, range(target), plan, skipped, core.job.callback_progress.rate_of)
+    found += _rows(job_, store, target, skipped, setting, core.job.callback_progress.rate_of)
     found += _checkpoints(store, target)
     for process in shards:
         shard = process.shard
@@ -107,7 +107,7 @@ def violations(
     found += _pace(setting, coordinator, shards)
     if setting.oracle == "digest":
         everywhere = tuple(step for step in range(target) if step in skipped[0])
-        rates = tuple((rate.first_step, rate.learning_rate) for rate in core.job.following.rates)
+        rates = tuple((rate.first_step, rate.learning_rate) for rate in core.job.callback_progress.rates)
         expected = faultless_digest("digest", setting.policy, target, everywhere, rates)
         if digest(final) != expected:
             found.append(f"digest: {digest(final)[:12]} is not the faultless {expected[:12]}")
@@ -141,7 +141,7 @@ def _pace(setting: Setting, coordinator: CoordinatorProcess, shards: Sequence[Sh
 
 def _rates(setting: Setting, coordinator: CoordinatorProcess, ending: Ending, target: int) -> list[str]:
     """Check that what callbacks were told of learning rates holds; where leasing waits, from the milestone on (P37)."""
-    rates = coordinator.core.job.following.rates
+    rates = coordinator.core.job.callback_progress.rates
     found = [f"rate: {rate} was told, and does not hold" for rate in sorted(ending.told_rates - set(rates))]
     if setting.waits or setting.plans:
         due = [Rate(after, rate, after) for after, rate in sorted(ending.decided.items()) if after < target]

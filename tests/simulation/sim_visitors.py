@@ -23,7 +23,7 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Push, Slice, Target
 from parashard.store.base import Store
 from parashard.store.claims import claim_incarnation
-from parashard_coordinator.core.following import Rate
+from parashard_coordinator.core.callback_progress import Rate
 
 DEADLINE_S = 0.3
 OPERATOR_PAUSE_S = (0.2, 3.0)

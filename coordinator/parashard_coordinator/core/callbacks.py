@@ -1,4 +1,4 @@
-"""What callbacks decide, and what they are told of next; `parashard_coordinator.core.following` has both.
+"""What callbacks decide, and what they are told of next; `parashard_coordinator.core.callback_progress` has both.
 
 Pure. Called for a program's `Follow` calls.
 """
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from parashard.display.figures import metric
 from parashard.errors import ConfigurationError, NotReady
 from parashard_coordinator.core.batch_ends import ENDS_AT_ONCE
+from parashard_coordinator.core.callback_progress import Rate
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
 from parashard_coordinator.core.early_stop import stop_at_frontier
-from parashard_coordinator.core.following import Rate
 from parashard_coordinator.core.job_record import JobRecord
 
 UNUSED_RATE = "unused-rate"  # a problem's key
@@ -30,37 +30,37 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     NotReady
         While not every shard is up: how far leasing has gone is not known.
     """
-    following = job.following
+    progress = job.callback_progress
     if job.state is JobState.STARTING:
         raise NotReady("not every shard is up")
     rate = call.learning_rate
     for one in [] if rate is None else [rate, *(planned for _, planned in call.planned)]:
         if not 0.0 <= one < math.inf:
             raise ConfigurationError(f"a learning rate must be finite and not below 0, found {one!r}")
-    if (rate is not None or call.stop_reason) and not following.decides:
+    if (rate is not None or call.stop_reason) and not progress.decides:
         raise ConfigurationError("callbacks decide nothing in this run: it was started without --callbacks=decide")
-    if call.handled > following.handled:
+    if call.handled > progress.handled:
         job.leases.reach(call.handled - 1)  # an earlier coordinator told of it, so all before was leased
     all_leased = job.leases.leased_so_far() >= job.leases.target  # then nothing is left for a decision to govern
     if rate is not None and not (job.over or all_leased):
         frontier = job.leases.leased_so_far()
-        decided = following.decide(
+        decided = progress.decide(
             rate, call.decision, call.handled, frontier, between=call.between, planned=call.planned
         )
         if decided:
             job.decisions += 1
             job.add_event(f"{_in_words(decided)}: callbacks decided it after step {call.handled:,}")
-    elif rate is not None and call.decision > following.decided and call.handled < job.leases.target:
+    elif rate is not None and call.decision > progress.decided and call.handled < job.leases.target:
         job.warn(UNUSED_RATE, f"the learning rate {metric(rate)} came when every step was leased, and is not used")
-    if call.stop_reason and job.state is JobState.RUNNING and following.stopped_by is None and not all_leased:
-        following.stopped_by = call.handled
+    if call.stop_reason and job.state is JobState.RUNNING and progress.stopped_by is None and not all_leased:
+        progress.stopped_by = call.handled
         job.decisions += 1
         stop_at_frontier(job, call.stop_reason)
-    following.handle(call.handled)
-    following.ends.want(call.wants_steps)
+    progress.handle(call.handled)
+    progress.ends.want(call.wants_steps)
     target = job.leases.target
-    ends, seen = following.ends.since(call.steps_seen if call.coordinator == job.options.incarnation else 0)
-    milestone = following.reached(job.leases.lowest_incomplete, target)
+    ends, seen = progress.ends.since(call.steps_seen if call.coordinator == job.options.incarnation else 0)
+    milestone = progress.reached(job.leases.lowest_incomplete, target)
     if len(ends) == ENDS_AT_ONCE:
         milestone = None  # it comes after its steps
     elif milestone is not None and job.awaited_workers and job.figures.missing_in(milestone.epochs):
@@ -72,8 +72,8 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
         ends,
         seen,
         target,
-        following.rates[-1] if following.rates else None,
-        following.stopped_by,
+        progress.rates[-1] if progress.rates else None,
+        progress.stopped_by,
     )
 
 

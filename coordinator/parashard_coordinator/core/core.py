@@ -215,8 +215,8 @@ class Core:
         granted = job.leases.grant(worker.name, most, sharing(job, now_s), now_s, limit, next_batches(job))
         if granted and job.progress.first_lease_s is None:
             job.progress.first_lease_s = now_s
-        job.decisions += any([job.following.leases(grant.step) for grant in granted])
-        granted = [grant._replace(learning_rate=job.following.rate_of(grant.step)) for grant in granted]
+        job.decisions += any([job.callback_progress.leases(grant.step) for grant in granted])
+        granted = [grant._replace(learning_rate=job.callback_progress.rate_of(grant.step)) for grant in granted]
         return self._answer(worker, steered(job, granted), [], revoked, "" if granted else self.job.why_no_step)
 
     def tick(self, now_s: float) -> None:
@@ -330,7 +330,7 @@ class Core:
         job.log_epochs()
         newly = job.leases.acknowledge(worker.name, done.step, shards, now_s, skipped=done.skipped)
         if done.step in job.leases.complete:  # also one whose report an earlier coordinator took with it
-            job.following.step_completed(Part(done.step, loss, done.examples, done.metrics))
+            job.callback_progress.step_completed(Part(done.step, loss, done.examples, done.metrics))
         if not newly:
             return
         job.supervision.step_completed()
@@ -409,7 +409,7 @@ class Core:
         job, since_s = self.job, self._callbacks_s
         self._callbacks_s = now_s
         waits = job.state is JobState.RUNNING and job.callbacks_limit <= job.leases.leased_so_far() < job.steps_due
-        waits = waits and not job.following.is_judged(job.leases.lowest_incomplete)
+        waits = waits and not job.callback_progress.is_judged(job.leases.lowest_incomplete)
         if waits and since_s is not None and self._callbacks_waited_s < CALLBACKS_WAIT_SHOWN_S:
             self._callbacks_waited_s += now_s - since_s
             if self._callbacks_waited_s >= CALLBACKS_WAIT_SHOWN_S:

@@ -14,12 +14,12 @@ from typing import NamedTuple
 from parashard.display.figures import metric, metric_name
 from parashard.errors import WrongRun
 from parashard_coordinator.core.batch_ends import BatchEnd, Part
+from parashard_coordinator.core.callback_progress import CallbackProgress, Rate
 from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.controller import Controller, Drift, Lag
 from parashard_coordinator.core.draining import Draining
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.failures import Failures
-from parashard_coordinator.core.following import Following, Rate
 from parashard_coordinator.core.input_limits import EVENT_BYTES_MAX, readable
 from parashard_coordinator.core.launchers import CONFIGURATION, FAILED, Launcher
 from parashard_coordinator.core.learning import NOT_FALLING, RISES, Change, Learning
@@ -119,7 +119,7 @@ class JobRecord:
         self.progress = Progress()
         self.learning = Learning(options.classes, continued=options.continued)
         self.figures = TrainingFigures(options.steps_total, options.steps_per_epoch, keeps_sums=options.followed)
-        self.following = Following(
+        self.callback_progress = CallbackProgress(
             options.steps_total,
             options.steps_per_epoch if options.followed else 0,
             self.figures,
@@ -178,7 +178,7 @@ class JobRecord:
     def complete(self) -> bool:
         """Every step, evaluation and figure is in, and told to callbacks: the last checkpoint can be taken."""
         in_ = self.leases.finished and self.evaluations.finished and self.shards.all_registered
-        in_ = in_ and self.following.told(self.leases.target)
+        in_ = in_ and self.callback_progress.told(self.leases.target)
         if self.awaited_workers and self.figures.missing(0, self.leases.target):
             return False
         return in_ and self.rounds.returning_to is None and not self.over
@@ -302,7 +302,7 @@ class JobRecord:
 
     def saved(self) -> Saved:
         """Return what a later coordinator cannot learn from the shards."""
-        ends = self.following.ends
+        ends = self.callback_progress.ends
         return Saved(
             target=self.leases.target,
             final=self.ending.stored if self.ending else "",
@@ -313,17 +313,17 @@ class JobRecord:
             evaluated=self.evaluations.forgotten(),
             evaluated_weights={str(after): name for after, name in self.evaluations.stored_weights().items()},
             judged_steps={str(after): steps for after, steps in self.evaluations.judged_steps().items()},
-            learning_rates=tuple(self.following.rates),
+            learning_rates=tuple(self.callback_progress.rates),
             lags=() if self.controller is None else tuple(self.controller.lags),
             drifts=() if self.controller is None else tuple(self.controller.drifts),
-            leased_to=self.following.leased_to,
+            leased_to=self.callback_progress.leased_to,
             epoch_losses={str(epoch): sums for epoch, sums in self.figures.losses().items()},
             not_finite_epochs=self.figures.not_finite(),
             epoch_metrics={str(epoch): sums for epoch, sums in self.figures.metrics().items()},
             epoch_figures={str(epoch): _nullable(figures) for epoch, figures in self.figures.past().items()},
             counted=self.figures.counted(),
-            stopped_by=self.following.stopped_by,
-            rates_decided=self.following.decided,
+            stopped_by=self.callback_progress.stopped_by,
+            rates_decided=self.callback_progress.decided,
             ends=tuple((end.step, _finite(end.loss)) for end in ends.unheard()),
             ends_metrics={str(end.step): _nullable(end.metrics) for end in ends.unheard() if end.metrics},
             parts=tuple((part.step, _finite(part.loss), part.examples) for part in ends.open_parts()),
@@ -372,8 +372,8 @@ class JobRecord:
         rates = [Rate(*rate) for rate in saved.learning_rates]
         if self.controller is not None:
             self.controller.resume([Lag(*lag) for lag in saved.lags], [Drift(*drift) for drift in saved.drifts])
-        self.following.resume(rates, saved.leased_to, saved.stopped_by, saved.rates_decided)
-        self.following.ends.resume(
+        self.callback_progress.resume(rates, saved.leased_to, saved.stopped_by, saved.rates_decided)
+        self.callback_progress.ends.resume(
             [
                 BatchEnd(step, math.nan if loss is None else loss, _numbers(saved.ends_metrics.get(str(step), {})))
                 for step, loss in saved.ends
@@ -410,7 +410,7 @@ class JobRecord:
     @property
     def callbacks_limit(self) -> int:
         """The first step that must wait for callbacks."""
-        return self.following.lease_limit(self.leases.target, self.leases.leased_so_far())
+        return self.callback_progress.lease_limit(self.leases.target, self.leases.leased_so_far())
 
     @property
     def why_no_step(self) -> str:
@@ -418,7 +418,7 @@ class JobRecord:
         if self.leases.finished:
             if not self.evaluations.finished:
                 return "every step is in; an evaluation is under way"
-            told = self.following.told(self.leases.target)
+            told = self.callback_progress.told(self.leases.target)
             return f"every step is in; {'the report follows' if told else 'callbacks hear of the last ones'}"
         if self.rounds.returning_to is not None:
             return f"the shards return to round {self.rounds.returning_to}"
@@ -429,7 +429,10 @@ class JobRecord:
         limits = (
             (self.steps_due, "nothing is scheduled"),
             (self.evaluations.lease_limit(), "waiting for an evaluation's result"),
-            (self.callbacks_limit, f"waiting for {'an evaluation and ' * self.following.is_judged(lowest)}callbacks"),
+            (
+                self.callbacks_limit,
+                f"waiting for {'an evaluation and ' * self.callback_progress.is_judged(lowest)}callbacks",
+            ),
         )
         return next((why for limit, why in limits if limit <= lowest), self.policy.reason(lowest))
 

@@ -51,7 +51,7 @@ def _warn(job: JobRecord, change: Change, step: int) -> None:
     job.loss_problems[change.key] = change, step, is_known
     has_rounds = job.policy.round_of(0) is not None
     causes = [str(Staleness() if has_rounds else job.staleness)] if is_known or has_rounds else []
-    rate = job.options.learning_rate_at(step, job.following.rate_of(step))
+    rate = job.options.learning_rate_at(step, job.callback_progress.rate_of(step))
     causes += [] if rate is None else [f"learning rate {rate:.3g}"]
     because = f" ({', '.join(causes)})" if causes else ""
     advice = job.options.advice.against_rise if change.rose else job.options.advice.against_standstill

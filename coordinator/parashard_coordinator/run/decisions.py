@@ -118,11 +118,11 @@ class DecisionStore:
 
     def _harms_nothing_if_forgotten(self, core: Core) -> bool:
         """Tell whether skips, learning rates, how far may be leased and lags are stored (P7, P37)."""
-        following, controller = core.job.following, core.job.controller
+        progress, controller = core.job.callback_progress, core.job.controller
         return (
             core.job.leases.skips <= set(self._stored.skips)
-            and following.decided <= self._stored.rates_decided
-            and following.leased_to <= self._stored.leased_to
+            and progress.decided <= self._stored.rates_decided
+            and progress.leased_to <= self._stored.leased_to
             and (controller is None or len(controller.lags) <= len(self._stored.lags))
         )
 

@@ -105,8 +105,10 @@ def report(
             for epoch, found in job.figures.history().items()
         ],
         "callbacks": {
-            "stopped_after": job.following.stopped_by,
-            "stop_lag_steps": None if job.following.stopped_by is None else steps - job.following.stopped_by,
+            "stopped_after": job.callback_progress.stopped_by,
+            "stop_lag_steps": None
+            if job.callback_progress.stopped_by is None
+            else steps - job.callback_progress.stopped_by,
             "learning_rates": [
                 {
                     "after_steps": rate.after_steps,
@@ -114,8 +116,9 @@ def report(
                     "lag_steps": rate.first_step - rate.after_steps,
                     "learning_rate": rate.learning_rate,
                 }
-                for rate in job.following.rates
-                if job.following.governs(rate) and rate.first_step < steps  # an early stop may have come before it
+                for rate in job.callback_progress.rates
+                if job.callback_progress.governs(rate)
+                and rate.first_step < steps  # an early stop may have come before it
             ],
         },
         "data": resolved.spec.figures(),

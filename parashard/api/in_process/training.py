@@ -275,16 +275,16 @@ class Training:
 
     def _follow(self) -> bool:
         """Have the follower ask what has happened, if anything has; return whether callbacks have handled something."""
-        job, following = self._core.job, self._core.job.following
+        job, progress = self._core.job, self._core.job.callback_progress
         told = self._follower.wants_steps or job.state is not JobState.RUNNING
         if not told and job.leases.lowest_incomplete < self._milestone:
             return False
-        before = following.handled
+        before = progress.handled
         with suppress(RetryLater):  # nothing is leased yet
             self._follower.look(lambda request: follow_reply(follow(self._core.job, follow_call(request))))
-        ahead = following.next_milestone(job.leases.target)
+        ahead = progress.next_milestone(job.leases.target)
         self._milestone = 0 if ahead is None else ahead.after_steps
-        return following.handled > before
+        return progress.handled > before
 
     # --- time ---
 

@@ -70,10 +70,10 @@ def record(saved: Saved | None = None) -> JobRecord:
 def test_a_new_coordinator_tells_a_batch_of_which_the_one_before_knew_a_part() -> None:
     job = record()
     for one in (part(0, 1.0, 4), part(1, 1.0, 4), part(2, 1.0, 4), *BATCH[1:]):
-        job.following.step_completed(one)
+        job.callback_progress.step_completed(one)
     successor = record(decode(Saved, encode(job.saved()), "saved"))
     for one in BATCH:  # two are reported again
-        successor.following.step_completed(one)
+        successor.callback_progress.step_completed(one)
     ends = follow(successor, FollowCall(wants_steps=True)).steps
     assert ends == [BatchEnd(0, 1.0, {"accuracy": 0.0}), BatchEnd(3, 0.6875, {"accuracy": 9 / 16})]
     assert job.saved().returned_to(3).parts == ()

@@ -97,7 +97,7 @@ def test_a_successor_tells_the_steps_that_callbacks_have_not_heard_of() -> None:
 def test_a_milestone_that_was_told_lies_below_all_that_is_decided_at_it() -> None:  # P12 may lose steps of all
     core = core_of(Sync(2))
     follow(core.job, FollowCall(handled=4, learning_rate=0.25, decision=1))
-    assert core.job.following.rates == [(4, 0.25, 4)]
+    assert core.job.callback_progress.rates == [(4, 0.25, 4)]
     follow(core.job, FollowCall(handled=4, stop_reason="enough"))
     assert (core.job.leases.target, core.job.state) == (4, JobState.DRAINING)
 

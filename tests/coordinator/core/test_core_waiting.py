@@ -60,7 +60,7 @@ def test_each_evaluation_judges_its_own_weights_and_a_rate_governs_the_next_epoc
         seen.append((reached.after_steps, reached.judged_steps))
         decide(core, steps, learning_rate=0.5**number, decision=number + 1)
     assert seen == [(4, 4), (8, 8), (12, 12)]
-    assert core.job.following.rates == [(4, 1.0, 4), (8, 0.5, 8)]  # none after the last step
+    assert core.job.callback_progress.rates == [(4, 1.0, 4), (8, 0.5, 8)]  # none after the last step
     assert core.job.complete
 
 

@@ -35,7 +35,7 @@ UNREADABLE_LINES = {
 }
 
 
-class Following:
+class CallbackProgress:
     """A watch of a server of ours, what it told, and how many workers are wanted."""
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class Following:
 
 
 @pytest.fixture
-def following() -> Iterator[Following]:
-    one = Following()
+def following() -> Iterator[CallbackProgress]:
+    one = CallbackProgress()
     yield one
     one.watch.stop()
     one.server.close()

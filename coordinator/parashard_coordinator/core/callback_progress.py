@@ -1,4 +1,4 @@
-"""Following: what callbacks are told of a job, and the learning rates that they decided.
+"""CallbackProgress: how far callbacks are in a job, and the learning rates that they decided.
 
 Pure. A *milestone* is a number of steps at which epochs have ended, or an evaluation is due, or both. It is named by
 that number and follows from the job alone, so a coordinator that is started again tells the same ones, and who follows
@@ -62,7 +62,7 @@ class Milestone(NamedTuple):
         return range(self.first_epoch, self.first_epoch + len(self.epoch_losses))
 
 
-class Following:
+class CallbackProgress:
     """The milestones of one job, and the decisions about its learning rate.
 
     Invariant: each step is leased with the last of `rates` that begins at or before it, and that rate was stored first.
