@@ -72,7 +72,7 @@ pandas, PyArrow, scikit-learn and Keras do, and our own."""
 
 
 class Lost(Exception):
-    """One server did not answer, or several ended, before they had forked a child."""
+    """One server did not answer, several ended before they had forked a child, or a child is not this process's."""
 
 
 class Request(NamedTuple):
@@ -102,6 +102,15 @@ class Fork:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a child of this process that has not been waited for."""
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
 
     def poll(self) -> int | None:
         """Return how it ended: its exit code, or the negative number of a signal; None while it runs."""
@@ -213,6 +222,8 @@ class Forks:
             if "pid" not in found:
                 return found
             child = Fork(int(found["pid"]))
+            if not child.is_own:  # a system without subreapers; it will not begin
+                raise Lost
             with suppress(BrokenPipeError):  # it was killed
                 os.write(write, b"1")
             return child

@@ -3,6 +3,7 @@
 The children are modules of a few lines, and most servers import nothing for them.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -206,6 +207,14 @@ def test_servers_that_end_again_and_again_are_given_up(place: Place, tmp_path: P
     with pytest.raises(Lost):
         place.start(place.request("print('never')", preload=("deadly",)))
     assert place.forks.server_pid == 0
+
+
+def test_a_child_of_another_process_does_not_begin(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a system without subreapers."""
+    monkeypatch.setattr(forks_module, "subreaper", contextlib.nullcontext)
+    with pytest.raises(Lost):
+        place.start(place.request("print('never')"))
+    assert place.log.read_text() == ""
 
 
 def test_a_refused_fork_is_an_error_with_its_number(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
