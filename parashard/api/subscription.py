@@ -37,7 +37,7 @@ from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
 from parashard.serving.behind import Behind, behind
-from parashard.serving.following import Sight
+from parashard.serving.checkpoint_watcher import Sight
 from parashard.serving.lookups import LookedUp, look_up, variable_of
 from parashard.serving.messages import (
     feed,

@@ -2,7 +2,7 @@
 
 Owns how: what changed since the last look, until nothing is left; where that is not known, as of another incarnation,
 the buckets whose digests differ first. What was read counts once all of it is of one moment. Is given a function that
-asks the shard; knows no connection. Called by `parashard.serving.live_following`.
+asks the shard; knows no connection. Called by `parashard.serving.shard_watcher`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Loading: a shard's version out of its checkpoint, from nothing or from the version before it.
 
 Reads of a table only the files that the version before did not name, where these continue them; else all of them, and
-compares. Called by `parashard.serving.following`.
+compares. Called by `parashard.serving.checkpoint_watcher`.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, RowDtype
 from parashard.plan.optimizers import SGD
 from parashard.plan.partition import ELEMENT_BYTES, Partition
 from parashard.plan.variables import Float32s, Initializer, Variable
+from parashard.serving.checkpoint_watcher import Published, Sight
 from parashard.serving.differences import Part, Shown
-from parashard.serving.following import Published, Sight
 from parashard.serving.replica import (
     Begin,
     HeldShard,

@@ -19,9 +19,9 @@ from parashard.launch.run_files import CHECKPOINTS
 from parashard.launch.run_folders import how_it_ended, place_of, resumed_job, run_named
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
-from parashard.serving.following import Follower
-from parashard.serving.live_following import LiveFollower, LiveSource
+from parashard.serving.checkpoint_watcher import CheckpointWatcher
 from parashard.serving.served import POLL_S, SLOW_POLL_S, ServedRun
+from parashard.serving.shard_watcher import LiveSource, ShardWatcher
 from parashard.store import open_store
 
 Tell = Callable[[str], None]
@@ -97,7 +97,7 @@ def _served_by(address: str, where: str, *, fresh: bool, credentials: Credential
     if fresh:
         coordinator.retry_budget_s = 0.0  # the server looks again by itself, and says meanwhile what is wrong
         source = LiveSource(coordinator, credentials)
-        return ServedRun(LiveFollower(source, _tables(job)), _tables(job), job.job.name)
+        return ServedRun(ShardWatcher(source, _tables(job)), _tables(job), job.job.name)
     coordinator.close()
     run = Catalogue(open_store(reply.checkpoint_url)).run()
     if run is None or run.run_id != reply.run_id:
@@ -113,7 +113,7 @@ def _committed(url: str, tables: TableSet, name: str) -> ServedRun:
     store = open_store(url)
     elements = {table: one.row_elements for table, one in tables.by_name.items()}
     poll_s = POLL_S if store.local_path(RUN_NAME) is not None else SLOW_POLL_S
-    return ServedRun(Follower(store, elements), tables, name, poll_s)
+    return ServedRun(CheckpointWatcher(store, elements), tables, name, poll_s)
 
 
 def _tables(job: Job) -> TableSet:

@@ -16,7 +16,7 @@ from parashard.checkpoints.catalogue import CheckpointId
 from parashard.errors import InvalidRequest, LimitExceeded, NotReady, ParashardError, UnknownVariable, shortened
 from parashard.plan.embedding import Keys, mixed
 from parashard.plan.variables import Float32s
-from parashard.serving.following import Published
+from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.lookups import look_up, variable_of
 from parashard.serving.served import ServedRun
 from parashard.serving.service import check_keys

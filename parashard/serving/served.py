@@ -17,7 +17,7 @@ from parashard.client.pulled_rows import TableSet
 from parashard.errors import MalformedFrame, NotReady, ParashardError
 from parashard.process.logs import log
 from parashard.serving.behind import Behind, behind
-from parashard.serving.following import Following, Published, Sight
+from parashard.serving.checkpoint_watcher import Published, Sight, Watcher
 
 POLL_S = 0.2
 """Between two looks at a folder."""
@@ -34,7 +34,7 @@ class ServedRun:
 
     Parameters
     ----------
-    follower : Following
+    watcher : Watcher
         Finds what is served.
     tables : TableSet
         The job's.
@@ -48,7 +48,7 @@ class ServedRun:
 
     def __init__(
         self,
-        follower: Following,
+        watcher: Watcher,
         tables: TableSet,
         job: str,
         poll_s: float = POLL_S,
@@ -59,7 +59,7 @@ class ServedRun:
         self.looks = 0
         """How often was looked."""
         self._clock = clock
-        self._follower = follower
+        self._watcher = watcher
         self._poll_s = poll_s
         self._said = False
         self._changed = threading.Condition()
@@ -81,22 +81,22 @@ class ServedRun:
     @property
     def fresh(self) -> bool:
         """Whether weights of running shards are served, of which a later life may lack steps."""
-        return self._follower.fresh
+        return self._watcher.fresh
 
     @property
     def resyncs(self) -> int:
         """How often a running shard was found to be another incarnation, with live weights."""
-        return self._follower.resyncs
+        return self._watcher.resyncs
 
     @property
     def run_id(self) -> str:
         """The run; empty until it is known."""
-        return self._follower.run_id
+        return self._watcher.run_id
 
     @property
     def sight(self) -> Sight:
         """What the last look found."""
-        return self._follower.sight
+        return self._watcher.sight
 
     @property
     def now_s(self) -> float:
@@ -111,7 +111,7 @@ class ServedRun:
         NotReady
             If not every shard has something to be served yet.
         """
-        published = self._follower.published
+        published = self._watcher.published
         if published is None:
             what = "nothing" if self.fresh else "no checkpoint"
             raise NotReady(f"{what} of job {self.job!r} can be served yet: {self.sight.problem}")
@@ -138,7 +138,7 @@ class ServedRun:
         until_s = time.monotonic() + min(max(wait_s, 0.0), WAIT_S_MAX)
         with self._changed:
             while not self._stopping.is_set():
-                published = self._follower.published
+                published = self._watcher.published
                 left_s = until_s - time.monotonic()
                 if left_s <= 0 or not asks() or (published is not None and newer(published)):
                     break
@@ -154,13 +154,13 @@ class ServedRun:
         """Look once, and wake who waits for something newer; errors are told by `sight`, not raised."""
         before = self.sight.problem
         try:
-            changed = self._follower.look()
+            changed = self._watcher.look()
         except Exception as error:  # what is served grows old, and has to say why, after a bug too
             ours = isinstance(error, ParashardError)
             if not ours:
                 log.exception("look-broke")
             problem = str(error) if ours else f"{type(error).__name__}: {error}"
-            self._follower.sight = replace(self.sight, problem=problem)
+            self._watcher.sight = replace(self.sight, problem=problem)
             changed = False
         if self.sight.problem and self.sight.problem != before:
             log.warning("not-published", problem=self.sight.problem)
@@ -179,6 +179,6 @@ class ServedRun:
             pause_s = self._poll_s
             if self.fresh:
                 pause_s = max(pause_s, time.monotonic() - began_s)  # shards are asked half of the time at most
-            elif self.sight.problem and self._follower.published:
+            elif self.sight.problem and self._watcher.published:
                 pause_s = max(pause_s, SLOW_POLL_S)
             self._stopping.wait(pause_s)

@@ -14,8 +14,8 @@ from parashard.errors import LimitExceeded, QueueFull, UnknownVariable, WrongRun
 from parashard.plan.embedding import mixed
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.serving import messages
+from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.differences import difference, lacks
-from parashard.serving.following import Published
 from parashard.serving.lookups import check_variable, elements_of, look_up
 from parashard.serving.served import ServedRun
 

@@ -17,9 +17,9 @@ from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Initializer, Variable
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import RowSlice
-from parashard.serving.following import Published
-from parashard.serving.live_following import LiveFollower, ShardPlace
+from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.live_shard import Ask
+from parashard.serving.shard_watcher import ShardPlace, ShardWatcher
 from parashard.serving.versions import PublishedShard
 from parashard_server.core.shard import Shard
 from parashard_server.serving.admission_lock import AdmissionLock
@@ -120,9 +120,9 @@ class LiveShards:
 
         return ask
 
-    def follower(self) -> LiveFollower:
-        """Return a follower that knows nothing yet."""
-        return LiveFollower(self, TableSet(TABLES, SEED), clock=lambda: 60.0)
+    def watcher(self) -> ShardWatcher:
+        """Return a watcher that knows nothing yet."""
+        return ShardWatcher(self, TableSet(TABLES, SEED), clock=lambda: 60.0)
 
     def of(self, published: Published) -> list[Have]:
         """Return what published shards have."""

@@ -18,7 +18,7 @@ from parashard.checkpoints.tables import StoredRows, TableChange, TableWriter
 from parashard.plan.embedding import Keys, RowDtype, bucket_ranges, buckets_of, kept_as, mixed
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
-from parashard.serving.following import Follower
+from parashard.serving.checkpoint_watcher import CheckpointWatcher
 from parashard.store.base import Store
 from support.checkpoint_cases import PLAN, state_of, write_plan, write_state
 
@@ -113,9 +113,9 @@ class Committer:
         return write_state(self.store, self.plan, id_, state, **{**fields, **changed})
 
 
-def follower_of(store: Store) -> Follower:
-    """Return a follower of the job."""
-    return Follower(store, ROW_ELEMENTS)
+def watcher_of(store: Store) -> CheckpointWatcher:
+    """Return a watcher of the job."""
+    return CheckpointWatcher(store, ROW_ELEMENTS)
 
 
 def rows_of(table: Any) -> Rows:
@@ -124,7 +124,7 @@ def rows_of(table: Any) -> Rows:
     return {int(key): tuple(row) for key, row in zip(block.keys, block.values.tolist(), strict=True)}
 
 
-def served_rows(follower: Follower) -> Rows:
-    """Return all rows that a follower publishes, of all shards."""
-    assert follower.published is not None
-    return {key: row for shard in follower.published.shards for key, row in rows_of(shard.tables[TABLE].rows).items()}
+def served_rows(watcher: CheckpointWatcher) -> Rows:
+    """Return all rows that a watcher publishes, of all shards."""
+    assert watcher.published is not None
+    return {key: row for shard in watcher.published.shards for key, row in rows_of(shard.tables[TABLE].rows).items()}

@@ -13,8 +13,8 @@ from parashard.checkpoints.tables import iterate_rows
 from parashard.errors import MalformedFrame
 from parashard.plan.partition import fixed_shards, place, split
 from parashard.serving import messages
+from parashard.serving.checkpoint_watcher import CheckpointWatcher, Published
 from parashard.serving.differences import Part, difference, lacks
-from parashard.serving.following import Follower, Published
 from parashard.serving.lookups import variable_of
 from parashard.serving.replica import Begin, Replica, RowsPart, VariablePart
 from support.checkpoint_cases import VARIABLES, write_plan
@@ -23,10 +23,10 @@ from support.serving_cases import (
     TABLE,
     Committer,
     ShardLife,
-    follower_of,
     keys_of_shard,
     rows_of,
     served_rows,
+    watcher_of,
 )
 from support.store_fakes import MemoryStore
 
@@ -55,13 +55,13 @@ def held_rows(replica: Replica) -> dict:
     return {key: row for held in replica.shards for key, row in rows_of(held.state.tables[TABLE].rows).items()}
 
 
-def assert_same(replica: Replica, follower: Follower) -> None:
-    assert follower.published is not None
-    assert held_rows(replica) == served_rows(follower)
-    assert replica.versions == follower.published.versions
+def assert_same(replica: Replica, watcher: CheckpointWatcher) -> None:
+    assert watcher.published is not None
+    assert held_rows(replica) == served_rows(watcher)
+    assert replica.versions == watcher.published.versions
     states = [held.state for held in replica.shards]
     for name in VARIABLES:
-        due = variable_of(VARIABLES, follower.published.shards, name)
+        due = variable_of(VARIABLES, watcher.published.shards, name)
         assert variable_of(VARIABLES, states, name).tobytes() == due.tobytes()
 
 
@@ -72,10 +72,10 @@ class Job:
         self.committer.write_plan()
         self.lives = [ShardLife(0), ShardLife(1)]
         self.step = 0
-        self.follower = follower_of(self.store)
+        self.watcher = watcher_of(self.store)
         for life in self.lives:
             self.commit(life.shard, {KEYS[life.shard][0]: (1.0, 1.0)})
-        self.follower.look()
+        self.watcher.look()
 
     def commit(self, shard: int, rows: dict, gone: Iterable[int] = (), *, anew: bool = False) -> None:
         self.step += 1
@@ -83,8 +83,8 @@ class Job:
 
     def restart(self) -> None:
         """Begin another server's life: it knows nothing but the store."""
-        self.follower = follower_of(self.store)
-        self.follower.look()
+        self.watcher = watcher_of(self.store)
+        self.watcher.look()
 
 
 events = st.lists(
@@ -118,25 +118,25 @@ def test_differences_end_where_the_newest_manifests_do(made: list) -> None:
                 shard, {keys[n]: (float(v), float(n)) for n, v in rows.items()}, {keys[n] for n in gone}, anew=anew
             )
         elif kind == "look":
-            job.follower.look()
+            job.watcher.look()
         elif kind == "ask":
-            feed(replicas[what[0]], parts_for(replicas[what[0]], job.follower.published))
-            assert_same(replicas[what[0]], job.follower)
+            feed(replicas[what[0]], parts_for(replicas[what[0]], job.watcher.published))
+            assert_same(replicas[what[0]], job.watcher)
         elif kind == "torn":
-            feed(replicas[what[0]], parts_for(replicas[what[0]], job.follower.published)[: what[1]])
+            feed(replicas[what[0]], parts_for(replicas[what[0]], job.watcher.published)[: what[1]])
         else:
             job.restart()
         for one, earlier in zip(replicas, before, strict=True):
             assert len(one.versions) >= len(earlier)
             assert all(now.id >= was.id for now, was in zip(one.versions, earlier, strict=False))
             assert all(held in committed(job) for held in versions_of(one))
-    job.follower.look()
+    job.watcher.look()
     for one in replicas:
-        feed(one, parts_for(one, job.follower.published))
-        assert_same(one, job.follower)
-    fresh = follower_of(job.store)
+        feed(one, parts_for(one, job.watcher.published))
+        assert_same(one, job.watcher)
+    fresh = watcher_of(job.store)
     fresh.look()
-    assert served_rows(fresh) == served_rows(job.follower)
+    assert served_rows(fresh) == served_rows(job.watcher)
     assert served_rows(fresh) == {key: row for life in job.lives for key, row in life.rows.items()}
 
 
@@ -159,32 +159,32 @@ def rows_at(store: MemoryStore, id_: CheckpointId) -> dict:
 
 def test_of_a_shard_that_did_not_change_nothing_is_sent() -> None:
     job, one = Job(), replica()
-    feed(one, parts_for(one, job.follower.published))
-    assert parts_for(one, job.follower.published) == []
+    feed(one, parts_for(one, job.watcher.published))
+    assert parts_for(one, job.watcher.published) == []
     job.commit(1, {KEYS[1][1]: (2.0, 2.0)})
-    job.follower.look()
-    begins = [part for part in parts_for(one, job.follower.published) if isinstance(part, Begin)]
+    job.watcher.look()
+    begins = [part for part in parts_for(one, job.watcher.published) if isinstance(part, Begin)]
     assert [str(begin.version.id) for begin in begins] == ["p1/s1/i1/c2"]
     assert [(ahead.whole, ahead.rows, ahead.gone) for ahead in begins[0].tables] == [(False, 1, 0)]
 
 
 def test_a_partition_whose_values_did_not_change_is_not_sent_by_another_server_either() -> None:
     job, one = Job(), replica()
-    feed(one, parts_for(one, job.follower.published))
+    feed(one, parts_for(one, job.watcher.published))
     job.step += 1
     job.committer.commit(job.lives[0], [job.step], {KEYS[0][1]: (2.0, 2.0)}, seed=1)
     job.restart()
-    parts = parts_for(one, job.follower.published)
+    parts = parts_for(one, job.watcher.published)
     assert [(part.elements, {ahead.follows for ahead in part.partitions}) for part in parts[:1]] == [(0, {False})]
     assert not any(isinstance(part, VariablePart) for part in parts)
     feed(one, parts)
-    assert_same(one, job.follower)
+    assert_same(one, job.watcher)
     job.commit(0, {})
-    job.follower.look()
-    parts = parts_for(one, job.follower.published)
+    job.watcher.look()
+    parts = parts_for(one, job.watcher.published)
     assert parts[0].elements == sum(len(part.values) for part in parts if isinstance(part, VariablePart)) > 0
     feed(one, parts)
-    assert_same(one, job.follower)
+    assert_same(one, job.watcher)
 
 
 def begin_of(parts: list[Part]) -> Begin:
@@ -201,7 +201,7 @@ def begin_of(parts: list[Part]) -> Begin:
 )
 def test_partitions_that_cannot_be_right_are_refused(follows: bool, twice: bool, told: str) -> None:
     job, one = Job(), replica()
-    begin = begin_of(parts_for(one, job.follower.published))
+    begin = begin_of(parts_for(one, job.watcher.published))
     partitions = tuple(ahead._replace(follows=follows) for ahead in begin.partitions) * (2 if twice else 1)
     with pytest.raises(MalformedFrame, match=told):
         feed(one, [begin._replace(partitions=partitions)])
@@ -209,7 +209,7 @@ def test_partitions_that_cannot_be_right_are_refused(follows: bool, twice: bool,
 
 def test_values_that_were_not_told_of_are_refused() -> None:
     job, one = Job(), replica()
-    parts = parts_for(one, job.follower.published)
+    parts = parts_for(one, job.watcher.published)
     begin = begin_of(parts)
     some = next(part for part in parts if isinstance(part, VariablePart))
     with pytest.raises(MalformedFrame, match="was not told to follow"):
@@ -218,13 +218,13 @@ def test_values_that_were_not_told_of_are_refused() -> None:
 
 def test_a_server_that_was_started_again_sends_only_what_changed() -> None:
     job, one = Job(), replica()
-    feed(one, parts_for(one, job.follower.published))
+    feed(one, parts_for(one, job.watcher.published))
     job.commit(0, {KEYS[0][1]: (2.0, 2.0)}, gone=[KEYS[0][0]])
     job.restart()
-    begins = [part for part in parts_for(one, job.follower.published) if isinstance(part, Begin)]
+    begins = [part for part in parts_for(one, job.watcher.published) if isinstance(part, Begin)]
     assert [(ahead.whole, ahead.rows, ahead.gone) for ahead in begins[0].tables] == [(False, 1, 1)]
-    feed(one, parts_for(one, job.follower.published))
-    assert_same(one, job.follower)
+    feed(one, parts_for(one, job.watcher.published))
+    assert_same(one, job.watcher)
 
 
 def test_a_subscriber_of_a_server_whose_files_go_another_way_gets_all_rows() -> None:
@@ -232,23 +232,23 @@ def test_a_subscriber_of_a_server_whose_files_go_another_way_gets_all_rows() -> 
     job, one = Job(), replica()
     restored = job.lives[0].copy()
     job.commit(0, {KEYS[0][1]: (2.0, 2.0)})
-    job.follower.look()
-    feed(one, parts_for(one, job.follower.published))
+    job.watcher.look()
+    feed(one, parts_for(one, job.watcher.published))
     restored.incarnation, restored.number = 2, 5
     job.committer.commit(restored, [job.step, job.step + 1], {KEYS[0][2]: (3.0, 3.0)})
     job.restart()
-    begins = [part for part in parts_for(one, job.follower.published) if isinstance(part, Begin)]
+    begins = [part for part in parts_for(one, job.watcher.published) if isinstance(part, Begin)]
     assert [begin.tables[0].whole for begin in begins] == [True]
-    feed(one, parts_for(one, job.follower.published))
-    assert_same(one, job.follower)
+    feed(one, parts_for(one, job.watcher.published))
+    assert_same(one, job.watcher)
 
 
 def test_a_server_that_was_started_on_an_older_version_sends_nothing() -> None:
     job, one = Job(), replica()
-    older = job.follower.published
+    older = job.watcher.published
     job.commit(0, {KEYS[0][1]: (2.0, 2.0)})
-    job.follower.look()
-    feed(one, parts_for(one, job.follower.published))
+    job.watcher.look()
+    feed(one, parts_for(one, job.watcher.published))
     assert parts_for(one, older) == []
 
 
@@ -256,41 +256,41 @@ def test_a_version_that_lacks_steps_of_what_is_held_is_refused_and_told() -> Non
     job, one = Job(), replica()
     restored = job.lives[0].copy()
     job.commit(0, {KEYS[0][1]: (2.0, 2.0)})
-    job.follower.look()
-    feed(one, parts_for(one, job.follower.published))
+    job.watcher.look()
+    feed(one, parts_for(one, job.watcher.published))
     held = one.versions
     restored.incarnation, restored.number = 2, 5
     job.committer.commit(restored, [77], {})
     job.restart()
-    assert not feed(one, parts_for(one, job.follower.published))
+    assert not feed(one, parts_for(one, job.watcher.published))
     assert one.versions == held
     assert one.problem == "the server has p1/s0/i2/c6, which lacks steps of p1/s0/i1/c2: that one is kept"
 
 
 def test_another_plan_counts_only_with_all_its_shards() -> None:
     job, one = Job(), replica()
-    feed(one, parts_for(one, job.follower.published))
+    feed(one, parts_for(one, job.watcher.published))
     plan = place(VARIABLES, split(VARIABLES, fixed_shards(3)), 3, version=2)
     write_plan(job.store, plan)
     committer = Committer(job.store, plan)
     for shard in range(3):
         committer.commit(ShardLife(shard), range(9), {int(keys_of_shard(shard, 1, 3)[0]): (float(shard), 0.0)})
-    assert job.follower.look()
-    parts = parts_for(one, job.follower.published)
+    assert job.watcher.look()
+    parts = parts_for(one, job.watcher.published)
     ends = [place for place, part in enumerate(parts) if part is None]
     assert len(ends) == 3
     assert not feed(one, parts[: ends[1] + 1])
     assert [str(version.id) for version in one.versions] == ["p1/s0/i1/c1", "p1/s1/i1/c1"]
-    assert feed(one, parts_for(one, job.follower.published))  # of the last shard alone
-    assert_same(one, job.follower)
+    assert feed(one, parts_for(one, job.watcher.published))  # of the last shard alone
+    assert_same(one, job.watcher)
 
 
 @pytest.mark.parametrize("lost", range(1, 10))
 def test_a_part_that_is_missing_is_found(lost: int) -> None:
     job, one = Job(), replica()
     job.commit(0, {key: (1.0, 2.0) for key in KEYS[0]})
-    job.follower.look()
-    parts = parts_for(one, job.follower.published, part_bytes=32)
+    job.watcher.look()
+    parts = parts_for(one, job.watcher.published, part_bytes=32)
     kinds = [type(part) for part in parts[: parts.index(None)]]
     assert lost < len(kinds)
     assert {RowsPart, VariablePart} < set(kinds)
@@ -301,7 +301,7 @@ def test_a_part_that_is_missing_is_found(lost: int) -> None:
 
 def test_a_part_that_comes_twice_is_found() -> None:
     job, one = Job(), replica()
-    parts = parts_for(one, job.follower.published)
+    parts = parts_for(one, job.watcher.published)
     with pytest.raises(MalformedFrame):
         feed(one, [*parts[:2], *parts[1:]])
     assert one.shards == ()
@@ -315,7 +315,7 @@ def test_bytes_that_are_no_keys_are_refused(length: int) -> None:
 
 def test_variables_that_the_shards_have_not_all_of_are_refused() -> None:
     job, one = Job(), replica()
-    parts = parts_for(one, job.follower.published)
+    parts = parts_for(one, job.watcher.published)
     place = next(place for place, part in enumerate(parts) if isinstance(part, VariablePart))
     taken = [part for part in parts[place:] if isinstance(part, VariablePart)][:1]
     partition = taken[0].partition

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from parashard.errors import Unreachable, WrongRun
 from parashard.serving import live_shard, messages
+from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.differences import Part, difference, lacks
-from parashard.serving.following import Published
-from parashard.serving.live_following import LiveFollower
 from parashard.serving.replica import Begin, Replica
+from parashard.serving.shard_watcher import ShardWatcher
 from parashard_server.serving import live_reads
 from parashard_server.state.rows import live_rows, row_notes
 from support.live_cases import IDS, TABLES, VARIABLES, LiveShards
@@ -79,51 +79,51 @@ events = st.lists(
 def test_what_is_published_is_what_the_shard_had_at_that_version(made: list) -> None:
     """Pushes come between the answers of one look; shards come back with fewer pushes, the server with none of it."""
     job = LiveShards()
-    follower, one = job.follower(), replica()
+    watcher, one = job.watcher(), replica()
     for kind, *what in made:
         if kind == "push":
             job.push(*what)
         elif kind == "restore":
             job.restore(*what)
         elif kind == "restart":
-            follower = job.follower()
+            watcher = job.watcher()
         elif kind == "look":
             between = list(what[0])
             job.before_ask = lambda shard, between=between: between and job.push(*between.pop())
-            follower.look()
+            watcher.look()
             job.before_ask = lambda shard: None
-            assert_had(job, follower.published)
-        elif follower.published is not None:
-            parts = parts_for(one, follower.published)
+            assert_had(job, watcher.published)
+        elif watcher.published is not None:
+            parts = parts_for(one, watcher.published)
             feed(one, parts[: what[0]])
         for held in one.shards:
             id_ = held.state.version.id
             assert job.published(held.state) == job.had[id_.shard, id_.incarnation, id_.number], id_
-    follower.look()
-    assert_had(job, follower.published)
-    feed(one, parts_for(one, follower.published))
-    assert [job.published(held.state) for held in one.shards] == job.of(follower.published)
-    assert [shard.version.id.number for shard in follower.published.shards] == [len(made) for made in job.pushed]
+    watcher.look()
+    assert_had(job, watcher.published)
+    feed(one, parts_for(one, watcher.published))
+    assert [job.published(held.state) for held in one.shards] == job.of(watcher.published)
+    assert [shard.version.id.number for shard in watcher.published.shards] == [len(made) for made in job.pushed]
 
 
 @pytest.mark.parametrize("looks_every", [1, 3])
 def test_rows_that_come_and_go_between_looks(looks_every: int) -> None:
     """Rows that become small at the time that their norm counts, and keys that lost their row and have one again."""
     job, drawn = LiveShards(), np.random.default_rng(1)
-    follower = job.follower()
-    follower.look()
+    watcher = job.watcher()
+    watcher.look()
     for push in range(60):
         job.push(0, drawn.choice(IDS, 6).tolist())
         if push % looks_every == 0:
-            follower.look()
-            assert_had(job, follower.published)
+            watcher.look()
+            assert_had(job, watcher.published)
 
 
 def test_rows_that_change_between_the_answers_of_a_look() -> None:
     """Of a key that comes twice the later row counts; a record that is used anew is no row of its earlier key."""
     job, drawn = LiveShards(), np.random.default_rng(2)
-    follower = job.follower()
-    follower.look()
+    watcher = job.watcher()
+    watcher.look()
 
     def push(shard: int) -> None:
         if drawn.random() < 0.3:
@@ -132,14 +132,14 @@ def test_rows_that_change_between_the_answers_of_a_look() -> None:
     for number in range(20):
         job.push(0, range(IDS))
         job.before_ask = push
-        follower.look()
-        newcomer = job.follower()
+        watcher.look()
+        newcomer = job.watcher()
         if number % 5 == 0:
             newcomer.look()
         job.before_ask = lambda shard: None
-        follower.look()
-        assert follower.sight.problem == ""
-        assert_had(job, follower.published)
+        watcher.look()
+        assert watcher.sight.problem == ""
+        assert_had(job, watcher.published)
         if number % 5 == 0:
             newcomer.look()
             assert newcomer.sight.problem == ""
@@ -148,7 +148,7 @@ def test_rows_that_change_between_the_answers_of_a_look() -> None:
 
 def test_a_position_is_of_an_incarnation_although_another_reader_has_notes_made() -> None:
     job = LiveShards()
-    one, other = job.follower(), job.follower()
+    one, other = job.watcher(), job.watcher()
     one.look()
     job.push(0, [1, 2, 3])
     one.look()
@@ -166,99 +166,99 @@ class TestAfterAReturn:
         for _ in range(2):
             job.push(0, range(IDS))
         job.push(1, range(IDS))
-        follower, one = job.follower(), replica()
-        follower.look()
-        feed(one, parts_for(one, follower.published))
+        watcher, one = job.watcher(), replica()
+        watcher.look()
+        feed(one, parts_for(one, watcher.published))
         job.push(0, [3])
-        follower.look()
-        feed(one, parts_for(one, follower.published))
+        watcher.look()
+        feed(one, parts_for(one, watcher.published))
         job.restore(0, 2)
         job.asked.clear()
-        assert follower.look()
+        assert watcher.look()
         asked = [
             what.buckets for what in job.asked if what.WhichOneof("what") == "buckets" and not what.buckets.digests
         ]
-        assert sum(buckets.stop - buckets.first for buckets in asked) == follower._shards[0].differing_buckets
-        assert 1 <= follower._shards[0].differing_buckets <= len(TABLES)
-        assert (follower.resyncs, str(follower.published.versions[0].id)) == (1, "p1/s0/i2/c2")
-        parts = parts_for(one, follower.published)
+        assert sum(buckets.stop - buckets.first for buckets in asked) == watcher._shards[0].differing_buckets
+        assert 1 <= watcher._shards[0].differing_buckets <= len(TABLES)
+        assert (watcher.resyncs, str(watcher.published.versions[0].id)) == (1, "p1/s0/i2/c2")
+        parts = parts_for(one, watcher.published)
         begin = parts[0]
         assert isinstance(begin, Begin)
         assert all(not ahead.whole and ahead.rows + ahead.gone <= 1 for ahead in begin.tables)
         feed(one, parts)
         assert one.resyncs == 1
-        assert [job.published(held.state) for held in one.shards] == job.of(follower.published)
+        assert [job.published(held.state) for held in one.shards] == job.of(watcher.published)
 
     def test_a_reader_of_committed_versions_does_not_take_fewer_steps(self) -> None:
         job = LiveShards()
         for shard in (0, 0, 1):
             job.push(shard, [1])
-        follower, one = job.follower(), Replica(ROW_ELEMENTS, VARIABLES)
-        follower.look()
-        feed(one, parts_for(one, follower.published))
+        watcher, one = job.watcher(), Replica(ROW_ELEMENTS, VARIABLES)
+        watcher.look()
+        feed(one, parts_for(one, watcher.published))
         job.restore(0, 1)
-        follower.look()
-        feed(one, parts_for(one, follower.published))
+        watcher.look()
+        feed(one, parts_for(one, watcher.published))
         assert "lacks steps of p1/s0/i1/c2" in one.problem
 
     def test_a_shard_that_is_away_stays_as_it_was_read_and_the_others_go_on(self) -> None:
         job = LiveShards()
-        follower = job.follower()
-        follower.look()
+        watcher = job.watcher()
+        watcher.look()
         job.down.add(0)
         job.push(0, [1])
         job.push(1, [1])
-        assert follower.look()
-        assert [version.pushes for version in follower.published.versions] == [0, 1]
-        assert follower.sight.problem == "shard 0: no answer (from 0)"
+        assert watcher.look()
+        assert [version.pushes for version in watcher.published.versions] == [0, 1]
+        assert watcher.sight.problem == "shard 0: no answer (from 0)"
         job.down.clear()
-        assert follower.look()
-        assert (follower.sight.problem, follower.sight.looked_at) == ("", 60.0)
-        assert_had(job, follower.published)
+        assert watcher.look()
+        assert (watcher.sight.problem, watcher.sight.looked_at) == ("", 60.0)
+        assert_had(job, watcher.published)
 
 
 def test_nothing_is_published_until_every_shard_was_read() -> None:
     job = LiveShards()
     job.down.add(1)
-    follower = job.follower()
-    assert not follower.look()
-    assert follower.published is None
+    watcher = job.watcher()
+    assert not watcher.look()
+    assert watcher.published is None
 
 
 def test_where_nothing_moved_nothing_is_newer_and_one_question_is_asked() -> None:
     job = LiveShards()
     job.push(0, [1, 2])
-    follower = job.follower()
-    follower.look()
+    watcher = job.watcher()
+    watcher.look()
     job.asked.clear()
-    assert not follower.look()
+    assert not watcher.look()
     assert [what.WhichOneof("what") for what in job.asked] == ["changes", "changes"]
 
 
 def test_a_reader_that_was_away_while_more_changed_than_is_noted_compares_digests() -> None:
     job = LiveShards()
-    follower = job.follower()
-    follower.look()
+    watcher = job.watcher()
+    watcher.look()
     for _ in range(12):
         job.push(0, range(IDS))
     assert not job.shard(0).tables.live.notes.has(1)
     job.asked.clear()
-    assert follower.look()
+    assert watcher.look()
     assert any(what.buckets.digests for what in job.asked)
-    assert (follower.resyncs, follower.published.versions[0].pushes) == (0, 12)
-    assert_had(job, follower.published)
+    assert (watcher.resyncs, watcher.published.versions[0].pushes) == (0, 12)
+    assert_had(job, watcher.published)
 
 
 def test_a_shard_that_changes_faster_than_it_is_read_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
     job = LiveShards()
-    follower = job.follower()
-    follower.look()
+    watcher = job.watcher()
+    watcher.look()
     monkeypatch.setattr(live_shard, "ANSWERS_MAX", 5)
     monkeypatch.setattr(row_notes, "ITEMS_LEAST", 10_000)
     job.before_ask = lambda shard: shard == 0 and job.push(0, range(IDS))
-    follower.look()
-    assert follower.sight.problem == "shard 0: it changes faster than it is read"
-    assert [version.pushes for version in follower.published.versions] == [0, 0]
+    watcher.look()
+    assert watcher.sight.problem == "shard 0: it changes faster than it is read"
+    assert [version.pushes for version in watcher.published.versions] == [0, 0]
 
 
 def test_weights_that_no_answer_has_room_for_come_in_parts_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,10 +266,10 @@ def test_weights_that_no_answer_has_room_for_come_in_parts_and_say_so(monkeypatc
     monkeypatch.setattr(live_shard, "WEIGHTS_BYTES", 16)
     job = LiveShards()
     job.push(0, [1])
-    follower = job.follower()
-    follower.look()
-    assert [version.parts_from for version in follower.published.versions] == [0, 0]
-    assert_had(job, follower.published)
+    watcher = job.watcher()
+    watcher.look()
+    assert [version.parts_from for version in watcher.published.versions] == [0, 0]
+    assert_had(job, watcher.published)
     job.push(0, [1])
 
     def push_between(shard: int) -> None:
@@ -278,37 +278,37 @@ def test_weights_that_no_answer_has_room_for_come_in_parts_and_say_so(monkeypatc
             job.before_ask = lambda shard: None
 
     job.before_ask = push_between
-    follower.look()
-    version = follower.published.versions[0]
+    watcher.look()
+    version = watcher.published.versions[0]
     assert (version.pushes, version.parts_from) == (3, 2)
-    follower.look()
-    version = follower.published.versions[0]
+    watcher.look()
+    version = watcher.published.versions[0]
     assert (version.pushes, version.parts_from) == (3, 0)
-    assert_had(job, follower.published)
+    assert_had(job, watcher.published)
 
 
 def test_a_variable_that_does_not_move_is_not_sent_again() -> None:
     job = LiveShards()
-    follower, one = job.follower(), replica()
-    follower.look()
-    feed(one, parts_for(one, follower.published))
+    watcher, one = job.watcher(), replica()
+    watcher.look()
+    feed(one, parts_for(one, watcher.published))
     job.push(0, [])
-    follower.look()
-    begin = parts_for(one, follower.published)[0]
+    watcher.look()
+    begin = parts_for(one, watcher.published)[0]
     assert {ahead.partition.variable for ahead in begin.partitions if not ahead.follows} == {"frozen"}
     assert {ahead.partition.variable for ahead in begin.partitions if ahead.follows} == {"bias", "weight"}
 
 
 def test_another_run_at_the_same_place_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     job = LiveShards()
-    follower = job.follower()
-    follower.look()
+    watcher = job.watcher()
+    watcher.look()
     monkeypatch.setattr(job, "job", lambda: ("another", job.plan))
     monkeypatch.setattr(job, "ask", lambda address: _refusing)
-    follower.look()
-    assert "no longer" in follower.sight.problem
+    watcher.look()
+    assert "no longer" in watcher.sight.problem
     with pytest.raises(WrongRun, match="run another is where run run-1 was"):
-        follower.look()
+        watcher.look()
 
 
 def _refusing(request: Any) -> Any:
@@ -317,17 +317,17 @@ def _refusing(request: Any) -> Any:
 
 def test_the_coordinator_may_be_away(monkeypatch: pytest.MonkeyPatch) -> None:
     job = LiveShards()
-    follower = job.follower()
-    follower.look()
+    watcher = job.watcher()
+    watcher.look()
 
     def gone(run_id: str) -> Any:
         raise Unreachable("no answer")
 
     monkeypatch.setattr(job, "view", gone)
     job.push(0, [1])
-    assert follower.look()
-    assert follower.sight.problem == "coordinator: no answer"
-    assert_had(job, follower.published)
+    assert watcher.look()
+    assert watcher.sight.problem == "coordinator: no answer"
+    assert_had(job, watcher.published)
 
 
 @pytest.mark.parametrize(
@@ -347,8 +347,8 @@ def test_answers_that_cannot_be_right_leave_what_is_published(
 ) -> None:
     monkeypatch.setattr(live_rows, "PIECE_BYTES", 1 << 20)
     job = LiveShards()
-    follower: LiveFollower = job.follower()
-    follower.look()
+    watcher: ShardWatcher = job.watcher()
+    watcher.look()
     job.push(0, [1, 2])
     right = job.ask
 
@@ -362,9 +362,9 @@ def test_answers_that_cannot_be_right_leave_what_is_published(
         return ask
 
     monkeypatch.setattr(job, "ask", wrong)
-    follower.look()
-    assert told in follower.sight.problem
-    assert follower.published.versions[0].pushes == 0
+    watcher.look()
+    assert told in watcher.sight.problem
+    assert watcher.published.versions[0].pushes == 0
     monkeypatch.setattr(job, "ask", right)
-    follower.look()
-    assert_had(job, follower.published)
+    watcher.look()
+    assert_had(job, watcher.published)

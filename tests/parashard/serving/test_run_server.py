@@ -44,7 +44,7 @@ from support.checkpoint_cases import model_of
 from support.in_process import SEED
 from support.live_cases import TABLES as LIVE_TABLES
 from support.live_cases import LiveShards
-from support.serving_cases import TABLE, Committer, ShardLife, follower_of, keys_of_shard
+from support.serving_cases import TABLE, Committer, ShardLife, keys_of_shard, watcher_of
 from support.store_fakes import MemoryStore
 from support.waiting import DEADLINE_S, eventually
 
@@ -54,7 +54,7 @@ TABLES = TableSet((EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0), Initializer(
 
 
 def run_of(store: MemoryStore) -> ServedRun:
-    return ServedRun(follower_of(store), TABLES, "small")
+    return ServedRun(watcher_of(store), TABLES, "small")
 
 
 class Job:
@@ -78,7 +78,7 @@ class Job:
         self.commit(1, {MIXED[3]: (3.0, 4.0)})
 
     def serve(self, port: int = 0, **options: Any) -> Ports:
-        self.run = ServedRun(follower_of(self.store), self.tables, "small", clock=lambda: 60.0)
+        self.run = ServedRun(watcher_of(self.store), self.tables, "small", clock=lambda: 60.0)
         self.ports = Ports(self.run, "127.0.0.1", port, 0, **options)
         self.ports.start()
         return self.ports
@@ -370,7 +370,7 @@ class TestLive:
     def test_a_subscriber_follows_and_is_told_of_a_return(self) -> None:
         job = LiveShards()
         job.push(0, [1, 2])
-        run = ServedRun(job.follower(), TableSet(LIVE_TABLES, SEED), "live", clock=lambda: 60.0)
+        run = ServedRun(job.watcher(), TableSet(LIVE_TABLES, SEED), "live", clock=lambda: 60.0)
         ports = Ports(run, "127.0.0.1", 0, 0)
         ports.start()
         try:

@@ -89,23 +89,23 @@ def test_no_turn_at_the_lock_reads_more_than_a_piece(job: LiveShards, monkeypatc
         return found
 
     monkeypatch.setattr(live, "_rows", rows)
-    follower = job.follower()
-    follower.look()
+    watcher = job.watcher()
+    watcher.look()
     job.push(0, range(IDS))
-    follower.look()
+    watcher.look()
     assert len(sizes) > 20
     assert max(sizes) <= 60
 
 
 def test_orders_that_nobody_uses_are_forgotten(job: LiveShards, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_rows, "IDLE_LOOKS_MAX", 3)
-    follower = job.follower()
-    follower.look()
+    watcher = job.watcher()
+    watcher.look()
     live = job.shard(0).tables.live
     assert live._orders
     for _ in range(3):
-        follower.look()
+        watcher.look()
     assert not live._orders
     job.restore(0, 0)
-    follower.look()
-    assert follower.published.versions[0].pushes == 0
+    watcher.look()
+    assert watcher.published.versions[0].pushes == 0

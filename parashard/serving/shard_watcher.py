@@ -1,4 +1,4 @@
-"""LiveFollower: the live weights and rows of a job's running shards, looked at again and again.
+"""ShardWatcher: the live weights and rows of a job's running shards, looked at again and again.
 
 Owns which shard is asked where, and what is published: each shard as it was last read, of one plan. What a later
 incarnation lacks is taken back, and told. Knows the coordinator and the shards' calls, and no thread. Called by
@@ -23,7 +23,7 @@ from parashard.protocol import rpc
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import plan_from
 from parashard.security.credentials import Credentials
-from parashard.serving.following import Published, Sight
+from parashard.serving.checkpoint_watcher import Published, Sight
 from parashard.serving.live_shard import Ask, LiveShard
 
 
@@ -88,7 +88,7 @@ class Source(Protocol):
         """Return a function that asks the shard at an address."""
 
 
-class LiveFollower:
+class ShardWatcher:
     """Follows the shards of a running job.
 
     Parameters

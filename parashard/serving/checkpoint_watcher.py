@@ -1,4 +1,4 @@
-"""Follower: the newest committed state of each shard that a run's store has, read again and again.
+"""CheckpointWatcher: the newest committed state of each shard that a run's store has, read again and again.
 
 Owns which checkpoint is published: one that is later than the published one of its shard and has every step of it, so
 that nothing published is ever taken back; of another plan, once every shard has such a one. Knows a store, and neither
@@ -73,8 +73,8 @@ class Sight:
     looked_at: float | None = None
 
 
-class Following(Protocol):
-    """What finds what is served: `Follower`, or `parashard.serving.live_following`, which is `fresh`."""
+class Watcher(Protocol):
+    """Finds the newest version to serve: `CheckpointWatcher`, or `ShardWatcher`, which is `fresh`."""
 
     published: Published | None
     sight: Sight
@@ -96,8 +96,8 @@ class Following(Protocol):
 
 
 @dataclass
-class Follower:
-    """Follows the checkpoints of a run.
+class CheckpointWatcher:
+    """Watches the checkpoints of a run.
 
     Parameters
     ----------
