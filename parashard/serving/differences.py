@@ -15,8 +15,8 @@ from parashard.checkpoints.catalogue import CheckpointId
 from parashard.plan.embedding import KEY_BYTES, Keys
 from parashard.plan.partition import ELEMENT_BYTES, Partition
 from parashard.plan.variables import Float32s
+from parashard.serving.published_rows import NO_KEYS
 from parashard.serving.replica import Begin, PartitionAhead, RowsPart, TableAhead, VariablePart
-from parashard.serving.rows import NO_KEYS
 from parashard.serving.versions import PublishedShard, PublishedTable
 
 PART_BYTES = 1 << 20

@@ -18,7 +18,7 @@ from parashard.errors import MalformedFrame
 from parashard.plan.embedding import ROWS_MAX, Keys
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Variable
-from parashard.serving.rows import NO_KEYS, PublishedRows, RowChange
+from parashard.serving.published_rows import NO_KEYS, PublishedRows, RowChange
 from parashard.serving.versions import PublishedShard, PublishedTable, ShardVersion, follows, has_all
 
 SHARDS_MAX = 1 << 16

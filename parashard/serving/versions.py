@@ -19,7 +19,7 @@ from parashard.checkpoints.manifest import ShardManifest, TableFile
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s
-from parashard.serving.rows import PublishedRows
+from parashard.serving.published_rows import PublishedRows
 
 MARKS_MAX = 1024
 """So many earlier states of a table are known by their tokens."""

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan.row_rules import RowRules
-from parashard.serving import rows as module
-from parashard.serving.rows import PublishedRows, RowChange
+from parashard.serving import published_rows as module
+from parashard.serving.published_rows import PublishedRows, RowChange
 
 Model = dict[int, tuple[float, float]]
 

@@ -13,7 +13,7 @@ from parashard.plan.optimizers import SGD
 from parashard.plan.variables import Initializer
 from parashard.serving.behind import Behind, behind
 from parashard.serving.lookups import look_up
-from parashard.serving.rows import PublishedRows, RowChange
+from parashard.serving.published_rows import PublishedRows, RowChange
 from parashard.serving.versions import PublishedShard, PublishedTable, ShardVersion, follows
 
 
