@@ -26,18 +26,18 @@ Asked = list[dict[tuple[str, int, int | None], Any]]
 """The ids of each look-up, by its table, dimension and padding key: a tree whose names JAX keeps as they are."""
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """Where layers find rows."""
 
     def look_up(self, table: str, dimension: int, ids: Any, padding_key: int | None) -> Any:
         """Return the rows of ids, shape (*ids, dimension), float32: zeros of the padding key."""
 
 
-_LENT: ContextVar[Rows | None] = ContextVar("rows of a Keras model", default=None)
+_LENT: ContextVar[RowSource | None] = ContextVar("rows of a Keras model", default=None)
 
 
 @contextmanager
-def lent(rows: Rows | None) -> Iterator[None]:
+def lent(rows: RowSource | None) -> Iterator[None]:
     """Have the layers that this thread calls look up among some rows for a while."""
     token = _LENT.set(rows)
     try:
@@ -46,7 +46,7 @@ def lent(rows: Rows | None) -> Iterator[None]:
         _LENT.reset(token)
 
 
-def lent_rows() -> Rows | None:
+def lent_rows() -> RowSource | None:
     """Return the rows that are lent to this thread's layers; None: none are."""
     return _LENT.get()
 

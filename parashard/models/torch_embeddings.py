@@ -30,7 +30,7 @@ from parashard.plan.embedding import EmbeddingTable, Keys
 MODES = ("sum", "mean")
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """Where look-ups find rows."""
 
     def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
         check_layer(f"ps.torch.{type(self).__name__}", table, padding_key)
         self.table = table
         self.padding_key = padding_key
-        self._rows: Rows | None = None
+        self._rows: RowSource | None = None
 
     @property
     def dimension(self) -> int:
@@ -235,7 +235,7 @@ def with_padding(
 
 
 @contextmanager
-def rows_lent(modules: Sequence[_LookUps], rows: Rows) -> Iterator[None]:
+def rows_lent(modules: Sequence[_LookUps], rows: RowSource) -> Iterator[None]:
     """Have modules look up among some rows for a while."""
     try:
         for module in modules:
