@@ -30,7 +30,7 @@ from parashard.api.subscription import Subscription
 from parashard.checkpoints.catalogue import CheckpointId, plan_name
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import PlanRecord, ShardManifest, TableFile
-from parashard.checkpoints.tables import StoredRows, TableChange, TableWriter
+from parashard.checkpoints.row_files import StoredRows, TableChange, TableWriter
 from parashard.checkpoints.tensors import variable_tensor, write_tensors
 from parashard.plan.embedding import Keys, cut_by_shard, mixed
 from parashard.plan.partition import place, split, whole

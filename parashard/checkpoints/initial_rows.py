@@ -13,7 +13,7 @@ import numpy as np
 from parashard.checkpoints.catalogue import Catalogue, initial_folder, place_of
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import InitialManifest, TableFile
-from parashard.checkpoints.tables import FILE_BYTES, PREFIX, StoredRows, TableChange, as_bytes, parsed, rows_within
+from parashard.checkpoints.row_files import FILE_BYTES, PREFIX, StoredRows, TableChange, as_bytes, parsed, rows_within
 from parashard.checkpoints.tensors import read_file
 from parashard.plan.embedding import BUCKETS, KEY_BYTES, KeyedRows, buckets_of, rows_sha256
 from parashard.plan.partition import ELEMENT_BYTES

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.checkpoints.tables import StoredRows
+from parashard.checkpoints.row_files import StoredRows
 from parashard.data.hashing import keys_of_bytes
 
 _SEEDS = (0, 0x9E3779B97F4A7C15)

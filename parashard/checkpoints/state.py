@@ -13,7 +13,7 @@ import numpy as np
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, initial_folder, initial_name, place_of
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, ShardManifest, TableFile
-from parashard.checkpoints.tables import StoredRows, iterate_rows
+from parashard.checkpoints.row_files import StoredRows, iterate_rows
 from parashard.checkpoints.tensors import iterate_files, iterate_tensors, read_tensors, slot_tensor, variable_tensor
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.intervals import IntervalSet

@@ -14,8 +14,8 @@ from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointI
 from parashard.checkpoints.initial_rows import iterate_initial_rows
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
 from parashard.checkpoints.retention import Held, in_order
+from parashard.checkpoints.row_files import iterate_rows, read_change
 from parashard.checkpoints.state import iterate_initial, iterate_initial_slots
-from parashard.checkpoints.tables import iterate_rows, read_change
 from parashard.checkpoints.tensors import iterate_tensors, read_file
 from parashard.display.figures import counted
 from parashard.errors import DamagedCheckpoint, NotStored

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import JobManifest
-from parashard.checkpoints.tables import StoredRows, iterate_job_rows
+from parashard.checkpoints.row_files import StoredRows, iterate_job_rows
 from parashard.client.pulled_rows import TableSet
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError

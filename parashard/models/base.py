@@ -12,7 +12,7 @@ from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s, Variable
 
 if TYPE_CHECKING:
-    from parashard.checkpoints.tables import StoredRows
+    from parashard.checkpoints.row_files import StoredRows
     from parashard.metrics import Metric
     from parashard.models.due_rows import Applied
     from parashard.models.judging import Told  # which makes metrics with this package

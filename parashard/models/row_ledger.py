@@ -23,7 +23,7 @@ from parashard.plan.embedding import unmixed
 from parashard.plan.variables import Float32s, Variable
 
 if TYPE_CHECKING:
-    from parashard.checkpoints.tables import StoredRows
+    from parashard.checkpoints.row_files import StoredRows
 
 TABLE = "ledger"
 _SHARED = 1 << 62  # where shared keys begin

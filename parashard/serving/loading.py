@@ -13,7 +13,7 @@ import numpy as np
 
 from parashard.checkpoints.catalogue import CheckpointId, place_of
 from parashard.checkpoints.manifest import ShardManifest, TableFile
-from parashard.checkpoints.tables import read_change
+from parashard.checkpoints.row_files import read_change
 from parashard.checkpoints.tensors import read_tensors, variable_tensor
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.embedding import floats_of, found_among

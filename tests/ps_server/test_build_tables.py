@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parashard.checkpoints.row_files import StoredRows
 from parashard.checkpoints.state import ShardState
-from parashard.checkpoints.tables import StoredRows
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.embedding import EmbeddingTable, Keys, cut_by_shard, first_rows, mixed
 from parashard.plan.optimizers import SGD, Adagrad

@@ -17,8 +17,8 @@ from sim_settings import Setting
 from sim_shard import ShardProcess
 
 from parashard.checkpoints.catalogue import Catalogue
+from parashard.checkpoints.row_files import iterate_rows
 from parashard.checkpoints.state import whole_model
-from parashard.checkpoints.tables import iterate_rows
 from parashard.errors import DamagedCheckpoint, StoreFailed
 from parashard.job.policy import Policy
 from parashard.plan.embedding import BUCKET_BITS, bucket_ranges

@@ -14,7 +14,7 @@ import numpy as np
 
 from parashard.api.subscription import Subscription
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
-from parashard.checkpoints.tables import iterate_rows
+from parashard.checkpoints.row_files import iterate_rows
 from parashard.plan.embedding import cut_by_shard, mixed, unmixed
 from parashard.store import open_store
 from support.cluster_run import DEADLINE_S, ClusterRun, eventually

@@ -14,7 +14,7 @@ import numpy as np
 
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, TableFile
-from parashard.checkpoints.tables import StoredRows, TableChange, TableWriter
+from parashard.checkpoints.row_files import StoredRows, TableChange, TableWriter
 from parashard.plan.embedding import Keys, RowDtype, bucket_ranges, buckets_of, kept_as, mixed
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan

@@ -16,7 +16,7 @@ import numpy as np
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import encode, sha256_of
 from parashard.checkpoints.manifest import ShardManifest, TableFile
-from parashard.checkpoints.tables import FILE_BYTES, TableChange, TableWriter
+from parashard.checkpoints.row_files import FILE_BYTES, TableChange, TableWriter
 from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
 from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
 from parashard.plan.intervals import IntervalSet

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-from parashard.checkpoints.tables import StoredRows
+from parashard.checkpoints.row_files import StoredRows
 from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
 from parashard.job.load import job_from_toml
 from parashard.launch.run_files import REPORT_FILE

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.checkpoints.tables import StoredRows
+from parashard.checkpoints.row_files import StoredRows
 from parashard.models import RowLedgerOptions
 from parashard.models.due_rows import Applied, entries_of
 from parashard.models.row_ledger import TABLE, RowLedger

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.checkpoints.tables import StoredRows
+from parashard.checkpoints.row_files import StoredRows
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.models import Audited, RowLedgerOptions, build_model

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
-from parashard.checkpoints.tables import iterate_rows
+from parashard.checkpoints.row_files import iterate_rows
 from parashard.errors import MalformedFrame
 from parashard.plan.partition import fixed_shards, place, split
 from parashard.serving import messages

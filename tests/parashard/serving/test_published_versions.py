@@ -8,7 +8,7 @@ import pytest
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.manifest import TableRule
 from parashard.checkpoints.retention import collect
-from parashard.checkpoints.tables import TableChange, TableWriter
+from parashard.checkpoints.row_files import TableChange, TableWriter
 from parashard.errors import StoreFailed
 from parashard.plan.embedding import candidates_of
 from parashard.plan.partition import fixed_shards, place, split

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parashard.checkpoints.retention import CommonRounds
-from parashard.checkpoints.tables import iterate_rows
+from parashard.checkpoints.row_files import iterate_rows
 from parashard.checkpoints.verify import damage_in_store, restarts_from
 from parashard.errors import StoreFailed
 from parashard.plan.embedding import Keys, cut_by_shard, mixed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parashard.checkpoints.catalogue import CheckpointId
-from parashard.checkpoints.tables import parsed
+from parashard.checkpoints.row_files import parsed
 from parashard.checkpoints.tensors import read_file
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import Adagrad

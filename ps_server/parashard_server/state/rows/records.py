@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.checkpoints.tables import StoredRows
+from parashard.checkpoints.row_files import StoredRows
 from parashard.plan.embedding import BUCKETS, Keys
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.checkpoints.tables import StoredRows
+from parashard.checkpoints.row_files import StoredRows
 from parashard.errors import DamagedCheckpoint, JobFailed
 from parashard.plan.embedding import (
     BUCKETS,

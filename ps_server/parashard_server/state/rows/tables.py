@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parashard.checkpoints.manifest import TableFile, TableRule
-from parashard.checkpoints.tables import StoredRows
+from parashard.checkpoints.row_files import StoredRows
 from parashard.encodings import row_codec
 from parashard.errors import (
     DamagedCheckpoint,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.manifest import ShardManifest
-from parashard.checkpoints.tables import TableChange, TableWriter, iterate_rows
+from parashard.checkpoints.row_files import TableChange, TableWriter, iterate_rows
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.plan.embedding import EmbeddingTable, mixed, unmixed
 from parashard.plan.optimizers import Adagrad, Adam

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parashard.checkpoints.tables import TableChange, as_bytes, parsed
+from parashard.checkpoints.row_files import TableChange, as_bytes, parsed
 from parashard.errors import DamagedCheckpoint, JobFailed
 from parashard.plan.embedding import (
     BFLOAT16,

@@ -11,7 +11,7 @@ from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.encoding import encode, sha256_of
 from parashard.checkpoints.manifest import ShardManifest
 from parashard.checkpoints.retention import collect
-from parashard.checkpoints.tables import StoredRows, TableChange, TableWriter, iterate_rows
+from parashard.checkpoints.row_files import StoredRows, TableChange, TableWriter, iterate_rows
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.embedding import BUCKETS, Keys, bucket_ranges, buckets_of, mixed
 from parashard.store.arrays import from_bytes, to_bytes
