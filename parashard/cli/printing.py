@@ -1,4 +1,4 @@
-"""Tables of commands. Called by the commands that print one."""
+"""Printing of tables, as wide as the terminal. Called by the commands that print one."""
 
 from __future__ import annotations
 
