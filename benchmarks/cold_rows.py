@@ -26,7 +26,7 @@ from benchmarks.peers.click_ids import BATCH, COLUMNS, DIMENSION, ROWS, ZIPF
 from benchmarks.tables import table, write
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import Adagrad
-from parashard_server.state.rows.tables import RowGradients, Tables
+from parashard_server.state.rows.embedding_tables import EmbeddingTables, RowGradients
 
 SHARE_IN_MEMORY = 4
 GOAL = 0.7
@@ -88,7 +88,7 @@ def main() -> None:
 
 def memory_s(steps: list[NDArray[np.int64]]) -> float:
     """Return the median time of a step's pull and push where all rows are in memory."""
-    tables = Tables([EmbeddingTable("rows", DIMENSION, Adagrad(0.1))], 0, 0, 1)
+    tables = EmbeddingTables([EmbeddingTable("rows", DIMENSION, Adagrad(0.1))], 0, 0, 1)
     gradients = np.random.default_rng(1).normal(size=(1 << 16, DIMENSION)).astype(np.float32)
     for begin in range(0, ROWS, 1 << 16):
         every = np.sort(mixed(np.arange(begin, begin + (1 << 16))))

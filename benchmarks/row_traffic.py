@@ -19,7 +19,7 @@ from parashard.client.pulled_rows import TableSet, rows_by_shard
 from parashard.encodings import row_codec
 from parashard.plan.embedding import EmbeddingTable, RowEncoding, mixed
 from parashard.plan.optimizers import Adagrad
-from parashard_server.state.rows.tables import decoded
+from parashard_server.state.rows.embedding_tables import decoded
 
 ENCODINGS: tuple[RowEncoding, ...] = ("float32", "bfloat16", "float16", "int8")
 

@@ -28,8 +28,8 @@ from parashard.plan.optimizers import Adagrad
 from parashard.store import open_store
 from parashard_server.durability.checkpoint_writer import write_rows
 from parashard_server.state.kernels import fused
+from parashard_server.state.rows.embedding_tables import EmbeddingTables, RowGradients
 from parashard_server.state.rows.row_memory import HUGE_BYTES, Region
-from parashard_server.state.rows.tables import RowGradients, Tables
 
 KEYS = 1 << 15
 DIMENSION = 8
@@ -50,7 +50,7 @@ def main() -> None:
     gradients = rng.normal(size=(KEYS, DIMENSION)).astype(np.float32)
     found = []
     for ready in (False, True):
-        tables = Tables([table_of(most)], 0, 0, 1)
+        tables = EmbeddingTables([table_of(most)], 0, 0, 1)
         if ready:
             make_ready(tables, most)
         clock, growth = grown(tables, most, gradients, rng)
@@ -124,7 +124,7 @@ def pages_s() -> list[float]:
     return found
 
 
-def make_ready(tables: Tables, most: int) -> None:
+def make_ready(tables: EmbeddingTables, most: int) -> None:
     """Have the machine give the memory that a table will need."""
     records = tables.by_name["rows"].records
     records.memory.words[: most * records.memory.stride : 1024] = 0
@@ -133,7 +133,7 @@ def make_ready(tables: Tables, most: int) -> None:
     index._tags[:places:4096] = index._references[:places:1024] = 0
 
 
-def grown(tables: Tables, most: int, gradients: Any, rng: Any) -> tuple[int, list[dict[str, float]]]:
+def grown(tables: EmbeddingTables, most: int, gradients: Any, rng: Any) -> tuple[int, list[dict[str, float]]]:
     """Push until there are so many rows; return the time then, and figures by number of rows."""
     pushed(tables, np.arange(KEYS), gradients, 1)  # loads the optimizer's kernels
     clock, found = 2, []
@@ -158,7 +158,7 @@ def grown(tables: Tables, most: int, gradients: Any, rng: Any) -> tuple[int, lis
     return clock, found
 
 
-def reads_per_s(tables: Tables, rng: Any) -> float:
+def reads_per_s(tables: EmbeddingTables, rng: Any) -> float:
     """Return how many rows at random places the machine reads in a second, and nothing more: the bound of a push."""
     records = tables.by_name["rows"].records
     values, sizes = np.empty(KEYS * DIMENSION, np.float32), np.array([records.memory.stride], np.int64)
@@ -171,7 +171,7 @@ def reads_per_s(tables: Tables, rng: Any) -> float:
     return KEYS / float(np.median(times_s))
 
 
-def pushed(tables: Tables, keys: Any, gradients: Any, clock: int) -> float:
+def pushed(tables: EmbeddingTables, keys: Any, gradients: Any, clock: int) -> float:
     """Push keys, and return the seconds that the shard needs for it."""
     words = np.unique(mixed(keys))
     push = {"rows": RowGradients(words, gradients[: len(words)])}
@@ -180,7 +180,7 @@ def pushed(tables: Tables, keys: Any, gradients: Any, clock: int) -> float:
     return time.perf_counter() - began_s
 
 
-def checkpoints(tables: Tables, clock: int, gradients: Any, rng: Any) -> dict[str, dict[str, float]]:
+def checkpoints(tables: EmbeddingTables, clock: int, gradients: Any, rng: Any) -> dict[str, dict[str, float]]:
     """Save all rows, and what moved after 1 % of them were pushed again."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ from parashard_server.metrics import shard_families
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
-from parashard_server.state.rows.tables import Tables
+from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from parashard_worker.loop import StepLoop
 from parashard_worker.metrics import worker_families
 from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of
@@ -72,7 +72,7 @@ def _coordinator() -> Metrics:
 
 def _shard() -> Metrics:
     metrics = Metrics("shard", CREDENTIALS, {"connections": lambda: 0})
-    tables = Tables([EmbeddingTable("user", 2, SGD(0.1), rows_max=9)], 0, 0, 1)
+    tables = EmbeddingTables([EmbeddingTable("user", 2, SGD(0.1), rows_max=9)], 0, 0, 1)
     served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS), tables=tables), AdmissionLock(1), "")
     metrics.add(partial(shard_families, served, PushMemory(1), CheckpointRecord()))
     return metrics

@@ -31,7 +31,7 @@ from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import declare
 from parashard.job.declared_table import Table, checked_tables
-from parashard.job.tables import job_name_from
+from parashard.job.sections import job_name_from
 from parashard.launch.run_folders import new_run_dir
 from parashard.launch.steering import Steering
 from parashard.plan.optimizers import OptimizerSpec

@@ -29,7 +29,7 @@ from parashard.api.calls import CALLS
 from parashard.api.code import Code
 from parashard.api.sources import Sources
 from parashard.errors import BadData, ConfigurationError, JobFailed
-from parashard.job.tables import job_name_from
+from parashard.job.sections import job_name_from
 from parashard.launch.local_cluster import WORKER_IS_SCRIPT, ScriptCommand
 from parashard.launch.programs import Program, ResumeFlags, answers_in, process_began, read_resume_flags
 from parashard.launch.run_files import CALLS_FILE

@@ -262,7 +262,7 @@ class TPUStrategy(InProcessStrategy):
 
 
 def _cluster_keys() -> list[str]:
-    from parashard.job.tables import ClusterOptions  # only where a strategy is given further keys
+    from parashard.job.sections import ClusterOptions  # only where a strategy is given further keys
 
     return list(ClusterOptions.keys)
 

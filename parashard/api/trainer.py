@@ -37,7 +37,7 @@ from parashard.callbacks.running import checked, listed
 from parashard.data.base import DataSource
 from parashard.data.tree import Tree
 from parashard.errors import ConfigurationError
-from parashard.job.tables import job_name_from
+from parashard.job.sections import job_name_from
 from parashard.launch.run_files import WEIGHTS_FILE
 from parashard.models.base import Model
 from parashard.plan.optimizers import OptimizerSpec

@@ -14,8 +14,8 @@ import typer
 from parashard.errors import ConfigurationError
 from parashard.job.keys import check_path
 from parashard.job.load import job_from_toml
+from parashard.job.sections import job_name_from
 from parashard.job.starter import starter_of
-from parashard.job.tables import job_name_from
 
 
 def init(

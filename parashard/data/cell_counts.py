@@ -1,7 +1,7 @@
 """How many cells of each column are missing, unknown or of a merged text, and what of that a user must know.
 
 Owns the counts of the report and of a prediction, and the warnings that follow from texts. Knows no file. Called by
-`parashard.data.tables`, and for prediction.
+`parashard.data.tabular`, and for prediction.
 """
 
 from __future__ import annotations

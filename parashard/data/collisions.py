@@ -1,7 +1,7 @@
 """Collisions of hashed texts: how many distinct texts and keys the columns have, and which texts share a key.
 
 Owns the count, which is exact: it is of the distinct texts of each column, which the sources of tables hold anyway, and
-of a key each. Knows no row. Called by `parashard.data.tables`.
+of a key each. Knows no row. Called by `parashard.data.tabular`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Columns of a table, and which text cells are numbers, names or missing: one set of rules for every format.
 
 Owns the three kinds of columns and the rules to distinguish them. Knows nothing of files, inputs or labels: `csv` and
-`parquet` read a table into columns, `tables` makes a data source of it.
+`parquet` read a table into columns, `tabular` makes a data source of it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ Cells = Numbers | Words
 Column = Cells | Lists
 
 
-class Table(NamedTuple):
+class ColumnTable(NamedTuple):
     """Columns of equal length, at least 1, as read from a file: numbers in text are not parsed yet.
 
     Parameters
@@ -184,7 +184,7 @@ def merged(column: Words) -> Words:
 
 
 def typed(
-    table: Table,
+    table: ColumnTable,
     name: str,
     *,
     marks: Marks = NO_MARKS,
@@ -252,7 +252,7 @@ def _advice_on_label(column: Words, may_be_class: bool) -> str:
     )
 
 
-def typed_like(training: Cells, table: Table, name: str, *, marks: Marks = NO_MARKS) -> Cells:
+def typed_like(training: Cells, table: ColumnTable, name: str, *, marks: Marks = NO_MARKS) -> Cells:
     """Return a column of a held-out table as the kind, numbers or text, that it is in the training table.
 
     Raises

@@ -19,9 +19,9 @@ from typing import TextIO
 
 from parashard.data.arrays import ArraySource
 from parashard.data.base import kind_of_failure
-from parashard.data.columns import Table, shown_cell, words
+from parashard.data.columns import ColumnTable, shown_cell, words
 from parashard.data.options import CsvOptions
-from parashard.data.tables import table_source
+from parashard.data.tabular import table_source
 from parashard.errors import BadData, shown_names
 
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
@@ -77,7 +77,7 @@ def is_parquet(path: Path) -> bool:
     return False
 
 
-def read_csv(path: Path, options: CsvOptions) -> Table:
+def read_csv(path: Path, options: CsvOptions) -> ColumnTable:
     """Return a file's columns, all of them as text; errors as in `open_csv`."""
     names = list(options.columns) if options.columns is not None else None
     rows: list[list[str]] = []
@@ -110,7 +110,7 @@ def read_csv(path: Path, options: CsvOptions) -> Table:
     for name, texts in zip(names, zip(*rows, strict=True), strict=True):
         suffix = options.strip_label if name == options.label else ""
         columns[name] = words(text.removesuffix(suffix) for text in texts)
-    return Table(path, columns, lines, warnings=tuple(reading.warnings()))
+    return ColumnTable(path, columns, lines, warnings=tuple(reading.warnings()))
 
 
 class _Reading:

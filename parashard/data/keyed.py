@@ -1,7 +1,7 @@
 """Which columns of a table become keys, and what is fitted of them: lengths of lists, vocabularies, and collisions.
 
 Owns the meaning of `key_columns`, `list_columns` and `vocabularies`. Knows no file but vocabularies. Called by
-`parashard.data.tables`.
+`parashard.data.tabular`.
 """
 
 from __future__ import annotations

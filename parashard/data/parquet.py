@@ -15,10 +15,10 @@ import numpy as np
 
 from parashard.data.arrays import ArraySource, is_rounded
 from parashard.data.base import kind_of_failure
-from parashard.data.columns import Column, Lists, Numbers, Table, Words, as_words, digits_lost, shown_cell
+from parashard.data.columns import Column, ColumnTable, Lists, Numbers, Words, as_words, digits_lost, shown_cell
 from parashard.data.keyed import keyed_names
 from parashard.data.options import ParquetOptions
-from parashard.data.tables import table_source
+from parashard.data.tabular import table_source
 from parashard.errors import BadData, ConfigurationError, shown_names
 from parashard.process.extras import install
 
@@ -37,7 +37,7 @@ def open_parquet(options: ParquetOptions) -> ArraySource:
     return table_source(options, training, held_out)
 
 
-def read_parquet(path: Path, is_used: Callable[[str], bool], keys: Collection[str]) -> Table:
+def read_parquet(path: Path, is_used: Callable[[str], bool], keys: Collection[str]) -> ColumnTable:
     """Return a file's columns; those that are not used may be of any type, and have no values.
 
     Whole numbers in columns of `keys`, which become keys or categories, are texts, which have all their digits.
@@ -45,13 +45,15 @@ def read_parquet(path: Path, is_used: Callable[[str], bool], keys: Collection[st
     return _read(path, is_used, keys, None)
 
 
-def read_what_can_be(path: Path) -> tuple[Table, dict[str, str]]:
+def read_what_can_be(path: Path) -> tuple[ColumnTable, dict[str, str]]:
     """Return a file's columns, and by name why some cannot be read: those have no values."""
     refused: dict[str, str] = {}
     return _read(path, lambda name: True, (), refused), refused
 
 
-def _read(path: Path, is_used: Callable[[str], bool], keys: Collection[str], refused: dict[str, str] | None) -> Table:
+def _read(
+    path: Path, is_used: Callable[[str], bool], keys: Collection[str], refused: dict[str, str] | None
+) -> ColumnTable:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -69,7 +71,7 @@ def _read(path: Path, is_used: Callable[[str], bool], keys: Collection[str], ref
     for name in categories:
         if isinstance(columns[name], Numbers):
             columns[name] = as_words(columns[name])
-    return Table(path, columns, pandas_index=index, categories=categories)
+    return ColumnTable(path, columns, pandas_index=index, categories=categories)
 
 
 def _of_pandas(table: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 Owns the layout of encoded rows, and every check of received bytes. What a row becomes is a function of its own values
 (P35): no error is fed back, and nothing depends on the rows beside it, so that rounds of `sync:N` have the same bits
 for any number of workers and shards. Knows no push. Called by `parashard.client` (encode) and
-`parashard_server.state.rows.tables` (decode).
+`parashard_server.state.rows.embedding_tables` (decode).
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parashard.data import open_source
-from parashard.data.columns import Cells, Lists, Numbers, Table, shown_cell, typed
+from parashard.data.columns import Cells, ColumnTable, Lists, Numbers, shown_cell, typed
 from parashard.data.csv import is_parquet, opened_text, read_csv
 from parashard.data.input_columns import MAX_CATEGORIES
 from parashard.data.labels import kind_of_labels
 from parashard.data.options import CsvOptions, ParquetOptions, TargetKind, is_index
 from parashard.data.parquet import read_what_can_be
-from parashard.data.tables import notation, rare, useless
+from parashard.data.tabular import notation, rare, useless
 from parashard.errors import BadData
 
 EMPTY_NAME = '""'
@@ -81,7 +81,7 @@ def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: s
     )
 
 
-def _read(path: Path, encoding: str) -> tuple[AnyOptions, Table, dict[str, str]]:
+def _read(path: Path, encoding: str) -> tuple[AnyOptions, ColumnTable, dict[str, str]]:
     """Return how a table is read, its columns, and why some of them cannot be read."""
     if is_parquet(path):
         table, unreadable = read_what_can_be(path)
@@ -98,7 +98,7 @@ def _separator(path: Path, encoding: str) -> str:
     return f"{found} " if found != "\t" and header.count(f"{found} ") == header.count(found) > 0 else found
 
 
-def _target(options: AnyOptions, table: Table) -> TargetKind:
+def _target(options: AnyOptions, table: ColumnTable) -> TargetKind:
     """Return what the labels mean: where a job file would have to say, numbers are values and texts are classes."""
     if options.label not in table.columns:
         raise BadData(f"{table.path}: has no column {options.label!r}; its columns: {', '.join(table.columns)}")
@@ -112,7 +112,7 @@ def _target(options: AnyOptions, table: Table) -> TargetKind:
         return "value" if isinstance(labels, Numbers) else "class"
 
 
-def _inputs(options: AnyOptions, table: Table, unreadable: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def _inputs(options: AnyOptions, table: ColumnTable, unreadable: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return the columns to ignore with the reasons, and those of which some cells only are numbers."""
     ignore: dict[str, str] = {}
     categorical = []

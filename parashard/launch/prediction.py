@@ -19,7 +19,7 @@ from parashard.data import open_source
 from parashard.data.arrays import AnyArray, check_digits
 from parashard.data.base import Batch, DataSpec
 from parashard.data.cell_counts import told_of_cells
-from parashard.data.columns import Column, Lists, Numbers, Table
+from parashard.data.columns import Column, ColumnTable, Lists, Numbers
 from parashard.data.csv import is_parquet, read_csv
 from parashard.data.options import CsvOptions
 from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
@@ -170,7 +170,7 @@ def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> tuple[Tre
     return inputs, (*table.warnings, *told_of_cells(fitted.columns or (), columns))
 
 
-def _table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> Table:
+def _table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> ColumnTable:
     """Read a table in Parquet, or one of text in the way that the run's own was read."""
     columns = fitted.columns or ()
     if is_parquet(file):

@@ -31,7 +31,7 @@ from parashard_server.state.cuda_device import open_device
 from parashard_server.state.cuda_storage import CudaStorage, ShardDevice
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Before, Optimizer
-from parashard_server.state.rows.tables import Tables
+from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from parashard_server.state.storage import InitialRows, Storage, drawn_from, offsets_of
 
 
@@ -158,7 +158,7 @@ class ShardBuilder:
         if self._tables:
             rate = job.optimizer.learning_rate
             before = updates_before(job, reply.steps_total)
-            tables = Tables(self._tables, job.job.seed, self.index, len(plan.shards), rate, before)
+            tables = EmbeddingTables(self._tables, job.job.seed, self.index, len(plan.shards), rate, before)
         if state is None and tables is not None and reply.initial_sha256 and self._store is not None:
             tables.begin_with(iterate_initial_rows(self._store, reply.job_digest, tables.buckets))
         if state is None and reply.initial_sha256 and self._store is not None:
@@ -195,7 +195,7 @@ class ShardBuilder:
             return Storage(self.plan, self.index, self.optimizer, initial, memory=memory)
         return CudaStorage(self.plan, self.index, self.optimizer, initial, device=self._device, memory=memory)
 
-    def _updates(self, storage: Storage, state: ShardState | None, tables: Tables | None) -> UpdatePolicy:
+    def _updates(self, storage: Storage, state: ShardState | None, tables: EmbeddingTables | None) -> UpdatePolicy:
         parts = self.job.consistency.policy.parts
         if self.round_steps is None:
             applied = None if state is None else state.applied.copy()

@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from parashard.cli.main import app
-from parashard.job.tables import ClusterOptions
+from parashard.job.sections import ClusterOptions
 from parashard.security.credentials import load
 from parashard.security.identity import Role
 from support.issued_secrets import Issuing, mount, secret_volumes

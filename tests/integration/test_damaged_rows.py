@@ -11,7 +11,7 @@ from pathlib import Path
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_round
 from parashard.checkpoints.manifest import ShardManifest
 from parashard.store import open_store
-from parashard_server.state.rows.tables import CHAIN_MAX
+from parashard_server.state.rows.embedding_tables import CHAIN_MAX
 from support.cluster_run import ClusterRun, sets
 from support.command_run import DIES_WITH_US, ROOT
 from support.long_job import LongJob

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parashard.checkpoints.manifest import TableFile
-from parashard_server.state.rows.tables import Pushed, Tables, TablesCut
+from parashard_server.state.rows.embedding_tables import EmbeddingTables, Pushed, TablesCut
 
 
-class ForgottenMoves(Tables):
+class ForgottenMoves(EmbeddingTables):
     """P33 off: what a checkpoint that was not stored had is not in the next one."""
 
     def ended(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
         super().ended(cut, self._files if files is None else files)
 
 
-class OwnTime(Tables):
+class OwnTime(EmbeddingTables):
     """P29 off: a shard counts the time of its rows by itself, from its own start."""
 
     _time = 0

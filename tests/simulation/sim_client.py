@@ -26,7 +26,7 @@ from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, Receipt, RowSlice, Slice
 from parashard.transports.base import View
-from parashard_server.state.rows.tables import RowGradients
+from parashard_server.state.rows.embedding_tables import RowGradients
 
 DEADLINE_S = 0.25  # of an operation on one shard
 RETRY_PAUSE_S = 0.02

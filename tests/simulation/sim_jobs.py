@@ -29,8 +29,8 @@ from parashard.plan.row_rules import NO_RULES, RowRules
 from parashard.plan.state import Int64s, counter_rows, counter_values
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable
+from parashard_server.state.rows.embedding_tables import RowGradients, summed
 from parashard_server.state.rows.reference_rows import ReferenceRows
-from parashard_server.state.rows.tables import RowGradients, summed
 
 SEED = 5
 EPOCHS = 3

@@ -21,7 +21,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import BatchUpdates, ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.state.optimizer import Optimizer
-from parashard_server.state.rows.tables import Tables
+from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from parashard_server.state.storage import Storage, drawn_from
 
 RUN_ID = "run"
@@ -62,7 +62,7 @@ class Parts:
     immediate: type[ImmediateUpdates] = ImmediateUpdates
     batches: type[BatchUpdates] = BatchUpdates
     rounds: type[RoundUpdates] = RoundUpdates
-    tables: type[Tables] = Tables
+    tables: type[EmbeddingTables] = EmbeddingTables
     core: type[Core] = Core
     job_record: type[JobRecord] = JobRecord
     book: type[RoundsBook] = RoundsBook

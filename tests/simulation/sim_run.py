@@ -27,7 +27,7 @@ from parashard.checkpoints.catalogue import plan_name
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import PlanRecord
 from parashard.errors import StoreFailed, Superseded
-from parashard.job.tables import CheckpointOptions
+from parashard.job.sections import CheckpointOptions
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps

@@ -21,7 +21,7 @@ from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.retention import CommonRounds
 from parashard.errors import ParashardError, RetryLater
-from parashard.job.tables import CheckpointOptions
+from parashard.job.sections import CheckpointOptions
 from parashard.protocol import wire
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.store.claims import Claims

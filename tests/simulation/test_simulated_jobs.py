@@ -16,7 +16,7 @@ from sim_settings import FOLLOWED, JOBS, Setting, drawn_setting
 from sim_world import Faults
 
 from parashard.job.policy import Policy
-from parashard_server.state.rows import tables
+from parashard_server.state.rows import embedding_tables
 from support.logs import quiet_log
 from support.tiers import by_tier
 
@@ -140,7 +140,7 @@ def test_after_a_damaged_file_of_rows_shards_go_back_to_the_chain_before(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P12, P33: with the newest checkpoint alone kept, but for the one of the chain before."""
-    monkeypatch.setattr(tables, "CHAIN_MAX", 2)
+    monkeypatch.setattr(embedding_tables, "CHAIN_MAX", 2)
     faults = Faults(shard_crash=0.006, crash=0.003, lost=0.02, rows_damaged=0.4, until_s=30.0)
     setting = Setting("rows", policy, shards=2, workers=2, checkpoint_every_steps=1, checkpoints_kept=1, faults=faults)
     due = ["rows_damaged", "shard went back to an earlier chain", *(["rollback"] if policy == SYNC else [])]

@@ -10,7 +10,7 @@ from benchmarks.statistics.cells import OLD_DEFAULT, SCENARIOS, verdict
 from benchmarks.statistics.schedule import PLAIN, Schedule
 from benchmarks.statistics.tasks import make
 from benchmarks.statistics.virtual import simulate
-from parashard.job.tables import ClusterOptions
+from parashard.job.sections import ClusterOptions
 
 WORKERS = 4
 

@@ -18,7 +18,7 @@ from parashard.protocol.messages import PresentRows, PullRun, Push, PushResult, 
 from parashard.transports.base import Greeting
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.weight_memory import PrivateWeights
-from parashard_server.state.rows.tables import Tables
+from parashard_server.state.rows.embedding_tables import EmbeddingTables
 
 TARGET = Target("run", "digest", 1, 0, 7)
 GREETING = Greeting(TARGET, "worker-0")
@@ -44,7 +44,7 @@ class FakePlane:
 
     Attributes
     ----------
-    tables : Tables
+    tables : EmbeddingTables
         Of TABLES; a test pushes to them itself.
     row_bytes : int
         What a push may have for them, and a slot for their rows.
@@ -70,7 +70,7 @@ class FakePlane:
         self.offsets = offsets
         self.memory = memory(offsets)
         self.version = 0
-        self.tables = Tables(TABLES, 0, 0, 1)
+        self.tables = EmbeddingTables(TABLES, 0, 0, 1)
         self.row_bytes = 0
         self.greeted: list[Target] = []
         self.pushes: list[Push] = []

@@ -23,7 +23,7 @@ from parashard.transports.grpc import GrpcTransport
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.state.optimizer import Optimizer
-from parashard_server.state.rows.tables import Tables
+from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from parashard_server.state.storage import Storage, drawn_from
 
 RUN, DIGEST, SEED, STEPS = "run-1", "d" * 64, 3, 40
@@ -51,7 +51,7 @@ def shard_of(
     round_steps: int | None = None,
     mean: bool = True,
     incarnation: int = 1,
-    tables: Tables | None = None,
+    tables: EmbeddingTables | None = None,
 ) -> Shard:
     """Return a fresh shard; with `round_steps` it folds rounds."""
     storage = Storage(plan, index, Optimizer(spec), drawn_from(SEED))
@@ -199,7 +199,7 @@ class Cluster:
         self.tables = tuple(tables)
         shards = len(plan.shards)
         self.shards = [
-            shard_of(plan, index, tables=Tables(tables, SEED, index, shards) if tables else None, **of_shard)
+            shard_of(plan, index, tables=EmbeddingTables(tables, SEED, index, shards) if tables else None, **of_shard)
             for index in range(shards)
         ]
         self.before: Callable[[str, Push | PullRun], None] = lambda address, request: None

@@ -25,7 +25,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.live_reads import LiveReads
 from parashard_server.serving.shard_host import ShardHost
-from parashard_server.state.rows.tables import Tables
+from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from support.in_process import RUN, SEED, push_for, shard_of, variables_of
 from support.serving_cases import keys_of_shard
 from support.waiting import DEADLINE_S
@@ -151,7 +151,7 @@ class LiveShards:
     def _new(self, shard: int, incarnation: int) -> Shard:
         shards = len(self.plan.shards)
         return shard_of(
-            self.plan, shard, incarnation=incarnation, steps=10_000, tables=Tables(TABLES, SEED, shard, shards)
+            self.plan, shard, incarnation=incarnation, steps=10_000, tables=EmbeddingTables(TABLES, SEED, shard, shards)
         )
 
     def _apply(self, shard: Shard, step: int, ids: tuple[int, ...]) -> None:

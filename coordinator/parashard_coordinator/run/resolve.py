@@ -26,8 +26,8 @@ from parashard.job.digest import identity_digest, job_identity
 from parashard.job.embeddings import tables_of
 from parashard.job.keys import dotted
 from parashard.job.schema import Job
+from parashard.job.sections import ClusterOptions, received_bytes
 from parashard.job.settings import apply_settings
-from parashard.job.tables import ClusterOptions, received_bytes
 from parashard.models.base import Audited
 from parashard.plan.embedding import KeyedRows
 from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split

@@ -28,7 +28,7 @@ from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Targ
 from parashard_server.core.counters import ShardCounters
 from parashard_server.core.update_policies import BatchUpdates, UpdatePolicy
 from parashard_server.state.kernels import fused
-from parashard_server.state.rows.tables import NO_TABLES, Pushed, Tables, TablesCut, decoded
+from parashard_server.state.rows.embedding_tables import NO_TABLES, EmbeddingTables, Pushed, TablesCut, decoded
 from parashard_server.state.snapshot import Snapshot
 from parashard_server.state.storage import Storage
 
@@ -59,7 +59,7 @@ class Shard:
         S; a step outside 0..S-1 is refused.
     storage, updates
         Its parts; see their modules.
-    tables : Tables, optional
+    tables : EmbeddingTables, optional
         The embedding tables, which `updates` moves; None: the job has none.
     """
 
@@ -70,7 +70,7 @@ class Shard:
         storage: Storage,
         updates: UpdatePolicy,
         *,
-        tables: Tables | None = None,
+        tables: EmbeddingTables | None = None,
     ) -> None:
         self.identity = identity
         self.steps_total = steps_total
@@ -263,7 +263,7 @@ class Shard:
         tables.count_bytes(push.rows)
         return checked
 
-    def _tables_for(self, what: str) -> Tables:
+    def _tables_for(self, what: str) -> EmbeddingTables:
         if self.tables is None:
             raise MalformedFrame(f"{what} of rows, and this job has no tables")
         return self.tables

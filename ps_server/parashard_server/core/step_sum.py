@@ -13,7 +13,7 @@ import numpy as np
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import fused
-from parashard_server.state.rows.tables import Pushed, copied, summed
+from parashard_server.state.rows.embedding_tables import Pushed, copied, summed
 
 _ZERO = np.float32(0)
 

@@ -17,7 +17,7 @@ from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PushResult
 from parashard_server.core.batch_clipping import PartNorms
 from parashard_server.core.step_sum import StepSum
-from parashard_server.state.rows.tables import Pushed, Tables
+from parashard_server.state.rows.embedding_tables import EmbeddingTables, Pushed
 from parashard_server.state.storage import Storage
 
 NO_ROWS: Pushed = {}
@@ -107,7 +107,7 @@ class ImmediateUpdates:
         What moves.
     applied : IntervalSet, optional
         The steps in the storage's weights, where these come from a checkpoint.
-    tables : Tables, optional
+    tables : EmbeddingTables, optional
         What moves beside it; None: the job has no tables.
     """
 
@@ -118,7 +118,7 @@ class ImmediateUpdates:
         storage: Storage,
         *,
         applied: IntervalSet | None = None,
-        tables: Tables | None = None,
+        tables: EmbeddingTables | None = None,
     ) -> None:
         self._storage = storage
         self._tables = tables
@@ -197,7 +197,7 @@ class BatchUpdates:
         P, the steps of a batch: batch b is the steps [b P, b P + P).
     applied : IntervalSet, optional
         The steps in the storage's weights, where these come from a checkpoint: the first so many batches.
-    tables : Tables, optional
+    tables : EmbeddingTables, optional
         What moves beside it; None: the job has no tables.
     clip_norm : float, optional
         The norm that a batch's gradient is clipped to.
@@ -211,7 +211,7 @@ class BatchUpdates:
         *,
         parts: int,
         applied: IntervalSet | None = None,
-        tables: Tables | None = None,
+        tables: EmbeddingTables | None = None,
         clip_norm: float | None = None,
     ) -> None:
         self._storage = storage
@@ -331,7 +331,7 @@ class RoundUpdates:
         True: a round's gradient is the mean over its own steps; False: the sum.
     round_ : int
         The round that the storage's weights start; not 0 where they come from a checkpoint.
-    tables : Tables, optional
+    tables : EmbeddingTables, optional
         What moves beside it; None: the job has no tables.
     """
 
@@ -343,7 +343,7 @@ class RoundUpdates:
         steps_total: int,
         mean: bool,
         round_: int = 0,
-        tables: Tables | None = None,
+        tables: EmbeddingTables | None = None,
     ) -> None:
         self._storage = storage
         self._tables = tables

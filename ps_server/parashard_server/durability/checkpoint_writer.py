@@ -27,8 +27,8 @@ from parashard.store.base import Store
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Cut, Shard
 from parashard_server.serving.shard_host import ShardHost
+from parashard_server.state.rows.embedding_tables import TablesCut
 from parashard_server.state.rows.row_saving import RowSaving
-from parashard_server.state.rows.tables import TablesCut
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from parashard.checkpoints.manifest import TableFile
 from parashard.checkpoints.retention import Held
 from parashard.checkpoints.verify import damage_in_shard
 from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
-from parashard.job.tables import CheckpointOptions
+from parashard.job.sections import CheckpointOptions
 from parashard.process import failpoints
 from parashard.process.full_disk import disk_is_full
 from parashard.process.logs import log

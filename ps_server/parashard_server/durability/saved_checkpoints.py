@@ -21,7 +21,7 @@ from parashard.checkpoints.retention import (
     superseded,
 )
 from parashard.errors import DamagedCheckpoint, StoreFailed, Superseded
-from parashard.job.tables import CheckpointOptions
+from parashard.job.sections import CheckpointOptions
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.store.claims import Claims, Return

@@ -9,7 +9,7 @@ import socket
 
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.schema import Job
-from parashard.job.tables import received_bytes
+from parashard.job.sections import received_bytes
 from parashard.protocol.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
 from parashard.security.roles import PULL, PUSH

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from parashard.errors import QueueFull
-from parashard.job.tables import received_bytes
+from parashard.job.sections import received_bytes
 from parashard_server.serving.push_memory import PushMemory
 
 

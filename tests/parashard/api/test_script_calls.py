@@ -18,7 +18,7 @@ from parashard.api.fit_on_cluster import OnCluster
 from parashard.api.script import CALLS_FILE, Script, _folder_before
 from parashard.api.strategies import MultiWorkerMirroredStrategy
 from parashard.errors import BadData, ConfigurationError, JobFailed
-from parashard.job.tables import _checked_name
+from parashard.job.sections import _checked_name
 from parashard.launch.local_cluster import WORKER_ARGUMENTS
 from support.command_run import ROOT
 from support.waiting import DEADLINE_S

@@ -31,7 +31,7 @@ from parashard.protocol.messages import (
     answer_bytes_of,
 )
 from parashard.transports.base import Greeting, ShardAddress
-from parashard_server.state.rows import tables as shard_tables
+from parashard_server.state.rows import embedding_tables as shard_tables
 from support.in_process import COUNTING, SEED, WEIGHT_AND_BIAS, Cluster, plan_of, use_small_messages, variables_of
 
 USER = EmbeddingTable("user", 3, COUNTING, Initializer("normal", 0.1))

@@ -12,7 +12,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.job.schema import Job
-from parashard.job.tables import JobOptions
+from parashard.job.sections import JobOptions
 from parashard.settings.validation import validated
 
 SOURCES = "clicks, criteo, csv, digits, idx, npz, parquet, synthetic"

@@ -13,7 +13,7 @@ from parashard.protocol.messages import PushResult
 from parashard_server.core.batch_clipping import PartNorms
 from parashard_server.core.update_policies import BatchUpdates, ImmediateUpdates
 from parashard_server.state.optimizer import Optimizer
-from parashard_server.state.rows.tables import RowGradients
+from parashard_server.state.rows.embedding_tables import RowGradients
 from parashard_server.state.storage import Storage, drawn_from
 from support.in_process import COUNTING, SEED, plan_of, variables_of
 

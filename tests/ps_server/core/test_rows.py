@@ -33,7 +33,7 @@ from parashard.protocol.messages import DType, PullRun, Push, PushResult, RowSli
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates
 from parashard_server.durability.checkpoint_writer import write_cut
-from parashard_server.state.rows.tables import Tables
+from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from support.in_process import COUNTING, SEED, plan_of, push_for, shard_of, state_of, variables_of
 from support.row_pieces import next_piece
 from support.store_fakes import MemoryStore
@@ -49,7 +49,7 @@ def shard_with(
     *tables: EmbeddingTable, index: int = 0, shards: int = 1, rows_max: int = ROWS_MAX, **more: Any
 ) -> Shard:
     bounded = [replace(table, rows_max=rows_max) for table in tables]
-    return shard_of(PLAN, tables=Tables(bounded, SEED, index, shards), **more)
+    return shard_of(PLAN, tables=EmbeddingTables(bounded, SEED, index, shards), **more)
 
 
 def keys_of(*ids: int) -> Keys:

@@ -17,8 +17,8 @@ from parashard.plan.intervals import IntervalSet
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import RowSlice
 from parashard_coordinator.core.rounds import Rounds, Standing
-from parashard_server.state.rows import tables as rows
-from parashard_server.state.rows.tables import CHAIN_MAX
+from parashard_server.state.rows import embedding_tables as rows
+from parashard_server.state.rows.embedding_tables import CHAIN_MAX
 from support.checkpoint_cases import write_plan
 from support.in_process import push_for
 from support.shard_process import COUNTING, PLAN, ShardProcess

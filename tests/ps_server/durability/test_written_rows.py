@@ -16,7 +16,7 @@ from parashard.plan.optimizers import Adagrad
 from parashard_server.durability import checkpoint_writer
 from parashard_server.durability.checkpoint_writer import write_rows
 from parashard_server.state.rows import row_saving
-from parashard_server.state.rows.tables import RowGradients, Tables
+from parashard_server.state.rows.embedding_tables import EmbeddingTables, RowGradients
 from support.store_fakes import MemoryStore
 
 HOST: Any = SimpleNamespace(run_exclusive=lambda call: call(None))
@@ -35,7 +35,7 @@ def test_every_row_is_in_one_file(
     monkeypatch.setattr(row_saving, "PIECE_BYTES", piece_bytes)
     keys = np.sort(mixed(np.arange(rows)))
     gradients = np.random.default_rng(0).normal(size=(rows, dimension)).astype(np.float32)
-    tables = Tables([EmbeddingTable("user", dimension, Adagrad(0.1), rows_max=1000)], 0, 0, 1)
+    tables = EmbeddingTables([EmbeddingTable("user", dimension, Adagrad(0.1), rows_max=1000)], 0, 0, 1)
     tables.apply({"user": RowGradients(keys, gradients)}, t=1)
     store = MemoryStore()
     files = write_rows(store, ID, tables.cut(1), HOST)

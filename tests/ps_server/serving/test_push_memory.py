@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import QueueFull, RetryLater
-from parashard.job.tables import QUEUE_BYTES_LEAST, QUEUE_GRAIN_BYTES, ClusterOptions
+from parashard.job.sections import QUEUE_BYTES_LEAST, QUEUE_GRAIN_BYTES, ClusterOptions
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.shm_service import Slots

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import QueueFull
-from parashard.job.tables import QUEUE_GRAIN_BYTES
+from parashard.job.sections import QUEUE_GRAIN_BYTES
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.receive_buffers import ReceiveBuffers
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from parashard.errors import QueueFull, RetryLater, Unreachable
-from parashard.job.tables import QUEUE_GRAIN_BYTES
+from parashard.job.sections import QUEUE_GRAIN_BYTES
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Variable
 from parashard.protocol import rpc, wire

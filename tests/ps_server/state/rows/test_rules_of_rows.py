@@ -18,12 +18,12 @@ from parashard.plan.optimizers import Adagrad, Adam
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Initializer
 from parashard_server.state.rows import records, row_saving
+from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.reference_rows import ReferenceRows
 from parashard_server.state.rows.row_index import ABSENT
 from parashard_server.state.rows.row_values import RowValues
 from parashard_server.state.rows.table_rows import TableRows
-from parashard_server.state.rows.tables import Tables
 from support.row_pieces import next_piece
 from support.store_fakes import MemoryStore
 
@@ -80,7 +80,7 @@ class Shard:
     """Tables whose checkpoints are in a store, as a shard writes them, but without a lock."""
 
     def __init__(self, table: EmbeddingTable, store: MemoryStore, incarnation: int) -> None:
-        self.tables = Tables([table], 5, 0, 1)
+        self.tables = EmbeddingTables([table], 5, 0, 1)
         self.store, self.incarnation, self.number = store, incarnation, 0
         self.manifest: ShardManifest | None = None
 

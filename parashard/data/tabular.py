@@ -1,4 +1,4 @@
-"""Tables: the data source over a table of columns, for every tabular format.
+"""Tabular data: the data source over a table of columns, for every tabular format.
 
 Owns the options that the tabular formats share, the order of the checks, and the warnings. Knows nothing of files:
 `csv` and `parquet` read them and call `table_source`.
@@ -20,10 +20,10 @@ from parashard.data.cell_counts import told_of_columns
 from parashard.data.columns import (
     Cells,
     Column,
+    ColumnTable,
     Float64s,
     Lists,
     Numbers,
-    Table,
     Words,
     as_words,
     number_text,
@@ -60,7 +60,7 @@ _DATE = re.compile(
 )
 
 
-def table_source(options: TableOptions, table: Table, held_out: Table | None) -> ArraySource:
+def table_source(options: TableOptions, table: ColumnTable, held_out: ColumnTable | None) -> ArraySource:
     """Return the data source of a table, or of a training table and a held-out one.
 
     Means, deviations and vocabularies are fitted on the training rows alone; only the classes come from the whole
@@ -123,7 +123,7 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
     )
 
 
-def _typed(options: TableOptions, table: Table) -> dict[str, Column]:
+def _typed(options: TableOptions, table: ColumnTable) -> dict[str, Column]:
     """Return the label and the inputs as numbers, text or lists, in the table's order."""
     named = keyed_names(options)
     of_keys = {
@@ -152,7 +152,7 @@ def _typed(options: TableOptions, table: Table) -> dict[str, Column]:
     return {name: _column(options, table, name, as_text=name in texts) for name in used}
 
 
-def _column(options: TableOptions, table: Table, name: str, *, as_text: bool) -> Column:
+def _column(options: TableOptions, table: ColumnTable, name: str, *, as_text: bool) -> Column:
     column = table.columns[name]
     if isinstance(column, Lists):
         return _listed(options, column, table, name)
@@ -169,7 +169,7 @@ def _column(options: TableOptions, table: Table, name: str, *, as_text: bool) ->
     return _listed(options, cells, table, name) if name in options.list_columns else cells
 
 
-def _listed(options: TableOptions, column: Column, table: Table, name: str) -> Lists:
+def _listed(options: TableOptions, column: Column, table: ColumnTable, name: str) -> Lists:
     """Return a column as lists of texts, which become keys."""
     if name == options.label or not (options.key_columns == (EVERY_TEXT,) or name in keyed_names(options)):
         said = json.dumps(name)
@@ -186,7 +186,7 @@ def _listed(options: TableOptions, column: Column, table: Table, name: str) -> L
     return lists
 
 
-def _like(options: TableOptions, training: Column, table: Table, name: str) -> Column:
+def _like(options: TableOptions, training: Column, table: ColumnTable, name: str) -> Column:
     """Return a column of a held-out table as the kind that it is in the training table."""
     if not isinstance(training, Lists):
         return typed_like(training, table, name, marks=options.marks)
@@ -196,7 +196,9 @@ def _like(options: TableOptions, training: Column, table: Table, name: str) -> C
     return _listed(options, column, table, name)
 
 
-def _targets(labels: Cells, classes: tuple[str, ...], label: str, table: Table) -> npt.NDArray[np.int64] | Float32s:
+def _targets(
+    labels: Cells, classes: tuple[str, ...], label: str, table: ColumnTable
+) -> npt.NDArray[np.int64] | Float32s:
     def cell(row: int) -> str:
         return table.cell(label, row)
 
@@ -223,7 +225,7 @@ def _described(
     return fitted_value(label, targets.astype(np.float64), origin)
 
 
-def _of_index(options: TableOptions, table: Table) -> Iterator[str]:
+def _of_index(options: TableOptions, table: ColumnTable) -> Iterator[str]:
     """Yield a warning for each column that was the index of a table of pandas: its order may tell the label."""
     for name in table.columns:
         if name in options.ignore or name == options.label:

@@ -1,4 +1,4 @@
-"""Tables: the embedding tables of one shard, and what a step pushes for their rows.
+"""EmbeddingTables: the embedding tables of one shard, and what a step pushes for their rows.
 
 Every check of a push comes before its first write. Rows are pushed with a step's dense gradient and move with it (P1,
 P4): at once, or where a round ends by the sum of the round's. Knows no step, no message's header and no lock. Called by
@@ -68,7 +68,7 @@ class TablesCut(NamedTuple):
         Number of rows of each table that has any.
     kept : tuple of TableFile
         Files of earlier checkpoints that have the other rows.
-    owner : Tables, optional
+    owner : EmbeddingTables, optional
         Whose cut it is.
     rules : tuple of TableRule
         Of tables whose rows can be gone by the time alone.
@@ -78,7 +78,7 @@ class TablesCut(NamedTuple):
     savings: Mapping[str, RowSaving]
     counts: Mapping[str, int]
     kept: tuple[TableFile, ...]
-    owner: Tables | None = None
+    owner: EmbeddingTables | None = None
     rules: tuple[TableRule, ...] = ()
 
     def ended(self, files: Sequence[TableFile] | None) -> None:
@@ -94,7 +94,7 @@ Pushed = Mapping[str, RowGradients]
 """What a step pushes for tables, by their names."""
 
 
-class Tables:
+class EmbeddingTables:
     """The rows of a job's tables whose keys are in a shard's buckets.
 
     Parameters
