@@ -26,6 +26,8 @@ from parashard.job.layers import Override
 from parashard.job.load import load_job
 from parashard.launch.local_cluster import Ended, LocalCluster
 from parashard.launch.run import run_job
+from parashard.launch.run_folders import owned
+from parashard.launch.runs import Run
 from parashard.protocol import rpc
 from parashard.protocol.coordinator_client import CoordinatorClient, address_in, run_id_in
 
@@ -198,7 +200,8 @@ def run_watched(
 
         thread = threading.Thread(target=look, name="watch", daemon=True)
         thread.start()
-        outcome = run_job(loaded, run_dir, NoView(), init=None, output=None, cluster=cluster)
+        with owned(run_dir):
+            outcome = run_job(Run(loaded, run_dir), NoView(), cluster=cluster)
         over.set()
         thread.join()
     if failures:

@@ -24,13 +24,16 @@ from benchmarks.statistics.schedule import Method, Outcome, Schedule, Vector
 from benchmarks.statistics.trial import Trial
 from benchmarks.statistics.virtual_shard import VirtualShard
 from benchmarks.statistics.virtual_worker import Leased, VirtualWorker
-from parashard.api.fits import Fit, FitCall
+from parashard.api.callback_follower import CallbackFollower
+from parashard.api.fits import FitCall
 from parashard.api.in_process.state import take_up
 from parashard.api.splitting import tried
 from parashard.data.base import Batch
 from parashard.data.tree import rows_of
+from parashard.display.live import JobView
 from parashard.errors import NonFiniteGradient, Redo
 from parashard.job.embeddings import tables_of
+from parashard.launch.runs import Run
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.store import open_store
 from parashard_coordinator.core.calls import CompletedStep, LeaseCall
@@ -79,7 +82,7 @@ def simulate(
         optimizer = ps.SGD(optimizer.learning_rate, **{name: getattr(optimizer, name) for name in kept})
     strategy = ps.ParameterServerStrategy(shards=1, workers=schedule.workers, consistency=schedule.policy)
     trainer = ps.Trainer(trial.model, optimizer, strategy, seed=seed, name="statistics", settings=dict(trial.settings))
-    place = _Place(lambda fit: _Simulation(fit, trial, schedule, seed, method, points, drift_every).run())
+    place = _Place(lambda call, run: _Simulation(call, run, trial, schedule, seed, method, points, drift_every).run())
     trainer._place = place
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.suppress(_Trained):
         trainer.fit(
@@ -102,18 +105,22 @@ class _Place:
 
     runs_script = False
 
-    def __init__(self, simulated: Callable[[Fit], Outcome]) -> None:
+    def __init__(self, simulated: Callable[[FitCall, Run], Outcome]) -> None:
         self._simulated = simulated
         self.outcome: Outcome | None = None
 
-    def enter(self, call: FitCall) -> FitCall:
+    def work(self, call: FitCall) -> Never:
+        """There are no workers."""
+        raise AssertionError
+
+    def checked(self, call: FitCall) -> FitCall:
         """Choose the parts of a batch, as for a cluster."""
         return tried(call)
 
-    def train(self, fit: Fit) -> Never:
+    def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> Never:
         """Simulate."""
         with threadpoolctl.threadpool_limits(1), np.errstate(all="ignore"):
-            self.outcome = self._simulated(fit)
+            self.outcome = self._simulated(call, run)
         raise _Trained
 
 
@@ -122,7 +129,8 @@ class _Simulation:
 
     def __init__(
         self,
-        fit: Fit,
+        call: FitCall,
+        run: Run,
         trial: Trial,
         schedule: Schedule,
         seed: int,
@@ -130,16 +138,17 @@ class _Simulation:
         points: int,
         drift_every: int,
     ) -> None:
-        run = take_up(fit.loaded.job, fit.declared, open_store(str(fit.run_dir / "checkpoints")), resume=False)
-        resolved, job = run.resolved, run.resolved.job
+        assert run.declared is not None, "the run of a script"
+        begun = take_up(run.job, run.declared, open_store(run.store_url), resume=False)
+        resolved, job = begun.resolved, begun.resolved.job
         policy = job.consistency.policy
         self._trial, self._schedule, self._method = trial, schedule, method
         self._random = random.Random(seed)
         self._depth_max = AUTO_DEPTH if policy.kind == "auto" else schedule.depth
         round_steps = policy.bound if policy.kind == "sync" else None
         self._task = Task(
-            model=fit.model,
-            source=fit.source,
+            model=call.model,
+            source=call.source,
             steps=resolved.steps,
             plan=resolved.plan,
             device=open_device("cpu", "lab"),
@@ -147,13 +156,13 @@ class _Simulation:
             variable_clip_norm=job.optimizer.variable_clip_norm,
             round_steps=round_steps,
             tables={table.name: table for table in tables_of(job)},
-            weights=round_weights(job, resolved.steps, fit.source, fit.model),
+            weights=round_weights(job, resolved.steps, call.source, call.model),
         )
         variables = resolved.plan.variables.values()
         self._names = sorted(variable.name for variable in variables if not variable.state and not variable.frozen)
-        self._shard = VirtualShard(run)
+        self._shard = VirtualShard(begun)
         spec = replace(resolved.spec, held_out=0)  # the laboratory judges, and no worker
-        record = new_job_record(resolved._replace(spec=spec), run.run_id, run.records.incarnation)
+        record = new_job_record(resolved._replace(spec=spec), begun.run_id, begun.records.incarnation)
         record.opened(resolved.summary(), ())
         self._core = Core(record)
         self._core.announced(0, self._shard.announcement(), 0.0)

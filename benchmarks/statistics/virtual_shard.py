@@ -8,7 +8,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.api.in_process.state import Run
+from parashard.api.in_process.state import BegunRun
 from parashard.checkpoints.state import ShardState
 from parashard.client.pulled_rows import TableSet
 from parashard.client.shard_client import ShardClient
@@ -33,11 +33,11 @@ class VirtualShard:
 
     Parameters
     ----------
-    run : Run
+    run : BegunRun
         Whose variables it holds, as they begin.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: BegunRun) -> None:
         resolved, store = run.resolved, run.records.store
         plan, _ = run.records.open_plan(resolved.plan)
         reply = pb.GetJobReply(

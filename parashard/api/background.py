@@ -12,29 +12,26 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from parashard.api.rows import PresentRows
-from parashard.api.script import SCRIPT
 from parashard.client.shard_client import ShardClient
 from parashard.display.figures import counted
 from parashard.display.live import NoView
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed, ParashardError
-from parashard.job.declaration import DeclaredJob, write_declaration
 from parashard.job.declared_table import Table
-from parashard.job.load import LoadedJob, job_from_toml
-from parashard.launch.local_cluster import ScriptCommand
+from parashard.job.load import job_from_toml
 from parashard.launch.programs import Program, write_program
 from parashard.launch.run import Outcome, run_job
 from parashard.launch.run_files import WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun, owned
+from parashard.launch.runs import Run
 from parashard.launch.steering import Steering
 from parashard.plan.variables import Float32s, as_imported
-from parashard.process.arguments import checked_timeout_s, credentials_in
+from parashard.process.arguments import checked_timeout_s
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.protocol.proto_conversion import plan_from, view_from
@@ -83,43 +80,19 @@ class BackgroundRun:
 
     Parameters
     ----------
-    loaded : LoadedJob
-    run_dir : Path
-        New, or of the run that is resumed.
-    declared : DeclaredJob
-        Its data and first values.
+    run : Run
+        New, or to go on with; it has a declaration.
     steering : Steering
         Steers it.
     program : Program
         Of this process.
-    script : ScriptCommand, optional
-        What its workers are; None: they join from elsewhere.
-    tls_dir : Path, optional
-        Credentials of all its processes.
-    resume : bool
-        True: go on with the run in `run_dir`.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedJob,
-        run_dir: Path,
-        declared: DeclaredJob,
-        steering: Steering,
-        program: Program,
-        *,
-        script: ScriptCommand | None = None,
-        tls_dir: Path | None = None,
-        resume: bool = False,
-    ) -> None:
-        self.run_dir = run_dir
-        self._tls_dir = tls_dir
-        self._loaded = loaded
-        self._declared = declared
+    def __init__(self, run: Run, steering: Steering, program: Program) -> None:
+        self.run_dir = run.folder
+        self._begins = run
         self._steering = steering
         self._program = program
-        self._script = script
-        self._resume = resume
         self._until_end = ExitStack()  # of the run: it holds the folder's lock
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
@@ -137,12 +110,11 @@ class BackgroundRun:
         """
         with ExitStack() as until_end:
             until_end.enter_context(owned(self.run_dir))
-            write_declaration(self.run_dir, self._declared)
             write_program(self.run_dir, self._program)
             self._until_end = until_end.pop_all()
         atexit.register(self.stop)
         self._thread.start()
-        start_s = self._loaded.job.cluster.start_s * 2
+        start_s = self._begins.job.cluster.start_s * 2
         if not self._steering.wait_for(lambda: self._steering.accepted, start_s):
             self.stop()
             self.check()
@@ -220,7 +192,7 @@ class BackgroundRun:
         if self._steering.ended:
             self.check()
             return as_imported(read_arrays(self.run_dir / WEIGHTS_FILE))
-        credentials = credentials_in(self._tls_dir)
+        credentials = self._begins.credentials
         where = str(self.run_dir)
         coordinator = CoordinatorClient(find_coordinator(where), where=where, credentials=credentials)
         try:
@@ -262,30 +234,17 @@ class BackgroundRun:
         if not self._steering.ended:
             raise ConfigurationError(f"table {name!r}: rows are at hand once the job is done, and it goes on")
         self.check()
-        return PresentRows(tables, self._loaded.job.job.seed, self.run_dir).whole(name)
+        return PresentRows(tables, self._begins.job.job.seed, self.run_dir).whole(name)
 
     def _run(self) -> None:
         try:
-            self._outcome = run_job(
-                self._loaded,
-                self.run_dir,
-                NoView(),
-                init=None,
-                output=None,
-                resume=self._resume,
-                from_checkpoint=SCRIPT.resume_flags.from_checkpoint if self._resume else "",
-                tls_dir=self._tls_dir,
-                script=self._script,
-                declared=True,
-                steering=self._steering,
-                owned=True,
-            )
+            self._outcome = run_job(self._begins, NoView(), steering=self._steering)
         except BaseException as error:  # noqa: BLE001  # the program's thread raises it
             self._error = error
         finally:
             self._until_end.close()
             refused = self._error is not None or (self._outcome is not None and self._outcome.is_refused)
-            if refused and not self._resume:
+            if refused and not self._begins.resume:
                 with suppress(OSError, ParashardError):
                     discard_unbegun(self.run_dir, keep=False)
             self._steering.tell(ended=True)

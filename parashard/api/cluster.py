@@ -33,6 +33,7 @@ from parashard.job.declaration import declare
 from parashard.job.declared_table import Table, checked_tables
 from parashard.job.sections import job_name_from
 from parashard.launch.run_folders import new_run_dir
+from parashard.launch.runs import Run, job_credentials
 from parashard.launch.steering import Steering
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.steps import parts_of_batch
@@ -110,12 +111,12 @@ class Cluster:
         begun = SCRIPT.asked_run
         if begun is None and (resume or SCRIPT.is_resumed):
             begun = unfinished(parts.name, "ps.Cluster")
+        credentials = job_credentials(chosen.tls_dir)
         self.run_dir = (begun or new_run_dir(None, parts.name)).absolute()
-        resume = begun is not None
-        program = SCRIPT.program("ps.Cluster")
-        self._run = BackgroundRun(
-            loaded, self.run_dir, declared, Steering(), program, tls_dir=chosen.tls_dir, resume=resume
-        )
+        run = Run(loaded, self.run_dir, declared, credentials)
+        if begun is not None:
+            run = run._replace(resume=True, from_checkpoint=SCRIPT.resume_flags.from_checkpoint)
+        self._run = BackgroundRun(run, Steering(), SCRIPT.program("ps.Cluster"))
 
     def __enter__(self) -> Self:
         self._run.start()

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,7 +24,7 @@ from parashard.api.batching import checked_size
 from parashard.api.calls import Call, Calls, Failure, PerWorker
 from parashard.api.code import RunCode, code_of, write_code
 from parashard.api.functions import Function, name_of, names_now
-from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_servers, job_of
+from parashard.api.jobs import Parts, check_same_call, checked_optimizer, checked_servers, job_of
 from parashard.api.scheduled import ScheduledFunctions, ScheduledSource
 from parashard.api.script import COORDINATOR, SCRIPT
 from parashard.api.strategies import PROCESSES, THREADS, ParameterServerStrategy
@@ -35,8 +34,8 @@ from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.declaration import declare
 from parashard.job.declared_table import Table, checked_tables
 from parashard.job.load import LoadedJob
-from parashard.launch.run_files import CHECKPOINTS
 from parashard.launch.run_folders import new_run_dir
+from parashard.launch.runs import Run, job_credentials
 from parashard.launch.steering import Steering
 from parashard.launch.stopping import restorable_in_all
 from parashard.plan.intervals import IntervalSet
@@ -375,30 +374,23 @@ class Coordinator:
                 "RUN-FOLDER, on a disk that it shares with the script"
             )
         source, code = ScheduledSource(), SCRIPT.code()
-
-        def check(run_dir: Path) -> None:
-            check_same_call(loaded, source.spec.fingerprint, source.spec.summary(), code, run_dir)
-
+        check_same_call(loaded, source.spec, code, SCRIPT.run_dir)
         functions = ScheduledFunctions(variables, Calls(SCRIPT.run_dir), SCRIPT.worker_name, self._tables)
         known = code_of(SCRIPT.run_dir)
-        identity = known.identity if known is not None else code.sha256
-        SCRIPT.work(functions, source, identity, check, lambda theirs: check_same_job(loaded, theirs))
+        SCRIPT.work(functions, source, known.identity if known is not None else code.sha256)
 
     def _start(self, loaded: LoadedJob) -> None:
-        command = SCRIPT.command
-        code = SCRIPT.code()
+        command, code, credentials = SCRIPT.command, SCRIPT.code(), job_credentials(self._tls_dir)
         declared = declare(ScheduledSource.spec, self._variables, code.sha256)
         self.run_dir = new_run_dir(None, loaded.job.job.name).absolute()
         self._calls = Calls(self.run_dir)
         self._calls.make()
         SCRIPT.write_answers(self.run_dir)
         write_code(self.run_dir, RunCode(code.sha256, code, code), SCRIPT.sources.texts())
-        self._store_url = loaded.job.checkpoint.url or str(self.run_dir / CHECKPOINTS)
         self._kept_checkpoints = loaded.job.checkpoint.keep
-        program = SCRIPT.program(COORDINATOR)
-        self._run = BackgroundRun(
-            loaded, self.run_dir, declared, self._steering, program, script=command, tls_dir=self._tls_dir
-        )
+        run = Run(loaded, self.run_dir, declared, credentials, script=command)
+        self._run = BackgroundRun(run, self._steering, SCRIPT.program(COORDINATOR))
+        self._store_url = run.store_url
         self._run.start()
 
     def _outstanding(self) -> int:

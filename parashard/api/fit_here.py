@@ -5,12 +5,14 @@ Called by `parashard.api.trainer`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from parashard.api.fits import Fit, FitCall
-from parashard.api.script import SCRIPT
+from parashard.api.callback_follower import CallbackFollower
+from parashard.api.fits import FitCall
 from parashard.api.strategies import InProcessStrategy
+from parashard.display.live import JobView
 from parashard.errors import ConfigurationError
+from parashard.launch.runs import Run
 
 
 class Here:
@@ -30,18 +32,20 @@ class Here:
         """False: there are no workers."""
         return False
 
-    def enter(self, call: FitCall) -> FitCall:
-        """Refuse a worker: this call has none; try the model."""
-        if SCRIPT.is_worker:
-            raise ConfigurationError(
-                f"this call trains in its own process, by {type(self._strategy).__name__}, in this worker, and by "
-                "worker processes in the one that started it: a script makes the same calls wherever it runs"
-            )
+    def work(self, call: FitCall) -> NoReturn:
+        """Refuse a worker: this call has none."""
+        raise ConfigurationError(
+            f"this call trains in its own process, by {type(self._strategy).__name__}, in this worker, and by "
+            "worker processes in the one that started it: a script makes the same calls wherever it runs"
+        )
+
+    def checked(self, call: FitCall) -> FitCall:
+        """Try the model."""
         call.present.try_step(call.source, call.loaded.job, call.pieces)
         return call
 
-    def train(self, fit: Fit) -> dict[str, Any]:
+    def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
         """Train by this process's own shard and replicas."""
         from parashard.api.in_process.training import train
 
-        return train(fit, self._strategy)
+        return train(call, run, view, follower, self._strategy)

@@ -6,22 +6,22 @@ what a thread is. Called by `parashard.api.trainer`.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from parashard.api.callback_follower import CallbackFollower
 from parashard.api.code import code_of
-from parashard.api.fits import Fit, FitCall
+from parashard.api.fits import FitCall
 from parashard.api.jobs import check_same_call, check_same_job, check_same_model
 from parashard.api.script import SCRIPT
 from parashard.api.splitting import tried
 from parashard.api.strategies import THREADS, ClusterStrategy
 from parashard.api.worker_threads import worker_threads
+from parashard.display.live import JobView
 from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.declaration import write_declaration
 from parashard.launch.run import INTERRUPTED, run_job
 from parashard.launch.run_files import LOGS
+from parashard.launch.runs import Run, job_credentials
 from parashard.models.threaded import for_thread
 from parashard.process.shell import ExitCode
 
@@ -45,49 +45,35 @@ class OnCluster:
             self._strategy.workers_as is None and SCRIPT.is_interactive
         )
 
-    def enter(self, call: FitCall) -> FitCall:
-        """Be the worker that this process is for, and end; else try the model, and choose the parts of a batch."""
-        if SCRIPT.is_worker:
-            loaded, spec, code = call.loaded, call.source.spec, call.code
+    def work(self, call: FitCall) -> NoReturn:
+        """Run the worker that this process is for, unless its call is another one than its parent's."""
+        run_dir = SCRIPT.run_dir
+        if run_dir is None:  # only the coordinator knows what differs
+            SCRIPT.work(call.model, call.source, call.code.sha256, lambda theirs: check_same_job(call.loaded, theirs))
+        check_same_call(call.loaded, call.source.spec, call.code, run_dir)
+        accepted = code_of(run_dir)
+        if accepted is None or not accepted.is_changed:
+            check_same_model(call.present.declared(), run_dir)
+        SCRIPT.work(call.model, call.source, call.code.sha256 if accepted is None else accepted.identity)
 
-            def check(run_dir: Path) -> None:
-                check_same_call(loaded, spec.fingerprint, spec.summary(), code, run_dir)
-                accepted = code_of(run_dir)
-                if accepted is None or not accepted.is_changed:
-                    check_same_model(call.present.declared(), run_dir)
-
-            known = code_of(SCRIPT.run_dir) if SCRIPT.run_dir is not None else None
-            SCRIPT.work(
-                call.model,
-                call.source,
-                known.identity if known is not None else code.sha256,
-                check,
-                lambda theirs: check_same_job(loaded, theirs),
-            )
+    def checked(self, call: FitCall) -> FitCall:
+        """Try the model, and choose the parts of a batch."""
         call = tried(call)
         if not self.runs_script:
             SCRIPT.check_thread()
             for_thread(call.model)  # what no thread could have is said before there is a run
         return call
 
-    def train(self, fit: Fit) -> dict[str, Any]:
+    def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
         """Run the job to its end."""
-        write_declaration(fit.run_dir, fit.declared)
-        with nullcontext() if self.runs_script else worker_threads(fit) as start_thread:
-            outcome = run_job(
-                fit.loaded,
-                fit.run_dir,
-                fit.view,
-                init=None,
-                output=None,
-                resume=fit.resumed,
-                from_checkpoint=SCRIPT.resume_flags.from_checkpoint if fit.resumed else "",
-                tls_dir=self._strategy.tls_dir,
-                script=SCRIPT.command if start_thread is None else None,
-                start_thread=start_thread,
-                follower=fit.follower,
-                owned=True,
-            )
+        run = run._replace(credentials=job_credentials(self._strategy.tls_dir))
+        if run.resume:
+            run = run._replace(from_checkpoint=SCRIPT.resume_flags.from_checkpoint)
+        if self.runs_script:
+            outcome = run_job(run._replace(script=SCRIPT.command), view, follower=follower)
+        else:
+            with worker_threads(call, run) as start_thread:
+                outcome = run_job(run._replace(start_thread=start_thread), view, follower=follower)
         if outcome.raised is not None:
             raise outcome.raised
         if outcome.exit_code == INTERRUPTED:

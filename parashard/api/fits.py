@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from parashard.api.border import warn
 from parashard.api.callback_follower import CallbackFollower
@@ -26,11 +26,12 @@ from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.paths import short_path
 from parashard.display.summary import not_learned
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, DeclaredJob, declare
+from parashard.job.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, declare
 from parashard.job.load import LoadedJob, job_of_run
 from parashard.launch.programs import write_program
-from parashard.launch.run_files import CALLS_FILE, CHECKPOINTS, JOB_FILE, ORIGIN_FILE, PROGRAM_FILE
+from parashard.launch.run_files import CALLS_FILE, JOB_FILE, ORIGIN_FILE, PROGRAM_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, owned, unchanged_if_refused
+from parashard.launch.runs import Run
 from parashard.models.base import Model, TellsMetrics
 from parashard.store import open_store
 
@@ -78,37 +79,6 @@ class FitCall(NamedTuple):
     optimizer: PresentOptimizer
 
 
-class Fit(NamedTuple):
-    """A run that is about to begin, or to go on.
-
-    Attributes
-    ----------
-    loaded : LoadedJob
-        The job.
-    model, source : Model, DataSource
-        What computes its steps, of which examples.
-    declared : DeclaredJob
-        The declaration of both.
-    run_dir : Path
-        The run's folder.
-    resumed : bool
-        It has a run.
-    view : JobView
-        Shows the progress.
-    follower : CallbackFollower
-        Runs the callbacks.
-    """
-
-    loaded: LoadedJob
-    model: Model
-    source: DataSource
-    declared: DeclaredJob
-    run_dir: Path
-    resumed: bool
-    view: JobView
-    follower: CallbackFollower
-
-
 class Place(Protocol):
     """Where a fit is trained."""
 
@@ -116,14 +86,28 @@ class Place(Protocol):
     def runs_script(self) -> bool:
         """Whether it runs the script again, which must be in a file then."""
 
-    def enter(self, call: FitCall) -> FitCall:
-        """Refuse what cannot be trained there, before there is a run; in a worker for this call be it, and end.
+    def work(self, call: FitCall) -> NoReturn:
+        """Run the worker that this process is for, if the call is that of the process that started it, and end."""
+
+    def checked(self, call: FitCall) -> FitCall:
+        """Refuse what cannot be trained there, before there is a run.
 
         The call that is returned has what depends on the place: the parts of a batch.
         """
 
-    def train(self, fit: Fit) -> dict[str, Any]:
+    def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
         """Train to the end, and return the report; it lies in the run's folder, with the weights.
+
+        Parameters
+        ----------
+        call : FitCall
+            What computes the steps, of which examples.
+        run : Run
+            What is about to begin, or to go on; it has a declaration.
+        view : JobView
+            Shows the progress.
+        follower : CallbackFollower
+            Runs the callbacks.
 
         Raises
         ------
@@ -191,17 +175,17 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
             raise ConfigurationError(f"{short_path(run_dir)} is done: another process has gone on with it; start again")
         code = resumed_code(run_dir, call.code, accept_change=accept)
     declared = declare(call.source.spec, call.present.declared(call.optimizer), code.identity)
+    run = Run(call.loaded, run_dir, declared, resume=resume)
     view = NoView() if quiet else open_view(console_for(sys.stdout))
     try:
         if code.is_changed:
             view.say("going on with code that was changed since the run began (accept_code_change)")
-        follower = _follower(call, run_dir, view, resume=resume)
+        follower = _follower(call, run, view)
         write_code(run_dir, code, call.texts)
         write_program(run_dir, SCRIPT.program("fit"))
         SCRIPT.write_answers(run_dir)
-        fit = Fit(call.loaded, call.model, call.source, declared, run_dir, resume, view, follower)
         with kept_generators():
-            report = note_code(run_dir, place.train(fit))
+            report = note_code(run_dir, place.train(call, run, view, follower))
     finally:
         view.close()
     variables = call.present.save_state_dict(run_dir)
@@ -221,11 +205,11 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
     }
 
 
-def _follower(call: FitCall, run_dir: Path, view: JobView, *, resume: bool) -> CallbackFollower:
+def _follower(call: FitCall, run: Run, view: JobView) -> CallbackFollower:
     """Return what runs the callbacks, which see the weights that were evaluated as the trainer's own."""
-    job = call.loaded.job
+    job = run.job
     steps = job.steps(call.source.spec.examples)
-    call.present.training = training = Training(job.optimizer.learning_rate, run_dir)
+    call.present.training = training = Training(job.optimizer.learning_rate, run.folder)
     callbacks = Callbacks(
         call.callbacks,
         training,
@@ -235,6 +219,6 @@ def _follower(call: FitCall, run_dir: Path, view: JobView, *, resume: bool) -> C
         first_epoch=steps.first_epoch,
         wait=call.wait,
     )
-    store = partial(open_store, job.checkpoint.url or str(run_dir / CHECKPOINTS))
+    store = partial(open_store, run.store_url)
     model = call.model if isinstance(call.model, TellsMetrics) else None
-    return CallbackFollower(callbacks, run_dir, store, view.say, resume=resume, model=model, parts=steps.parts)
+    return CallbackFollower(callbacks, run.folder, store, view.say, resume=run.resume, model=model, parts=steps.parts)

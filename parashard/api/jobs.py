@@ -17,6 +17,7 @@ from parashard.api.code import Code, check_same_code
 from parashard.api.optimizers import has_taken_steps, optimizer_of
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
+from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import declare, read_declaration
 from parashard.job.declared_table import Table
@@ -169,15 +170,15 @@ def _table(declared: Table, rate_factor: float) -> dict[str, Any]:
     return plain
 
 
-def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code: Code, run_dir: Path) -> None:
+def check_same_call(mine: LoadedJob, spec: DataSpec, code: Code, run_dir: Path) -> None:
     """Refuse, in a worker, a call that is not the parent's: no attempt would go better.
 
     Parameters
     ----------
     mine : LoadedJob
         The job of the call in this process.
-    fingerprint, summary : str
-        Of its data.
+    spec : DataSpec
+        Its data.
     code : Code
         Of its model.
     run_dir : Path
@@ -185,11 +186,11 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code: Code,
     """
     whole = read_declaration(run_dir, rows=False)
     declared = whole.spec
-    if fingerprint != declared.fingerprint:
+    if spec.fingerprint != declared.fingerprint:
         raise ConfigurationError(
-            f"the data of this call are others in this worker ({summary}, fingerprint {fingerprint[:12]}) than in the "
-            f"process that started it ({declared.summary()}, {declared.fingerprint[:12]}): a script loads the same "
-            f"data wherever it runs; seed what it draws, {SEEDED}"
+            f"the data of this call are others in this worker ({spec.summary()}, fingerprint {spec.fingerprint[:12]}) "
+            f"than in the process that started it ({declared.summary()}, {declared.fingerprint[:12]}): a script loads "
+            f"the same data wherever it runs; seed what it draws, {SEEDED}"
         )
     check_same_code(run_dir, code)
     file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())

@@ -163,10 +163,9 @@ class Script:
         model: Model,
         source: DataSource,
         model_sha256: str,
-        check: Callable[[Path], None],
-        check_job: Callable[[Job], None],
+        check: Callable[[Job], None] | None = None,
     ) -> NoReturn:
-        """Be the worker that this process is for, and end.
+        """Run the worker that this process is for, and end.
 
         Parameters
         ----------
@@ -174,19 +173,14 @@ class Script:
             Of this call.
         model_sha256 : str
             As it was declared.
-        check : callable
-            Raises if this call is not the one of the run in this folder.
-        check_job : callable
-            The same by the coordinator's job, where there is no folder.
+        check : callable, optional
+            Raises if this call is not that of the coordinator's job.
         """
         from parashard_worker.__main__ import main
         from parashard_worker.service import OwnTask
 
         atexit.unregister(self._miss)
-        if self.run_dir is not None:
-            check(self.run_dir)
-        at_join = check_job if self.run_dir is None else None
-        end_process(main(self._arguments, OwnTask(model, source, model_sha256, at_join)))
+        end_process(main(self._arguments, OwnTask(model, source, model_sha256, check)))
 
     @property
     def _name(self) -> str:

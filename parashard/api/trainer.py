@@ -239,7 +239,9 @@ class Trainer:
                     call.answer = answered(earlier, fit, accept_code_change=accept_code_change)
                 else:
                     begun = earlier.run_dir if earlier is not None else None
-                    fit = self._place.enter(as_begun(fit, begun))
+                    if SCRIPT.is_worker:
+                        self._place.work(fit)
+                    fit = self._place.checked(as_begun(fit, begun))
                     call.answer = run_fit(
                         self._place, fit, begun, accept_code_change=accept_code_change, quiet=not verbose
                     )

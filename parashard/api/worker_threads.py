@@ -15,11 +15,12 @@ from typing import Any
 
 import threadpoolctl
 
-from parashard.api.fits import Fit
+from parashard.api.fits import FitCall
 from parashard.data.base import DataSource, DataSpec, Examples, Indices, any_thread, examples_of
 from parashard.errors import ParashardError, shortened
 from parashard.launch.local_cluster import StartThread
 from parashard.launch.run_files import LOGS
+from parashard.launch.runs import Run
 from parashard.launch.thread_child import ThreadChild
 from parashard.models.blame import named_with_line
 from parashard.models.threaded import for_thread
@@ -34,28 +35,27 @@ LOG_FILE = "workers.log"
 
 
 @contextmanager
-def worker_threads(fit: Fit) -> Iterator[StartThread]:
-    """Return within what starts workers of a fit; compute threads of the process are as before at the end."""
-    cluster, policy = fit.loaded.job.cluster, fit.loaded.job.consistency.policy
+def worker_threads(call: FitCall, run: Run) -> Iterator[StartThread]:
+    """Return within what starts workers of a call; compute threads of the process are as before at the end."""
+    cluster, policy = run.job.cluster, run.job.consistency.policy
     sync = policy.kind == "sync"
     threads = threads_for(cluster.worker_threads, cluster.workers, reproducible=sync, environ=os.environ)
     keep_freed_memory(EVERY_STEP)
-    source = fit.source if any_thread(fit.source) else _InTurn(fit.source)
+    if not any_thread(call.source):
+        call = call._replace(source=_InTurn(call.source))
 
     def start(name: str, words: Sequence[str]) -> ThreadChild:
-        return ThreadChild(name, lambda stop, on_hung: _work(fit, source, words, stop, on_hung))
+        return ThreadChild(name, lambda stop, on_hung: _work(call, run, words, stop, on_hung))
 
     with (
-        logged_to(fit.run_dir / LOGS / LOG_FILE, as_logfmt),
+        logged_to(run.folder / LOGS / LOG_FILE, as_logfmt),
         _threads_of_pytorch(threads),  # first: it reads a number that the other one changes
         threadpoolctl.threadpool_limits(threads),
     ):
         yield start
 
 
-def _work(
-    fit: Fit, source: DataSource, words: Sequence[str], stop: Stop, on_hung: Callable[[str], None]
-) -> tuple[int, str]:
+def _work(call: FitCall, run: Run, words: Sequence[str], stop: Stop, on_hung: Callable[[str], None]) -> tuple[int, str]:
     """Be a worker, and return what its process would have ended with, and why."""
     from parashard_worker.service import OwnTask, arguments_of, serve
 
@@ -64,7 +64,8 @@ def _work(
         on_hung(reason)
 
     try:
-        own = OwnTask(for_thread(fit.model), source, fit.declared.model_sha256)
+        assert run.declared is not None
+        own = OwnTask(for_thread(call.model), call.source, run.declared.model_sha256)
         code = serve(arguments_of(words), stop, own, on_hung=hung)
     except ParashardError as error:
         return ended_by(error, stop), shortened(str(error), ERROR_CHARACTERS_MAX)

@@ -23,8 +23,8 @@ from parashard.chaos.small_disk import check_small
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
-from parashard.job.load import LoadedJob
 from parashard.launch.run import Outcome, run_job
+from parashard.launch.runs import Run
 from parashard.process.side_effects import SideEffect
 from parashard.transports.base import allows
 
@@ -100,9 +100,7 @@ def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
     return tuple(kind for kind in LENGTHS_S if kind in (asked or {*LENGTHS_S} - {*DISK_KINDS}))
 
 
-def run_chaos(
-    loaded: LoadedJob, run_dir: Path, view: JobView, options: ChaosOptions, tls_dir: Path | None = None
-) -> Outcome:
+def run_chaos(run: Run, view: JobView, options: ChaosOptions) -> Outcome:
     """Run a job under faults to its end; when this returns, all its processes have ended.
 
     Returns
@@ -117,7 +115,7 @@ def run_chaos(
         If link faults are requested and the transport bypasses the links, if the disk is to be filled and is not a
         small one, or if a kind has no target.
     """
-    transport = loaded.job.cluster.transport
+    transport = run.job.cluster.transport
     past = [kind for kind in options.kinds if kind in LINK_KINDS]
     if past and allows(transport, "shm"):
         raise ConfigurationError(
@@ -125,17 +123,17 @@ def run_chaos(
             'allowed: "tcp" or "grpc", or only --kill and --pause'
         )
     if set(options.kinds) & set(DISK_KINDS):
-        check_small(run_dir)
-    shards, workers = loaded.job.cluster.shards, loaded.job.cluster.workers
-    with Proxy() as proxy, _Striking(run_dir / STRIKES_FILE, view) as striking:
-        cluster = ProxiedCluster(run_dir, proxy, shards, workers, before_end=striking.end)
+        check_small(run.folder)
+    shards, workers = run.job.cluster.shards, run.job.cluster.workers
+    with Proxy() as proxy, _Striking(run.folder / STRIKES_FILE, view) as striking:
+        cluster = ProxiedCluster(run.folder, proxy, shards, workers, before_end=striking.end)
         kinds = [kind for kind in options.kinds if targets_of(kind, cluster.processes, cluster.links)]
         if not kinds:
             raise ConfigurationError(f"these faults have no target: {shards} shards, {workers} workers")
         drawn = strikes(options.seed, options.mean_interval_s, kinds, cluster.processes, cluster.links)
         campaign = Campaign(cluster, drawn, options.faults_max, striking.tell)
         striking.begin(campaign)
-        outcome = run_job(loaded, run_dir, view, init=None, output=None, cluster=cluster, tls_dir=tls_dir)
+        outcome = run_job(run, view, cluster=cluster)
     faults = {kind: campaign.faults[kind] for kind in options.kinds}
     more = {"faults": faults, "seed": options.seed, "transport": transport}
     return replace(outcome, report={**outcome.report, **more})

@@ -22,6 +22,7 @@ from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.launch.run import Outcome
 from parashard.launch.run_folders import new_run_dir
+from parashard.launch.runs import Run, job_credentials
 from parashard.process.arguments import finite
 from parashard.process.shell import ExitCode
 
@@ -80,13 +81,15 @@ def chaos(
     asked = [flag for flag, wanted in groups.items() if wanted]
     kinds = kinds_of([role.strip() for role in kill.split(",") if role.strip()], asked)
     options = ChaosOptions(secrets.randbits(32) if seed is None else seed, mean_interval_s, faults, kinds)
+    credentials = job_credentials(tls_dir)
     keep = run_dir is not None and run_dir.exists()
     folder = new_run_dir(run_dir, loaded.job.job.name)
     console = console_for(sys.stderr if json_ else sys.stdout)
     view = open_view(console) if not json_ or console.is_terminal else NoView()
     if automatic:
         view.say('chaos: cluster.transport is "auto" and runs as "tcp": shared memory would go past the links')
-    outcome = begin_run(folder, view, lambda: run_chaos(loaded, folder, view, options, tls_dir), keep=keep)
+    begins = Run(loaded, folder, credentials=credentials)
+    outcome = begin_run(folder, view, lambda: run_chaos(begins, view, options), keep=keep)
     broken = broken_promises(outcome.report)
     if json_:
         typer.echo(json.dumps({"job": loaded.job.job.name, "state": "failed", **outcome.report}))

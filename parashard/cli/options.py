@@ -13,7 +13,7 @@ import typer
 from parashard.errors import ConfigurationError, Unreachable
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, load_job
-from parashard.launch.run_folders import LOCK_FILE, discard_unbegun, launcher_of, runs_here
+from parashard.launch.run_folders import LOCK_FILE, discard_unbegun, launcher_of, owned, runs_here
 from parashard.launch.stopping import resume_command
 from parashard.process.arguments import TLS_VARIABLE, TRACE_VARIABLE
 
@@ -112,7 +112,8 @@ def begin_run(run_dir: Path, view: JobView, run: Callable[[], Outcome], *, keep:
     """
     refused = False
     try:
-        outcome = run()
+        with owned(run_dir):
+            outcome = run()
         refused = outcome.is_refused
     except ConfigurationError:
         refused = True

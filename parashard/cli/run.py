@@ -41,7 +41,8 @@ from parashard.job.layers import Override
 from parashard.job.load import PLACING, LoadedJob, describe
 from parashard.launch.programs import ResumeFlags, program_of, start_again
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
-from parashard.launch.run_folders import new_run_dir, resumed_job, resumed_run_dir, unfinished_run
+from parashard.launch.run_folders import new_run_dir, owned, resumed_job, resumed_run_dir, unfinished_run
+from parashard.launch.runs import Run, job_credentials
 from parashard.process.shell import ExitCode
 from parashard.process.side_effects import why_failed
 
@@ -77,7 +78,7 @@ def run(
         raise ConfigurationError("--init with --resume: a run that goes on has its weights; allowed: one of the two")
     if from_checkpoint and not resume:
         raise ConfigurationError("--from-checkpoint needs --resume: it names a checkpoint of a run that goes on")
-    name, console = loaded.job.job.name, _console(json_)
+    name, console, credentials = loaded.job.job.name, _console(json_), job_credentials(tls_dir)
     if resume:
         folder, named = resumed_run_dir(run_dir, name), loaded
         loaded = resumed_job(folder, flags)._replace(path=named.path)
@@ -88,25 +89,21 @@ def run(
         folder = new_run_dir(run_dir, name)
 
     view = _view(console, json_)
-
-    def train() -> Outcome:
-        return run_job(
-            loaded,
-            folder,
-            view,
-            init=init,
-            output=output,
-            resume=resume,
-            from_checkpoint=from_checkpoint,
-            tls_dir=tls_dir,
-            trace=trace,
-        )
-
+    begins = Run(
+        loaded,
+        folder,
+        credentials=credentials,
+        resume=resume,
+        from_checkpoint=from_checkpoint,
+        init=init,
+        output=output,
+        trace=trace,
+    )
     if resume:
-        with closing(view):
-            outcome = train()
+        with closing(view), owned(folder):
+            outcome = run_job(begins, view)
     else:
-        outcome = begin_run(folder, view, train, keep=keep)
+        outcome = begin_run(folder, view, lambda: run_job(begins, view), keep=keep)
     _tell_end(outcome, name, console, json_)
 
 
@@ -137,18 +134,17 @@ def resume(
         unknown = {"--output": output, "--tls-dir": tls_dir, "--trace": trace, "--json": json_}
         start_again(folder, program, _flags_of_a_script(flags, from_checkpoint, unknown))
     loaded = resumed_job(folder, flags)
-    with closing(_view(console, json_)) as view:
-        outcome = run_job(
-            loaded,
-            folder,
-            view,
-            init=None,
-            output=output,
-            resume=True,
-            from_checkpoint=from_checkpoint,
-            tls_dir=tls_dir,
-            trace=trace,
-        )
+    goes_on = Run(
+        loaded,
+        folder,
+        credentials=job_credentials(tls_dir),
+        resume=True,
+        from_checkpoint=from_checkpoint,
+        output=output,
+        trace=trace,
+    )
+    with closing(_view(console, json_)) as view, owned(folder):
+        outcome = run_job(goes_on, view)
     _tell_end(outcome, loaded.job.job.name, console, json_)
 
 

@@ -20,13 +20,15 @@ from typing import Any
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
+from parashard.job.declaration import write_declaration
 from parashard.job.load import LoadedJob, as_toml, job_of_run
 from parashard.launch.child_variables import child_variables
-from parashard.launch.local_cluster import LocalCluster, ScriptCommand, StartThread
-from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
-from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
+from parashard.launch.local_cluster import LocalCluster
+from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
+from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.run_follower import RunFollower
 from parashard.launch.running import Running
+from parashard.launch.runs import Run
 from parashard.launch.steering import Steering
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, with_continuation
 from parashard.process import cuda
@@ -35,8 +37,6 @@ from parashard.process.full_disk import disk_failed
 from parashard.process.shell import ExitCode
 from parashard.process.side_effects import why_failed
 from parashard.protocol.rpc import check_reachable
-from parashard.security.credentials import Credentials
-from parashard.security.identity import OF_A_JOB, in_words
 from parashard.store.durable import sync_upwards, write_durably
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -65,133 +65,89 @@ class Outcome:
 
 
 def run_job(
-    loaded: LoadedJob,
-    run_dir: Path,
+    run: Run,
     view: JobView,
     *,
-    init: Path | None,
-    output: Path | None,
-    resume: bool = False,
-    from_checkpoint: str = "",
     cluster: LocalCluster | None = None,
-    tls_dir: Path | None = None,
-    trace: bool = False,
-    script: ScriptCommand | None = None,
-    start_thread: StartThread | None = None,
     follower: RunFollower | None = None,
-    declared: bool = False,
     steering: Steering | None = None,
-    owned: bool = False,
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, all its processes have ended.
 
     Parameters
     ----------
-    loaded : LoadedJob
-        The job and the path of its file (a user's model is looked up beside it).
-    run_dir : Path
-        Gets the resolved job file, logs, history, checkpoints, report and weights; empty unless `resume`.
+    run : Run
+        The run; the caller holds the lock of its folder (`parashard.launch.run_folders.owned`).
     view : JobView
         Shows the progress.
-    init, output : Path, optional
-        Weights to start from; destination of a copy of the final weights.
-    resume : bool
-        True: resume the run in `run_dir` from its checkpoints.
-    from_checkpoint : str
-        The drained checkpoint that another placement starts from; empty: the newest.
     cluster : LocalCluster, optional
         Starts the processes; default: `LocalCluster`.
-    tls_dir : Path, optional
-        Credentials of all processes, with the four roles of a job.
-    trace : bool
-        True: all processes send spans.
-    script : ScriptCommand, optional
-        What its workers are; data and model are declared in `run_dir` then.
-    start_thread : callable, optional
-        The same, of workers that are threads of this process.
     follower : RunFollower, optional
         Hears of what happens, for callbacks.
-    declared : bool
-        True: they are, and its workers join from elsewhere.
     steering : Steering, optional
         Of a program that calls this in a thread of its own: it stops the run, and signals are the program's business.
-    owned : bool
-        True: the caller holds the lock of the run directory (`parashard.launch.run_folders.owned`).
     """
-    declared = declared or script is not None or start_thread is not None
-    loaded = _as_begun(loaded, run_dir) if resume else loaded
-    _check_local(loaded, declared=declared)
-    credentials = _all_roles(tls_dir) if tls_dir is not None else None
-    check_host(loaded.job.cluster.host, loaded.job.cluster.insecure, credentials)
-    check_reachable(loaded.job.cluster.host)
-    _check_devices(loaded)
-    if output is not None:
-        _check_output(output)
-    lock, cluster = _prepared(run_dir, loaded, cluster, owned=owned)
-    cluster.variables = child_variables(loaded.job, os.environ, jax="jax" in sys.modules)
-    cluster.script = script
-    cluster.start_thread = start_thread
+    run = _as_begun(run) if run.resume else run
+    run_dir = run.folder
+    _check_local(run)
+    check_host(run.job.cluster.host, run.job.cluster.insecure, run.credentials)
+    check_reachable(run.job.cluster.host)
+    _check_devices(run.loaded)
+    if run.output is not None:
+        _check_output(run.output)
+    cluster = _prepared(run, cluster)
+    cluster.variables = child_variables(run.job, os.environ, jax="jax" in sys.modules)
+    cluster.script = run.script
+    cluster.start_thread = run.start_thread
     cluster.tell = view.say
-    run = Running(
-        loaded,
-        run_dir,
-        cluster,
-        view,
-        credentials,
-        trace=trace,
-        declared=declared,
-        follower=follower,
-        steering=steering,
-    )
+    running = Running(run, cluster, view, follower, steering)
     # As Ctrl-C: the report is written, the terminal restored.
     signals = _EndingSignals(() if steering is not None else ENDING_SIGNALS)
     try:
-        run.start_coordinator(init, resume=resume, from_checkpoint=from_checkpoint)
-        state, reason = run.until_over()
-        exit_code: int = ExitCode.DONE if state == pb.JOB_STATE_DONE else run.failure_code
+        running.start_coordinator()
+        state, reason = running.until_over()
+        exit_code: int = ExitCode.DONE if state == pb.JOB_STATE_DONE else running.failure_code
     except KeyboardInterrupt:
         view.say("stopping: shards save their state")
-        run.tell_stop("interrupted")
+        running.tell_stop("interrupted")
         exit_code, reason = INTERRUPTED, "interrupted before the run began"
     except ParashardError as error:
-        exit_code, reason = run.failure_code, str(error)
+        exit_code, reason = running.failure_code, str(error)
     except OSError as error:  # of the run directory, at the start: later errors of the disk are handled
-        exit_code, reason = run.failure_code, f"run directory {run_dir}: {why_failed(error)}"
+        exit_code, reason = running.failure_code, f"run directory {run_dir}: {why_failed(error)}"
     finally:
         signals.ignore()  # the cleanup must not be interrupted
         view.close()
-        cluster.end(loaded.job.cluster.grace_s)
+        cluster.end(run.job.cluster.grace_s)
         signals.restore()
-        if lock is not None:
-            os.close(lock)
         with suppress(OSError):
             (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
-    report = read_report(run_dir) if run.accepted else {}
+    report = read_report(run_dir) if running.accepted else {}
     if report.get("state") == "done":  # even if something failed after the end of the job
         exit_code, reason = ExitCode.DONE, report["reason"]
-    elif run.accepted:
-        saved = saved_in(loaded.job.checkpoint.url or str(run_dir / CHECKPOINTS))
+    elif running.accepted:
+        saved = saved_in(run.store_url)
         report = report_of_saved(run_dir, report, saved)
         reason = (
-            stopped_line(run_dir, saved, run.status.steps_complete, run.status.steps_total)
+            stopped_line(run_dir, saved, running.status.steps_complete, running.status.steps_total)
             if exit_code == INTERRUPTED
             else with_continuation(run_dir, report, reason)
         )
-    if exit_code == ExitCode.DONE and output is not None:
-        exit_code, reason = _copied(run_dir, output, reason)
-    copy = output if exit_code == ExitCode.DONE else None
-    return Outcome(int(exit_code), report, reason, run_dir, run.accepted, copy, run.raised)
+    if exit_code == ExitCode.DONE and run.output is not None:
+        exit_code, reason = _copied(run_dir, run.output, reason)
+    copy = run.output if exit_code == ExitCode.DONE else None
+    return Outcome(int(exit_code), report, reason, run_dir, running.accepted, copy, running.raised)
 
 
-def _check_local(loaded: LoadedJob, *, declared: bool) -> None:
+def _check_local(run: Run) -> None:
     """Refuse a job that this machine's launcher cannot run."""
-    if not declared and loaded.job.model.kind == "script":
+    if run.declared is None and run.job.model.kind == "script":
         raise ConfigurationError(
-            f"{loaded.path} is of a script, which has its data and model: run the script, or `parashard resume RUN`"
+            f"{run.loaded.path} is of a script, which has its data and model: run the script, or `parashard resume RUN`"
         )
-    if loaded.job.cluster.launcher != "local":
+    if run.job.cluster.launcher != "local":
         raise ConfigurationError(
-            f'cluster.launcher is "{loaded.job.cluster.launcher}": `parashard run` starts a local cluster; start the '
+            f'cluster.launcher is "{run.job.cluster.launcher}": `parashard run` starts a local cluster; start the '
             "processes yourself (python -m parashard_coordinator, python -m parashard_server, parashard worker), or "
             "set cluster.launcher=local"
         )
@@ -225,33 +181,34 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _prepared(
-    run_dir: Path, loaded: LoadedJob, cluster: LocalCluster | None, *, owned: bool
-) -> tuple[int | None, LocalCluster]:
-    """Lock the run directory unless the caller has, write the job's file durably; return the lock and the cluster.
+def _prepared(run: Run, cluster: LocalCluster | None) -> LocalCluster:
+    """Write the job's file and declaration durably, and return the cluster.
 
     Raises
     ------
     ConfigurationError, StoreFailed
-        If it cannot be written at all; at present, such as on a full disk.
+        If they cannot be written at all; at present, such as on a full disk.
     """
     try:
-        lock = None if owned else launcher_lock(run_dir)
-        write_durably(run_dir / NEW_JOB_FILE, as_toml(loaded.job).encode())
-        keep_origin(run_dir, loaded)
-        cluster = cluster or LocalCluster(run_dir)
-        sync_upwards(run_dir)  # the run directory is new, and its parent may be
+        write_durably(run.folder / NEW_JOB_FILE, as_toml(run.job).encode())
+        keep_origin(run.folder, run.loaded)
+        if run.declared is not None:
+            write_declaration(run.folder, run.declared)
+        cluster = cluster or LocalCluster(run.folder)
+        sync_upwards(run.folder)  # it is new, and its parent may be
     except OSError as error:
         if disk_failed(error):
-            raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and start it again") from error
-        raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
-    return lock, cluster
+            raise StoreFailed(
+                f"run directory {run.folder}: {why_failed(error)}; make room and start it again"
+            ) from error
+        raise ConfigurationError(f"run directory {run.folder}: {error.strerror}") from None
+    return cluster
 
 
-def _as_begun(loaded: LoadedJob, run_dir: Path) -> LoadedJob:
-    """Return the job of a run that goes on, with what it has chosen where the job leaves it open."""
-    file = run_dir / JOB_FILE
-    return loaded.as_begun(job_of_run(file).job) if file.exists() else loaded
+def _as_begun(run: Run) -> Run:
+    """Return a run that goes on, with what it has chosen where the job leaves it open."""
+    file = run.folder / JOB_FILE
+    return run._replace(loaded=run.loaded.as_begun(job_of_run(file).job)) if file.exists() else run
 
 
 def _check_devices(loaded: LoadedJob) -> None:
@@ -262,18 +219,6 @@ def _check_devices(loaded: LoadedJob) -> None:
             cuda.check(asked)
         except ConfigurationError as error:
             raise ConfigurationError(f'{loaded.origins[key]}: {key} = "{asked}": {error}') from None
-
-
-def _all_roles(tls_dir: Path) -> Credentials:
-    """Return the credentials of a local cluster, whose processes belong to one user and share a certificate."""
-    credentials = Credentials(tls_dir)
-    missing = set(OF_A_JOB) - {identity.role for identity in credentials.identities}
-    if missing:
-        raise ConfigurationError(
-            f"TLS folder {tls_dir}: the certificate's roles are {in_words(credentials.identities)}; a local cluster "
-            f"also needs {', '.join(sorted(missing))}"
-        )
-    return credentials
 
 
 def _copied(run_dir: Path, output: Path, reason: str) -> tuple[ExitCode, str]:

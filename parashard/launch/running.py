@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
-from parashard.job.load import LoadedJob
 from parashard.launch.awaited_workers import IMPORT_S, AwaitedWorkers
 from parashard.launch.coordinator_silence import CoordinatorSilence
 from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
@@ -21,6 +19,7 @@ from parashard.launch.refused_handshakes import RefusedHandshakes
 from parashard.launch.run_files import JOB_FILE, LOGS, NEW_JOB_FILE, REPORT_FILE
 from parashard.launch.run_folders import coordinator_in
 from parashard.launch.run_follower import CallbackFailed, RunFollower
+from parashard.launch.runs import Run
 from parashard.launch.steering import Steering
 from parashard.process.arguments import is_loopback
 from parashard.process.awake_clock import AwakeClock
@@ -29,7 +28,6 @@ from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import intervals_from
 from parashard.protocol.rpc import CONTROL_DEADLINE_S
-from parashard.security.credentials import Credentials
 from parashard.store.durable import rename_durably
 
 SUPERVISE_S = 0.05
@@ -43,20 +41,12 @@ class Running:
 
     Parameters
     ----------
-    loaded : LoadedJob
-        The job and the path of its file.
-    run_dir : Path
-        The run directory.
+    run : Run
+        The run.
     cluster : LocalCluster
         Starts and ends processes.
     view : JobView
         Shows the progress.
-    credentials : Credentials, optional
-        Of all processes.
-    trace : bool
-        True: all processes send spans.
-    declared : bool
-        True: the run directory has a declaration of data and model, which the coordinator does not open then.
     follower : RunFollower, optional
         Hears of what happens, for callbacks.
     steering : Steering, optional
@@ -65,14 +55,9 @@ class Running:
 
     def __init__(
         self,
-        loaded: LoadedJob,
-        run_dir: Path,
+        run: Run,
         cluster: LocalCluster,
         view: JobView,
-        credentials: Credentials | None,
-        *,
-        trace: bool,
-        declared: bool = False,
         follower: RunFollower | None = None,
         steering: Steering | None = None,
     ) -> None:
@@ -81,12 +66,9 @@ class Running:
         self._stop_reason = ""
         self.raised: BaseException | None = None
         """What a callback raised: the run is saved and ended."""
-        self._credentials = credentials
-        self._trace = trace
-        self._declared = declared
-        self._cluster_options = loaded.job.cluster
-        self._model_folder = loaded.path.parent
-        self._run_dir = run_dir
+        self._run = run
+        self._cluster_options = run.job.cluster
+        self._run_dir = run.folder
         self._cluster = cluster
         self._view = view
         self._client: CoordinatorClient | None = None
@@ -97,7 +79,7 @@ class Running:
         self._clock = AwakeClock(STALL_S, time.monotonic)  # for the coordinator's silence, without own pauses
         self._silence = CoordinatorSilence(self._cluster_options.silence_s, self._cluster_options.start_s)
         self._awaited: AwaitedWorkers | None = None
-        self._refused = RefusedHandshakes(run_dir / LOGS / "coordinator.log") if credentials else None
+        self._refused = RefusedHandshakes(run.folder / LOGS / "coordinator.log") if run.credentials else None
         self._asked_to_end: set[tuple[str, int]] = set()
         self.status = pb.GetStatusReply()
         """As last reported by the coordinator."""
@@ -105,22 +87,23 @@ class Running:
         self.accepted = False
         """The coordinator has accepted the job: until then an earlier run's files are unchanged."""
 
-    def start_coordinator(self, init: Path | None, *, resume: bool, from_checkpoint: str) -> None:
+    def start_coordinator(self) -> None:
         """Start the coordinator and wait until it serves."""
-        self._arguments = ["--run-dir", str(self._run_dir), *self._common(), "--model-folder", str(self._model_folder)]
+        run, model_folder = self._run, self._run.loaded.path.parent
+        self._arguments = ["--run-dir", str(self._run_dir), *self._common(), "--model-folder", str(model_folder)]
         port, http_port = self._cluster_options.ports_of_coordinator()
         self._arguments += ["--port", str(port), "--http-port", str(http_port)]
-        if self._declared:
+        if run.declared is not None:
             self._arguments += ["--declaration", str(self._run_dir)]
         if self._follower is not None:
             self._arguments += self._follower.arguments
         if self._steering is not None and self._steering.open_length:
             self._arguments += ["--open"]
-        if init is not None:
-            self._arguments += ["--init", str(init.absolute())]
+        if run.init is not None:
+            self._arguments += ["--init", str(run.init.absolute())]
         first = ["--job", str(self._run_dir / NEW_JOB_FILE)]
-        first += ["--resume"] if resume else ["--run-id", os.urandom(8).hex()]
-        first += ["--from-checkpoint", from_checkpoint] if from_checkpoint else []
+        first += ["--resume"] if run.resume else ["--run-id", os.urandom(8).hex()]
+        first += ["--from-checkpoint", run.from_checkpoint] if run.from_checkpoint else []
         self._start_coordinator(first)
         while (where := coordinator_in(self._run_dir)).get("pid") != self._coordinator_pid():
             for child in self._cluster.reap():
@@ -138,14 +121,14 @@ class Running:
         rename_durably(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
         self._run_id = str(where["run_id"])
         self._arguments += ["--job", str(self._run_dir / JOB_FILE), "--run-id", self._run_id]
-        self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir), credentials=self._credentials)
+        self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir), credentials=run.credentials)
         if self._steering is not None:
             self._steering.tell(accepted=True)
         if not self._cluster_options.workers:
             command = self._how_to_join(str(where["address"]))
             self._awaited = AwaitedWorkers(f"the job waits until one joins: {command}")
-        elif self._cluster.script is not None:
-            shown = self._cluster.script.shown
+        elif run.script is not None:
+            shown = run.script.shown
             self._awaited = AwaitedWorkers(f"each runs {shown} up to its call of fit, from the beginning", IMPORT_S)
         self._say_awaited(live=0)
 
@@ -304,14 +287,15 @@ class Running:
 
     def _common(self) -> list[str]:
         insecure = ["--insecure"] if self._cluster_options.insecure else []
-        tls = ["--tls-dir", str(self._credentials.folder.absolute())] if self._credentials else []
-        return ["--host", self._cluster_options.host, *insecure, *tls, *(["--trace"] if self._trace else [])]
+        credentials = self._run.credentials
+        tls = ["--tls-dir", str(credentials.folder.absolute())] if credentials else []
+        return ["--host", self._cluster_options.host, *insecure, *tls, *(["--trace"] if self._run.trace else [])]
 
     def _how_to_join(self, address: str) -> str:
         """Return the command that joins from another machine, or from this one where nothing else is listened to."""
         place = str(self._run_dir) if is_loopback(self._cluster_options.host) else address
-        tls = " --tls-dir DIR" if self._credentials else ""
-        script = f" {self._cluster.script.shown}" if self._cluster.script else ""
+        tls = " --tls-dir DIR" if self._run.credentials else ""
+        script = f" {self._run.script.shown}" if self._run.script else ""
         return f"parashard worker --connect {place}{tls}{script}"
 
     def _say_awaited(self, live: int) -> None:

@@ -12,9 +12,11 @@ import pytest
 from parashard.api import fit_on_cluster, fits
 from parashard.api import trainer as module
 from parashard.api.script import Script
-from parashard.job.load import LoadedJob, as_toml
+from parashard.job.declaration import write_declaration
+from parashard.job.load import as_toml
 from parashard.launch.run import Outcome
 from parashard.launch.run_folders import keep_origin
+from parashard.launch.runs import Run
 from parashard.plan.variables import Variable
 from parashard.store.arrays import write_arrays
 
@@ -39,14 +41,17 @@ class Runs:
     """Takes the place of `run_job`; `started_again` begins the script anew."""
 
     def __init__(self) -> None:
-        self.jobs: list[tuple[LoadedJob, Path]] = []
+        self.jobs: list[Run] = []
         self.exit_code = 0
         self.accepted = True
 
-    def __call__(self, loaded: LoadedJob, run_dir: Path, view: Any, **settings: Any) -> Outcome:
-        self.jobs.append((loaded, run_dir))
-        keep_origin(run_dir, loaded)
-        (run_dir / "job.toml").write_text(as_toml(loaded.job))
+    def __call__(self, run: Run, view: Any, **settings: Any) -> Outcome:
+        run_dir = run.folder
+        self.jobs.append(run)
+        assert run.declared is not None
+        write_declaration(run_dir, run.declared)
+        keep_origin(run_dir, run.loaded)
+        (run_dir / "job.toml").write_text(as_toml(run.job))
         write_arrays(
             run_dir / "weights.safetensors", {"w": np.full((2, 1), 3, np.float32), "b": np.ones(1, np.float32)}
         )

@@ -51,7 +51,7 @@ TURN_S = 60.0  # most that a request waits for a partition to be copied for a ch
 _Answer = TypeVar("_Answer")
 
 
-class Run(NamedTuple):
+class BegunRun(NamedTuple):
     """A run that has begun, or goes on."""
 
     run_id: str
@@ -59,7 +59,7 @@ class Run(NamedTuple):
     records: RunStore
 
 
-def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> Run:
+def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> BegunRun:
     """Begin a run in a store, or take up the one that it has.
 
     Raises
@@ -79,7 +79,7 @@ def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> R
     records.keep_initial(resolved.digest, resolved.initial, resolved.initial_rows, resolved.initial_slots)
     records.keep_preprocessing(resolved.spec.preprocessing)
     records.begin_run(run_id, identity)
-    return Run(run_id, resolved, records)
+    return BegunRun(run_id, resolved, records)
 
 
 class State:
@@ -87,7 +87,7 @@ class State:
 
     Parameters
     ----------
-    run : Run
+    run : BegunRun
         Whose variables it holds; they are as its newest checkpoint has them, else as they begin.
 
     Attributes
@@ -96,7 +96,7 @@ class State:
         Steps in the weights when it came up; the end of a round.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: BegunRun) -> None:
         resolved, store = run.resolved, run.records.store
         job = resolved.job
         plan, source = run.records.open_plan(resolved.plan)

@@ -17,19 +17,20 @@ import threadpoolctl
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.api.callback_follower import CallbackFollower
-from parashard.api.fits import Fit
+from parashard.api.fits import FitCall
 from parashard.api.in_process.computing import Computed, Computing, PullRows, Replicas
 from parashard.api.in_process.interruption import Interruption, interruption
-from parashard.api.in_process.state import Run, State, take_up
+from parashard.api.in_process.state import BegunRun, State, take_up
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
 from parashard.display.figures import count
-from parashard.display.live import NoView
+from parashard.display.live import JobView, NoView
 from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, ParashardError, RetryLater, StoreFailed
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
-from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
+from parashard.launch.run_files import JOB_FILE
 from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.run_follower import CallbackFailed
+from parashard.launch.runs import Run
 from parashard.launch.stopping import resume_command
 from parashard.metrics import kind_of
 from parashard.models.blame import described
@@ -73,25 +74,28 @@ HISTORY_S = 1.0
 RECORDS_S = 2.0
 
 
-def train(fit: Fit, strategy: InProcessStrategy) -> dict[str, Any]:
+def train(
+    call: FitCall, run: Run, view: JobView, follower: CallbackFollower, strategy: InProcessStrategy
+) -> dict[str, Any]:
     """Train to the end on a strategy's device, and return the report, as `parashard.api.fits.Place.train` says."""
-    run_dir, job = fit.run_dir, fit.loaded.job
+    assert run.declared is not None, "the run of a script"
     if isinstance(strategy, TPUStrategy):
         from parashard.api.in_process.sharded import check
 
-        check(fit.model, job)
+        check(call.model, run.job)
     keep_freed_memory(EVERY_STEP)
     try:
-        store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
-        run = take_up(job, fit.declared, store, resume=fit.resumed)
-        keep_origin(run_dir, fit.loaded)
-        write_durably(run_dir / JOB_FILE, as_toml(job).encode())
-        sync_upwards(run_dir)
+        begun = take_up(run.job, run.declared, open_store(run.store_url), resume=run.resume)
+        keep_origin(run.folder, run.loaded)
+        write_durably(run.folder / JOB_FILE, as_toml(run.job).encode())
+        sync_upwards(run.folder)
         with interruption() as stop, _threads(strategy.threads):
-            return Training(run, fit, strategy, stop).run()
+            return Training(run, begun, call, view, follower, strategy, stop).run()
     except OSError as error:
         if disk_failed(error):
-            raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and go on with it") from error
+            raise StoreFailed(
+                f"run directory {run.folder}: {why_failed(error)}; make room and go on with it"
+            ) from error
         raise
 
 
@@ -100,29 +104,42 @@ class Training:
 
     Parameters
     ----------
-    run : Run
-        What is trained.
-    fit : Fit
-        Its call.
+    run, begun : Run, BegunRun
+        What is trained, and what its store has of it.
+    call : FitCall
+        What computes the steps, of which examples.
+    view : JobView
+        Shows the progress.
+    follower : CallbackFollower
+        Runs the callbacks.
     strategy : InProcessStrategy
         On what device.
     stop : Interruption
         Whether to stop.
     """
 
-    def __init__(self, run: Run, fit: Fit, strategy: InProcessStrategy, stop: Interruption) -> None:
-        resolved = run.resolved
+    def __init__(
+        self,
+        run: Run,
+        begun: BegunRun,
+        call: FitCall,
+        view: JobView,
+        follower: CallbackFollower,
+        strategy: InProcessStrategy,
+        stop: Interruption,
+    ) -> None:
+        resolved = begun.resolved
         job = resolved.job
-        self._run = run
-        self._run_dir = run_dir = fit.run_dir
-        self._view = fit.view
-        self._follower = fit.follower
+        self._begun = begun
+        self._run_dir = run.folder
+        self._view = view
+        self._follower = follower
         self._stop = stop
         self._round_steps = job.consistency.policy.bound
         device = open_device(job.cluster.device, NAME)
         self._task = Task(
-            model=fit.model,
-            source=fit.source,
+            model=call.model,
+            source=call.source,
             steps=resolved.steps,
             plan=resolved.plan,
             device=device,
@@ -130,7 +147,7 @@ class Training:
             variable_clip_norm=job.optimizer.variable_clip_norm,
             round_steps=self._round_steps,
             tables={table.name: table for table in tables_of(job)},
-            weights=round_weights(job, resolved.steps, fit.source, fit.model),
+            weights=round_weights(job, resolved.steps, call.source, call.model),
         )
         self._computing: Computing = Replicas(self._task)
         if isinstance(strategy, TPUStrategy):
@@ -138,9 +155,9 @@ class Training:
 
             self._computing = ShardedSteps(self._task, strategy.replicas)
         self._status = StatusView(job.job.name, str(job.consistency.policy), 1)
-        self._state = State(run)  # before the record, which is of the plan in force
-        self._core = Core(_record(run, fit.follower, resume=fit.resumed))
-        self._history = History(run_dir, lambda text, over: None)
+        self._state = State(begun)  # before the record, which is of the plan in force
+        self._core = Core(_record(begun, follower, resume=run.resume))
+        self._history = History(run.folder, lambda text, over: None)
         self._call = LeaseCall(NAME, 0, 0)
         self._error: BaseException | None = None  # of the user's code, the last one
         self._look_s = self._history_s = 0.0
@@ -267,8 +284,8 @@ class Training:
             self._stop.in_users_code = False
         weights = ""
         if store:
-            url, variables = self._run.records.store.url, self._run.resolved.plan.variables
-            weights = keep_evaluated(url, self._run.run_id, variables, evaluation.after_step, values)
+            url, variables = self._begun.records.store.url, self._begun.resolved.plan.variables
+            weights = keep_evaluated(url, self._begun.run_id, variables, evaluation.after_step, values)
         return EvaluationResult(evaluation.after_step, evaluation.incarnations, metrics, weights=weights)
 
     # --- callbacks ---
@@ -334,7 +351,7 @@ class Training:
 
     def _store_end(self) -> dict[str, Any]:
         """Store the last checkpoint, weights and report; return the report."""
-        job, run = self._core.job, self._run
+        job, run = self._core.job, self._begun
         due = job.due_checkpoint()
         assert due is not None, "the job is complete"
         name = due.stored or self._state.finish(due.steps, due.round or 0)
@@ -356,7 +373,7 @@ class Training:
         self._present_status(now_s)
         if due is not None:
             job_ends(self._core.job)
-        return report(self._core.job, self._run.resolved, self._status, now_s, due, steps_saved)
+        return report(self._core.job, self._begun.resolved, self._status, now_s, due, steps_saved)
 
     def _failed(self) -> JobFailed:
         """Return the failure of a job, after what is in was saved; a user's own error is its cause."""
@@ -390,12 +407,12 @@ class Training:
     def _save_records(self) -> None:
         """Store what a resumed run cannot learn from the checkpoint: evaluations, a stop, counts; or later (P21)."""
         decisions, saved = self._core.job.decisions, self._core.job.saved()
-        if saved == self._saved or self._records.attempt(lambda: self._run.records.save(saved)):
+        if saved == self._saved or self._records.attempt(lambda: self._begun.records.save(saved)):
             self._stored, self._saved = decisions, saved
         self._records_s = time.monotonic() + max(RECORDS_S, retry_pause_s(self._records.failures))
 
 
-def _record(run: Run, follower: CallbackFollower, *, resume: bool) -> JobRecord:
+def _record(run: BegunRun, follower: CallbackFollower, *, resume: bool) -> JobRecord:
     """Return the state of the job, with what the run has stored of it."""
     callbacks = Callbacks(
         followed=True, decide=follower.decides, ahead=follower.ahead, store_evaluated=follower.stores_evaluated

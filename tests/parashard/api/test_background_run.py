@@ -14,10 +14,12 @@ import pytest
 from parashard.api import background
 from parashard.api.background import BackgroundRun, Variables, within
 from parashard.data.base import DataSpec
+from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.declaration import declare
 from parashard.launch.programs import Program
 from parashard.launch.run import INTERRUPTED, Outcome
+from parashard.launch.runs import Run
 from parashard.launch.steering import Steering
 from parashard.process.shell import ExitCode
 from support.waiting import DEADLINE_S
@@ -43,15 +45,15 @@ class Job:
         self.released = threading.Event()
         self.stopped = False
 
-    def run(self, loaded: Any, run_dir: Path, *given: Any, steering: Steering, **others: Any) -> Outcome:
+    def run(self, run: Run, view: JobView, *, steering: Steering) -> Outcome:
         steering.tell(accepted=True)
         try:
             while not self.released.is_set():
                 steering.pause(DEADLINE_S)
         except KeyboardInterrupt:
             self.stopped = True
-            return Outcome(INTERRUPTED, {}, "interrupted", run_dir)
-        return Outcome(ExitCode.DONE, {"steps_total": 3}, "", run_dir)
+            return Outcome(INTERRUPTED, {}, "interrupted", run.folder)
+        return Outcome(ExitCode.DONE, {"steps_total": 3}, "", run.folder)
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 def run(tmp_path: Path, at_exit: AtExit, job: Job) -> Iterator[BackgroundRun]:
     loaded: Any = SimpleNamespace(job=SimpleNamespace(cluster=SimpleNamespace(start_s=DEADLINE_S)))
     declared = declare(DataSpec(3, 0, (), 0, "of a test"), Variables({"w": np.zeros(2)}))
-    made = BackgroundRun(loaded, tmp_path, declared, Steering(), Program("ps.Cluster"))
+    made = BackgroundRun(Run(loaded, tmp_path, declared), Steering(), Program("ps.Cluster"))
     made.start()
     yield made
     made.stop()

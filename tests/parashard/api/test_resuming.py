@@ -29,7 +29,7 @@ def interrupted_in_the_second(runs: Runs, **second: Any) -> tuple[Path, Path]:
     with pytest.raises(KeyboardInterrupt):
         ps.Trainer(Line(), **second).fit((X, Y), epochs=9, resume=True, verbose=0)
     runs.started_again()
-    return first.run_dir, runs.jobs[-1][1]
+    return first.run_dir, runs.jobs[-1].folder
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -45,7 +45,7 @@ def test_a_script_is_resumed_at_the_call_that_was_interrupted(runs: Runs) -> Non
         first.fit((X, Y), verbose=0)
     runs.started_again()
     history = first.fit((X, Y), resume=True, verbose=0)
-    assert history.run_dir == runs.jobs[0][1], "it goes on"
+    assert history.run_dir == runs.jobs[0].folder, "it goes on"
     runs.exit_code = 130
     with pytest.raises(KeyboardInterrupt):
         second.fit((X, Y), verbose=0)
@@ -54,7 +54,7 @@ def test_a_script_is_resumed_at_the_call_that_was_interrupted(runs: Runs) -> Non
     begun = len(runs.jobs)
     assert first.fit((X, Y), resume=True, verbose=0).run_dir == history.run_dir
     assert len(runs.jobs) == begun, "it is done, and answered from what the second one kept"
-    assert second.fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[begun - 1][1]
+    assert second.fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[begun - 1].folder
 
 
 def test_a_run_is_not_left_behind_where_the_fit_before_it_is_made_anew(runs: Runs) -> None:
@@ -82,7 +82,7 @@ def test_a_run_that_another_start_has_begun_meanwhile_is_its_own_affair(runs: Ru
     runs.exit_code = 130
     with pytest.raises(KeyboardInterrupt):
         other.fit((X, Y), resume=True, verbose=0)
-    theirs = runs.jobs[-1][1]
+    theirs = runs.jobs[-1].folder
     runs.started_again()
     module.SCRIPT._calls, module.SCRIPT._answers = 1, answers  # the first process again
     mine = trainer.fit((X, Y), resume=True, verbose=0).run_dir
@@ -99,7 +99,7 @@ def test_an_edited_script_goes_on_where_that_is_accepted(runs: Runs, capsys: pyt
     runs.exit_code = 130
     with pytest.raises(KeyboardInterrupt):
         fit()
-    [(_, run_dir)] = runs.jobs
+    run_dir = runs.jobs[0].folder
     begun = read_declaration(run_dir).model_sha256
     script.write_text("loss = 1")
     before = contents(run_dir)
@@ -167,7 +167,7 @@ def test_a_script_goes_on_whose_trainers_have_names(runs: Runs) -> None:
     runs.exit_code = 130
     with pytest.raises(KeyboardInterrupt):
         ps.Trainer(Line(), name="second").fit((X, Y), resume=True, verbose=0)
-    second = runs.jobs[-1][1]
+    second = runs.jobs[-1].folder
     runs.started_again()
     assert ps.Trainer(Line(), name="first").fit((X, Y), resume=True, verbose=0).run_dir == first.run_dir
     assert ps.Trainer(Line(), name="second").fit((X, Y), resume=True, verbose=0).run_dir == second
@@ -179,14 +179,14 @@ def test_each_name_has_runs_apart(runs: Runs) -> None:
         with pytest.raises(KeyboardInterrupt):
             ps.Trainer(Line(), seed=seed, name=f"seed{seed}").fit((X, Y), resume=True, verbose=0)
     runs.started_again()
-    assert ps.Trainer(Line(), seed=1, name="seed1").fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[0][1]
+    assert ps.Trainer(Line(), seed=1, name="seed1").fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[0].folder
 
 
 def test_a_fit_that_failed_before_the_interrupted_one_fails_again(runs: Runs) -> None:
     runs.exit_code = 1
     with pytest.raises(ps.JobFailed, match="why"):
         ps.Trainer(Line()).fit((X, Y), resume=True, verbose=0)
-    shutil.rmtree(runs.jobs[-1][1])
+    shutil.rmtree(runs.jobs[-1].folder)
     runs.exit_code = 130
     with pytest.raises(KeyboardInterrupt):
         ps.Trainer(Line()).fit((X, Y), resume=True, verbose=0)
@@ -195,7 +195,7 @@ def test_a_fit_that_failed_before_the_interrupted_one_fails_again(runs: Runs) ->
     with pytest.raises(ps.JobFailed, match="why"):
         ps.Trainer(Line()).fit((X, Y), resume=True, verbose=0)
     assert len(runs.jobs) == begun
-    assert ps.Trainer(Line()).fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[begun - 1][1]
+    assert ps.Trainer(Line()).fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[begun - 1].folder
 
 
 def test_a_call_whose_weights_are_gone_is_refused(runs: Runs) -> None:
@@ -281,7 +281,7 @@ def test_it_goes_on_with_the_run_that_it_is_told_and_begins_what_comes_after(
     assert trainer.fit((X, Y), epochs=2, verbose=0).run_dir == older[0]
     assert trainer.fit((X, Y), epochs=9, verbose=0).run_dir == older[1]
     third = trainer.fit((X, Y), epochs=1, verbose=0).run_dir
-    assert third not in [run_dir for _, run_dir in runs.jobs[:begun]]
+    assert third not in [run.folder for run in runs.jobs[:begun]]
 
 
 def test_a_run_of_another_script_is_not_gone_on_with(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_flags_of_resume_come_before_what_the_script_says(runs: Runs, monkeypatc
     flags = ResumeFlags([("cluster.shards", 3, "--shards"), ("checkpoint.keep", 7, "--set")], "j2")
     monkeypatch.setattr(parashard._started, "resume_flags", json.dumps(flags))
     ps.Trainer(Line(), strategy=ps.ParameterServerStrategy(shards=1)).fit((X, Y), verbose=0)
-    [(loaded, _)] = runs.jobs
-    assert (loaded.job.cluster.shards, loaded.job.checkpoint.keep) == (3, 7)
+    [run] = runs.jobs
+    assert (run.job.cluster.shards, run.job.checkpoint.keep) == (3, 7)
     with pytest.raises(ConfigurationError, match="--shards: OneDeviceStrategy has no cluster"):
         ps.Trainer(Line(), strategy=ps.OneDeviceStrategy()).fit((X, Y), verbose=0)

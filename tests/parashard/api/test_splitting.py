@@ -90,7 +90,7 @@ def policy(runs: Runs, model: Any, data: Any = (X, Y), consistency: str = "auto"
     """Return the policy that the job of a fit with 4 workers has."""
     strategy = ps.ParameterServerStrategy(2, 4, consistency)
     ps.Trainer(model, ps.SGD(0.1), strategy).fit(data, verbose=0, **more)
-    return str(runs.jobs[-1][0].job.consistency.policy)
+    return str(runs.jobs[-1].loaded.job.consistency.policy)
 
 
 def test_each_worker_computes_a_part_of_at_least_four_examples(runs: Runs) -> None:
@@ -146,9 +146,9 @@ def test_a_run_goes_on_with_the_parts_that_it_began_with(runs: Runs) -> None:
         trainer = ps.Trainer(Line(), ps.SGD(0.1), strategy)
         with pytest.raises(ps.JobFailed):
             trainer.fit((X, Y), batch_size=16, resume=True, verbose=0)
-        return str(runs.jobs[-1][0].job.consistency.policy)
+        return str(runs.jobs[-1].loaded.job.consistency.policy)
 
     assert again("auto", 2) == "auto:2"
     assert again("auto", 4) == "auto:2"
     assert again("auto:4", 4) == "auto:4", "whoever resumes it by another number is refused by the coordinator"
-    assert len({run_dir for _, run_dir in runs.jobs}) == 1
+    assert len({run.folder for run in runs.jobs}) == 1

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api import fit_on_cluster
 from parashard.api.jobs import check_same_model
 from parashard.data.base import Batch, DataSpec
 from parashard.errors import ConfigurationError, JobFailed
@@ -25,21 +24,21 @@ def test_arguments_become_a_job(runs: Runs) -> None:
     strategy = ps.ParameterServerStrategy(3, 5, "ssp:4", transport="tcp")
     trainer = ps.Trainer(Line(), ps.Adam(0.5, beta1=0.8), strategy, seed=7, settings={"checkpoint.every_s": 2})
     trainer.fit((X, Y), epochs=4, batch_size=2, validation_split=0.5, verbose=0)
-    [(loaded, run_dir)] = runs.jobs
-    job = loaded.job
+    [run] = runs.jobs
+    job = run.job
     assert (job.job.name, job.job.seed, job.job.epochs, job.job.batch_size) == ("train", 7, 4, 2)
     assert (job.optimizer.kind, job.optimizer.learning_rate, job.optimizer.beta1) == ("adam", 0.5, 0.8)  # type: ignore[union-attr]
     assert (job.cluster.shards, job.cluster.workers, job.cluster.transport) == (3, 5, "tcp")
     assert (str(job.consistency.policy), job.checkpoint.every_s) == ("ssp:4", 2)
-    assert run_dir.parent.name == "runs"
-    assert (run_dir / "declaration.json").exists()
+    assert run.folder.parent.name == "runs"
+    assert (run.folder / "declaration.json").exists()
 
 
 def test_data_and_sizes_become_a_job(runs: Runs) -> None:
     trainer = ps.Trainer(Line(), strategy=ps.ParameterServerStrategy(consistency="sync:2"))
     trainer.fit(list(zip(X, Y, strict=True)), epochs=5, initial_epoch=2, global_batch_size=4, verbose=0)
     trainer.fit((X, Y), batch_size=2, gradient_accumulation=3, verbose=0)
-    jobs = [loaded.job.job for loaded, _ in runs.jobs]
+    jobs = [run.job.job for run in runs.jobs]
     assert [(job.epochs, job.first_epoch, job.batch_size) for job in jobs] == [(3, 2, 2), (1, None, 6)]
 
 
@@ -84,8 +83,8 @@ def test_a_figure_that_is_not_finite_is_nan_in_a_history(tmp_path: Path) -> None
 @pytest.mark.parametrize("seed", [3, np.int64(3), np.uint8(3), 2**63 - 1])
 def test_a_seed_is_a_whole_number_of_python_or_numpy(runs: Runs, seed: Any) -> None:
     ps.Trainer(Line(), seed=seed).fit((X, Y), verbose=0)
-    [(loaded, _)] = runs.jobs
-    assert (loaded.job.job.seed, type(loaded.job.job.seed)) == (int(seed), int)
+    [run] = runs.jobs
+    assert (run.job.job.seed, type(run.job.job.seed)) == (int(seed), int)
 
 
 @pytest.mark.parametrize("seed", [2**70, 2**63, -1, None, True, 3.0, "3", np.float32(3), np.True_])
@@ -117,12 +116,11 @@ def test_an_evaluation_is_of_the_first_values_and_then_of_the_trained_ones(runs:
     assert trainer.evaluate((X, Y))["loss"] == pytest.approx(float(np.mean((outputs[:, 0] - Y) ** 2)), rel=1e-6)
 
 
-def test_a_second_fit_goes_on_from_the_weights(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    declared = []
-    monkeypatch.setattr(fit_on_cluster, "write_declaration", lambda folder, declared_job: declared.append(declared_job))
+def test_a_second_fit_goes_on_from_the_weights(runs: Runs) -> None:
     trainer = ps.Trainer(Line())
     trainer.fit((X, Y), verbose=0)
     trainer.fit((X, Y), verbose=0)
+    declared = [run.declared for run in runs.jobs if run.declared is not None]
     assert [found.arrays["w"].ravel().tolist() for found in declared] == [[1, 2], [3, 3]]
     assert [sorted(found.arrays) for found in declared] == [["w"], ["b", "w"]]
 
@@ -396,7 +394,7 @@ def test_inputs_and_targets_may_be_two_arguments(runs: Runs, verbose: int) -> No
     assert due == trainer.evaluate(X, Y, verbose=verbose) == trainer.evaluate(x=X, y=Y)
     for given in ({"data": (X, Y)}, {"data": X, "y": Y}, {"x": X, "y": Y}):
         trainer.fit(**given, verbose=0)
-    assert len({read_declaration(run_dir).spec.fingerprint for _, run_dir in runs.jobs}) == 1
+    assert len({read_declaration(run.folder).spec.fingerprint for run in runs.jobs}) == 1
 
 
 @pytest.mark.parametrize(
@@ -422,6 +420,6 @@ def test_what_cannot_be_data_or_order_is_a_sentence(runs: Runs, call: str, given
 def test_the_order_of_the_examples_is_the_job_s(runs: Runs) -> None:
     ps.Trainer(Line()).fit(X, Y, batch_size=4, verbose=0, steps_per_epoch=5, drop_last=True, shuffle=False)
     ps.Trainer(Line()).fit(X, Y, batch_size=4, verbose=0)
-    chosen, default = (loaded.job.job for loaded, _ in runs.jobs)
+    chosen, default = (run.job.job for run in runs.jobs)
     assert (chosen.steps_per_epoch, chosen.drop_last, chosen.shuffle) == (5, True, False)
     assert (default.steps_per_epoch, default.drop_last, default.shuffle) == (None, None, None)

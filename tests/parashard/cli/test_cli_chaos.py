@@ -13,6 +13,7 @@ from parashard.cli import chaos as chaos_commands
 from parashard.cli.chaos import broken_promises
 from parashard.job.load import LoadedJob
 from parashard.launch.run import Outcome
+from parashard.launch.runs import Run
 from parashard.process.shell import ExitCode
 from support.command_line import run_command
 from support.small_job import SMALL_JOB
@@ -39,10 +40,10 @@ def ends(monkeypatch: pytest.MonkeyPatch, asked: list[tuple[LoadedJob, ChaosOpti
     """Return a function that says how the job ends."""
 
     def replace(report: dict[str, Any], exit_code: int = 0, reason: str = "every step is in") -> None:
-        def run(loaded: LoadedJob, run_dir: Path, _: object, options: ChaosOptions, tls_dir: Path | None) -> Outcome:
-            asked.append((loaded, options))
+        def run(run: Run, _: object, options: ChaosOptions) -> Outcome:
+            asked.append((run.loaded, options))
             figures = {**report, "faults": {"kill_worker": 2, "delay": 0}, "seed": options.seed, **TRANSPORT}
-            return Outcome(exit_code, figures, reason, run_dir)
+            return Outcome(exit_code, figures, reason, run.folder)
 
         monkeypatch.setattr(chaos_commands, "run_chaos", run)
 

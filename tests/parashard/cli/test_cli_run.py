@@ -12,6 +12,7 @@ from parashard.display.summary import summary_lines
 from parashard.job.load import LoadedJob
 from parashard.launch.programs import Program, ResumeFlags, read_resume_flags, write_program
 from parashard.launch.run import Outcome
+from parashard.launch.runs import Run
 from parashard.process.shell import ExitCode
 from support.command_line import REPORT, assert_refused, begun
 
@@ -24,9 +25,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             run_commands,
             "run_job",
-            lambda loaded, folder, view, *, init, output, resume, from_checkpoint, tls_dir, trace: Outcome(
-                exit_code, report, reason, folder
-            ),
+            lambda run, view: Outcome(exit_code, report, reason, run.folder),
         )
 
     return play
@@ -196,10 +195,10 @@ def taken_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoadedJob, Path]]:
     """Have runs end well at once; return the list that they are noted in."""
     taken: list[tuple[LoadedJob, Path]] = []
 
-    def run(loaded: LoadedJob, folder: Path, _: object, *, resume: bool, **more: object) -> Outcome:
-        assert resume
-        taken.append((loaded, folder))
-        return Outcome(ExitCode.DONE, REPORT, "", folder)
+    def run(run: Run, view: object) -> Outcome:
+        assert run.resume
+        taken.append((run.loaded, run.folder))
+        return Outcome(ExitCode.DONE, REPORT, "", run.folder)
 
     monkeypatch.setattr(run_commands, "run_job", run)
     return taken

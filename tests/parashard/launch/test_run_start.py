@@ -16,6 +16,7 @@ from parashard.job.load import load_job
 from parashard.launch.run import INTERRUPTED, run_job
 from parashard.launch.run_files import NEW_JOB_FILE
 from parashard.launch.run_folders import read_report, write_report
+from parashard.launch.runs import Run
 from parashard.process.shell import ExitCode, exit_code_of
 from parashard.store.local import LocalStore
 from support.checkpoint_cases import write_plan, write_shard
@@ -44,7 +45,7 @@ def test_a_run_directory_that_cannot_be_written_says_whether_to_start_again(  # 
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     monkeypatch.setattr("parashard.launch.run.write_durably", refused)
     with pytest.raises(kind, match=says) as raised:
-        run_job(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run", NoView(), init=None, output=None)
+        run_job(Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run"), NoView())
     assert exit_code_of(raised.value) == code
 
 
@@ -62,7 +63,7 @@ def test_the_first_job_file_and_the_folders_above_it_survive_a_power_cut(
     monkeypatch.setattr("parashard.launch.run.write_durably", lambda path, content: done.append(("file", path.name)))
     monkeypatch.setattr("parashard.launch.run.sync_upwards", folders)
     with pytest.raises(ConfigurationError, match="enough"):
-        run_job(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run", NoView(), init=None, output=None)
+        run_job(Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run"), NoView())
     assert done == [("file", NEW_JOB_FILE), ("folders", "run")]
 
 
@@ -84,7 +85,7 @@ def test_the_report_of_a_run_that_is_not_done_has_what_its_shards_saved_as_they_
         def __init__(self, *_: object, **about: object) -> None:
             pass
 
-        def start_coordinator(self, *_: object, resume: bool, from_checkpoint: str) -> None:
+        def start_coordinator(self) -> None:
             pass
 
         def until_over(self) -> None:
@@ -102,7 +103,7 @@ def test_the_report_of_a_run_that_is_not_done_has_what_its_shards_saved_as_they_
     monkeypatch.setattr("parashard.launch.run.Running", Stopped)
     run_dir.mkdir()
     (tmp_path / "job.toml").write_text(SMALL_JOB)
-    outcome = run_job(load_job(tmp_path / "job.toml", environ={}), run_dir, NoView(), init=None, output=None)
+    outcome = run_job(Run(load_job(tmp_path / "job.toml", environ={}), run_dir), NoView())
     assert (outcome.exit_code, outcome.report["steps_applied"]) == (code, [1234, 1234])
     assert read_report(run_dir) == outcome.report
     if code == INTERRUPTED:
@@ -119,7 +120,7 @@ def test_a_second_signal_while_a_run_stops_changes_nothing(tmp_path: Path, monke
         def __init__(self, *_: object, **about: object) -> None:
             pass
 
-        def start_coordinator(self, *_: object, resume: bool, from_checkpoint: str) -> None:
+        def start_coordinator(self) -> None:
             signal.raise_signal(signal.SIGTERM)
 
         def tell_stop(self, reason: str) -> None:
@@ -131,7 +132,7 @@ def test_a_second_signal_while_a_run_stops_changes_nothing(tmp_path: Path, monke
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     before = signal.getsignal(signal.SIGTERM)
 
-    outcome = run_job(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run", NoView(), init=None, output=None)
+    outcome = run_job(Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run"), NoView())
 
     assert (outcome.exit_code, said) == (INTERRUPTED, ["interrupted"])
     assert signal.getsignal(signal.SIGTERM) is before
@@ -147,12 +148,12 @@ def test_weights_that_cannot_be_copied_are_refused_before_the_run(tmp_path: Path
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     loaded = load_job(tmp_path / "job.toml", environ={})
     with pytest.raises(ConfigurationError, match=problem):
-        run_job(loaded, tmp_path / "run", NoView(), init=None, output=tmp_path / output)
+        run_job(Run(loaded, tmp_path / "run", output=tmp_path / output), NoView())
 
 
 def test_a_run_that_does_not_begin_makes_no_place_for_its_weights(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     loaded = load_job(tmp_path / "job.toml", environ={})
     with pytest.raises(ConfigurationError):
-        run_job(loaded, tmp_path / "no" / "run", NoView(), init=None, output=tmp_path / "new" / "model.npz")
+        run_job(Run(loaded, tmp_path / "no" / "run", output=tmp_path / "new" / "model.npz"), NoView())
     assert not (tmp_path / "new").exists()

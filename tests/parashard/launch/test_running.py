@@ -17,6 +17,7 @@ from parashard.job.load import load_job
 from parashard.launch.local_cluster import Ended, ScriptCommand
 from parashard.launch.run_files import NEW_JOB_FILE, REPORT_FILE
 from parashard.launch.running import Running
+from parashard.launch.runs import Run
 from parashard.process.backoff import BACKOFF_MAX_S
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import ADDRESS_FILE
@@ -62,7 +63,7 @@ class Clock:
         self.now_s += seconds
 
 
-class Run:
+class Played:
     """A run whose coordinator answers as `answers(now_s)` says, with a state or an error."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,7 @@ class Run:
         loaded = load_job(JOB, environ={})
         self.silence_s = loaded.job.cluster.silence_s
         self.budget = loaded.job.cluster.max_restarts
-        self.running = Running(loaded, folder, self.cluster, NoView(), None, trace=False)  # type: ignore[arg-type]
+        self.running = Running(Run(loaded, folder), self.cluster, NoView())  # type: ignore[arg-type]
         self.running._client = self  # type: ignore[assignment]
         self.running.accepted = True
         self.answers: Callable[[float], pb.JobState | ParashardError] = lambda now_s: pb.JOB_STATE_DONE
@@ -91,8 +92,8 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    return Run(tmp_path, monkeypatch)
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(tmp_path, monkeypatch)
 
 
 def for_so_long(seconds: float, error: ParashardError) -> Callable[[float], Any]:
@@ -104,13 +105,13 @@ def for_so_long(seconds: float, error: ParashardError) -> Callable[[float], Any]
     [(Unreachable("no answer"), ["kill coordinator"]), (NotReady("the caller's certificate expired"), [])],
     ids=["no answer", "it answers and refuses"],
 )
-def test_a_coordinator_is_killed_that_does_not_answer(run: Run, error: ParashardError, noted: list[str]) -> None:
+def test_a_coordinator_is_killed_that_does_not_answer(run: Played, error: ParashardError, noted: list[str]) -> None:
     run.answers = for_so_long(1.5 * run.silence_s, error)
     assert run.running.until_over()[0] == pb.JOB_STATE_DONE
     assert run.cluster.noted == noted
 
 
-def test_a_launcher_that_stood_still_itself_kills_no_coordinator(run: Run) -> None:  # P22
+def test_a_launcher_that_stood_still_itself_kills_no_coordinator(run: Played) -> None:  # P22
     def answers(now_s: float) -> pb.JobState | ParashardError:
         if now_s < 1000.0:  # stopped while it waits for the answer, whose deadline passes meanwhile
             run.clock.now_s = 1000.0
@@ -123,7 +124,7 @@ def test_a_launcher_that_stood_still_itself_kills_no_coordinator(run: Run) -> No
 
 
 @pytest.mark.parametrize("code", [2, -9, 75])
-def test_a_coordinator_that_does_not_come_back_is_given_up_some_time(run: Run, code: int) -> None:
+def test_a_coordinator_that_does_not_come_back_is_given_up_some_time(run: Played, code: int) -> None:
     def ends(now_s: float) -> ParashardError:
         if len(run.cluster.noted) == starts[0]:
             starts[0] += 1
@@ -138,7 +139,7 @@ def test_a_coordinator_that_does_not_come_back_is_given_up_some_time(run: Run, c
     assert run.running.failure_code == (ExitCode.CONFIGURATION if code == 2 else ExitCode.FAILED)
 
 
-def test_a_coordinator_that_starts_slowly_is_not_silent_before_it_serves(run: Run, tmp_path: Path) -> None:
+def test_a_coordinator_that_starts_slowly_is_not_silent_before_it_serves(run: Played, tmp_path: Path) -> None:
     """Nor are those after it: each was killed as soon as it served, until the budget was spent."""
     slow_s, serves_s = 1.5 * run.silence_s, [1e9]
 
@@ -158,7 +159,7 @@ def test_a_coordinator_that_starts_slowly_is_not_silent_before_it_serves(run: Ru
     assert run.cluster.noted == ["died", "start coordinator"]
 
 
-def test_a_coordinator_whose_disk_has_no_room_is_started_again_however_often(run: Run) -> None:  # P21
+def test_a_coordinator_whose_disk_has_no_room_is_started_again_however_often(run: Played) -> None:  # P21
     def answers(now_s: float) -> Any:
         if len(run.cluster.noted) > 2 * run.budget:
             return pb.JOB_STATE_DONE
@@ -172,7 +173,7 @@ def test_a_coordinator_whose_disk_has_no_room_is_started_again_however_often(run
     assert run.clock.now_s >= 2 * run.budget * BACKOFF_MAX_S
 
 
-def test_before_it_has_taken_the_job_it_is_given_up_at_once(run: Run) -> None:
+def test_before_it_has_taken_the_job_it_is_given_up_at_once(run: Played) -> None:
     run.running.accepted = False
     run.cluster.ended = [Ended("coordinator", 2, "there is no such file (exit code 2)", 1)]
     with pytest.raises(ConfigurationError, match=r"no such file$"):
@@ -180,7 +181,7 @@ def test_before_it_has_taken_the_job_it_is_given_up_at_once(run: Run) -> None:
     assert run.cluster.noted == []
 
 
-def test_only_an_end_that_ends_the_job_gives_it_its_exit_code(run: Run) -> None:
+def test_only_an_end_that_ends_the_job_gives_it_its_exit_code(run: Played) -> None:
     states = iter([pb.JOB_STATE_RUNNING, pb.JOB_STATE_FAILED])
     run.answers = lambda now_s: next(states)
     run.cluster.ended = [Ended("worker-0", 2, "cert.pem expired", 1)]
@@ -193,29 +194,31 @@ def test_only_an_end_that_ends_the_job_gives_it_its_exit_code(run: Run) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_job_without_workers_says_how_one_joins(run: Run, tmp_path: Path, workers: int) -> None:
+def test_a_job_without_workers_says_how_one_joins(run: Played, tmp_path: Path, workers: int) -> None:
     said: list[str] = []
     view = SimpleNamespace(say=said.append)
     loaded = load_job(JOB, [("cluster.workers", workers, "--workers")], environ={})
-    running = Running(loaded, tmp_path, run.cluster, view, None, trace=False)  # type: ignore[arg-type]
+    running = Running(Run(loaded, tmp_path), run.cluster, view)  # type: ignore[arg-type]
     (tmp_path / ADDRESS_FILE).write_text(json.dumps({"pid": PID + 1, "address": "127.0.0.1:1", "run_id": "run-1"}))
     (tmp_path / NEW_JOB_FILE).touch()
-    running.start_coordinator(None, resume=False, from_checkpoint="")
+    running.start_coordinator()
     hint = f"no workers: the job waits until one joins: parashard worker --connect {tmp_path}"
     assert said == ([] if workers else [hint])
 
 
 def test_a_script_on_other_addresses_says_what_to_start_elsewhere(
-    run: Run, tmp_path: Path, certificates: Certificates
+    run: Played, tmp_path: Path, certificates: Certificates
 ) -> None:
     said: list[str] = []
     sets = [("cluster.workers", 0, ""), ("cluster.host", "train", ""), ("cluster.port", 7100, "")]
     loaded = load_job(JOB, sets, environ={})
-    run.cluster.script = ScriptCommand(("python", "train.py", "5"), "/", "train.py 5")
+    script = ScriptCommand(("python", "train.py", "5"), "/", "train.py 5")
     view = SimpleNamespace(say=said.append)
-    running = Running(loaded, tmp_path, run.cluster, view, certificates.of(Role.OPERATOR), trace=False)  # type: ignore[arg-type]
+    running = Running(
+        Run(loaded, tmp_path, credentials=certificates.of(Role.OPERATOR), script=script), run.cluster, view
+    )  # type: ignore[arg-type]
     (tmp_path / ADDRESS_FILE).write_text(json.dumps({"pid": PID + 1, "address": "train:7100", "run_id": "run-1"}))
     (tmp_path / NEW_JOB_FILE).touch()
-    running.start_coordinator(None, resume=False, from_checkpoint="")
+    running.start_coordinator()
     command = "parashard worker --connect train:7100 --tls-dir DIR train.py 5"
     assert said == [f"no workers: the job waits until one joins: {command}"]

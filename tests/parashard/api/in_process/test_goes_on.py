@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api import fit_here, fits
+from parashard.api import fits
 from parashard.api import trainer as module
 from parashard.api.script import Script
 from parashard.errors import ConfigurationError
@@ -38,7 +38,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     """No script: pytest is none, as a notebook."""
     monkeypatch.chdir(tmp_path)
     script = Script(None)
-    for user in (module, fits, fit_here):
+    for user in (module, fits):
         monkeypatch.setattr(user, "SCRIPT", script)
     return script
 

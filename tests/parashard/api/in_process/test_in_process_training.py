@@ -30,7 +30,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     """No script: pytest is none, as a notebook."""
     monkeypatch.chdir(tmp_path)
     script = Script(None)
-    for user in (module, fits, fit_here):
+    for user in (module, fits):
         monkeypatch.setattr(user, "SCRIPT", script)
     return script
 
@@ -400,7 +400,7 @@ def test_a_worker_of_a_cluster_refuses_a_call_that_trains_here(script: Script) -
     script._answers, script._arguments = [], ["--name", "worker-0"]
     call = trainer()._call(module.source_of((X, Y), None, 0.0, 0), {"epochs": 1, "batch_size": 8}, 1, [])
     with pytest.raises(ConfigurationError, match="this call trains in its own process, by MirroredStrategy"):
-        fit_here.Here(ps.MirroredStrategy(4)).enter(call)
+        fit_here.Here(ps.MirroredStrategy(4)).work(call)
 
 
 def test_a_metric_that_is_no_mean_is_that_of_all_examples_wherever_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api import fit_here, fits
+from parashard.api import fits
 from parashard.api import trainer as module
 from parashard.api.in_process import training
 from parashard.api.script import Script
@@ -29,7 +29,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No script: pytest is none, as a notebook."""
     monkeypatch.chdir(tmp_path)
     own = Script(None)
-    for user in (module, fits, fit_here):
+    for user in (module, fits):
         monkeypatch.setattr(user, "SCRIPT", own)
 
 
