@@ -45,32 +45,37 @@ class Greets(Transport, Protocol):
         """Make sure that there is a connection, or raise what stands against it."""
 
 
-class Way(NamedTuple):
-    """A kind of transport, as far as choosing goes."""
+class Candidate(NamedTuple):
+    """A kind of transport that may be chosen."""
 
     kind: str
-    obstacle: Callable[[ShardAddress], str | None]  # why it cannot work there, as far as that is known without trying
+    reason: Callable[[ShardAddress], str | None]  # why it cannot work there, without trying it; None: it may
     connect: Callable[[ShardAddress, Greeting], Greets]
 
 
-def _obstacle_to_shm(where: ShardAddress) -> str | None:
+def _reason_against_shm(where: ShardAddress) -> str | None:
     if not can_share():
         return "this machine cannot share weights"
     return None if where.local_path else "the shard offers no shared memory"
 
 
-def _obstacle_to_tcp(where: ShardAddress) -> str | None:
+def _reason_against_tcp(where: ShardAddress) -> str | None:
     return None if where.data_address else "the shard has no stream server"
 
 
-SHM = Way("shm", _obstacle_to_shm, ShmTransport)
-TCP = Way("tcp", _obstacle_to_tcp, TcpTransport)
-GRPC = Way("grpc", lambda where: None, GrpcTransport)  # says no HELLO, so where it is the last it is always settled on
-WAYS: dict[TransportKind, Sequence[Way]] = {"auto": (SHM, TCP, GRPC), "shm": (SHM,), "tcp": (TCP,), "grpc": (GRPC,)}
+SHM = Candidate("shm", _reason_against_shm, ShmTransport)
+TCP = Candidate("tcp", _reason_against_tcp, TcpTransport)
+GRPC = Candidate("grpc", lambda where: None, GrpcTransport)  # says no HELLO: as the last it is always settled on
+CANDIDATES: dict[TransportKind, Sequence[Candidate]] = {
+    "auto": (SHM, TCP, GRPC),
+    "shm": (SHM,),
+    "tcp": (TCP,),
+    "grpc": (GRPC,),
+}
 
 
 class ChosenTransport:
-    """The first of several ways to a shard that works.
+    """The first of several kinds of transport that works.
 
     Parameters
     ----------
@@ -78,15 +83,15 @@ class ChosenTransport:
         Where the shard is.
     greeting : Greeting
         The worker, for HELLO.
-    ways : sequence of Way
+    candidates : sequence of Candidate
         In order of preference; where none works requests fail, and each looks again.
     """
 
-    def __init__(self, where: ShardAddress, greeting: Greeting, ways: Sequence[Way]) -> None:
+    def __init__(self, where: ShardAddress, greeting: Greeting, candidates: Sequence[Candidate]) -> None:
         self._where = where
         self._greeting = greeting
-        self._ways = ways
-        self._choosing = threading.Lock()  # held while one thread tries the ways, for long
+        self._candidates = candidates
+        self._choosing = threading.Lock()  # held while one thread tries the candidates, for long
         self._lock = threading.Lock()  # held for the two below
         self._tried: Transport | None = None
         self._closed = False
@@ -128,26 +133,24 @@ class ChosenTransport:
             self._choosing.release()
 
     def _first_that_works(self, until_s: float) -> Transport:
-        obstacles: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         tried = 0
-        for way in self._ways:
-            obstacle = way.obstacle(self._where)
-            if obstacle is None:
+        for candidate in self._candidates:
+            reason = candidate.reason(self._where)
+            if reason is None:
                 tried += 1
-                obstacle = self._tried_out(way, until_s)
-            if obstacle is None:
-                return self._settled(way.kind, obstacles)
-            obstacles[way.kind] = obstacle
-        reasons = "; ".join(f"{kind}: {obstacle}" for kind, obstacle in obstacles.items())
+                reason = self._tried_out(candidate, until_s)
+            if reason is None:
+                return self._settled(candidate.kind, reasons)
+            reasons[candidate.kind] = reason
+        told = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
         if not tried:  # nor will it ever work
-            raise ConfigurationError(
-                f"cluster.transport allows no way to the shard: {reasons}", peer=self._where.address
-            )
-        raise Unreachable(f"no way to the shard works: {reasons}", peer=self._where.address)
+            raise ConfigurationError(f"cluster.transport allows no way to the shard: {told}", peer=self._where.address)
+        raise Unreachable(f"no way to the shard works: {told}", peer=self._where.address)
 
-    def _tried_out(self, way: Way, until_s: float) -> str | None:
-        """Say HELLO one way; return what stands against it. What stands against all of them is raised."""
-        transport = way.connect(self._where, self._greeting)
+    def _tried_out(self, candidate: Candidate, until_s: float) -> str | None:
+        """Say HELLO by a candidate; return the reason against it. A reason against all of them is raised."""
+        transport = candidate.connect(self._where, self._greeting)
         self._try(transport)
         try:
             transport.greet(min(GREET_S, until_s - time.monotonic()))
@@ -167,8 +170,8 @@ class ChosenTransport:
         transport.close()
         raise Unreachable("the transport is closed", peer=self._where.address)
 
-    def _settled(self, kind: str, obstacles: dict[str, str]) -> Transport:
-        log.info("transport", shard=self._greeting.target.shard, kind=kind, passed_over=obstacles)
+    def _settled(self, kind: str, reasons: dict[str, str]) -> Transport:
+        log.info("transport", shard=self._greeting.target.shard, kind=kind, passed_over=reasons)
         assert self._tried is not None
         self.push, self.pull = self._tried.push, self._tried.pull
         return self._tried
@@ -195,13 +198,15 @@ def connect_by(kind: TransportKind, credentials: Credentials | None = None) -> C
 
     With credentials, what leaves this host does so inside TLS.
     """
-    ways = [_secured(way, credentials) for way in WAYS[kind]] if credentials else WAYS[kind]
-    return lambda where, greeting: ChosenTransport(where, greeting, ways)
+    candidates = (
+        [_secured(candidate, credentials) for candidate in CANDIDATES[kind]] if credentials else CANDIDATES[kind]
+    )
+    return lambda where, greeting: ChosenTransport(where, greeting, candidates)
 
 
-def _secured(way: Way, credentials: Credentials) -> Way:
-    if way is TCP:
-        return way._replace(connect=partial(TcpTransport, tls=credentials.client_context))
-    if way is GRPC:
-        return way._replace(connect=partial(GrpcTransport, connect=partial(rpc.connect, credentials=credentials)))
-    return way  # a Unix socket, whose other end is this user or root
+def _secured(candidate: Candidate, credentials: Credentials) -> Candidate:
+    if candidate is TCP:
+        return candidate._replace(connect=partial(TcpTransport, tls=credentials.client_context))
+    if candidate is GRPC:
+        return candidate._replace(connect=partial(GrpcTransport, connect=partial(rpc.connect, credentials=credentials)))
+    return candidate  # a Unix socket, whose other end is this user or root
