@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from benchmarks.tables import median_and_worst, table
 from parashard._proto import coordinator_pb2 as pb
-from parashard.errors import JobFailed, Redo, RetryLater
+from parashard.errors import JobFailed, RetryLater, StaleRequest
 from parashard.launch.run_processes import processes_of, send
 from parashard.protocol.coordinator_client import CoordinatorClient, address_in
 
@@ -55,7 +55,7 @@ class ScriptJob:
             self._client = CoordinatorClient(address, where=str(run_dir))
         try:
             return None if self._client is None else self._client.get_status()
-        except (RetryLater, Redo):
+        except (RetryLater, StaleRequest):
             return None
 
     def worker(self, name: str) -> pb.WorkerStatus | None:

@@ -21,7 +21,7 @@ import grpc
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2, shard_pb2_grpc
 from parashard.display.live import NoView
-from parashard.errors import JobFailed, Redo, RetryLater
+from parashard.errors import JobFailed, RetryLater, StaleRequest
 from parashard.job.layers import Override
 from parashard.job.load import load_job
 from parashard.launch.local_cluster import Ended, LocalCluster
@@ -213,5 +213,5 @@ def run_watched(
 def _answered(ask: Callable[[], _Value]) -> _Value | None:
     try:
         return ask()
-    except (RetryLater, Redo):
+    except (RetryLater, StaleRequest):
         return None

@@ -7,12 +7,12 @@
     │   ├── UnknownVariable         a variable or row range that the shard does not hold
     │   ├── ShapeMismatch           a slice with another shape or dtype than the plan says
     │   └── NonFiniteGradient       a gradient with NaN or infinity in it
-    ├── Redo                    refresh the view of the job, then do the whole operation again
+    ├── StaleRequest            refresh the view of the job, then do the whole operation again
     │   ├── StalePlan               the request names another plan version
     │   ├── StaleIncarnation        the request names a shard's earlier (or later) incarnation
     │   ├── StaleRound              a synchronous request names a round that is not the current one
     │   ├── TooEarly                the weights lack updates that the step needs, still after a moment
-    │   └── Unacquainted            a coordinator that was started again does not know this worker: join again
+    │   └── UnknownWorker           a coordinator that was started again does not know this worker: join again
     ├── Fenced                  a newer process has this identity, or this is another run: stop
     │   ├── Superseded              a newer incarnation took over
     │   └── WrongRun                the run id, the job's digest or the machine's arithmetic differs
@@ -136,27 +136,27 @@ class NonFiniteGradient(InvalidRequest, code="non-finite-gradient"):
     """The gradient has NaN or infinity in it; nothing was written."""
 
 
-class Redo(ParashardError):
+class StaleRequest(ParashardError):
     """Refresh the view of the job, then do the whole operation again."""
 
 
-class StalePlan(Redo, code="stale-plan"):
+class StalePlan(StaleRequest, code="stale-plan"):
     """The request names another version of the plan."""
 
 
-class StaleIncarnation(Redo, code="stale-incarnation"):
+class StaleIncarnation(StaleRequest, code="stale-incarnation"):
     """The request names another incarnation of this shard."""
 
 
-class StaleRound(Redo, code="stale-round"):
+class StaleRound(StaleRequest, code="stale-round"):
     """A synchronous request names a round that is not the shard's current one."""
 
 
-class TooEarly(Redo, code="too-early"):
+class TooEarly(StaleRequest, code="too-early"):
     """The weights lack updates that the step needs, and a moment's wait did not bring them: lease again."""
 
 
-class Unacquainted(Redo, code="unacquainted"):
+class UnknownWorker(StaleRequest, code="unacquainted"):
     """A coordinator that was started again does not know this worker: join again, and keep what is held."""
 
 

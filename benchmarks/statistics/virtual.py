@@ -31,7 +31,7 @@ from parashard.api.splitting import tried
 from parashard.data.base import Batch
 from parashard.data.tree import rows_of
 from parashard.display.live import JobView
-from parashard.errors import NonFiniteGradient, Redo
+from parashard.errors import NonFiniteGradient, StaleRequest
 from parashard.job.embeddings import tables_of
 from parashard.launch.runs import Run
 from parashard.plan.variables import Float32s, values_sha256
@@ -269,7 +269,7 @@ class _Simulation:
         batch = self._task.batch_of(grant.step)
         try:
             pulled = worker.transfers.pull(grant, batch.keys)  # type: ignore[arg-type]  # has the same fields
-        except Redo:
+        except StaleRequest:
             return False
         assert pulled is not None, "no step of the laboratory is skipped"
         values: dict[str, Float32s] = {**pulled.variables, **pulled.rows}
@@ -331,7 +331,7 @@ class _Simulation:
         worker.pushed_steps.remove(grant.step)
         try:
             incarnations = worker.transfers.push(grant, gradients, pulled)  # type: ignore[arg-type]
-        except Redo:
+        except StaleRequest:
             pass
         else:
             worker.completed.append(CompletedStep(grant.step, list(incarnations), loss, examples))

@@ -171,7 +171,7 @@ class ShardClient:
 
         Raises
         ------
-        Redo
+        StaleRequest
             If the view is old (`StaleIncarnation`, `StalePlan`), the round is over (`StaleRound`), or the version did
             not come in time (`TooEarly`).
         RetryLater
@@ -252,7 +252,7 @@ class ShardClient:
         ------
         InvalidRequest
             If a shard refuses the gradient; the same push never succeeds.
-        Redo
+        StaleRequest
             If the view is old, or the round is over: the step is in already, or is due again.
         RetryLater
             If a shard gave no receipt within the retry budget. Other shards may have the step; that is safe.

@@ -77,7 +77,7 @@ _CHANNEL_OPTIONS = [
 _STATUS_BY_GROUP: list[tuple[type[ParashardError], grpc.StatusCode]] = [
     (errors.NotAllowed, grpc.StatusCode.PERMISSION_DENIED),
     (errors.InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
-    (errors.Redo, grpc.StatusCode.ABORTED),
+    (errors.StaleRequest, grpc.StatusCode.ABORTED),
     (errors.Fenced, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.RetryLater, grpc.StatusCode.UNAVAILABLE),
     (errors.ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, Redo, Unreachable
+from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, StaleRequest, Unreachable
 from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
@@ -155,7 +155,7 @@ class ChosenTransport:
         try:
             transport.greet(min(GREET_S, until_s - time.monotonic()))
             return None
-        except (Redo, Fenced, NotReady, NotAllowed):
+        except (StaleRequest, Fenced, NotReady, NotAllowed):
             transport.close()
             raise  # the shard has answered, and would answer the same any other way
         except ParashardError as error:

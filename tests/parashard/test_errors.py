@@ -60,7 +60,7 @@ def test_codes_are_permanent():
         "stale-incarnation": "StaleIncarnation",
         "stale-round": "StaleRound",
         "too-early": "TooEarly",
-        "unacquainted": "Unacquainted",
+        "unacquainted": "UnknownWorker",
         "superseded": "Superseded",
         "wrong-run": "WrongRun",
         "queue-full": "QueueFull",

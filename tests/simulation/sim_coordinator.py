@@ -20,7 +20,7 @@ from sim_world import Process, Promise, World
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
-from parashard.errors import Fenced, ParashardError, Redo, RetryLater, StoreFailed, Superseded
+from parashard.errors import Fenced, ParashardError, RetryLater, StaleRequest, StoreFailed, Superseded
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s
@@ -293,7 +293,7 @@ class CoordinatorProcess(Process):
     async def _save_drained(self, due: DueCheckpoint) -> None:
         try:
             id_ = await self._checkpoint_of_all(due)
-        except (RetryLater, Redo, Fenced) as error:
+        except (RetryLater, StaleRequest, Fenced) as error:
             why = str(error)
             given_up = self.exclusive.run_exclusive(
                 lambda core, now_s: core.job.draining.failed(why, core.job.shards.view, now_s)

@@ -26,9 +26,9 @@ from parashard.errors import (
     NonFiniteGradient,
     NotReady,
     ParashardError,
-    Redo,
     RetryLater,
     StaleIncarnation,
+    StaleRequest,
     TooEarly,
     Unreachable,
 )
@@ -201,7 +201,7 @@ class WorkerProcess(Process):
             self._work.failed(step, str(error), self.world.now_s)
         except TooEarly:
             self._work.gave_back(step, self.world.now_s)
-        except (Redo, RetryLater):  # its next attempt may succeed
+        except (StaleRequest, RetryLater):  # its next attempt may succeed
             self._work.dropped(step, self.world.now_s)
             await self._refresh()
         else:
@@ -264,7 +264,7 @@ class WorkerProcess(Process):
         round_ = work.round if work.for_round else None
         try:
             pulled = await self._retry_across_restarts(lambda: self.client.pull(round_=round_))
-        except (Redo, RetryLater):
+        except (StaleRequest, RetryLater):
             self._work.evaluation_dropped(work.evaluation)
             await self._refresh()
         else:

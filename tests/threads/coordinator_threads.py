@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.errors import Fenced, RetryLater, Unacquainted
+from parashard.errors import Fenced, RetryLater, UnknownWorker
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
@@ -107,7 +107,7 @@ class CoordinatorUnderThreads:
                 reply = self._service.Lease(self._request(me, draw, counts), None)
             except RetryLater:
                 continue
-            except (Fenced, Unacquainted) as error:
+            except (Fenced, UnknownWorker) as error:
                 counts[f"refused: {error.code}"] += 1
                 me = self._joined("", counts)
                 continue

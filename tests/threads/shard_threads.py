@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parashard.errors import NotStored, ParashardError, Redo, RetryLater, StaleIncarnation
+from parashard.errors import NotStored, ParashardError, RetryLater, StaleIncarnation, StaleRequest
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, Variable
@@ -154,7 +154,7 @@ class ShardUnderThreads:
         push = push_for(self._process.shard, step, ledger_of([(step, step + 1)]).ravel(), target=identity)
         try:
             receipt = self._process.plane.push(push, DEADLINE_S)
-        except Redo as error:
+        except StaleRequest as error:
             seen.counts[f"refused: {error.code}"] += 1
         except RetryLater as error:
             seen.counts[f"not taken: {error.code}"] += 1
@@ -172,7 +172,7 @@ class ShardUnderThreads:
         run = PullRun(identity, round_, None, 0, self._process.shard.storage.weights.nbytes)
         try:
             self._process.plane.pull(run, DEADLINE_S, read)
-        except Redo as error:
+        except StaleRequest as error:
             seen.counts[f"pull refused: {error.code}"] += 1
         else:
             seen.counts["pulled"] += 1

@@ -11,7 +11,7 @@ from parashard.errors import (
     ParashardError,
     PeerFailed,
     Superseded,
-    Unacquainted,
+    UnknownWorker,
     Unreachable,
     WrongRun,
 )
@@ -117,7 +117,7 @@ def test_a_coordinator_that_does_not_know_the_worker_is_joined_again_and_nothing
     worker.complete(worker.take())
     under_way = worker.take()
     unanswered = worker.call()
-    worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
+    worker.work.lost(UnknownWorker("worker-0 is not known"), worker.now_s)
     assert (worker.work.must_rejoin, worker.work.over, worker.work.failure) == (True, False, None)
     assert worker.due_in_s == pytest.approx(RETRY_PAUSE_S)
     worker.work.joined_again(Joined("run-1", "worker-0", 900, 9.0))
@@ -136,7 +136,7 @@ def test_a_new_coordinator_is_told_again_of_the_steps_that_the_earlier_one_has_n
         request = worker.call()
         stored = stored or request.sequence
         worker.answer(request, stored=stored * stored_then)
-    worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
+    worker.work.lost(UnknownWorker("worker-0 is not known"), worker.now_s)
     worker.work.joined_again(Joined("run-1", "worker-0", 900, 9.0))
     assert reported(worker.call()) == [1, 2], "step 0 was in the first of these reports"
     worker.granted()
@@ -173,7 +173,7 @@ def test_a_report_of_large_metrics_takes_several_calls() -> None:
 def test_a_guest_goes_on_under_the_name_that_the_new_coordinator_gives_it() -> None:
     worker = Worker()
     worker.call()
-    worker.work.lost(Unacquainted("guest-0 is not known"), worker.now_s)
+    worker.work.lost(UnknownWorker("guest-0 is not known"), worker.now_s)
     worker.work.joined_again(Joined("run-1", "guest-3", 900, 30.0))
     request = worker.call()
     assert request.worker == "guest-3"
@@ -185,13 +185,13 @@ def test_a_coordinator_that_falls_before_it_is_joined_is_waited_for() -> None:
     worker = Worker().granted(0)
     step = worker.take()
     worker.call()
-    worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
+    worker.work.lost(UnknownWorker("worker-0 is not known"), worker.now_s)
     worker.work.lost(Unreachable("gone again"), worker.now_s)
     assert (worker.work.must_rejoin, worker.work.failure) == (False, None)
     assert list(worker.call().held) == [step]
 
 
-@pytest.mark.parametrize("error", [Unacquainted("who?"), NotReady("starting")], ids=lambda e: e.code)
+@pytest.mark.parametrize("error", [UnknownWorker("who?"), NotReady("starting")], ids=lambda e: e.code)
 def test_retries_to_a_coordinator_that_never_accepts_the_worker_are_bounded(error: ParashardError) -> None:
     worker = Worker()
     began_s = worker.now_s
@@ -205,7 +205,7 @@ def test_a_leaving_worker_does_not_join_again() -> None:
     worker = Worker().granted(0)
     worker.work.leave()
     worker.call()
-    worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
+    worker.work.lost(UnknownWorker("worker-0 is not known"), worker.now_s)
     assert (worker.work.must_rejoin, worker.work.ended, worker.work.failure) == (False, True, None)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.errors import ParashardError, Superseded, Unacquainted, Unreachable, WrongRun
+from parashard.errors import ParashardError, Superseded, UnknownWorker, Unreachable, WrongRun
 from parashard_worker.leasing import Joined, Leasing
 from support.waiting import DEADLINE_S, eventually
 
@@ -269,9 +269,9 @@ def test_a_coordinator_that_was_started_again_is_joined_again(
     assert take_step(leasing) == 0
     coordinator.call()
     leasing.completed(pb.CompletedStep(step=0))
-    coordinator.refuse(Unacquainted("worker-0 is not known"))  # and joining fails, so that it asks once more
+    coordinator.refuse(UnknownWorker("worker-0 is not known"))  # and joining fails, so that it asks once more
     assert coordinator.call().incarnation == 1
-    coordinator.refuse(Unacquainted("worker-0 is not known"))
+    coordinator.refuse(UnknownWorker("worker-0 is not known"))
     request = coordinator.call()
     assert (request.incarnation, sorted(request.held), [c.step for c in request.completed]) == (900, [1], [0])
     assert next(joins, None) is None
@@ -288,7 +288,7 @@ def test_a_coordinator_that_refuses_to_take_the_worker_in_ends_it(
 
     leasing = start(join=join)
     coordinator.call()
-    coordinator.refuse(Unacquainted("worker-0 is not known"))
+    coordinator.refuse(UnknownWorker("worker-0 is not known"))
     assert leasing.take(DEADLINE_S) is None
     assert isinstance(leasing.failure, WrongRun)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import ShardClient
-from parashard.errors import InvalidRequest, Redo, RetryLater, StaleIncarnation
+from parashard.errors import InvalidRequest, RetryLater, StaleIncarnation, StaleRequest
 from parashard.models.blame import described
 from parashard.models.framework import WrongModel
 from parashard.plan.variables import Float32s
@@ -34,7 +34,7 @@ def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing
         pulled = client.pull(round_=round_, keys=keys)
         if pulled.incarnations != tuple(grant.incarnations):
             raise StaleIncarnation("a shard has another incarnation than the one whose weights are to be judged")
-    except (InvalidRequest, Redo, RetryLater) as error:  # not the model's fault: another attempt may succeed
+    except (InvalidRequest, StaleRequest, RetryLater) as error:  # not the model's fault: another attempt may succeed
         log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
         leasing.evaluation_dropped(grant.evaluation)
         client.refresh()

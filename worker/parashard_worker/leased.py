@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.errors import Fenced, ParashardError, RetryLater, Unacquainted
+from parashard.errors import Fenced, ParashardError, RetryLater, UnknownWorker
 
 IDLE_WAIT_S = 1.0  # how long the coordinator may hold a call of an idle worker
 RETRY_PAUSE_S = 0.1
@@ -302,7 +302,7 @@ class LeasedWork:
         wait. A coordinator that does not know the worker is a new one: it is joined again. Any other error ends the
         worker.
         """
-        unknown = isinstance(error, Unacquainted)
+        unknown = isinstance(error, UnknownWorker)
         self.must_rejoin = unknown and not self._leaving
         patient = now_s - self._silent_since_s <= self._retry_budget_s
         if (isinstance(error, RetryLater) or unknown) and not self._leaving and patient:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import Pulled
 from parashard.client.shard_client import ShardClient
-from parashard.errors import InvalidRequest, JobFailed, ParashardError, Redo, RetryLater, TooEarly
+from parashard.errors import InvalidRequest, JobFailed, ParashardError, RetryLater, StaleRequest, TooEarly
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
@@ -104,7 +104,7 @@ class Transfers:
             self._leasing.failed(step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
         elif isinstance(error, TooEarly):
             self._leasing.gave_back(step)
-        elif isinstance(error, Redo | RetryLater):
+        elif isinstance(error, StaleRequest | RetryLater):
             # The round is over, or the shard has another incarnation: the step will be leased again
             # with a newer view.
             log.info("step-dropped", step=step, error=str(error))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from parashard.errors import NotReady, Superseded, Unacquainted, WrongRun
+from parashard.errors import NotReady, Superseded, UnknownWorker, WrongRun
 
 PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push", "transfer")
 
@@ -152,7 +152,7 @@ class Workers:
 
         Raises
         ------
-        Unacquainted
+        UnknownWorker
             If no worker of that name has joined this coordinator: it is new, and the worker is to join again.
         Superseded
             If a newer incarnation has its name.
@@ -162,7 +162,7 @@ class Workers:
         """
         worker = self.by_name.get(name)
         if worker is None:
-            raise Unacquainted(f"{name} is not known to this coordinator; it has to join again")
+            raise UnknownWorker(f"{name} is not known to this coordinator; it has to join again")
         if worker.incarnation != incarnation:
             raise Superseded(
                 f"{name} is incarnation {shown(worker.incarnation)} now; incarnation {shown(incarnation)} must stop"

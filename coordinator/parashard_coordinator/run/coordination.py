@@ -21,8 +21,8 @@ from parashard.errors import (
     InvalidRequest,
     ParashardError,
     PeerFailed,
-    Redo,
     RetryLater,
+    StaleRequest,
     StoreFailed,
 )
 from parashard.plan.intervals import IntervalSet
@@ -313,7 +313,7 @@ class Coordination:
         """Take a requested drained checkpoint."""
         try:
             id_ = self._checkpoint_of_all(due)
-        except (RetryLater, Redo, Fenced) as error:  # a shard is away; leasing stays paused until it is back
+        except (RetryLater, StaleRequest, Fenced) as error:  # a shard is away; leasing stays paused until it is back
             self._check_newest(error)
             why = str(error)
             log.info("drained-checkpoint-waits", error=why)

@@ -10,7 +10,15 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
-from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, NotReady, Superseded, Unacquainted, WrongRun
+from parashard.errors import (
+    ConfigurationError,
+    JobFailed,
+    MalformedFrame,
+    NotReady,
+    Superseded,
+    UnknownWorker,
+    WrongRun,
+)
 from parashard.models.metric_figures import VALUES_MAX
 from parashard.protocol.rpc import connect, our_errors
 from parashard_coordinator.api.service import lease_call, lease_reply
@@ -88,7 +96,7 @@ def test_what_a_shard_holds_beside_what_it_has_applied_is_taken_in(it: Served) -
 
 
 def test_a_worker_is_told_that_a_new_coordinator_does_not_know_it(it: Served) -> None:  # P3
-    with pytest.raises(Unacquainted, match="worker-0 is not known to this coordinator"):
+    with pytest.raises(UnknownWorker, match="worker-0 is not known to this coordinator"):
         it.client.lease(lease_request(want=1))
 
 

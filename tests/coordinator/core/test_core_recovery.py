@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parashard.errors import Superseded, Unacquainted, WrongRun
+from parashard.errors import Superseded, UnknownWorker, WrongRun
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.policies import Sync
 from support.coordinator_cases import Caller, announce, announce_all, core_after, core_of, done
@@ -151,7 +151,7 @@ def test_a_worker_that_it_does_not_know_joins_again_and_keeps_what_it_holds() ->
     core = core_after(earlier)
     announce_all(core, [], [])
     caller.core = core
-    with pytest.raises(Unacquainted):
+    with pytest.raises(UnknownWorker):
         caller.call(want=1)
     before = caller.worker.incarnation
     caller.join(core, "worker-0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parashard.errors import NotReady, Superseded, Unacquainted, WrongRun
+from parashard.errors import NotReady, Superseded, UnknownWorker, WrongRun
 from parashard_coordinator.core.membership import Shards, Worker, Workers
 from support.coordinator_cases import registration
 
@@ -49,7 +49,7 @@ def test_an_earlier_incarnation_is_told_to_stop() -> None:  # P3
 
 
 def test_an_unknown_worker_is_told_to_join_again() -> None:
-    with pytest.raises(Unacquainted, match="stray is not known to this coordinator; it has to join again"):
+    with pytest.raises(UnknownWorker, match="stray is not known to this coordinator; it has to join again"):
         workers_of().heard("stray", 1, 1, 0.0)
 
 
