@@ -28,7 +28,7 @@ from parashard.errors import ConfigurationError, StoreFailed
 from parashard.launch.run_follower import CallbackFailed, Follow
 from parashard.models.base import TellsMetrics
 from parashard.plan.intervals import IntervalSet
-from parashard.process.side_effects import SideEffect, why_failed
+from parashard.process.best_effort import BestEffort, why_failed
 from parashard.store.base import Store
 from parashard.store.durable import replace_durably, write_durably
 
@@ -94,7 +94,7 @@ class CallbackFollower:
         self._steps_seen = 0
         self._coordinator = 0
         self._unsaved = False  # callbacks were called, and what they decided is not recorded yet
-        self._writes = SideEffect("records of callbacks", lambda text, over: say(text))
+        self._writes = BestEffort("records of callbacks", lambda text, over: say(text))
         callbacks.training.copy_weights = self._copy
 
     @property

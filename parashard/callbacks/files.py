@@ -13,8 +13,8 @@ from typing import Any
 from parashard.callbacks.base import Callback, Logs
 from parashard.callbacks.stopping import Mode, Monitor
 from parashard.errors import ConfigurationError, StoreFailed
+from parashard.process.best_effort import why_failed
 from parashard.process.full_disk import disk_failed
-from parashard.process.side_effects import why_failed
 
 SUFFIX = ".safetensors"
 

@@ -25,7 +25,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.launch.run import Outcome, run_job
 from parashard.launch.runs import Run
-from parashard.process.side_effects import SideEffect
+from parashard.process.best_effort import BestEffort
 from parashard.transports.base import allows
 
 STRIKES_FILE = "strikes.jsonl"
@@ -144,7 +144,7 @@ class _Striking:
 
     def __init__(self, path: Path, view: JobView) -> None:
         self._file = path.open("w")
-        self._lines = SideEffect("strikes", lambda text, _: view.say(text))
+        self._lines = BestEffort("strikes", lambda text, _: view.say(text))
         self._view = view
         self._over = threading.Event()
         self._thread: threading.Thread | None = None

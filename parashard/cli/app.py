@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from parashard.process.side_effects import lossy
+from parashard.process.best_effort import lossy
 
 COLUMNS_MAX = 120  # of help; on a narrower terminal its width
 

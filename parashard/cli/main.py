@@ -17,7 +17,7 @@ import typer
 from parashard import __version__
 from parashard.cli.app import App, OnDemand, OnDemandGroup, complain
 from parashard.errors import ParashardError
-from parashard.process.side_effects import release_standard_streams
+from parashard.process.best_effort import release_standard_streams
 
 
 class _CommandLine(OnDemandGroup):

@@ -43,8 +43,8 @@ from parashard.launch.programs import ResumeFlags, program_of, start_again
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
 from parashard.launch.run_folders import new_run_dir, owned, resumed_job, resumed_run_dir, unfinished_run
 from parashard.launch.runs import Run, job_credentials
+from parashard.process.best_effort import why_failed
 from parashard.process.shell import ExitCode
-from parashard.process.side_effects import why_failed
 
 Output = Annotated[Path | None, typer.Option(help="Where to copy the final weights.")]
 FromCheckpoint = Annotated[

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.screen import WARNING, StatusScreen, failure_cause, plain_line, progress_line, shown_warnings
-from parashard.process.side_effects import lossy
+from parashard.process.best_effort import lossy
 
 PLAIN_EVERY_S = 2.0
 NOTEBOOK_EVERY_S = 0.25

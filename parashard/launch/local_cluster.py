@@ -24,9 +24,9 @@ from typing import BinaryIO, NamedTuple
 from parashard.launch.forks import SERVICES, Fork, Forks, Lost, Request, of_script
 from parashard.launch.run_files import LOGS
 from parashard.launch.thread_child import ThreadChild
+from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.compute_threads import thread_variables
 from parashard.process.shell import ExitCode
-from parashard.process.side_effects import SideEffect, why_failed
 
 LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it
 END_GRACE_S = 5.0
@@ -103,7 +103,7 @@ class LocalCluster:
         self.start_thread: StartThread | None = None
         self.tell: Callable[[str], None] = lambda text: None
         """Called with a message for the user."""
-        self._log_files = SideEffect("log files", self._told)
+        self._log_files = BestEffort("log files", self._told)
 
     @property
     def running(self) -> list[str]:

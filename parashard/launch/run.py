@@ -33,9 +33,9 @@ from parashard.launch.steering import Steering
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, with_continuation
 from parashard.process import cuda
 from parashard.process.arguments import check_host
+from parashard.process.best_effort import why_failed
 from parashard.process.full_disk import disk_failed
 from parashard.process.shell import ExitCode
-from parashard.process.side_effects import why_failed
 from parashard.protocol.rpc import check_reachable
 from parashard.store.durable import sync_upwards, write_durably
 

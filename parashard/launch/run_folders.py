@@ -21,8 +21,8 @@ from parashard.errors import ConfigurationError, StoreFailed
 from parashard.job.keys import check_path
 from parashard.job.layers import Override
 from parashard.launch.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
+from parashard.process.best_effort import why_failed
 from parashard.process.full_disk import disk_failed
-from parashard.process.side_effects import why_failed
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 from parashard.store.durable import write_durably
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from parashard.errors import ConfigurationError, StoreFailed
+from parashard.process.best_effort import why_failed
 from parashard.process.full_disk import disk_failed, retry_while_disk_fails
 from parashard.process.shell import ExitCode, LogFormat
-from parashard.process.side_effects import why_failed
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
 from parashard.store.durable import replace_durably

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from parashard.errors import NotReady, ParashardError, StoreFailed, may_pass
 from parashard.process.backoff import retry_pause_s
+from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.logs import log
-from parashard.process.side_effects import SideEffect, why_failed
 
 _Result = TypeVar("_Result")
 
@@ -41,7 +41,7 @@ def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: th
     write : callable
         Raises StoreFailed or OSError if it fails, and has then changed nothing.
     what : str
-        What is written, as of `SideEffect`.
+        What is written, as of `BestEffort`.
     stopping : Event
         Ends the retries when set.
 
@@ -52,7 +52,7 @@ def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: th
     StoreFailed, OSError
         If it fails for another reason, or has failed for DISK_RETRY_S_MAX.
     """
-    waiting = SideEffect(what, lambda text, over: log.info(text) if over else log.warning(text))
+    waiting = BestEffort(what, lambda text, over: log.info(text) if over else log.warning(text))
     waited_s = 0.0
     while True:
         try:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from parashard.process.side_effects import lossy
+from parashard.process.best_effort import lossy
 
 Event = dict[str, Any]
 """One line of a log: timestamp, level and event, then its fields, and a traceback as `exception`."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from parashard import __version__
-from parashard.process.side_effects import failed_writes
+from parashard.process.best_effort import failed_writes
 from parashard.security.credentials import Credentials
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ def write(folder: Path) -> None:
         mock.patch.object(os, "getpid", return_value=1),
         mock.patch("support.shard_process._PROCESSES", iter(range(2))),
         mock.patch("parashard_server.durability.checkpoint_writer.ShardManifest", _with_log),
-        mock.patch("parashard.process.side_effects._failed", Counter()),  # of other tests in this process
+        mock.patch("parashard.process.best_effort._failed", Counter()),  # of other tests in this process
     ):
         _write(folder)
 

@@ -30,9 +30,9 @@ from parashard.plan.partition import Plan
 from parashard.plan.variables import as_exported
 from parashard.process import failpoints
 from parashard.process.backoff import retry_pause_s
+from parashard.process.best_effort import BestEffort
 from parashard.process.logs import log
 from parashard.process.shell import Stop
-from parashard.process.side_effects import SideEffect
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
@@ -176,7 +176,7 @@ class Coordination:
         self._save_s = 0.0  # when to retry saving the state for a later coordinator
         self._history = History(run_dir, self._note_of("history"))
         self._decisions = DecisionStore(core, run_store, self._note_of("records"))
-        self._failed_report = SideEffect("the failed job's report", self._note_of("failed-report"))
+        self._failed_report = BestEffort("the failed job's report", self._note_of("failed-report"))
         self._troubles = DiskTroubles()
 
     def http_port(self, host: str, port: int, refused: Mapping[str, Callable[[], int]]) -> HttpPort:

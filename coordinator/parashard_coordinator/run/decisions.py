@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import NoReturn
 
 from parashard.errors import NotReady, StoreFailed, Superseded
+from parashard.process.best_effort import BestEffort
+from parashard.process.debounce import STEADY_S
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode
-from parashard.process.side_effects import SideEffect
-from parashard.process.trouble import STEADY_S
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.run.exclusive import ExclusiveCore
@@ -43,7 +43,7 @@ class DecisionStore:
     def __init__(self, core: ExclusiveCore, run_store: RunStore, on_trouble: Callable[[str, bool], None]) -> None:
         self._core = core
         self._run_store = run_store
-        self._saving = SideEffect("the coordinator's records", on_trouble, STEADY_S)
+        self._saving = BestEffort("the coordinator's records", on_trouble, STEADY_S)
         self._saved: Saved | None = None
         self._stored: Saved = core.run_exclusive(lambda core, _: core.job.saved())
         core.on_decision = self._save_decision

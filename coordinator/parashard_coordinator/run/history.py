@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.launch.run_files import HISTORY_FILE
-from parashard.process.side_effects import SideEffect
-from parashard.process.trouble import STEADY_S
+from parashard.process.best_effort import BestEffort
+from parashard.process.debounce import STEADY_S
 from parashard.telemetry.transfer import Overlap
 from parashard_coordinator.api.timeline import Timeline
 
@@ -35,7 +35,7 @@ class History:
     folder : Path
         The run directory.
     tell : callable
-        As of `SideEffect`.
+        As of `BestEffort`.
     clock : callable
         Monotonic seconds.
     """
@@ -44,7 +44,7 @@ class History:
         self, folder: Path, tell: Callable[[str, bool], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._path = folder / HISTORY_FILE
-        self._lines = SideEffect("history lines", tell, STEADY_S, clock)
+        self._lines = BestEffort("history lines", tell, STEADY_S, clock)
         self._lock = threading.Lock()
         self._timeline = Timeline()
         for earlier in stored_rows(self._path):

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import defaultdict
 
 from parashard._proto import shard_pb2
-from parashard.process.trouble import Trouble
+from parashard.process.debounce import Debounce
 
 
 class DiskTroubles:
     """The present disk failures of shards."""
 
     def __init__(self) -> None:
-        self._checkpoints: defaultdict[int, Trouble] = defaultdict(Trouble)
+        self._checkpoints: defaultdict[int, Debounce] = defaultdict(Debounce)
 
     def changed(self, shard: int, figures: shard_pb2.InspectReply, now_s: float) -> tuple[str, str, bool] | None:
         """Return the failure that began or ended since this shard's last record: a key, a text, and whether it is over.

@@ -37,8 +37,8 @@ from parashard.models.blame import described
 from parashard.plan.variables import Float32s, as_exported
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.backoff import retry_pause_s
+from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.full_disk import disk_failed
-from parashard.process.side_effects import SideEffect, why_failed
 from parashard.store import open_store
 from parashard.store.durable import sync_upwards, write_durably
 from parashard_coordinator.api.service import follow_call, follow_reply
@@ -163,7 +163,7 @@ class Training:
         self._look_s = self._history_s = 0.0
         self._records_s = time.monotonic() + RECORDS_S
         self._stored = -1  # decisions of the core that are stored
-        self._records = SideEffect("the run's records", lambda text, over: self._view.say(text))
+        self._records = BestEffort("the run's records", lambda text, over: self._view.say(text))
         self._saved: Saved | None = None
         self._milestone = 0  # callbacks hear of nothing before so many steps are complete
 

@@ -21,9 +21,9 @@ from parashard.checkpoints.verify import damage_in_shard
 from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
 from parashard.job.sections import CheckpointOptions
 from parashard.process import failpoints
+from parashard.process.debounce import Debounce
 from parashard.process.full_disk import disk_is_full
 from parashard.process.logs import log
-from parashard.process.trouble import Trouble
 from parashard.store.claims import Claims, Return
 from parashard_server.core.shard import Cut, Shard
 from parashard_server.durability.checkpoint_writer import Stored, stored_as, write_cut
@@ -99,7 +99,7 @@ class Checkpointer:
         self.pending: Cut | None = None
         """A cut that is not stored yet."""
         self._wake = threading.Event()
-        self._trouble = Trouble()
+        self._debounce = Debounce()
         self._found_full = False  # by the last checkpoint: the disk
         self._last = last
         self._last_incarnation = host.shard.identity.incarnation  # of the state in `_last`
@@ -230,13 +230,13 @@ class Checkpointer:
             self._end_rows(cut, None)
             self._found_full = disk_is_full(error)
             self.record.failed += 1
-            if self._trouble.begins(self._clock()):
+            if self._debounce.begins(self._clock()):
                 log.warning("checkpoint-failed", error=str(error))
             self.record.error = str(error)
             raise
         self._found_full = False
         self._schedule.stored()
-        if self._trouble.ends(self._clock()):
+        if self._debounce.ends(self._clock()):
             log.info("checkpoints-saved-again", failed=self.record.failed)
         self.record.stored += 1
         self.record.stored_at_s = time.time()

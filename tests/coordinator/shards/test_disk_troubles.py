@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parashard._proto.shard_pb2 import InspectReply
-from parashard.process.trouble import STEADY_S
+from parashard.process.debounce import STEADY_S
 from parashard_coordinator.shards.disk_troubles import DiskTroubles
 
 FULL = InspectReply(failed_checkpoints=1, checkpoint_error="no space left on device")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from parashard.errors import StoreFailed
-from parashard.process.trouble import Trouble
+from parashard.process.debounce import Debounce
 
 _counting = threading.Lock()
 _failed: Counter[str] = Counter()
@@ -36,7 +36,7 @@ def why_failed(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-class SideEffect:
+class BestEffort:
     """One kind of best-effort write.
 
     Parameters
@@ -70,7 +70,7 @@ class SideEffect:
         self.failures = 0
         self._tell = tell
         self._clock = clock
-        self._trouble = Trouble(steady_s)
+        self._debounce = Debounce(steady_s)
         self._unreported = 0  # failures since the last report
 
     def attempt(self, write: Callable[[], object]) -> bool:
@@ -90,13 +90,13 @@ class SideEffect:
         self.failures += 1
         self._unreported += 1
         self.error = why
-        if self._trouble.begins(self._clock()):
+        if self._debounce.begins(self._clock()):
             self._tell(f"{self.what} cannot be written: {why}", False)
 
     def succeeded(self) -> None:
         """Report that writes work again, if they had failed."""
         self.error, self.failures = "", 0
-        if self._trouble.ends(self._clock()):
+        if self._debounce.ends(self._clock()):
             failed, self._unreported = self._unreported, 0
             self._tell(f"{self.what} are written again; {failed} writes failed", True)
 
@@ -134,12 +134,12 @@ class LossyStream:
     stream : TextIO
         The destination.
     what : str
-        As of `SideEffect`.
+        As of `BestEffort`.
     """
 
     def __init__(self, stream: TextIO, what: str) -> None:
         self._stream = stream
-        self._writes = SideEffect(what, self._report)
+        self._writes = BestEffort(what, self._report)
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:

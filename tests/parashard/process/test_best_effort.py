@@ -12,7 +12,7 @@ import pytest
 
 from parashard.errors import StoreFailed
 from parashard.process.backoff import retry_pause_s
-from parashard.process.side_effects import SideEffect, failed_writes, lossy, why_failed
+from parashard.process.best_effort import BestEffort, failed_writes, lossy, why_failed
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("parashard", "ps_server", "worker", "coordinator")
@@ -41,7 +41,7 @@ NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 def test_a_failure_is_counted_and_reported_once_and_once_more_when_it_is_over() -> None:
     told: list[tuple[str, bool]] = []
     before = failed_writes().get("notes", 0)
-    notes = SideEffect("notes", lambda *line: told.append(line))
+    notes = BestEffort("notes", lambda *line: told.append(line))
     assert [notes.attempt(lambda: fails(NO_SPACE)) for _ in range(3)] == [False] * 3
     assert (notes.error, notes.failures) == ("no space left on device", 3)
     assert notes.attempt(lambda: None)
@@ -54,7 +54,7 @@ def test_a_failure_is_counted_and_reported_once_and_once_more_when_it_is_over() 
 
 
 def test_a_failing_store_is_a_failure_and_a_bug_is_none() -> None:
-    notes = SideEffect("notes", lambda text, over: None)
+    notes = BestEffort("notes", lambda text, over: None)
     assert not notes.attempt(lambda: fails(StoreFailed("s3://b: access denied")))
     assert notes.error == "s3://b: access denied"
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""Trouble: an intermittent failure, reported once when it begins and once when it has been over for a while.
+"""Debounce: an intermittent failure, reported once when it begins and once when it has been over for a while.
 
 Pure: `now_s` is an argument. Called by the coordinator and the shards.
 """
@@ -7,7 +7,7 @@ STEADY_S = 5.0
 """How long it must have worked until the failure is over: an almost full disk fails intermittently."""
 
 
-class Trouble:
+class Debounce:
     """One kind of failure, over when none has occurred for `steady_s`."""
 
     def __init__(self, steady_s: float = STEADY_S) -> None:
