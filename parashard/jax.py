@@ -17,7 +17,7 @@ from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table
 from parashard.models.base import Initial
-from parashard.models.blame import named_with_line
+from parashard.models.evaluation import Given, Told, judged, metrics_by_name
 from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
@@ -45,9 +45,9 @@ from parashard.models.jax_arrays import (
 )
 from parashard.models.jax_rows import gathered, like_gathered, marked, parted, summed, tables_and_keys
 from parashard.models.jax_variables import check, kinds_of, leaves_of
-from parashard.models.judging import Given, Told, judged, metrics_by_name
 from parashard.models.looking_up import placed
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
+from parashard.models.user_errors import named_with_line
 from parashard.models.weighted import PARAMETER, takes_weights
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s

@@ -23,6 +23,7 @@ from parashard.job.declared_table import Table, dimension_of
 from parashard.metrics import Metric, Sums
 from parashard.models import keras_optimizers
 from parashard.models.base import HeldTable, Initial
+from parashard.models.evaluation import Told
 from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
@@ -34,7 +35,6 @@ from parashard.models.framework import (
     step_seed,
     unscaled,
 )
-from parashard.models.judging import Told
 from parashard.models.keras_backends import open_backend
 from parashard.models.keras_embeddings import Embedding
 from parashard.models.keras_functions import Functions

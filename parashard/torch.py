@@ -20,6 +20,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table
 from parashard.models import torch_optimizers
 from parashard.models.base import HeldTable, Initial
+from parashard.models.evaluation import Given, Told, added_up, judged, metrics_by_name
 from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
@@ -31,7 +32,6 @@ from parashard.models.framework import (
     step_seed,
     unscaled,
 )
-from parashard.models.judging import Given, Told, added_up, judged, metrics_by_name
 from parashard.models.optimizer_state import OptimizerState
 from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.torch_arrays import (

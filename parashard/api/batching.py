@@ -18,7 +18,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.metrics import Metric, Sums
 from parashard.models.base import Initial, LooksUp, Model, TellsMetrics, adds_losses
-from parashard.models.judging import Totals
+from parashard.models.evaluation import Totals
 from parashard.models.looking_up import placed
 from parashard.models.state import host_array
 from parashard.models.threaded import for_thread

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from parashard.errors import ParashardError
-from parashard.models.blame import with_users_lines
+from parashard.models.user_errors import with_users_lines
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -25,7 +25,7 @@ from parashard.data.data_files import data_files
 from parashard.data.row_groups import read_rows
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
-from parashard.models.blame import named_with_line
+from parashard.models.user_errors import named_with_line
 
 ROWS_AT_ONCE = 1024
 

@@ -17,7 +17,7 @@ from parashard.data.arrays import check_digits, fingerprint
 from parashard.data.base import BadExample, Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData, ConfigurationError, shown_names
-from parashard.models.blame import named_with_line
+from parashard.models.user_errors import named_with_line
 
 SAMPLED = 16
 """Examples of a dataset that its fingerprint is of: each is computed by every process before it begins."""

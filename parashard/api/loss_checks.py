@@ -18,7 +18,7 @@ from parashard.data.tree import leaves, map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.metrics import Mean
 from parashard.models.base import FrameworkModel, Model, adds_losses
-from parashard.models.judging import no_means
+from parashard.models.evaluation import no_means
 from parashard.models.looking_up import placed
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s

@@ -38,10 +38,10 @@ from parashard.job.declared_table import Table
 from parashard.job.schema import Job
 from parashard.launch.run_files import VARIABLES_FILE, WEIGHTS_FILE
 from parashard.models.base import Checked, FrameworkModel, HasStateDict, HoldsRows, Initial, Model, Seeded
-from parashard.models.blame import named_with_line
+from parashard.models.evaluation import Totals
 from parashard.models.framework import WrongModel
-from parashard.models.judging import Totals
 from parashard.models.looking_up import looked_up, placed
+from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys
 from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.plan.variables import Float32s, as_imported, initial_rows

@@ -34,7 +34,7 @@ from parashard.launch.local_cluster import WORKER_IS_SCRIPT, ScriptCommand
 from parashard.launch.programs import Program, ResumeFlags, answers_in, process_began, read_resume_flags
 from parashard.launch.run_files import CALLS_FILE
 from parashard.launch.run_folders import run_named
-from parashard.models.blame import named_with_line
+from parashard.models.user_errors import named_with_line
 from parashard.process.shell import ExitCode, end_process
 from parashard.store.durable import write_durably
 

@@ -15,7 +15,7 @@ from parashard.api.arrays import handed_out, numbers_of, tree_of
 from parashard.data.base import BadExample, Examples, Indices
 from parashard.data.tree import Tree, leaves, map_leaves, rows_of
 from parashard.errors import BadData
-from parashard.models.blame import named_with_line
+from parashard.models.user_errors import named_with_line
 
 Transform = Callable[[Examples, int, int, Indices], Examples]
 """Makes of a step's examples others, with the job's seed, the step and the indices."""

@@ -22,8 +22,8 @@ from parashard.launch.local_cluster import StartThread
 from parashard.launch.run_files import LOGS
 from parashard.launch.runs import Run
 from parashard.launch.thread_child import ThreadChild
-from parashard.models.blame import named_with_line
 from parashard.models.threaded import for_thread
+from parashard.models.user_errors import named_with_line
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.compute_threads import threads_for
 from parashard.process.logs import as_logfmt, log, logged_to

@@ -25,8 +25,8 @@ from parashard.job.embeddings import tables_of
 from parashard.job.schema import Job
 from parashard.models import build_model, code_sha256
 from parashard.models.base import Audited
-from parashard.models.blame import named_with_line
 from parashard.models.looking_up import check_looks_up, unused_tables
+from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import KeyedRows, rows_sha256
 from parashard.plan.slots import Slots, flat_slots, slots_sha256
 from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256

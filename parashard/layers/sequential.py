@@ -22,8 +22,8 @@ from parashard.job.declared_table import Table
 from parashard.layers.base import Layer, LooksUpLayer, Pass, Pullback, Shape, Shapes
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.models.base import HeldTable
+from parashard.models.evaluation import Given, Told, added_up, judged, metrics_by_name
 from parashard.models.framework import Pairing, WrongModel
-from parashard.models.judging import Given, Told, added_up, judged, metrics_by_name
 from parashard.models.looking_up import placed
 from parashard.models.row_places import rows_held
 from parashard.models.weighted import PARAMETER, takes_weights

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from parashard.checkpoints.row_files import StoredRows
     from parashard.metrics import Metric
     from parashard.models.due_rows import Applied
-    from parashard.models.judging import Told  # which makes metrics with this package
+    from parashard.models.evaluation import Told  # which makes metrics with this package
 
 Initial = Variable | Float32s | tuple[Variable, Float32s]
 """What a model starts from under one name."""

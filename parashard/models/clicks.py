@@ -20,7 +20,7 @@ from parashard.layers.row_sums import sum_by_place
 from parashard.layers.sequential import Sequential
 from parashard.metrics import AUC, BinaryAccuracy, Metric, NormalizedEntropy
 from parashard.models.combining import PullBack, bags_of, combined, keys_of_lists
-from parashard.models.judging import Told, judged
+from parashard.models.evaluation import Told, judged
 from parashard.models.perceptron import dense_layers
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Variable

@@ -15,7 +15,7 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
-from parashard.models.blame import named_with_line
+from parashard.models.user_errors import named_with_line
 
 Computed = tuple[float | Array, Mapping[str, Array | None]]
 """A loss and gradients by name."""

@@ -15,9 +15,9 @@ from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
 from parashard.models.base import LooksUp, Model
-from parashard.models.blame import place_of
 from parashard.models.distinct_keys import distinct_keys
 from parashard.models.framework import WrongModel
+from parashard.models.user_errors import place_of
 from parashard.plan.embedding import EmbeddingTable, Keys, mixed_ids
 
 Tables = Mapping[str, EmbeddingTable]

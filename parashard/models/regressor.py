@@ -14,7 +14,7 @@ from parashard.errors import ConfigurationError
 from parashard.layers.base import Layer
 from parashard.layers.sequential import Sequential
 from parashard.metrics import Sums
-from parashard.models.judging import Told
+from parashard.models.evaluation import Told
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import NO_KEYS

@@ -9,7 +9,7 @@ import copy
 
 from parashard.errors import ConfigurationError
 from parashard.models.base import Model, Threaded
-from parashard.models.blame import named_with_line
+from parashard.models.user_errors import named_with_line
 from parashard.process.turns import turn
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from parashard.metrics import Added, Metric, Sums
-from parashard.models.blame import has_users_line, named_with_line
 from parashard.models.framework import WrongModel
+from parashard.models.user_errors import has_users_line, named_with_line
 
 _DIVIDING: tuple[Any, ...] = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
 _DIVIDING_FUNCTIONS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)

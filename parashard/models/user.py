@@ -18,8 +18,8 @@ from typing import Any, cast
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.models.base import Model
-from parashard.models.blame import named_with_line
 from parashard.models.options import UserOptions
+from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable
 
 _METHODS = ("initial_variables", "loss_and_gradients", "evaluate")

@@ -10,7 +10,7 @@ import pytest
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.metrics import kind_of
-from parashard.models.judging import Totals
+from parashard.models.evaluation import Totals
 from support.keras_cases import X, Y, batch, compiled, figures, first_values, keras, layers, model, plain
 
 

@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as arrays
 from parashard import metrics as m
 from parashard.errors import ConfigurationError
 from parashard.metrics import Metric, Sums
+from parashard.models.evaluation import Totals, judged, metrics_by_name
 from parashard.models.framework import WrongModel
-from parashard.models.judging import Totals, judged, metrics_by_name
 
 RNG = np.random.default_rng(3)
 CLASSES = RNG.normal(size=(40, 6)).round(1)  # with ties

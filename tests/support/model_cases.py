@@ -10,7 +10,7 @@ import pytest
 
 from parashard.data.base import Batch, DataSpec
 from parashard.models import Model, ModelOptions, build_model
-from parashard.models.judging import Totals
+from parashard.models.evaluation import Totals
 from parashard.plan.variables import Variable, initial_rows
 from parashard.settings.validation import validated
 

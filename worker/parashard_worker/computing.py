@@ -19,9 +19,9 @@ from parashard.data.tree import leaves, rows_of
 from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.metrics import Sums
 from parashard.models.base import Model, Nothing, TellsMetrics
-from parashard.models.blame import place_of
-from parashard.models.judging import Told, Totals, Update
+from parashard.models.evaluation import Told, Totals, Update
 from parashard.models.looking_up import keys_of_all, looked_up, placed
+from parashard.models.user_errors import place_of
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.partition import Plan
 from parashard.plan.state import AVERAGE

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import ShardClient
 from parashard.errors import InvalidRequest, RetryLater, StaleIncarnation, StaleRequest
-from parashard.models.blame import described
 from parashard.models.framework import WrongModel
+from parashard.models.user_errors import described
 from parashard.plan.variables import Float32s
 from parashard.process.logs import log
 from parashard_worker.computing import Task, WrongResult

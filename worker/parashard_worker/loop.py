@@ -25,8 +25,8 @@ from parashard.errors import (
     ParashardError,
 )
 from parashard.metrics import Sums, kind_of
-from parashard.models.blame import described
 from parashard.models.metric_figures import VALUES_MAX
+from parashard.models.user_errors import described
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log

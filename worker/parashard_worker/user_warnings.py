@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from parashard.models.blame import users_line
+from parashard.models.user_errors import users_line
 
 TOLD_MAX = 10
 TEXT_MAX = 300

@@ -1,9 +1,9 @@
 """Core: the coordinator's decisions, as functions of (state, call, now).
 
 Pure: no gRPC, no clock, no disk, no randomness. Here is what calls of shards, workers and launchers do to the state of
-the job, which `parashard_coordinator.core.job_record` has; `callbacks`, `judging` and `early_stop` beside it have the
-rest. `parashard_coordinator.api.service` translates calls, and `parashard_coordinator.run.exclusive` holds a lock
-around this object.
+the job, which `parashard_coordinator.core.job_record` has; `callbacks`, `evaluation_results` and `early_stop` beside it
+have the rest. `parashard_coordinator.api.service` translates calls, and `parashard_coordinator.run.exclusive` holds a
+lock around this object.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from parashard_coordinator.core.calls import (
     LeaseCall,
 )
 from parashard_coordinator.core.draining import Answer
+from parashard_coordinator.core.evaluation_results import judged_again, take_result
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.judging import judged_again, take_result
 from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.loss_warnings import loss_of_step

@@ -33,7 +33,7 @@ from parashard.launch.run_follower import CallbackFailed
 from parashard.launch.runs import Run
 from parashard.launch.stopping import resume_command
 from parashard.metrics import kind_of
-from parashard.models.blame import described
+from parashard.models.user_errors import described
 from parashard.plan.variables import Float32s, as_exported
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.backoff import retry_pause_s

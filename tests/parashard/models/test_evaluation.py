@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
 from parashard.metrics import AUC, Mean, Sums
+from parashard.models.evaluation import Totals, judged, metrics_by_name, no_means
 from parashard.models.framework import WrongModel
-from parashard.models.judging import Totals, judged, metrics_by_name, no_means
 
 RNG = np.random.default_rng(0)
 OUTPUTS, TARGETS = RNG.normal(size=60), RNG.integers(0, 2, 60)
