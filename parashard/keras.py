@@ -58,7 +58,7 @@ from parashard.models.state import initial_of, pushed_for, value_of
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s
-from parashard.process.turns import turn
+from parashard.process.model_lock import holding_model_lock
 from parashard.protocol.messages import NO_KEYS
 
 __all__ = ["Embedding", "Model"]
@@ -198,7 +198,7 @@ class Model:
         self._step.try_out(pulled, *state, *data)
         self._judged.try_out(pulled, *state, *data[:2], None)
 
-    @turn()
+    @holding_model_lock()
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
@@ -224,7 +224,7 @@ class Model:
                 gradients[name] = xp.asarray(pushed_for(self._found.kinds[name], array(before), array(after[name])))
         return self._backend.result(loss, xp), gradients
 
-    @turn()
+    @holding_model_lock()
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, the mean over the batch, and the states of the compiled metrics."""
         state, (pulled, data) = self._state(variables, batch), self._data(variables, batch, xp)
@@ -243,7 +243,7 @@ class Model:
     def _values_of(self, sums: list[Any]) -> Any:
         return np.concatenate([self._backend.array(value).ravel() for value in sums])
 
-    @turn()
+    @holding_model_lock()
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
         """Return the outputs as NumPy arrays, in the form in which the model returns them.
 
@@ -253,7 +253,7 @@ class Model:
         outputs = self._outputs(pulled, *state, tensors)
         return keras.tree.map_structure(self._backend.array, outputs)
 
-    @turn()
+    @holding_model_lock()
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return a Keras model of its own, compiled as the given one, with these weights in it."""
         own = self._apart(partial(copied, self._given) if isinstance(self._given, keras.Model) else self._made)

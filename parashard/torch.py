@@ -75,7 +75,7 @@ from parashard.models.weighted import weighted_loss
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s
-from parashard.process.turns import turn
+from parashard.process.model_lock import holding_model_lock
 from parashard.protocol.messages import NO_KEYS
 
 __all__ = ["Embedding", "EmbeddingBag", "Model", "Vocabulary", "exportable"]
@@ -259,7 +259,7 @@ class Model:
         self._ready()
         return {name: initial_of(name, array_of(own), self._kinds[name]) for name, own in self._own.items()}
 
-    @turn()
+    @holding_model_lock()
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
@@ -330,7 +330,7 @@ class Model:
         told, self._told = self._told, {}
         return told
 
-    @turn()
+    @holding_model_lock()
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, the mean over the batch or its state, and the metrics' states."""
         with torch.no_grad():
@@ -342,7 +342,7 @@ class Model:
             told: Told = loss if kind is None else kind.sums(loss, targets)
             return {"loss": told, **judged(self._metrics, outputs, targets, rows_of(batch.inputs), on_host)}
 
-    @turn()
+    @holding_model_lock()
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
         """Return the outputs as NumPy arrays, in the form in which the module returns them.
 
@@ -351,7 +351,7 @@ class Model:
         with torch.no_grad():
             return map_leaves(output_of, self._outputs(values, inputs, keys))
 
-    @turn()
+    @holding_model_lock()
     def own(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
         """Return a copy of the module with these weights in it."""
         module = copied(self._ready()).eval()

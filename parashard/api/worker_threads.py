@@ -27,8 +27,8 @@ from parashard.models.user_errors import named_with_line
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.compute_threads import threads_for
 from parashard.process.logs import as_logfmt, log, logged_to
+from parashard.process.model_lock import holding_model_lock
 from parashard.process.shell import ERROR_CHARACTERS_MAX, ExitCode, Stop, ended_by
-from parashard.process.turns import turn
 
 LOG_FILE = "workers.log"
 """Of all worker threads of a run."""
@@ -85,15 +85,15 @@ class _InTurn:
     def spec(self) -> DataSpec:
         return self._source.spec
 
-    @turn()
+    @holding_model_lock()
     def examples(self, indices: Indices) -> Examples:
         return self._source.examples(indices)
 
-    @turn()
+    @holding_model_lock()
     def examples_of(self, step: int, indices: Indices) -> Examples:
         return examples_of(self._source, step, indices)
 
-    @turn()
+    @holding_model_lock()
     def held_out(self, start: int, stop: int) -> Examples:
         return self._source.held_out(start, stop)
 

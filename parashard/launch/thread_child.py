@@ -1,8 +1,8 @@
 """ThreadChild: a child of a local cluster that is a thread of this process, as `subprocess.Popen` is a process.
 
 Owns the thread, its stop and what became of it. A thread cannot be killed: one that is, or that hangs, is given up. It
-counts as ended, has no turn any more (`parashard.process.turns`), and what it still does has no effect on the job, for
-its name has a newer incarnation by then. Knows no worker. Made by `parashard.api.worker_threads`, called by
+counts as ended, loses the model lock (`parashard.process.model_lock`), and what it still does has no effect on the job,
+for its name has a newer incarnation by then. Knows no worker. Made by `parashard.api.worker_threads`, called by
 `parashard.launch.local_cluster`.
 """
 
@@ -13,8 +13,8 @@ import signal
 import threading
 from collections.abc import Callable
 
+from parashard.process.model_lock import abandon_model_lock
 from parashard.process.shell import ExitCode, Stop
-from parashard.process.turns import no_more_turns
 
 Work = Callable[[Stop, Callable[[str], None]], tuple[int, str]]
 """From a stop, and what to call with the reason when it hangs, to an exit code and why."""
@@ -83,7 +83,7 @@ class ThreadChild:
     def _give_up(self, code: int, said: str) -> None:
         if self._ended(code, said):
             self._given_up = True
-            no_more_turns(self._thread)
+            abandon_model_lock(self._thread)
         self._stop.ask(said or "given up")
 
     def _ended(self, code: int, said: str) -> bool:

@@ -10,7 +10,7 @@ import copy
 from parashard.errors import ConfigurationError
 from parashard.models.base import Model, Threaded
 from parashard.models.user_errors import named_with_line
-from parashard.process.turns import turn
+from parashard.process.model_lock import holding_model_lock
 
 
 def for_thread(model: Model) -> Model:
@@ -21,7 +21,7 @@ def for_thread(model: Model) -> Model:
     ConfigurationError
         If it cannot be copied.
     """
-    with turn():  # built one after the other
+    with holding_model_lock():  # built one after the other
         if isinstance(model, Threaded):
             return model.for_thread()
         try:

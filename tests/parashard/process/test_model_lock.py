@@ -1,4 +1,4 @@
-"""Turns: one thread of a process after the other, and one that waits for ever is told."""
+"""The model lock: one thread of a process after the other, and one that waits for ever is told."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from parashard.process import turns
-from parashard.process.turns import no_more_turns, turn
+from parashard.process import model_lock
+from parashard.process.model_lock import abandon_model_lock, holding_model_lock
 from support.waiting import DEADLINE_S
 
 
 def test_a_thread_may_enter_again() -> None:
-    @turn()
+    @holding_model_lock()
     def computed() -> int:
-        with turn():
+        with holding_model_lock():
             return 1
 
     with ThreadPoolExecutor(4) as threads:
@@ -23,11 +23,11 @@ def test_a_thread_may_enter_again() -> None:
 
 
 def test_one_that_waits_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN_S", 0.01)
+    monkeypatch.setattr(model_lock, "LOCK_WAIT_S", 0.01)
     taken, over = threading.Event(), threading.Event()
 
     def stays() -> None:
-        with turn():
+        with holding_model_lock():
             taken.set()
             over.wait(DEADLINE_S)
 
@@ -35,7 +35,10 @@ def test_one_that_waits_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         threads.submit(stays)
         assert taken.wait(DEADLINE_S)
         try:
-            with pytest.raises(TimeoutError, match="another thread of this process has computed for 0 s"), turn():
+            with (
+                pytest.raises(TimeoutError, match="another thread of this process has computed for 0 s"),
+                holding_model_lock(),
+            ):
                 pytest.fail("it is not its turn")
         finally:
             over.set()
@@ -46,11 +49,11 @@ def test_the_turn_of_one_that_is_given_up_is_another_s_and_it_has_none_again() -
     told: list[str] = []
 
     def stays() -> None:
-        with turn():
+        with holding_model_lock():
             taken.set()
             over.wait(DEADLINE_S)
         try:
-            with turn():
+            with holding_model_lock():
                 pytest.fail("it was given up")
         except TimeoutError as error:
             told.append(str(error))
@@ -60,10 +63,10 @@ def test_the_turn_of_one_that_is_given_up_is_another_s_and_it_has_none_again() -
     hangs.start()
     assert taken.wait(DEADLINE_S)
     with ThreadPoolExecutor(1) as threads:
-        waits = threads.submit(turn()(lambda: "computed"))
-        no_more_turns(hangs)
+        waits = threads.submit(holding_model_lock()(lambda: "computed"))
+        abandon_model_lock(hangs)
         assert waits.result(DEADLINE_S) == "computed"
-    with turn():
+    with holding_model_lock():
         over.set()
         assert left.wait(DEADLINE_S), "it leaves its block, and the turn stays this thread's"
-    assert told == ["this thread was given up, and has no turn any more"]
+    assert told == ["this thread was given up, and does not get the model lock again"]
