@@ -17,7 +17,7 @@ from parashard_coordinator.core.launchers import Launcher
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.membership import Shards, Worker
 from parashard_coordinator.core.policies import LeasingPolicy
-from parashard_coordinator.core.rounds import ANY_STEP, RoundBook, Rounds
+from parashard_coordinator.core.rounds import ANY_STEP, Rounds, SyncRounds
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.run.store import RunStore
 
@@ -39,7 +39,7 @@ def record_with_callbacks(progress: type[CallbackProgress]) -> type[JobRecord]:
             policy: LeasingPolicy,
             evaluations: Evaluations,
             launcher: Launcher,
-            rounds: RoundBook,
+            rounds: Rounds,
         ) -> None:
             super().__init__(options, policy, evaluations, launcher, rounds)
             self.callback_progress = progress(
@@ -65,7 +65,7 @@ def record_with(leases: type[StepLeases]) -> type[JobRecord]:
             policy: LeasingPolicy,
             evaluations: Evaluations,
             launcher: Launcher,
-            rounds: RoundBook,
+            rounds: Rounds,
         ) -> None:
             super().__init__(options, policy, evaluations, launcher, rounds)
             self.leases = leases(
@@ -90,7 +90,7 @@ class CreditingRecord(JobRecord):
     """P3 off, with `AnyLife`."""
 
     def __init__(
-        self, options: Options, policy: LeasingPolicy, evaluations: Evaluations, launcher: Launcher, rounds: RoundBook
+        self, options: Options, policy: LeasingPolicy, evaluations: Evaluations, launcher: Launcher, rounds: Rounds
     ) -> None:
         super().__init__(options, policy, evaluations, launcher, rounds)
         self.shards = AnyIncarnation(options.shards, first_view=options.incarnation - 1 << 32)
@@ -173,7 +173,7 @@ class UnboundedLeases(StepLeases):
         return min(self.target, ANY_STEP)
 
 
-class BlindRounds(Rounds):
+class BlindRounds(SyncRounds):
     """P24 off, with `KeepingRounds`: no rollback when shards disagree about what is skipped."""
 
     def _contested(self) -> int | None:
@@ -197,7 +197,7 @@ class UncheckedRunStore(RunStore):
         return
 
 
-class NoRollback(Rounds):
+class NoRollback(SyncRounds):
     """P12 off: no rollback, wherever the shards stand."""
 
     def look(self, held: Callable[[int], IntervalSet]) -> bool:

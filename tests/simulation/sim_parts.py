@@ -14,7 +14,7 @@ from parashard.plan.partition import Plan
 from parashard.protocol.messages import Target
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.rounds import Rounds as RoundsBook
+from parashard_coordinator.core.rounds import SyncRounds
 from parashard_coordinator.run.store import RunStore
 from parashard_server.build import stored_values
 from parashard_server.core.shard import Shard
@@ -65,7 +65,7 @@ class Parts:
     tables: type[EmbeddingTables] = EmbeddingTables
     core: type[Core] = Core
     job_record: type[JobRecord] = JobRecord
-    book: type[RoundsBook] = RoundsBook
+    book: type[SyncRounds] = SyncRounds
     run_store: type[RunStore] = RunStore
     habits: frozenset[str] = field(default_factory=frozenset)  # of processes that have no class for it, by rule
 

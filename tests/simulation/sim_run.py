@@ -34,7 +34,7 @@ from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
 from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher
 from parashard_coordinator.core.policies import leasing_policy
 from parashard_coordinator.core.restarts import Restarts
-from parashard_coordinator.core.rounds import NoRounds, RoundBook
+from parashard_coordinator.core.rounds import NoRounds, Rounds
 
 LEASE_TTL_S = 1.5
 START_S = 4.0
@@ -221,7 +221,7 @@ class _Run:
             callbacks_decide=setting.decides,
             callbacks_ahead=(0 if setting.waits else 1) if setting.decides and not setting.plans else None,
         )
-        book: RoundBook = NoRounds()
+        book: Rounds = NoRounds()
         if setting.policy.kind == "sync":
             book = parts.book(setting.shards, setting.policy.bound, steps, setting.checkpoint_every_s)
         return parts.core(parts.job_record(options, policy, Evaluations(after, policy, steps), launcher, book))

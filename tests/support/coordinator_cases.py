@@ -22,7 +22,7 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher, Launcher
 from parashard_coordinator.core.membership import ShardRegistration, Worker
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
-from parashard_coordinator.core.rounds import NoRounds, RoundBook, Rounds
+from parashard_coordinator.core.rounds import NoRounds, Rounds, SyncRounds
 from parashard_coordinator.core.saved import Saved
 
 RUN, DIGEST = "run-1", "d" * 64
@@ -44,9 +44,9 @@ def core_of(
     policy = policy or Async()
     chosen = OPTIONS._replace(**options)
     evaluations = Evaluations(list(evaluate_after), policy, chosen.steps_total)
-    rounds: RoundBook = NoRounds()
+    rounds: Rounds = NoRounds()
     if isinstance(policy, Sync):
-        rounds = Rounds(chosen.shards, policy.round_steps, chosen.steps_total, every_s=0.0)
+        rounds = SyncRounds(chosen.shards, policy.round_steps, chosen.steps_total, every_s=0.0)
     core = Core(JobRecord(chosen, policy, evaluations, launcher or ExternalLauncher(), rounds))
     if registered:
         for shard in range(chosen.shards):

@@ -32,7 +32,7 @@ from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.loss_warnings import loss_of_step
 from parashard_coordinator.core.membership import Worker
-from parashard_coordinator.core.rounds import Standing
+from parashard_coordinator.core.rounds import ShardProgress
 from parashard_coordinator.core.steering import at_most, depth, next_batches, refill, sharing, steer, steered
 from parashard_coordinator.kubernetes.ledger import PodEnd
 
@@ -74,7 +74,7 @@ class Core:
         is_new = job.shards.register(shard, registration)
         self._shard_seen_s[shard] = now_s
         held = job.leases.trusted(announcement.applied, announcement.held, skipped)
-        standing = Standing(
+        progress = ShardProgress(
             announcement.applied,
             held,
             skipped,
@@ -82,7 +82,7 @@ class Core:
             registration.incarnation,
             announcement.chains,
         )
-        job.rounds.stands(shard, standing)
+        job.rounds.note_progress(shard, progress)
         job.leases.reach(held_stop - 1)
         if is_new:
             self.shard_answered(shard)

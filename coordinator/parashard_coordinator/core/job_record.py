@@ -34,7 +34,7 @@ from parashard_coordinator.core.membership import (
 )
 from parashard_coordinator.core.policies import Auto, LeasingPolicy
 from parashard_coordinator.core.progress import Progress
-from parashard_coordinator.core.rounds import RoundBook
+from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.skipped import SkippedSteps
 from parashard_coordinator.core.staleness import Staleness
@@ -76,7 +76,7 @@ class JobRecord:
         When the held-out examples are judged.
     launcher : Launcher
         Starts and stops processes.
-    rounds : RoundBook
+    rounds : Rounds
         Where the shards stand, in jobs with rounds.
     """
 
@@ -86,7 +86,7 @@ class JobRecord:
         policy: LeasingPolicy,
         evaluations: Evaluations,
         launcher: Launcher,
-        rounds: RoundBook,
+        rounds: Rounds,
     ) -> None:
         self.options = options
         self.controller = Controller(policy) if isinstance(policy, Auto) else None

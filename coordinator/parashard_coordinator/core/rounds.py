@@ -15,8 +15,8 @@ from parashard.plan.intervals import IntervalSet
 ANY_STEP = 1 << 62
 
 
-class Standing(NamedTuple):
-    """Where a shard's present incarnation stands, as it said last."""
+class ShardProgress(NamedTuple):
+    """Steps and rounds that a shard's present incarnation has, by its last report."""
 
     applied: IntervalSet
     held: IntervalSet  # steps that it has acknowledged: applied or buffered ones
@@ -25,14 +25,14 @@ class Standing(NamedTuple):
     incarnation: int = 0
     chains: frozenset[int] = frozenset()  # rounds from which on checkpoints of it share files of rows
 
-    def precedes(self, later: Standing) -> bool:
+    def precedes(self, later: ShardProgress) -> bool:
         """Tell whether this is an announcement that a later one of the same incarnation has overtaken."""
         mine = (len(self.applied), len(self.held), len(self.skipped))
         return mine < (len(later.applied), len(later.held), len(later.skipped))
 
 
-class RoundBook(Protocol):
-    """What the core asks about rounds."""
+class Rounds(Protocol):
+    """Where the shards are in rounds, as the core asks."""
 
     rollbacks: int
 
@@ -40,8 +40,8 @@ class RoundBook(Protocol):
     def returning_to(self) -> int | None:
         """The round that all shards have to return to before anything is leased again."""
 
-    def stands(self, shard: int, standing: Standing) -> None:
-        """Take note of where a shard stands."""
+    def note_progress(self, shard: int, progress: ShardProgress) -> None:
+        """Take note of a shard's progress."""
 
     def look(self, held: Callable[[int], IntervalSet]) -> bool:
         """Decide about returning, given what each shard acknowledged; return whether that has changed."""
@@ -77,7 +77,7 @@ class NoRounds:
     returning_to = None
     rollbacks = 0
 
-    def stands(self, shard: int, standing: Standing) -> None:
+    def note_progress(self, shard: int, progress: ShardProgress) -> None:
         """Nothing follows from it."""
 
     def look(self, held: Callable[[int], IntervalSet]) -> bool:
@@ -116,8 +116,8 @@ class NoRounds:
         """Nothing waits for it."""
 
 
-class Rounds:
-    """The book of a `sync:N` job.
+class SyncRounds:
+    """Rounds of a `sync:N` job.
 
     Parameters
     ----------
@@ -136,17 +136,17 @@ class Rounds:
         self._round_steps = round_steps
         self._steps_total = steps_total
         self._every_s = every_s
-        self._standings: dict[int, Standing] = {}
+        self._progress: dict[int, ShardProgress] = {}
         self._cut_step: int | None = None  # the first step of a round whose saving the shards are being told of
         self._cut_s: float | None = None
         self.returning_to: int | None = None
         self.rollbacks = 0
 
-    def stands(self, shard: int, standing: Standing) -> None:
-        """Take note of where a shard stands."""
-        known = self._standings.get(shard)
-        if known is None or known.incarnation != standing.incarnation or not standing.precedes(known):
-            self._standings[shard] = standing
+    def note_progress(self, shard: int, progress: ShardProgress) -> None:
+        """Take note of a shard's progress."""
+        known = self._progress.get(shard)
+        if known is None or known.incarnation != progress.incarnation or not progress.precedes(known):
+            self._progress[shard] = progress
 
     def look(self, held: Callable[[int], IntervalSet]) -> bool:
         """Decide whether all must return to an earlier round.
@@ -160,18 +160,18 @@ class Rounds:
         older than an order that another carries out already. Only a target that some shard can no longer reach is
         given up for another one.
         """
-        before, standings = self.returning_to, self._standings.values()
-        if len(self._standings) < self._shards:
+        before, shards = self.returning_to, self._progress.values()
+        if len(self._progress) < self._shards:
             return False
         if before is None:
-            needed = max(len(standing.applied) for standing in standings)
-            goes_on = all(self._has(shard, needed, held(shard)) for shard in self._standings)
+            needed = max(len(progress.applied) for progress in shards)
+            goes_on = all(self._has(shard, needed, held(shard)) for shard in self._progress)
             if not goes_on or self._contested() is not None:
                 self.returning_to = self._newest_common()
                 self.rollbacks += 1
-        elif all(self._round(standing) == before for standing in standings):
+        elif all(self._round(progress) == before for progress in shards):
             self.returning_to = None
-        elif not all(before in self._reachable(standing) for standing in standings):
+        elif not all(before in self._reachable(progress) for progress in shards):
             self.returning_to = self._newest_common()
         return before != self.returning_to
 
@@ -180,7 +180,7 @@ class Rounds:
         target = self.returning_to
         if target is None:
             return []
-        return [(shard, target) for shard, s in sorted(self._standings.items()) if self._round(s) != target]
+        return [(shard, target) for shard, s in sorted(self._progress.items()) if self._round(s) != target]
 
     def common_cut(self) -> int | None:
         """Return the newest round that every shard has saved, or None: nothing older than it may go."""
@@ -193,20 +193,20 @@ class Rounds:
         """
         saved = sorted(self._saved_by_all())
         found = set()
-        for standing in self._standings.values() if saved else ():
-            begun = max((chain for chain in standing.chains if chain <= saved[-1]), default=0)
+        for progress in self._progress.values() if saved else ():
+            begun = max((chain for chain in progress.chains if chain <= saved[-1]), default=0)
             found.update([round_ for round_ in saved if round_ < begun][-1:])
         return sorted(found)
 
     def passed(self) -> int:
         """Return how many steps some shard has in its weights: earlier rounds' weights are gone."""
-        return max((len(s.applied) for s in self._standings.values()), default=0)
+        return max((len(s.applied) for s in self._progress.values()), default=0)
 
     def committed(self) -> int:
         """Return how many steps every shard has in its weights: no shard takes or needs one of these any more."""
-        if len(self._standings) < self._shards or self.returning_to is not None:
+        if len(self._progress) < self._shards or self.returning_to is not None:
             return 0
-        return min(len(standing.applied) for standing in self._standings.values())
+        return min(len(progress.applied) for progress in self._progress.values())
 
     def lease_limit(self) -> int:
         """Return the first step that may not be leased: none while shards return, none of a round being announced."""
@@ -231,37 +231,37 @@ class Rounds:
         self._cut_step = None
 
     def _saved_by_all(self) -> frozenset[int]:
-        if len(self._standings) < self._shards:
+        if len(self._progress) < self._shards:
             return frozenset()
-        return frozenset.intersection(*(standing.returnable for standing in self._standings.values()))
+        return frozenset.intersection(*(progress.returnable for progress in self._progress.values()))
 
     def _newest_common(self) -> int:
         """Return the newest round that each shard stands at or has saved, from before what they disagree about."""
-        common = frozenset.intersection(*(self._reachable(standing) for standing in self._standings.values()))
+        common = frozenset.intersection(*(self._reachable(progress) for progress in self._progress.values()))
         contested = self._contested()
         if contested is None:
             return max(common)
         return max((round_ for round_ in common if round_ <= contested // self._round_steps), default=min(common))
 
-    def _reachable(self, standing: Standing) -> frozenset[int]:
-        return standing.returnable | {self._round(standing)}
+    def _reachable(self, progress: ShardProgress) -> frozenset[int]:
+        return progress.returnable | {self._round(progress)}
 
     def _contested(self) -> int | None:
         """Return the first step that some shard has skipped and another has in its weights with its gradient."""
         found = [
             step
-            for some in self._standings.values()
-            for other in self._standings.values()
+            for some in self._progress.values()
+            for other in self._progress.values()
             for start, stop in some.skipped.intersection(other.applied).intervals()
             for step, _ in other.skipped.missing(start, stop)
         ]
         return min(found, default=None)
 
-    def _round(self, standing: Standing) -> int:
-        return -(-len(standing.applied) // self._round_steps)
+    def _round(self, progress: ShardProgress) -> int:
+        return -(-len(progress.applied) // self._round_steps)
 
     def _has(self, shard: int, needed: int, acknowledged: IntervalSet) -> bool:
-        held = self._standings[shard].held.copy()
+        held = self._progress[shard].held.copy()
         for start, stop in acknowledged.intervals():
             held.add_range(start, stop)
         return next(held.missing(0, needed), None) is None

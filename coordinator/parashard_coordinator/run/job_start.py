@@ -13,7 +13,7 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher
 from parashard_coordinator.core.policies import leasing_policy
 from parashard_coordinator.core.restarts import Restarts
-from parashard_coordinator.core.rounds import NoRounds, RoundBook, Rounds
+from parashard_coordinator.core.rounds import NoRounds, Rounds, SyncRounds
 from parashard_coordinator.run.resolve import ResolvedJob
 
 
@@ -84,7 +84,7 @@ def new_job_record(
         fresh_alone=not job.cluster.pipeline_depth,
         continued=bool(job.job.updates_before or job.job.first_epoch),
     )
-    return JobRecord(options, policy, evaluations, launcher, round_book(job, steps.total))
+    return JobRecord(options, policy, evaluations, launcher, rounds_of(job, steps.total))
 
 
 def _learning_rate_at(job: Job, steps_total: int, step: int, decided: float) -> float:
@@ -103,9 +103,9 @@ def _call_in_words(step: int) -> str:
     return f" (call {step:,} of coordinator.schedule, counted from 0)"
 
 
-def round_book(job: Job, steps_total: int) -> RoundBook:
+def rounds_of(job: Job, steps_total: int) -> Rounds:
     """Return what keeps track of rounds, where the job has them."""
     policy = job.consistency.policy
     if policy.kind != "sync":
         return NoRounds()
-    return Rounds(job.cluster.shards, policy.bound, steps_total, job.checkpoint.every_s)
+    return SyncRounds(job.cluster.shards, policy.bound, steps_total, job.checkpoint.every_s)

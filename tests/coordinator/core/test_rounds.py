@@ -1,4 +1,4 @@
-"""The book of rounds: who stands where, when all must return, and which round all save (P10, P12)."""
+"""Rounds: who stands where, when all must return, and which round all save (P10, P12)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.rounds import ANY_STEP, NoRounds, Rounds, Standing
+from parashard_coordinator.core.rounds import ANY_STEP, NoRounds, ShardProgress, SyncRounds
 
 N, STEPS = 4, 30  # seven whole rounds and a short one
 LAST_ROUND = 8  # the one that would follow
@@ -19,57 +19,57 @@ def steps_until(round_: int) -> IntervalSet:
     return IntervalSet([(0, min(STEPS, round_ * N))])
 
 
-def standing(
+def progress(
     round_: int,
     held: Iterable[int] = (),
     returnable: Iterable[int] = (),
     skipped: Iterable[int] = (),
     chains: Iterable[int] = (),
-) -> Standing:
+) -> ShardProgress:
     """Return where a shard stands that holds some steps of its round, and can return to some besides the first."""
     both, empty = steps_until(round_), IntervalSet((step, step + 1) for step in skipped)
     for step in held:
         both.add(step)
-    return Standing(steps_until(round_), both, empty, frozenset({0, *returnable}), chains=frozenset(chains))
+    return ShardProgress(steps_until(round_), both, empty, frozenset({0, *returnable}), chains=frozenset(chains))
 
 
 class Book:
     """Rounds, and what the leases know of receipts."""
 
-    def __init__(self, *standings: Standing, every_s: float = 0.0) -> None:
-        self.rounds = Rounds(max(1, len(standings)), N, STEPS, every_s)
+    def __init__(self, *shards: ShardProgress, every_s: float = 0.0) -> None:
+        self.rounds = SyncRounds(max(1, len(shards)), N, STEPS, every_s)
         self.acknowledged: dict[int, IntervalSet] = {}
         self.incarnations: Counter[int] = Counter()
-        for shard, of_shard in enumerate(standings):
-            self.stands(shard, of_shard)
+        for shard, of_shard in enumerate(shards):
+            self.note_progress(shard, of_shard)
 
-    def stands(self, shard: int, of_shard: Standing) -> None:
+    def note_progress(self, shard: int, of_shard: ShardProgress) -> None:
         """A new incarnation of a shard says where it stands: the leases believe that and no more (P3)."""
         self.acknowledged[shard] = of_shard.held.copy()
         self.incarnations[shard] += 1
         self.says(shard, of_shard)
 
-    def says(self, shard: int, of_shard: Standing) -> None:
+    def says(self, shard: int, of_shard: ShardProgress) -> None:
         """The present incarnation of a shard speaks again."""
-        self.rounds.stands(shard, of_shard._replace(incarnation=self.incarnations[shard]))
+        self.rounds.note_progress(shard, of_shard._replace(incarnation=self.incarnations[shard]))
 
     def look(self) -> bool:
         return self.rounds.look(lambda shard: self.acknowledged[shard])
 
 
 def test_shards_that_stand_at_the_same_round_go_on() -> None:
-    book = Book(standing(3), standing(3, held=[13]))
+    book = Book(progress(3), progress(3, held=[13]))
     assert (book.look(), book.rounds.returning_to, book.rounds.out_of_round()) == (False, None, [])
     assert book.rounds.lease_limit() == ANY_STEP
 
 
 def test_a_shard_that_holds_the_round_that_another_has_applied_commits_it_with_the_next_request() -> None:  # P10
-    book = Book(standing(3), standing(2, held=range(8, 12)))
+    book = Book(progress(3), progress(2, held=range(8, 12)))
     assert (book.look(), book.rounds.returning_to) == (False, None)
 
 
 def test_a_shard_that_lacks_one_step_of_what_another_has_applied_takes_all_back() -> None:  # P12
-    book = Book(standing(3, returnable=[1]), standing(2, held=[8, 9, 11], returnable=[1]))
+    book = Book(progress(3, returnable=[1]), progress(2, held=[8, 9, 11], returnable=[1]))
     assert book.look()
     assert (book.rounds.returning_to, book.rounds.out_of_round()) == (1, [(0, 1), (1, 1)])
     assert (book.rounds.lease_limit(), book.rounds.rollbacks) == (0, 1)
@@ -77,119 +77,119 @@ def test_a_shard_that_lacks_one_step_of_what_another_has_applied_takes_all_back(
 
 
 def test_who_stands_at_the_target_already_stays() -> None:  # P12
-    book = Book(standing(4, returnable=[2]), standing(2))
+    book = Book(progress(4, returnable=[2]), progress(2))
     book.look()
     assert (book.rounds.returning_to, book.rounds.out_of_round()) == (2, [(0, 2)])
 
 
 def test_receipts_count_that_came_after_a_shard_has_spoken_last() -> None:  # P5
-    book = Book(standing(2), standing(2))
+    book = Book(progress(2), progress(2))
     for step in range(8, 12):
         book.acknowledged[1].add(step)
-    book.says(0, standing(3))  # it has committed the round; shard 1 speaks again only in a second
+    book.says(0, progress(3))  # it has committed the round; shard 1 speaks again only in a second
     assert (book.look(), book.rounds.returning_to) == (False, None)
 
 
 def test_shards_that_have_a_step_in_different_ways_return_to_before_it() -> None:  # P24
-    holds = Book(standing(3, returnable=[1, 3]), standing(2, held=range(8, 12), returnable=[1, 2], skipped=[9]))
+    holds = Book(progress(3, returnable=[1, 3]), progress(2, held=range(8, 12), returnable=[1, 2], skipped=[9]))
     holds.look()
     assert holds.rounds.returning_to == 1, "round 2 was not saved by both, and round 3 is of two histories"
-    applied = Book(standing(3, returnable=[1, 3]), standing(3, returnable=[1, 3], skipped=[5, 9]))
+    applied = Book(progress(3, returnable=[1, 3]), progress(3, returnable=[1, 3], skipped=[5, 9]))
     applied.look()
     assert (applied.rounds.returning_to, applied.rounds.out_of_round()) == (1, [(0, 1), (1, 1)])
-    applied.stands(0, standing(1))
-    applied.stands(1, standing(1))
+    applied.note_progress(0, progress(1))
+    applied.note_progress(1, progress(1))
     assert (applied.look(), applied.rounds.returning_to) == (True, None)
 
 
 def test_what_all_have_skipped_and_what_is_only_held_elsewhere_is_no_disagreement() -> None:  # P24
-    for other in (standing(3, skipped=[9]), standing(2, held=[8, 9], skipped=[9]), standing(2, held=range(8, 12))):
-        book = Book(standing(2, held=range(8, 12), skipped=[9]), other)
+    for other in (progress(3, skipped=[9]), progress(2, held=[8, 9], skipped=[9]), progress(2, held=range(8, 12))):
+        book = Book(progress(2, held=range(8, 12), skipped=[9]), other)
         book.look()
         assert book.rounds.returning_to is None
 
 
 def test_nothing_is_decided_before_every_shard_has_spoken() -> None:  # P3
-    book = Book(standing(3))
-    book.rounds = Rounds(2, N, STEPS, 0.0)
-    book.stands(0, standing(3))
+    book = Book(progress(3))
+    book.rounds = SyncRounds(2, N, STEPS, 0.0)
+    book.note_progress(0, progress(3))
     assert (book.look(), book.rounds.returning_to, book.rounds.common_cut()) == (False, None, None)
 
 
 def test_where_nothing_was_saved_all_begin_again_where_their_plan_began() -> None:  # P12
-    book = Book(standing(5), standing(0))
+    book = Book(progress(5), progress(0))
     book.look()
     assert book.rounds.returning_to == 0
     of_a_plan = Book(
-        Standing(steps_until(5), steps_until(5), IntervalSet(), frozenset({3})),
-        Standing(steps_until(4), steps_until(4), IntervalSet(), frozenset({3})),
+        ShardProgress(steps_until(5), steps_until(5), IntervalSet(), frozenset({3})),
+        ShardProgress(steps_until(4), steps_until(4), IntervalSet(), frozenset({3})),
     )
     of_a_plan.look()
     assert of_a_plan.rounds.returning_to == 3, "its shards were cut out of a drained checkpoint of round 3"
 
 
 def test_a_damaged_checkpoint_of_the_target_moves_the_target_further_back() -> None:  # P12
-    book = Book(standing(4, returnable=[1, 2]), standing(1, returnable=[1]))
+    book = Book(progress(4, returnable=[1, 2]), progress(1, returnable=[1]))
     book.look()
     assert book.rounds.returning_to == 1
-    book.says(0, standing(4, returnable=[2]))  # it could not go there, and does not say so any more
+    book.says(0, progress(4, returnable=[2]))  # it could not go there, and does not say so any more
     assert book.look()
     assert (book.rounds.returning_to, book.rounds.out_of_round()) == (0, [(0, 0), (1, 0)])
     assert book.rounds.rollbacks == 1, "one return, to another place"
 
 
 def test_a_return_ends_when_every_shard_stands_at_its_target_and_not_before() -> None:  # P12
-    book = Book(standing(1, returnable=[1]), standing(0, held=[0, 1, 2]))
+    book = Book(progress(1, returnable=[1]), progress(0, held=[0, 1, 2]))
     book.look()
     assert book.rounds.returning_to == 0
     # Shard 0 is being sent to round 0. Meanwhile shard 1 says that it had the fourth step after all, and has committed.
-    book.says(1, standing(1, returnable=[1]))
+    book.says(1, progress(1, returnable=[1]))
     assert not book.look(), "one target, once: the order to shard 0 cannot be called back"
     assert (book.rounds.returning_to, book.rounds.out_of_round()) == (0, [(0, 0), (1, 0)])
-    book.stands(0, standing(0))
+    book.note_progress(0, progress(0))
     assert not book.look()
-    book.stands(1, standing(0))
+    book.note_progress(1, progress(0))
     assert book.look()
     assert (book.rounds.returning_to, book.rounds.rollbacks) == (None, 1)
 
 
 def test_an_announcement_that_a_later_one_has_overtaken_changes_nothing() -> None:
-    book = Book(standing(2), standing(2))
-    book.says(0, standing(1, held=[4]))
+    book = Book(progress(2), progress(2))
+    book.says(0, progress(1, held=[4]))
     assert (book.look(), book.rounds.committed()) == (False, 2 * N)
-    book.stands(0, standing(1, returnable=[1]))
+    book.note_progress(0, progress(1, returnable=[1]))
     assert book.rounds.committed() == N, "a new incarnation replaces what was believed (P3)"
 
 
 def test_steps_are_committed_when_every_shard_has_them_in_its_weights() -> None:
-    book = Book(standing(3), standing(2, held=[8, 9, 10, 11]))
+    book = Book(progress(3), progress(2, held=[8, 9, 10, 11]))
     assert book.rounds.committed() == 2 * N
-    book.stands(1, standing(2))
+    book.note_progress(1, progress(2))
     book.look()
     assert (book.rounds.returning_to, book.rounds.committed()) == (0, 0), "what shards return from is computed again"
     assert NoRounds().committed() == 0
 
 
 def test_the_short_last_round_counts_as_one() -> None:
-    book = Book(standing(LAST_ROUND), standing(LAST_ROUND - 1, held=[28, 29]))
+    book = Book(progress(LAST_ROUND), progress(LAST_ROUND - 1, held=[28, 29]))
     assert (book.look(), book.rounds.passed()) == (False, STEPS)
-    book.stands(1, standing(LAST_ROUND - 1, held=[28], returnable=[7]))
+    book.note_progress(1, progress(LAST_ROUND - 1, held=[28], returnable=[7]))
     assert book.look()
     assert book.rounds.returning_to == 0
 
 
 @st.composite
-def standings(draw: st.DrawFn) -> list[Standing]:
+def shards(draw: st.DrawFn) -> list[ShardProgress]:
     found = []
     for _ in range(draw(st.integers(1, 4))):
         round_ = draw(st.integers(0, LAST_ROUND))
         in_round = [step for step in range(round_ * N, min(STEPS, (round_ + 1) * N)) if draw(st.booleans())]
-        found.append(standing(round_, in_round, draw(st.sets(st.integers(0, round_)))))
+        found.append(progress(round_, in_round, draw(st.sets(st.integers(0, round_)))))
     return found
 
 
-@given(standings())
-def test_wherever_shards_stand_they_find_a_common_round_and_go_on_from_it(all_: list[Standing]) -> None:  # P12
+@given(shards())
+def test_wherever_shards_stand_they_find_a_common_round_and_go_on_from_it(all_: list[ShardProgress]) -> None:  # P12
     book = Book(*all_)
     changed = book.look()
     target = book.rounds.returning_to
@@ -204,7 +204,7 @@ def test_wherever_shards_stand_they_find_a_common_round_and_go_on_from_it(all_: 
     assert set(sent.values()) <= {target}
     for shard, round_ in sent.items():
         assert book.rounds.lease_limit() == 0, "nothing is leased meanwhile"
-        book.stands(shard, standing(round_, returnable=all_[shard].returnable))
+        book.note_progress(shard, progress(round_, returnable=all_[shard].returnable))
         book.look()
     assert (book.rounds.returning_to, book.rounds.out_of_round(), book.rounds.rollbacks) == (None, [], 1)
 
@@ -213,17 +213,17 @@ def test_wherever_shards_stand_they_find_a_common_round_and_go_on_from_it(all_: 
 
 
 def test_the_common_cut_is_the_newest_round_that_every_shard_has_saved() -> None:  # P12
-    assert Book(standing(6, returnable=[2, 4, 5]), standing(6, returnable=[2, 4])).rounds.common_cut() == 4
-    assert Book(standing(6, returnable=[2]), standing(6)).rounds.common_cut() == 0
+    assert Book(progress(6, returnable=[2, 4, 5]), progress(6, returnable=[2, 4])).rounds.common_cut() == 4
+    assert Book(progress(6, returnable=[2]), progress(6)).rounds.common_cut() == 0
     of_a_plan = Book(
-        standing(6, returnable=[2]), Standing(steps_until(6), steps_until(6), IntervalSet(), frozenset({1}))
+        progress(6, returnable=[2]), ShardProgress(steps_until(6), steps_until(6), IntervalSet(), frozenset({1}))
     )
     assert of_a_plan.rounds.common_cut() is None
 
 
 def test_the_newest_round_before_each_shards_chain_is_kept() -> None:  # P12, P33
     def kept(*of_shards: tuple[list[int], list[int]]) -> list[int]:
-        return Book(*(standing(7, returnable=saved, chains=chains) for saved, chains in of_shards)).rounds.kept_rounds()
+        return Book(*(progress(7, returnable=saved, chains=chains) for saved, chains in of_shards)).rounds.kept_rounds()
 
     saved = [2, 3, 4, 5]
     assert kept((saved, [1, 4]), (saved, [1, 4])) == [3]
@@ -237,20 +237,20 @@ def test_the_round_before_a_chain_is_kept_until_that_is_common() -> None:  # P33
     """A chain begins at round 5 on one shard: until both have that round, what counts is the chain of round 4."""
     saved = [2, 3, 4]
     rounds = Book(
-        standing(7, returnable=[*saved, 5], chains=[1, 3, 5]), standing(7, returnable=saved, chains=[3])
+        progress(7, returnable=[*saved, 5], chains=[1, 3, 5]), progress(7, returnable=saved, chains=[3])
     ).rounds
     assert (rounds.common_cut(), rounds.kept_rounds()) == (4, [2])
-    rounds.stands(1, standing(7, returnable=[*saved, 5], chains=[3])._replace(incarnation=2))
+    rounds.note_progress(1, progress(7, returnable=[*saved, 5], chains=[3])._replace(incarnation=2))
     assert (rounds.common_cut(), rounds.kept_rounds()) == (5, [2, 4])
 
 
 def test_a_job_without_rounds_keeps_none() -> None:
     assert NoRounds().kept_rounds() == []
-    assert Rounds(2, N, STEPS, 0.0).kept_rounds() == []
+    assert SyncRounds(2, N, STEPS, 0.0).kept_rounds() == []
 
 
 def test_the_next_round_is_saved_once_it_is_time_and_before_any_of_it_is_leased() -> None:  # P12
-    book = Book(standing(2), standing(2), every_s=30.0)
+    book = Book(progress(2), progress(2), every_s=30.0)
     assert book.rounds.due_cut(8, 100.0) is None, "the time begins with the first look"
     assert book.rounds.due_cut(9, 129.9) is None
     assert book.rounds.due_cut(9, 130.0) == 3
@@ -263,28 +263,28 @@ def test_the_next_round_is_saved_once_it_is_time_and_before_any_of_it_is_leased(
 
 
 def test_no_round_is_named_while_shards_return_nor_past_the_end() -> None:
-    book = Book(standing(2), standing(0), every_s=30.0)
+    book = Book(progress(2), progress(0), every_s=30.0)
     book.rounds.due_cut(0, 0.0)
     book.look()
     assert book.rounds.due_cut(0, 30.0) is None
-    whole = Book(standing(7), standing(7), every_s=30.0)
+    whole = Book(progress(7), progress(7), every_s=30.0)
     whole.rounds.due_cut(28, 0.0)
     assert whole.rounds.due_cut(28, 30.0) is None, "the end is saved anyway"
 
 
 def test_without_seconds_no_round_is_named() -> None:
-    book = Book(standing(2), standing(2))
+    book = Book(progress(2), progress(2))
     assert [book.rounds.due_cut(8, now_s) for now_s in (0.0, 1e9)] == [None, None]
 
 
 def test_what_some_shard_has_in_its_weights_has_passed() -> None:  # P11
-    assert Book(standing(2), standing(3, held=[12])).rounds.passed() == 12
-    assert Rounds(2, N, STEPS, 0.0).passed() == 0
+    assert Book(progress(2), progress(3, held=[12])).rounds.passed() == 12
+    assert SyncRounds(2, N, STEPS, 0.0).passed() == 0
 
 
 def test_jobs_without_rounds_never_return_and_keep_no_common_time() -> None:  # P1, P12
     book = NoRounds()
-    book.stands(0, standing(2))
+    book.note_progress(0, progress(2))
     book.cut_named()
     assert (book.look(lambda shard: IntervalSet()), book.returning_to, book.out_of_round()) == (False, None, [])
     assert (book.common_cut(), book.passed(), book.lease_limit()) == (None, 0, ANY_STEP)
