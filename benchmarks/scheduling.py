@@ -20,8 +20,6 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.process.logs import log
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.rpc import Server
-from parashard_coordinator.api.service import CoordinatorService
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
@@ -29,6 +27,8 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher
 from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import NoRounds
+from parashard_coordinator.endpoints.service import CoordinatorService
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_worker.leasing import Joined, Leasing
 

@@ -103,7 +103,7 @@ def test_grpc_is_spoken_only_at_the_seams():
         "parashard/protocol/rpc.py",
         "parashard/security/grpc_admission.py",
         "parashard/security/grpc_tls.py",
-        "coordinator/parashard_coordinator/api/service.py",
+        "coordinator/parashard_coordinator/endpoints/service.py",
         "parashard/serving/service.py",
         "ps_server/parashard_server/serving/grpc_service.py",
     }

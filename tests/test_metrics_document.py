@@ -17,8 +17,6 @@ from parashard.plan.optimizers import SGD
 from parashard.serving.behind import Behind
 from parashard.serving.metrics import serving_families
 from parashard.telemetry.metrics import Metrics
-from parashard_coordinator.api.metrics import coordinator_families
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
@@ -26,6 +24,8 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher
 from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import NoRounds
+from parashard_coordinator.endpoints.metrics import coordinator_families
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import shard_families

@@ -36,9 +36,9 @@ from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.tracing import tracing
-from parashard_coordinator.api.service import REQUEST_BYTES_MAX
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.job_start import NO_CALLBACKS, Callbacks, new_job_record

@@ -26,9 +26,6 @@ from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s
 from parashard.process.awake_clock import AwakeClock
 from parashard.store.claims import claim_incarnation
-from parashard_coordinator.api.service import CoordinatorService
-from parashard_coordinator.api.shard_reports import saved_shard
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.callback_progress import Rate
 from parashard_coordinator.core.controller import Decision, Lag
 from parashard_coordinator.core.core import Core
@@ -36,6 +33,9 @@ from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.job_record import DueCheckpoint
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.core.steering import set_lag
+from parashard_coordinator.endpoints.service import CoordinatorService
+from parashard_coordinator.endpoints.shard_reports import saved_shard
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
 TICK_S = 0.05

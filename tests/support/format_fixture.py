@@ -31,9 +31,9 @@ from parashard.plan.variables import Float32s
 from parashard.protocol.proto_conversion import plan_message
 from parashard.store import open_store
 from parashard.store.claims import Claims
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import CompletedStep
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.history import History
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.report import report

@@ -10,9 +10,9 @@ from typing import Any
 from parashard._proto import coordinator_pb2 as pb
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.rpc import Server
-from parashard_coordinator.api.service import REQUEST_BYTES_MAX, CoordinatorService
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX, CoordinatorService
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from support.coordinator_cases import DIGEST, RUN
 from support.waiting import DEADLINE_S

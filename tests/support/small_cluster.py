@@ -14,9 +14,9 @@ from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server
 from parashard.store import open_store
-from parashard_coordinator.api.service import CoordinatorService
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.endpoints.service import CoordinatorService
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob

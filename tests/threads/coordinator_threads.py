@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Fenced, RetryLater, UnknownWorker
-from parashard_coordinator.api.service import CoordinatorService
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.endpoints.service import CoordinatorService
+from parashard_coordinator.endpoints.status import StatusView
 from support.coordinator_cases import RUN
 from support.owned_core import owned_core
 from support.served_core import lease_request, worker_request

@@ -15,7 +15,7 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
-from parashard_coordinator.api.service import REQUEST_BYTES_MAX
+from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX
 from parashard_worker.leased import REPORTS_MAX, RETRY_PAUSE_S, UNSTORED_MAX, Joined
 from support.leased_cases import DONE, FAILED, RETRY_BUDGET_S, Worker, reported
 

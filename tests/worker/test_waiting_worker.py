@@ -9,9 +9,9 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.job.load import as_toml, job_from_toml
 from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server
-from parashard_coordinator.api.service import CoordinatorService
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.endpoints.service import CoordinatorService
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.job_start import new_job_record
 from support.resolved_job import resolved_here

@@ -1,8 +1,8 @@
 """Texts that peers send: how long each may be, and what may be in it, before the coordinator keeps or shows it.
 
 Owns these bounds. They go into events, logs, terminals, the status and the report, so nothing in them may act on a
-terminal, begin a line, or grow without an end. Pure; called by `parashard_coordinator.api.service` for what comes in
-and by `parashard_coordinator.core.job_record` for what is told.
+terminal, begin a line, or grow without an end. Pure; called by `parashard_coordinator.endpoints.service` for what comes
+in and by `parashard_coordinator.core.job_record` for what is told.
 """
 
 from __future__ import annotations

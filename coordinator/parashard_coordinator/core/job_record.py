@@ -1,7 +1,8 @@
 """JobRecord: the in-memory state of one job: its members, leases, progress, events, and what a successor must know.
 
 Pure. Knows no call: what calls do to a job is `parashard_coordinator.core.core`'s, which has one of these.
-`parashard_coordinator.api.status`, `parashard_coordinator.run.report` and `parashard_coordinator.api.metrics` read it.
+`parashard_coordinator.endpoints.status`, `parashard_coordinator.run.report` and
+`parashard_coordinator.endpoints.metrics` read it.
 """
 
 from __future__ import annotations

@@ -36,9 +36,6 @@ from parashard.process.shell import Stop
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
-from parashard_coordinator.api.pages import status_pages
-from parashard_coordinator.api.service import CoordinatorService
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer, LastReads
@@ -46,6 +43,9 @@ from parashard_coordinator.core.job_record import DueCheckpoint
 from parashard_coordinator.core.loss_warnings import job_ends, staleness_seen
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.core.staleness import Staleness
+from parashard_coordinator.endpoints.pages import status_pages
+from parashard_coordinator.endpoints.service import CoordinatorService
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.decisions import DecisionStore
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.history import History
@@ -89,7 +89,7 @@ def _ticked(core: Core, now_s: float) -> _Moment:
 
 
 def _families(core: ExclusiveCore, status: StatusView) -> list[Metric]:
-    from parashard_coordinator.api.metrics import coordinator_families
+    from parashard_coordinator.endpoints.metrics import coordinator_families
 
     return coordinator_families(core, status)
 
@@ -194,7 +194,7 @@ class Coordination:
         coordinator = self._run_store.incarnation
 
         def history(since: int) -> dict[str, Any]:
-            from parashard_coordinator.api.page import history_json  # with the first request for it
+            from parashard_coordinator.endpoints.page import history_json  # with the first request for it
 
             return self._history.look(lambda timeline: history_json(timeline, since, self._run_id, coordinator))
 

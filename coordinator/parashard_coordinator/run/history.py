@@ -20,7 +20,7 @@ from parashard.launch.run_files import HISTORY_FILE
 from parashard.process.best_effort import BestEffort
 from parashard.process.debounce import STEADY_S
 from parashard.telemetry.transfer import Overlap
-from parashard_coordinator.api.timeline import Timeline
+from parashard_coordinator.endpoints.timeline import Timeline
 
 Seen = TypeVar("Seen")
 

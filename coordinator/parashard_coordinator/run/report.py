@@ -26,11 +26,11 @@ from parashard.process.best_effort import failed_writes, why_failed
 from parashard.store.arrays import write_arrays
 from parashard.store.durable import replace_durably, write_durably
 from parashard.telemetry.transfer import Bytes, Overlap
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core import steering
 from parashard_coordinator.core.advice import pipeline_advice
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.staleness import Staleness, quantile
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import SavedModel
 

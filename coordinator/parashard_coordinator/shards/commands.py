@@ -13,8 +13,8 @@ from typing import Any
 from parashard._proto import shard_pb2
 from parashard.errors import ParashardError
 from parashard.protocol import rpc
-from parashard_coordinator.api.shard_reports import SavedShard, saved_shard
 from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.endpoints.shard_reports import SavedShard, saved_shard
 from parashard_coordinator.shards.channels import ShardChannels
 
 NAME_DEADLINE_S = 1.0

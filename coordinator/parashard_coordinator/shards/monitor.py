@@ -8,8 +8,8 @@ from typing import NamedTuple
 from parashard._proto import shard_pb2
 from parashard.errors import ParashardError
 from parashard.protocol import rpc
-from parashard_coordinator.api.shard_reports import ShardRecord, record_of
 from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.endpoints.shard_reports import ShardRecord, record_of
 from parashard_coordinator.shards.channels import ShardChannels
 
 DEADLINE_S = 1.0

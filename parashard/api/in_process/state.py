@@ -31,10 +31,10 @@ from parashard.protocol.proto_conversion import plan_message
 from parashard.store.base import Store
 from parashard.store.claims import Claims, claim_incarnation
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, View, no_rows
-from parashard_coordinator.api.shard_reports import ShardRecord, record_of
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.endpoints.shard_reports import ShardRecord, record_of
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 from parashard_coordinator.run.store import Identity, RunStore
 from parashard_server.build import ShardBuilder

@@ -41,8 +41,6 @@ from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.full_disk import disk_failed
 from parashard.store import open_store
 from parashard.store.durable import sync_upwards, write_durably
-from parashard_coordinator.api.service import follow_call, follow_reply
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import (
     CompletedStep,
@@ -60,6 +58,8 @@ from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.loss_warnings import job_ends
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.training_figures import MetricSums
+from parashard_coordinator.endpoints.service import follow_call, follow_reply
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.history import History
 from parashard_coordinator.run.job_start import Callbacks, new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights

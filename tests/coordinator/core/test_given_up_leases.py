@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.leases import RETRY_PAUSE_S, Grant, StepLeases
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
 from parashard_coordinator.core.skipped import SkippedSteps
+from parashard_coordinator.endpoints.status import StatusView
 from support.coordinator_cases import Caller, announce, core_of, done
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from parashard_coordinator.__main__ import watch_pods
-from parashard_coordinator.api.metrics import coordinator_families
+from parashard_coordinator.endpoints.metrics import coordinator_families
 from parashard_coordinator.kubernetes.cluster import KubernetesCluster
 from support.coordinator_cases import core_of
 from support.fake_api_server import JOB, NAMESPACE, FakeApiServer

@@ -13,7 +13,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.launch.run_files import HISTORY_FILE
 from parashard.process.debounce import STEADY_S
-from parashard_coordinator.api.timeline import Timeline
+from parashard_coordinator.endpoints.timeline import Timeline
 from parashard_coordinator.run import history as module
 from parashard_coordinator.run.history import History
 

@@ -15,9 +15,9 @@ from parashard.job.load import job_from_toml
 from parashard.launch.run_files import REPORT_FILE
 from parashard.plan.embedding import mixed
 from parashard.plan.variables import Float32s, values_sha256
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.callback_progress import Rate
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import SavedModel

@@ -20,15 +20,15 @@ from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
 from parashard.serving.served import ServedRun
 from parashard.serving.service import ServingService
-from parashard_coordinator.api.page import status_json, status_page
-from parashard_coordinator.api.service import CoordinatorService, follow_reply
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.launchers import LocalLauncher
 from parashard_coordinator.core.restarts import Restarts
 from parashard_coordinator.core.saved import Saved
+from parashard_coordinator.endpoints.page import status_json, status_page
+from parashard_coordinator.endpoints.service import CoordinatorService, follow_reply
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from support.coordinator_cases import DIGEST, RUN, Caller, core_of
 from support.message_edges import at_edges

@@ -12,8 +12,6 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.errors import ConfigurationError, LimitExceeded, MalformedFrame, ParashardError
-from parashard_coordinator.api.service import REPORTS_MAX, REQUEST_BYTES_MAX
-from parashard_coordinator.api.shard_reports import INTERVALS_MAX, ROUNDS_MAX
 from parashard_coordinator.core.core import WORKERS_MAX
 from parashard_coordinator.core.input_limits import (
     ADDRESS_BYTES_MAX,
@@ -23,6 +21,8 @@ from parashard_coordinator.core.input_limits import (
     NAME_BYTES_MAX,
 )
 from parashard_coordinator.core.job_record import EVENTS_KEPT
+from parashard_coordinator.endpoints.service import REPORTS_MAX, REQUEST_BYTES_MAX
+from parashard_coordinator.endpoints.shard_reports import INTERVALS_MAX, ROUNDS_MAX
 from support.coordinator_cases import core_of
 from support.served_core import Served, lease_request, served, shard_request, worker_request
 from support.shard_records import largest_record

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-import parashard_coordinator.api.service
+import parashard_coordinator.endpoints.service
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Superseded
 from parashard.protocol.rpc import SERVER_THREADS
-from parashard_coordinator.api.service import WAIT_MAX_S, WAITERS_MAX
 from parashard_coordinator.core.launchers import Exit, LocalLauncher, ProcessName
 from parashard_coordinator.core.restarts import Restarts
+from parashard_coordinator.endpoints.service import WAIT_MAX_S, WAITERS_MAX
 from support.coordinator_cases import Caller, core_of
 from support.served_core import DEADLINE_S, Served, lease_request, served, shard_request, worker_request
 
@@ -40,7 +40,7 @@ def it() -> Iterator[Served]:
 def asking(it: Served) -> Iterator[Asks]:
     """Call Lease on threads of their own; whatever still waits at the end is woken."""
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as threads:
-        patch.setattr(parashard_coordinator.api.service, "WAIT_MAX_S", WAIT_S)
+        patch.setattr(parashard_coordinator.endpoints.service, "WAIT_MAX_S", WAIT_S)
         try:
             yield lambda **request: threads.submit(it.client.lease, lease_request(want=1, wait_s=WAIT_S, **request))
         finally:
@@ -131,7 +131,7 @@ def test_every_wait_is_bounded(it: Served) -> None:
 
 def test_only_so_many_wait_at_once(it: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     assert WAITERS_MAX < SERVER_THREADS, "others must be served meanwhile"
-    monkeypatch.setattr(parashard_coordinator.api.service, "WAITERS_MAX", 1)
+    monkeypatch.setattr(parashard_coordinator.endpoints.service, "WAITERS_MAX", 1)
     it.client.register_worker(worker_request("worker-1"))
     with asking(it) as ask:
         reply = ask()

@@ -13,7 +13,8 @@ from parashard.errors import LimitExceeded, MalformedFrame, ParashardError
 from parashard.plan.intervals import IntervalSet
 from parashard.protocol import wire
 from parashard.protocol.rpc import Server
-from parashard_coordinator.api.shard_reports import (
+from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.endpoints.shard_reports import (
     ERROR_BYTES_MAX,
     HOTTEST_MAX,
     INTERVALS_MAX,
@@ -22,8 +23,7 @@ from parashard_coordinator.api.shard_reports import (
     TABLES_MAX,
     record_of,
 )
-from parashard_coordinator.api.status import StatusView
-from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.shards.channels import ANSWER_BYTES_MAX, ShardChannels
 from parashard_coordinator.shards.commands import ShardCommands
 from parashard_coordinator.shards.monitor import ShardMonitor

@@ -16,7 +16,7 @@ import pytest
 
 from parashard.display.status_json import status_dict
 from parashard.telemetry.http import HEADERS
-from parashard_coordinator.api.pages import STATIC
+from parashard_coordinator.endpoints.pages import STATIC
 from support.status_cases import status_of
 from support.status_port import StatusPort, status_port
 from support.waiting import DEADLINE_S

@@ -21,7 +21,6 @@ from parashard.errors import (
 )
 from parashard.models.metric_figures import VALUES_MAX
 from parashard.protocol.rpc import connect, our_errors
-from parashard_coordinator.api.service import lease_call, lease_reply
 from parashard_coordinator.core.calls import JobState, LeaseAnswer
 from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.core import WORKERS_MAX
@@ -31,6 +30,7 @@ from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.policies import Sync
 from parashard_coordinator.core.restarts import Restarts
 from parashard_coordinator.core.training_figures import MetricSums
+from parashard_coordinator.endpoints.service import lease_call, lease_reply
 from support.coordinator_cases import DIGEST, RUN, core_of
 from support.served_core import DEADLINE_S, Served, lease_request, served, shard_request, worker_request
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.telemetry.tracer import trace_id
-from parashard_coordinator.api.service import CoordinatorService
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.endpoints.service import CoordinatorService
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from support.coordinator_cases import DIGEST, RUN, core_of
 from support.served_core import lease_request, worker_request

@@ -8,8 +8,8 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
-from parashard_coordinator.api.page import status_page
-from parashard_coordinator.api.pages import STATIC
+from parashard_coordinator.endpoints.page import status_page
+from parashard_coordinator.endpoints.pages import STATIC
 
 PHASES = pb.PhaseSeconds(push=1.0, compute=2.0, transfer=8.0)
 EVIL = "<script>alert('x')</script>&\""

@@ -1,6 +1,6 @@
 """Decoding of the shards' reports of themselves, within bounds, before the coordinator keeps or forwards them.
 
-Owns how much a shard may say. Decides nothing about the job. Called by `parashard_coordinator.api.service` for
+Owns how much a shard may say. Decides nothing about the job. Called by `parashard_coordinator.endpoints.service` for
 announcements, by `parashard_coordinator.shards.monitor` for records and by `parashard_coordinator.shards.commands` for
 checkpoints.
 """

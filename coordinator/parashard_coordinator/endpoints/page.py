@@ -25,8 +25,8 @@ from parashard.display.status_tables import (
     table_columns,
     worker_columns,
 )
-from parashard_coordinator.api import timeline as points
-from parashard_coordinator.api.timeline import Timeline
+from parashard_coordinator.endpoints import timeline as points
+from parashard_coordinator.endpoints.timeline import Timeline
 
 _HEAD = """<!doctype html>
 <html lang="en">

@@ -33,12 +33,12 @@ def status_pages(status: Status, history: History) -> dict[str, Page]:
     """Return what answers at each path; the files are read now."""
 
     def page(query: str) -> tuple[int, str, bytes]:
-        from parashard_coordinator.api.page import status_page  # with the first request for it
+        from parashard_coordinator.endpoints.page import status_page  # with the first request for it
 
         return 200, "text/html; charset=utf-8", status_page(status())
 
     def status_object(query: str) -> tuple[int, str, bytes]:
-        from parashard_coordinator.api.page import status_json
+        from parashard_coordinator.endpoints.page import status_json
 
         return _json(status_json(status()))
 

@@ -17,8 +17,6 @@ from parashard.models.metric_figures import FIGURES, METRICS_MAX, VALUES_MAX
 from parashard.process import failpoints
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import SERVER_THREADS, Server
-from parashard_coordinator.api.shard_reports import announcement, check_count
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import (
     CompletedStep,
@@ -48,6 +46,8 @@ from parashard_coordinator.core.input_limits import (
 from parashard_coordinator.core.launchers import Exit, ProcessName
 from parashard_coordinator.core.membership import PHASES
 from parashard_coordinator.core.training_figures import MetricSums
+from parashard_coordinator.endpoints.shard_reports import announcement, check_count
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
 if TYPE_CHECKING:

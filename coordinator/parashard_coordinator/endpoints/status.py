@@ -12,11 +12,11 @@ from itertools import islice
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.display.figures import natural
-from parashard_coordinator.api.shard_reports import HOTTEST_MAX, TABLE_FIGURES, TABLES_MAX, ShardRecord
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.staleness import merged, quantile
 from parashard_coordinator.core.steering import in_words
+from parashard_coordinator.endpoints.shard_reports import HOTTEST_MAX, TABLE_FIGURES, TABLES_MAX, ShardRecord
 
 PROBLEMS_MAX = 64  # in one message
 _UINT64_MAX = (1 << 64) - 1

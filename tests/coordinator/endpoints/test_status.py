@@ -7,10 +7,10 @@ import math
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.telemetry.transfer import Overlap
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.controller import MEASURED
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.policies import Auto
+from parashard_coordinator.endpoints.status import StatusView
 from support.coordinator_cases import Caller, announce, core_of, done, judged
 from support.shard_records import record_of
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.job_record import JobRecord
+from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.kubernetes.ledger import REASONS, ROLES
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
