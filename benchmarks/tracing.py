@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from benchmarks.tables import spread, table, write
 from parashard._proto import coordinator_pb2, tensor_pb2
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target
+from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Target
 from parashard.telemetry.tracer import Tracer
 from parashard.telemetry.tracing import NO_SPAN, traceparent
 
@@ -92,7 +92,7 @@ def of_step(tracer: Tracer | None) -> Callable[[], None]:
 
 def of_push(tracer: Tracer | None) -> Callable[[], None]:
     """Return all that tracing adds to a shard's push, as `RequestHandler` has it."""
-    target, receipt = Target("run", "digest", 1, 0, 1), Receipt(PushResult.APPLIED, 5, 0)
+    target, ack = Target("run", "digest", 1, 0, 1), Ack(PushResult.APPLIED, 5, 0)
     request = Push(target, "worker-0", 7, (), False, None, Buffers([b"1234"]), CONTEXT)
 
     def push() -> None:
@@ -102,7 +102,7 @@ def of_push(tracer: Tracer | None) -> Callable[[], None]:
             if traced is not None:
                 traced.applied(0, 5, None, 1.0)
             if traced is not None:
-                traced.answered(receipt)
+                traced.answered(ack)
 
     return push
 

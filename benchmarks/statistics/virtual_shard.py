@@ -17,7 +17,7 @@ from parashard.job.load import as_toml
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Fetched, PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import Ack, Fetched, PullRun, Push, Weights
 from parashard.protocol.proto_conversion import plan_message
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, View, no_rows
 from parashard_coordinator.core.calls import Announcement
@@ -167,7 +167,7 @@ class _Calls:
     def __init__(self, holder: VirtualShard) -> None:
         self._holder = holder
 
-    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+    def push(self, push: Push, deadline_s: float) -> Pending[Ack]:
         """Push by a call."""
         return _Done(partial(self._holder.shard.push, push))
 

@@ -29,11 +29,11 @@ from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
     NO_KEYS,
+    Ack,
     Fetched,
     PullRun,
     Push,
     PushResult,
-    Receipt,
     Slice,
     Target,
 )
@@ -48,9 +48,9 @@ UNACKNOWLEDGED_MAX = 4096
 
 
 class Pushed(NamedTuple):
-    """What became of a push: by shard its receipt, and the incarnation that gave it."""
+    """What became of a push: by shard its ack, and the incarnation that gave it."""
 
-    receipts: tuple[Receipt, ...]
+    acks: tuple[Ack, ...]
     incarnations: tuple[int, ...]
 
 
@@ -114,7 +114,7 @@ class ShardClient:
         self._transports: dict[ShardAddress, Transport] = {}
         self._closed = False
         self._encoder = GradientEncoder(plan)
-        self._unacknowledged: set[tuple[int, int]] = set()  # (step, shard) of encoded pushes whose receipt never came
+        self._unacknowledged: set[tuple[int, int]] = set()  # (step, shard) of encoded pushes whose ack never came
         self._sets = PullBuffers(plan)
         self.view = View(0, ())
 
@@ -228,7 +228,7 @@ class ShardClient:
         void: bool = False,
         keys: Mapping[str, Keys] = NO_KEYS,
     ) -> Pushed:
-        """Push a step's gradients to all shards, at once; return every shard's receipt.
+        """Push a step's gradients to all shards, at once; return every shard's ack.
 
         Parameters
         ----------
@@ -255,12 +255,12 @@ class ShardClient:
         StaleRequest
             If the view is old, or the round is over: the step is in already, or is due again.
         RetryLater
-            If a shard gave no receipt within the retry budget. Other shards may have the step; that is safe.
+            If a shard gave no ack within the retry budget. Other shards may have the step; that is safe.
         """
         begun = self.view
         unsettled: dict[int, list[Encoded]] = {shard: [] for shard in range(len(begun.shards))}
 
-        def push(shard: int) -> Pending[Receipt]:
+        def push(shard: int) -> Pending[Ack]:
             if shard:
                 failpoints.hit("worker.push.between_shards")
             view, mine = self.view, prepared[shard]
@@ -268,12 +268,12 @@ class ShardClient:
                 mine = prepared[shard] = mine._replace(target=self._target(shard, view), pulled_version=None)
             return self._transport(shard, view).push(mine, rpc.data_deadline_s(mine.payload.nbytes))
 
-        def settle(shard: int, receipt: Receipt) -> None:
+        def settle(shard: int, ack: Ack) -> None:
             # In sync:N nothing has a residue, and what is held will be applied. A duplicate of a push of ours
-            # whose receipt was lost is that push: giving its residue back would send it twice.
+            # whose ack was lost is that push: giving its residue back would send it twice.
             lost = (step, shard) in self._unacknowledged
             self._unacknowledged.discard((step, shard))
-            ours = receipt.result is not PushResult.DUPLICATE or lost
+            ours = ack.result is not PushResult.DUPLICATE or lost
             self._encoder.settle(unsettled.pop(shard), applied=ours)
 
         def unacknowledged(shard: int) -> None:
@@ -295,16 +295,16 @@ class ShardClient:
                 ]
                 if of_rows:
                     prepared = list(map(with_rows, prepared, rows_by_shard(self._tables, keys, of_rows, len(prepared))))
-                receipts = self._fan_out.request_all(push, len(prepared), settle, unacknowledged)
+                acks = self._fan_out.request_all(push, len(prepared), settle, unacknowledged)
             finally:
                 for encoded in unsettled.values():
                     self._encoder.settle(encoded, applied=False)
             if span is not None:
-                span.set_attribute("parashard.results", [receipt.result.name.lower() for receipt in receipts])
-                known = [receipt.staleness for receipt in receipts if receipt.staleness is not None]
+                span.set_attribute("parashard.results", [ack.result.name.lower() for ack in acks])
+                known = [ack.staleness for ack in acks if ack.staleness is not None]
                 if known:
                     span.set_attribute("parashard.staleness", max(known))
-        return Pushed(receipts, tuple(push.target.incarnation for push in prepared))
+        return Pushed(acks, tuple(push.target.incarnation for push in prepared))
 
     # --- push ---
 

@@ -1,6 +1,6 @@
 """Error feedback: the encoding error of one push is added to the next.
 
-Owns the residues of a worker's variables. A push in flight holds the residue, and its receipt decides the residue that
+Owns the residues of a worker's variables. A push in flight holds the residue, and its ack decides the residue that
 is returned. Knows nothing of bytes or sockets. Called by `parashard.client.shard_client`, from every thread that
 pushes.
 
@@ -10,7 +10,7 @@ stays as it was, and the gradient is lost with its push: its step is computed ag
     sum of what the shard applied + residue = sum of the gradients whose pushes it applied,
 
 for any number of concurrent pushes. A worker's residues are lost with its process, and so is the residue of a push
-whose receipt was lost: exactly-once holds per push, not per unit of gradient.
+whose ack was lost: exactly-once holds per push, not per unit of gradient.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class GradientEncoder:
         encodeds : iterable of Encoded
             Their payloads are not to be read any more.
         applied : bool
-            Whether this very push moved the weights: its receipt says so, or says duplicate after a receipt of
-            the same push was lost. False for any other duplicate, for a refusal and for no receipt at all.
+            Whether this very push moved the weights: its ack says so, or says duplicate after an ack of
+            the same push was lost. False for any other duplicate, for a refusal and for no ack at all.
         """
         with self._lock:
             for encoded in encodeds:

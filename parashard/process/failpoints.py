@@ -42,7 +42,7 @@ FAILPOINTS: dict[str, str] = {
     "shard.boot.restored": "A shard has its variables, from a checkpoint or the initial values, and does not listen.",
     "shard.boot.registered": "The coordinator knows the shard; nothing has been served yet.",
     "shard.push.received": "A push is here, whole, and nothing of it is applied.",
-    "shard.push.applied": "A push is in the weights and in the applied set; its receipt has not left.",
+    "shard.push.applied": "A push is in the weights and in the applied set; its ack has not left.",
     "shard.rows.grown": "With a push, or a round, the index of a table has grown; the answer has not left.",
     "shard.rows.ended": "With a push, or a round, rows of a table were ended by its rules; the answer has not left.",
     "shard.pull.read": "A pull's weights are read; the answer has not left.",

@@ -136,7 +136,7 @@ class Push(NamedTuple):
     norm: float | None = None  # of the step's gradient on all shards, where these clip that of its batch
 
 
-class Receipt(NamedTuple):
+class Ack(NamedTuple):
     """What a shard answers to a push; any result ends the step's lease at this shard."""
 
     result: PushResult

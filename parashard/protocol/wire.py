@@ -25,12 +25,12 @@ from parashard.protocol.messages import (
     MESSAGE_BYTES_MAX,
     NO_KEYS,
     ROWS_BYTES_MAX,
+    Ack,
     DType,
     PresentRows,
     PullRun,
     Push,
     PushResult,
-    Receipt,
     RowSlice,
     Run,
     Slice,
@@ -154,23 +154,23 @@ def push_from(header: tensor_pb2.PushHeader, payload: memoryview) -> Push:
     )
 
 
-def receipt_message(receipt: Receipt) -> tensor_pb2.PushReply:
+def ack_message(ack: Ack) -> tensor_pb2.PushReply:
     """Return the header of a shard's answer to a push."""
     return tensor_pb2.PushReply(
-        result=receipt.result.value,  # type: ignore[arg-type]  # the enum's values are the wire's
-        version=receipt.version,
-        staleness_known=receipt.staleness is not None,
-        staleness=receipt.staleness or 0,
+        result=ack.result.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+        version=ack.version,
+        staleness_known=ack.staleness is not None,
+        staleness=ack.staleness or 0,
     )
 
 
-def receipt(reply: tensor_pb2.PushReply) -> Receipt:
-    """Return the receipt in a header."""
+def ack(reply: tensor_pb2.PushReply) -> Ack:
+    """Return the ack in a header."""
     try:
         result = PushResult(reply.result)
     except ValueError:
         raise MalformedFrame(f"a push was answered with the unknown result {reply.result}") from None
-    return Receipt(result, reply.version, reply.staleness if reply.staleness_known else None)
+    return Ack(result, reply.version, reply.staleness if reply.staleness_known else None)
 
 
 def pull_header(run: PullRun, *, in_slot: bool = False) -> tensor_pb2.PullHeader:
@@ -449,14 +449,14 @@ def decode_push(frame: bytes) -> tuple[tensor_pb2.PushHeader, memoryview]:
     return header, payload
 
 
-def encode_receipt(value: Receipt) -> bytes:
+def encode_ack(value: Ack) -> bytes:
     """Return the frame of a shard's answer to a push."""
-    return encode_frame(receipt_message(value))
+    return encode_frame(ack_message(value))
 
 
-def decode_receipt(frame: bytes) -> Receipt:
-    """Return the receipt in a frame."""
-    return receipt(decode_frame(frame, tensor_pb2.PushReply)[0])
+def decode_ack(frame: bytes) -> Ack:
+    """Return the ack in a frame."""
+    return ack(decode_frame(frame, tensor_pb2.PushReply)[0])
 
 
 def encode_pull(run: PullRun) -> bytes:

@@ -25,7 +25,7 @@ from opentelemetry.util.types import AttributeValue
 from parashard import __version__
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError
-from parashard.protocol.messages import PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import Ack, PullRun, Push, Weights
 from parashard.telemetry.tracing import traceparent
 
 TRACEPARENT_BYTES = 55  # version 00 of W3C Trace Context: 2 + 32 + 16 + 2 hexadecimal digits and three dashes
@@ -77,11 +77,11 @@ class RequestSpan:
         ended_ns = time.time_ns()
         self.apply = ended_ns - round(1e9 * took_s), ended_ns, about
 
-    def answered(self, receipt: Receipt) -> None:
-        """Note the receipt of a push."""
-        about: Attributes = {"parashard.result": receipt.result.name.lower(), "parashard.version": receipt.version}
-        if receipt.staleness is not None:
-            about["parashard.staleness"] = receipt.staleness
+    def answered(self, ack: Ack) -> None:
+        """Note the ack of a push."""
+        about: Attributes = {"parashard.result": ack.result.name.lower(), "parashard.version": ack.version}
+        if ack.staleness is not None:
+            about["parashard.staleness"] = ack.staleness
         self._span.set_attributes(about)
 
     def read(self, weights: Weights) -> None:

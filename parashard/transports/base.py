@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Fetched, PresentRows, PullRun, Push, Receipt, Target
+from parashard.protocol.messages import Ack, Fetched, PresentRows, PullRun, Push, Target
 
 TransportKind = Literal["auto", "shm", "tcp", "grpc"]
 """What `cluster.transport` may be; with "auto" each worker takes the first of the others that can be."""
@@ -82,7 +82,7 @@ class Pending(Protocol[_Answer_co]):
 class Transport(Protocol):
     """A way to one incarnation of one shard. Calls may be made from several threads, and overlap."""
 
-    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+    def push(self, push: Push, deadline_s: float) -> Pending[Ack]:
         """Send a push, whole; its payload is only read, and must not change before the answer is there."""
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:

@@ -16,7 +16,7 @@ from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, P
 from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Fetched, PullRun, Push, Receipt
+from parashard.protocol.messages import Ack, Fetched, PullRun, Push
 from parashard.security.credentials import Credentials
 from parashard.transports.base import (
     Connect,
@@ -97,7 +97,7 @@ class ChosenTransport:
         self._closed = False
         self._chosen: Transport | None = None
         # Requests look for a way until there is one; from then on these are its own.
-        self.push: Callable[[Push, float], Pending[Receipt]] = self._first_push
+        self.push: Callable[[Push, float], Pending[Ack]] = self._first_push
         self.pull: Any = self._first_pull  # as `Transport.pull`
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class ChosenTransport:
         if transport is not None:
             transport.close()
 
-    def _first_push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+    def _first_push(self, push: Push, deadline_s: float) -> Pending[Ack]:
         return self._begin(lambda transport, left_s: transport.push(push, left_s), deadline_s)
 
     def _first_pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:

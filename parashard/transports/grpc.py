@@ -18,7 +18,7 @@ from parashard.errors import MalformedFrame, Unreachable
 from parashard.process import failpoints
 from parashard.protocol import rpc, wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import MESSAGE_BYTES, NO_KEYS, Fetched, PullRun, Push, Receipt, fetched
+from parashard.protocol.messages import MESSAGE_BYTES, NO_KEYS, Ack, Fetched, PullRun, Push, fetched
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 
@@ -49,11 +49,11 @@ class GrpcTransport:
         self._pull: Any = self._channel.unary_unary(f"/{SERVICE}/Pull")
         self._pull_stream: Any = self._channel.unary_stream(f"/{SERVICE}/Pull")
 
-    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+    def push(self, push: Push, deadline_s: float) -> Pending[Ack]:
         """Begin to send a push."""
         first, rest = wire.encode_push(push)
         if push.payload.nbytes <= MESSAGE_BYTES:
-            return _OneMessage(self._push, first, self._address, deadline_s, wire.decode_receipt)
+            return _OneMessage(self._push, first, self._address, deadline_s, wire.decode_ack)
         messages = chain((first,), _each_noticed(rest))
         with _open(self._address):
             return _PushStream(self._push_stream.future(messages, timeout=deadline_s), self._address)
@@ -137,10 +137,10 @@ class _PushStream:
     def start(self) -> None:
         """It is under way since it was made."""
 
-    def result(self) -> Receipt:
-        """Wait for the receipt."""
+    def result(self) -> Ack:
+        """Wait for the ack."""
         with rpc.our_errors(self._address):
-            return wire.decode_receipt(self._call.result())
+            return wire.decode_ack(self._call.result())
 
     def cancel(self) -> None:
         """Wait no more."""

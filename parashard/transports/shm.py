@@ -22,7 +22,7 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.process import failpoints
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, Fetched, PresentRows, PullRun, Push, Receipt
+from parashard.protocol.messages import NO_KEYS, Ack, Fetched, PresentRows, PullRun, Push
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange
@@ -30,7 +30,7 @@ from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import WeightsReader
 from parashard.transports.socket_io import close_descriptors, connected
 from parashard.transports.stream import Kind, Refused, Stream, answer, greet, parsed
-from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
+from parashard.transports.stream_transport import StreamTransport, ack_from, whole_push
 
 
 class ShmTransport(StreamTransport["ShmConnection"]):
@@ -49,11 +49,11 @@ class ShmTransport(StreamTransport["ShmConnection"]):
         self._greeting = greeting
         super().__init__(Connections(self._open, where.local_path))
 
-    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+    def push(self, push: Push, deadline_s: float) -> Pending[Ack]:
         """Copy a push into a slot and tell the shard."""
         until_s = time.monotonic() + deadline_s
         ask = partial(ShmConnection.ask_push, push=push, until_s=until_s)
-        return Exchange(self._connections, ask, partial(ShmConnection.receipt, until_s=until_s), until_s)
+        return Exchange(self._connections, ask, partial(ShmConnection.ack, until_s=until_s), until_s)
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Ask for rows and which version the weights are of; these are copied once that is known."""
@@ -142,9 +142,9 @@ class ShmConnection:
         failpoints.hit("worker.push.in_slot")
         self._stream.send(Kind.PUSH, header, deadline_s=until_s)
 
-    def receipt(self, until_s: float) -> Receipt:
+    def ack(self, until_s: float) -> Ack:
         """Wait for the answer to a push; from then on the slot is free."""
-        return receipt_from(self._stream, deadline_s=until_s)
+        return ack_from(self._stream, deadline_s=until_s)
 
     def ask_pull(self, run: PullRun, until_s: float) -> None:
         """Ask for rows, and for the version of a run."""

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded
 from parashard.protocol import wire
-from parashard.protocol.messages import Push, Receipt
+from parashard.protocol.messages import Ack, Push
 from parashard.transports.connections import Connection, Connections
 from parashard.transports.stream import Kind, Stream, answer, parsed
 
@@ -55,7 +55,7 @@ def whole_push(push: Push, bytes_max: int, peer: str) -> tensor_pb2.PushHeader:
     return wire.push_header(push)
 
 
-def receipt_from(stream: Stream, *, deadline_s: float) -> Receipt:
+def ack_from(stream: Stream, *, deadline_s: float) -> Ack:
     """Receive the answer to a push."""
     head = answer(stream, Kind.RECEIPT, deadline_s=deadline_s)
-    return wire.receipt(parsed(head.header, tensor_pb2.PushReply))
+    return wire.ack(parsed(head.header, tensor_pb2.PushReply))

@@ -16,14 +16,14 @@ from parashard._proto import tensor_pb2
 from parashard.errors import MalformedFrame, Unreachable
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, Fetched, PullRun, Push, Receipt, fetched
+from parashard.protocol.messages import NO_KEYS, Ack, Fetched, PullRun, Push, fetched
 from parashard.security.identity import Role, identities_in, in_words
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange
 from parashard.transports.dialling import dial
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, answer, greet, parsed
-from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
+from parashard.transports.stream_transport import StreamTransport, ack_from, whole_push
 
 
 class TcpTransport(StreamTransport[Stream]):
@@ -48,7 +48,7 @@ class TcpTransport(StreamTransport[Stream]):
         self._push_bytes_max = 0
         super().__init__(Connections(self._connect, self._address))
 
-    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+    def push(self, push: Push, deadline_s: float) -> Pending[Ack]:
         """Send a push."""
         deadline_s += time.monotonic()
 
@@ -56,7 +56,7 @@ class TcpTransport(StreamTransport[Stream]):
             header = whole_push(push, self._push_bytes_max, self._address)
             stream.send(Kind.PUSH, header, push.payload.pieces, deadline_s=deadline_s)
 
-        return Exchange(self._connections, ask, lambda stream: receipt_from(stream, deadline_s=deadline_s), deadline_s)
+        return Exchange(self._connections, ask, lambda stream: ack_from(stream, deadline_s=deadline_s), deadline_s)
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Ask for a run and for rows."""

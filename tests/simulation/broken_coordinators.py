@@ -80,7 +80,7 @@ def record_with(leases: type[StepLeases]) -> type[JobRecord]:
 
 
 class AnyIncarnation(Shards):
-    """P3 off: receipts count, whichever incarnation of the shard gave them."""
+    """P3 off: acks count, whichever incarnation of the shard gave them."""
 
     def acknowledged(self, incarnations: list[int]) -> list[int]:
         return list(range(len(incarnations)))
@@ -148,7 +148,7 @@ class LaglessRecord(JobRecord):
 
 
 class CountingLeases(StepLeases):
-    """P24 off, with `KeepingRounds`: any receipt of a step that is given up counts."""
+    """P24 off, with `KeepingRounds`: any ack of a step that is given up counts."""
 
     def acknowledge(
         self, worker: str, step: int, shards: Iterable[int], now_s: float, *, skipped: bool = False

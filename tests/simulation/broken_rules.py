@@ -142,7 +142,7 @@ SKIPS = {
 
 BROKEN_RULES: Mapping[str, BrokenRule] = {
     "P1-forgotten-step": BrokenRule(
-        replace(REAL, immediate=Forgetful), "ledger", "async", "ledger", (9, 11, 1), "receipt: duplicate"
+        replace(REAL, immediate=Forgetful), "ledger", "async", "ledger", (9, 11, 1), "ack: duplicate"
     ),
     "P1-set-after-weights": BrokenRule(
         replace(REAL, immediate=LateSet),
@@ -171,7 +171,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "stray: wrong-run",
         {"strays": True},
     ),
-    "P3-any-incarnation's-receipt": BrokenRule(
+    "P3-any-incarnation's-ack": BrokenRule(
         replace(REAL, job_record=CreditingRecord), "ledger", "async", "progress", (3, 8), "shard_crash", RETURNS
     ),
     "P3-merged-registration": BrokenRule(
@@ -220,7 +220,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         {"bad_step": 5, "bad_step_fails": 1.0, "bad_step_kills": False, "shards": 3, "poison": 0.0},
     ),
     "P7-no-checkpoint": BrokenRule(
-        _left_out("P7-no-checkpoint"), "ledger", "async", "checkpoint", (3, 0, 2), "receipt: applied"
+        _left_out("P7-no-checkpoint"), "ledger", "async", "checkpoint", (3, 0, 2), "ack: applied"
     ),
     "P7-decision-not-stored": BrokenRule(
         _left_out("P7-decision-not-stored"), "ledger", "async", "stop", (153, 8), "coordinator_crash", STOPS
@@ -238,7 +238,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         DRAINS,
     ),
     "P9-no-limit": BrokenRule(
-        replace(REAL, job_record=record_with(UnboundedLeases)), "ledger", "ssp:3", "ssp", (3, 0, 4), "receipt: applied"
+        replace(REAL, job_record=record_with(UnboundedLeases)), "ledger", "ssp:3", "ssp", (3, 0, 4), "ack: applied"
     ),
     "P10-apply-at-once": BrokenRule(
         replace(REAL, rounds=EagerRounds),
@@ -250,13 +250,13 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         {**dict.fromkeys(SHARDS_AND_COORDINATORS, 0.0), "crash": 0.02, "shards": 4, "until_s": 5.0},
     ),
     "P11-unnamed-rounds": BrokenRule(
-        replace(REAL, rounds=UnnamedRounds), "digest", "sync:4", "digest", (7, 1, 2), "receipt: buffered"
+        replace(REAL, rounds=UnnamedRounds), "digest", "sync:4", "digest", (7, 1, 2), "ack: buffered"
     ),
     "P12-no-rollback": BrokenRule(
         replace(REAL, book=NoRollback), "digest", "sync:4", "progress", (1, 6, 12), "rollback", RETURNS
     ),
     "P13-arrival-order": BrokenRule(
-        replace(REAL, rounds=ArrivalOrder), "digest", "sync:4", "digest", (2, 1, 3), "receipt: buffered"
+        replace(REAL, rounds=ArrivalOrder), "digest", "sync:4", "digest", (2, 1, 3), "ack: buffered"
     ),
     "P14-write-before-check": BrokenRule(
         replace(REAL, shard=HastyShard, storage=HastyStorage),
@@ -346,7 +346,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         RATES | RETURNS,
     ),
     "P39-parts-at-once": BrokenRule(
-        replace(REAL, batches=PartsAtOnce), "ledger", "auto:2", "batch", (0, 1), "receipt: buffered"
+        replace(REAL, batches=PartsAtOnce), "ledger", "auto:2", "batch", (0, 1), "ack: buffered"
     ),
     "P39-pulled-too-early": BrokenRule(
         replace(REAL, shard=UnwaitingShard), "ledger", "auto:2", "lag", (0, 1), "pull too early"

@@ -24,7 +24,7 @@ from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt, RowSlice, Slice
+from parashard.protocol.messages import Ack, PullRun, Push, RowSlice, Slice
 from parashard.transports.base import View
 from parashard_server.state.rows.embedding_tables import RowGradients
 
@@ -38,16 +38,16 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(eq=False)
 class UnderWay:
-    """A push in progress: how many messages each shard was sent, and which shards gave their receipt."""
+    """A push in progress: how many messages each shard was sent, and which shards gave their ack."""
 
     messages: list[int]
     sent: list[int] = field(default_factory=list)
-    receipts: set[int] = field(default_factory=set)
+    acks: set[int] = field(default_factory=set)
 
     @property
     def between_shards(self) -> bool:
         """Some shards have the push and others do not, for all the worker knows."""
-        return 0 < len(self.receipts) < len(self.messages)
+        return 0 < len(self.acks) < len(self.messages)
 
     @property
     def between_messages(self) -> bool:
@@ -118,7 +118,7 @@ class SimulatedClient:
         learning_rate: float | None = None,
         rows: Mapping[str, RowGradients] = NO_ROWS,
     ) -> tuple[int, ...]:
-        """Push to all shards, with rows of tables; return the incarnations that gave receipts, by shard."""
+        """Push to all shards, with rows of tables; return the incarnations that gave acks, by shard."""
         view, under_way = self.view, UnderWay([])
         pushes = [
             _ShardPush(self, view, cut._replace(learning_rate=learning_rate), under_way)
@@ -133,7 +133,7 @@ class SimulatedClient:
                 await self.owner.moment()
             for push in pushes:
                 await self._patiently(push)
-                under_way.receipts.add(push.shard)
+                under_way.acks.add(push.shard)
         finally:
             self.pushing.remove(under_way)
         return tuple(where.incarnation for where in view.shards)
@@ -237,7 +237,7 @@ class _ShardPull(_Operation[int]):
         return min(versions)
 
 
-class _ShardPush(_Operation[Receipt]):
+class _ShardPush(_Operation[Ack]):
     def __init__(self, client: SimulatedClient, view: View, push: Push, under_way: UnderWay) -> None:
         super().__init__(client, view, push.target.shard)
         self._push = push
@@ -265,11 +265,11 @@ class _ShardPush(_Operation[Receipt]):
         self._replies.append(self._send(message))
         self._under_way.sent[self.shard] = index + 1
 
-    async def result(self) -> Receipt:
+    async def result(self) -> Ack:
         while len(self._replies) < len(self._messages):
             await self.owner.moment()
             self._send_next()
         *others, last = self._replies
         for reply in others:  # only a refusal tells of these; a lost one breaks the connection, and so the call
             await reply
-        return wire.decode_receipt(await last)
+        return wire.decode_ack(await last)

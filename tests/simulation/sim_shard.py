@@ -229,7 +229,7 @@ class ShardProcess(Process):
         before = self.shard.updates.held.copy()
         skipped = len(self.shard.updates.skipped)
         try:
-            receipt: bytes = self.service.push(iter([frame]), _NO_LIMIT)  # type: ignore[arg-type]
+            ack: bytes = self.service.push(iter([frame]), _NO_LIMIT)  # type: ignore[arg-type]
         except ParashardError as error:
             self.world.fired[f"refused: {error.code}"] += 1
             raise
@@ -241,10 +241,10 @@ class ShardProcess(Process):
         torn = [edge for run in self.shard.updates.applied.intervals() for edge in run if edge % parts]
         if torn:
             self.world.violated(f"batch: {self.name} has applied a part of a batch, at step {torn[0]}")
-        result = wire.decode_receipt(receipt).result.name
+        result = wire.decode_ack(ack).result.name
         self.world.note(f"{self.name} {result}")
-        self.world.fired[f"receipt: {result.lower()}"] += 1
-        return receipt
+        self.world.fired[f"ack: {result.lower()}"] += 1
+        return ack
 
     # --- what it does by itself ---
 

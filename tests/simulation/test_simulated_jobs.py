@@ -60,7 +60,7 @@ CONSEQUENCES = (
     "operation done again",
     "drained checkpoint",
     "early stop",
-    "receipt: duplicate",
+    "ack: duplicate",
     "push cut in the middle",
     "refused: queue-full",
     "refused: stale-incarnation",
@@ -99,7 +99,7 @@ FAILED_ONCE = (
         9000337,
         False,
     ),  # two shards saved the last round, the third came back empty: all computed again
-    ("digest", "sync:4", 41001965, False),  # receipts that died with a worker, of steps that every shard had committed
+    ("digest", "sync:4", 41001965, False),  # acks that died with a worker, of steps that every shard had committed
     ("ledger", "sync:4", 958852363579, True),  # a process that hung before its first sign of life
     ("torn", "sync:4", 958852363692, True),  # likewise
     ("ledger", "sync:4", 637417636428, True),  # an abandoned half of a push kept all others out
@@ -121,7 +121,7 @@ def test_a_job_keeps_its_promise_whatever_is_lost_late_or_killed(oracle: str, po
     if policy.startswith("ssp"):  # P9
         due.add("the bound is reached")
     if policy.startswith("auto"):  # P39
-        due |= {"lag changed", "receipt: buffered"}
+        due |= {"lag changed", "ack: buffered"}
     if (oracle, policy) in FOLLOWED:  # P37
         due.add("learning rate changed")
     fired: Counter[str] = Counter()
@@ -232,7 +232,7 @@ def test_without_faults_nothing_is_lost_repeated_or_refused() -> None:
     run = simulate(0, Setting("ledger", ASYNC, shards=3, workers=2, messages=3))
     assert run.violations == []
     assert not any(run.fired[fault] for fault in FAULTS if fault != "reordered")
-    assert run.fired["receipt: applied"] == 3 * 21
+    assert run.fired["ack: applied"] == 3 * 21
 
 
 def test_a_job_without_workers_is_seen_to_be_stuck() -> None:

@@ -96,7 +96,7 @@ def announce_all(core: Core, *applied: Sequence[tuple[int, int]], incarnation: i
 
 
 def done(*steps: int, incarnations: Sequence[int] = (1, 1), loss: float = 0.5, skipped: bool = False) -> Any:
-    """Return the receipts of steps that these incarnations of the shards acknowledged."""
+    """Return the acks of steps that these incarnations of the shards acknowledged."""
     return [CompletedStep(step, list(incarnations), loss, 8, skipped) for step in steps]
 
 

@@ -14,7 +14,7 @@ from parashard.errors import ParashardError, QueueFull, ShapeMismatch, StaleInca
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PresentRows, PullRun, Push, PushResult, Receipt, Run, Target, Weights
+from parashard.protocol.messages import Ack, PresentRows, PullRun, Push, PushResult, Run, Target, Weights
 from parashard.transports.base import Greeting
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.weight_memory import PrivateWeights
@@ -57,7 +57,7 @@ class FakePlane:
     before : callable
         Called with each request before its turn; may raise or wait.
     apply : callable
-        From a push, in its turn, to the version of its receipt.
+        From a push, in its turn, to the version of its ack.
     answered : callable
         From the true answer to a pull, in its turn, to the one that is given.
     after_read : callable
@@ -89,11 +89,11 @@ class FakePlane:
         self.greeted.append(target)
         self._check(target)
 
-    def push(self, push: Push, timeout_s: float) -> Receipt:
+    def push(self, push: Push, timeout_s: float) -> Ack:
         self._begin(push, timeout_s)
         with self._turn:
             self.pushes.append(push._replace(payload=Buffers([bytes(push.payload.whole())])))
-            return Receipt(PushResult.APPLIED, self.apply(push), push.pulled_version)
+            return Ack(PushResult.APPLIED, self.apply(push), push.pulled_version)
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
         self._begin(run, timeout_s)

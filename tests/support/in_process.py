@@ -17,7 +17,7 @@ from parashard.plan.partition import Partitioner, Plan, place, split, whole
 from parashard.plan.variables import Initializer, Variable
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt, Slice, Target
+from parashard.protocol.messages import Ack, PullRun, Push, Slice, Target
 from parashard.transports.base import Greeting, ShardAddress, View
 from parashard.transports.grpc import GrpcTransport
 from parashard_server.core.shard import Shard
@@ -81,7 +81,7 @@ def push_for(shard: Shard, step: int, gradient: Any, *, pulled_version: int | No
     return whole._replace(**changed)
 
 
-def push(shard: Shard, step: int, gradient: Any, **more: Any) -> Receipt:
+def push(shard: Shard, step: int, gradient: Any, **more: Any) -> Ack:
     """Push a whole gradient, given in the shard's layout or as one number for every element."""
     full = np.broadcast_to(np.asarray(gradient, np.float32), sum(s.size_bytes for s in slices_of(shard)) // 4)
     return shard.push(push_for(shard, step, full, **more))
@@ -235,7 +235,7 @@ class Cluster:
             push = received(messages)
             self.pushes.append(push)
             self.before(address, push)
-            return wire.encode_receipt(self.shards[int(address[6:])].push(push))
+            return wire.encode_ack(self.shards[int(address[6:])].push(push))
 
     def answer_pull(self, address: str, frame: bytes) -> Iterator[bytes]:
         run = wire.decode_pull(frame)

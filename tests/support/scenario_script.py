@@ -110,8 +110,8 @@ class Scenario:
         words = words[:-3] if lost else words
         completed = _numbers(words[2:]) if "completes" in words else []
         skips = self.core.job.leases.skips
-        receipts = [step for s in completed for step in done(s, incarnations=self.incarnations, skipped=s in skips)]
-        answer = self.callers[name].call(self.now_s, want=int(words[0]), completed=receipts, lost=lost)
+        acks = [step for s in completed for step in done(s, incarnations=self.incarnations, skipped=s in skips)]
+        answer = self.callers[name].call(self.now_s, want=int(words[0]), completed=acks, lost=lost)
         return ["the reply is lost", *_told(answer)] if lost else _told(answer)
 
     def _worker_fails(self, name: str, words: list[str]) -> list[str]:

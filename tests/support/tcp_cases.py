@@ -9,7 +9,7 @@ import numpy as np
 
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Receipt, Slice, Target
+from parashard.protocol.messages import Ack, PullRun, Push, Slice, Target
 from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
@@ -53,7 +53,7 @@ class Served:
         self.connect = connect  # a bare stream
         self.transport = TcpTransport(ShardAddress("", 7, data_address=server.address), GREETING)
 
-    def push(self, push: Push) -> Receipt:
+    def push(self, push: Push) -> Ack:
         return self.transport.push(push, DEADLINE_S).result()
 
     def pull(self, run: PullRun) -> tuple[int, np.ndarray]:

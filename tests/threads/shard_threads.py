@@ -153,14 +153,14 @@ class ShardUnderThreads:
     def _push(self, seen: Seen, identity: Target, step: int) -> None:
         push = push_for(self._process.shard, step, ledger_of([(step, step + 1)]).ravel(), target=identity)
         try:
-            receipt = self._process.plane.push(push, DEADLINE_S)
+            ack = self._process.plane.push(push, DEADLINE_S)
         except StaleRequest as error:
             seen.counts[f"refused: {error.code}"] += 1
         except RetryLater as error:
             seen.counts[f"not taken: {error.code}"] += 1
         else:
-            seen.counts[receipt.result.name.lower()] += 1
-            if receipt.result is not PushResult.DUPLICATE:
+            seen.counts[ack.result.name.lower()] += 1
+            if ack.result is not PushResult.DUPLICATE:
                 seen.accepted.append((identity.incarnation, step))
 
     def _pull(self, seen: Seen, identity: Target, round_: int | None) -> None:

@@ -280,7 +280,7 @@ def test_whatever_may_be_under_way_waits_for_no_other(depth: int) -> None:
         def push(self, step: int, *_: object, **about: object) -> SimpleNamespace:
             if step < depth:
                 others.wait(DEADLINE_S)
-            return SimpleNamespace(receipts=(), incarnations=(1, 1))
+            return SimpleNamespace(acks=(), incarnations=(1, 1))
 
     job.loop._transfers._client = Held()  # type: ignore[assignment]
     job.run(stopping=lambda: len(pulls) > 2 * depth)

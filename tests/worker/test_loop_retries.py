@@ -98,7 +98,7 @@ def test_a_shard_dies_in_the_middle_of_a_push_and_comes_back_with_all_it_had(
     assert_each_step_once(job, 5)
     assert (job.completed, job.leasing.drops) == ([0, 1, 2, 3, 4], [])
     incarnations = {c.step: list(c.incarnations) for c in job.leasing.completions}
-    assert incarnations[2] == [1, 2], "the receipt that counts is the later incarnation's (P3)"
+    assert incarnations[2] == [1, 2], "the ack that counts is the later incarnation's (P3)"
     assert job.refreshed >= 1
 
 

@@ -194,5 +194,5 @@ def test_a_worker_that_was_suspended_while_a_shard_was_away_has_its_retry_budget
     member = membership.Membership(coordinator, told, job(), plan)
     _, client = member.connected(joined, Stop(), leasing.end_process)
     client.use(shards.view())
-    assert client.push(0, {}, None).receipts[0].result is PushResult.APPLIED
+    assert client.push(0, {}, None).acks[0].result is PushResult.APPLIED
     assert next(answers, None) is None, "it was away, and the worker suspended meanwhile"

@@ -58,7 +58,7 @@ class Transfers:
         `keys` are of the rows of tables that the step needs, as `ShardClient.pull` takes them.
         """
         if self._leasing.view > self._client.view.number:
-            # Receipts of a shard's earlier incarnation, which may not know that it is over, do not count.
+            # Acks of a shard's earlier incarnation, which may not know that it is over, do not count.
             self._client.refresh()
         if grant.skip:
             return None
@@ -86,7 +86,7 @@ class Transfers:
                 learning_rate=grant.learning_rate or None,
             )
         with self._adding:
-            self.staleness_pushes += max((r.staleness or 0 for r in pushed.receipts), default=0)
+            self.staleness_pushes += max((r.staleness or 0 for r in pushed.acks), default=0)
         failpoints.hit("worker.push.done")
         return pushed.incarnations
 

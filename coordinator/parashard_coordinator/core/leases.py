@@ -1,6 +1,6 @@
 """Leases: which worker may compute which step, and which steps every shard has acknowledged.
 
-Pure: `now_s` is an argument. Receipts decide whether a step is complete; leases only pace. Losing a lease never
+Pure: `now_s` is an argument. Acks decide whether a step is complete; leases only pace. Losing a lease never
 loses a step, and granting one twice never counts it twice, because the shards know each step by its number.
 """
 
@@ -173,7 +173,7 @@ class StepLeases:
     ) -> bool:
         """Record which shards acknowledged a worker's step; return True if that completed it just now.
 
-        Of a step that is given up only receipts of its empty push count: in rounds they say that it has replaced
+        Of a step that is given up only acks of its empty push count: in rounds they say that it has replaced
         whatever gradient the shard held.
         """
         if step >= self.target:
@@ -257,7 +257,7 @@ class StepLeases:
         return trusted
 
     def confirm(self, shard: int, held: IntervalSet) -> list[int]:
-        """Count what a shard says it has as receipts of steps that failed; return those that are complete now.
+        """Count what a shard says it has as acks of steps that failed; return those that are complete now.
 
         A worker may have died between a push and its report: such a step is not to be tried until it is given up.
         """
@@ -284,7 +284,7 @@ class StepLeases:
         return lost
 
     def committed(self, stop: int) -> None:
-        """Take the steps below `stop` as complete, whether their receipts were reported or lost: every shard has
+        """Take the steps below `stop` as complete, whether their acks were reported or lost: every shard has
         committed them, and would refuse to take part in computing them again.
         """
         if stop <= self.lowest_incomplete:

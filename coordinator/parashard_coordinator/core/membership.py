@@ -262,7 +262,7 @@ class Shards:
         return tuple(0 if registration is None else registration.incarnation for registration in self._registrations)
 
     def acknowledged(self, incarnations: list[int]) -> list[int]:
-        """Return the shards whose registered incarnation gave a receipt; others do not count."""
+        """Return the shards whose registered incarnation gave an ack; others do not count."""
         return [
             shard
             for shard, (registration, incarnation) in enumerate(zip(self._registrations, incarnations, strict=False))

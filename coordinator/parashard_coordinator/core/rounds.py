@@ -101,7 +101,7 @@ class NoRounds:
         return 0
 
     def committed(self) -> int:
-        """A step is complete by its receipts alone."""
+        """A step is complete by its acks alone."""
         return 0
 
     def lease_limit(self) -> int:

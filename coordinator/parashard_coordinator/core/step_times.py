@@ -1,4 +1,4 @@
-"""StepTimes: how long each worker takes for a step, from the grant to the last receipt. Pure: `now_s` is an argument.
+"""StepTimes: how long each worker takes for a step, from the grant to the last ack. Pure: `now_s` is an argument.
 
 The time of a step that waited behind another one of its worker begins when that one was done, and what the worker
 waited for others meanwhile does not count. Several steps that a worker reports at once share the time.

@@ -26,7 +26,7 @@ from parashard.job.schema import Job
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, Fetched, PullRun, Push, Receipt, Weights
+from parashard.protocol.messages import NO_KEYS, Ack, Fetched, PullRun, Push, Weights
 from parashard.protocol.proto_conversion import plan_message
 from parashard.store.base import Store
 from parashard.store.claims import Claims, claim_incarnation
@@ -285,7 +285,7 @@ class _Calls:
     def __init__(self, plane: RequestHandler) -> None:
         self._plane = plane
 
-    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+    def push(self, push: Push, deadline_s: float) -> Pending[Ack]:
         """Push by a call."""
         return _Done(lambda: self._plane.push(push, TURN_S))
 

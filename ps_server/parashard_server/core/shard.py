@@ -24,7 +24,7 @@ from parashard.errors import (
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
+from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Target, Weights
 from parashard_server.core.counters import ShardCounters
 from parashard_server.core.update_policies import BatchUpdates, UpdatePolicy
 from parashard_server.state.kernels import fused
@@ -80,7 +80,7 @@ class Shard:
         self.record = ShardCounters()
         self._parts: dict[int, int | None] = {}  # held parts of batches -> the version that they were pulled at
 
-    def push(self, push: Push) -> Receipt:
+    def push(self, push: Push) -> Ack:
         """Take a push: it is applied, or held for its round, once.
 
         The payload is borrowed for this call, and used where it lies where it is one piece of float32.
@@ -104,7 +104,7 @@ class Shard:
             if self.updates.holds(push.step) and not (push.skipped and self.updates.replaceable(push.step)):
                 self.record.push_float32_bytes += push.payload.nbytes
                 self.record.duplicate_pushes += 1
-                return Receipt(PushResult.DUPLICATE, self.updates.version, None)
+                return Ack(PushResult.DUPLICATE, self.updates.version, None)
             _check_numbers(push)
             self.updates.admit(push.step, push.learning_rate)
             rows = self._checked_rows(push)
@@ -177,7 +177,7 @@ class Shard:
             NO_TABLES if self.tables is None else self.tables.cut(updates.version),
         )
 
-    def _take(self, push: Push, rows: Pushed) -> Receipt:
+    def _take(self, push: Push, rows: Pushed) -> Ack:
         gradient = self._gradient_of(push)
         staleness = None if push.pulled_version is None else self.updates.version - push.pulled_version
         if staleness is not None and staleness < 0:
@@ -194,7 +194,7 @@ class Shard:
             self.record.applied_pushes += 1
         else:
             self.record.buffered_pushes += 1
-        return Receipt(result, self.updates.version, staleness)
+        return Ack(result, self.updates.version, staleness)
 
     def _gradient_of(self, push: Push) -> Float32s | None:
         """Return a push's gradient in the shard's layout; None: it is empty, NOTHING: it moves nothing."""

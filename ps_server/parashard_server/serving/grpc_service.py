@@ -80,8 +80,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         with self._buffers.take(header.total_bytes) if missing_bytes else self._buffers.lent(payload) as buffer:
             if missing_bytes:
                 _received(buffer, payload, messages, until_s)
-            receipt = self._plane.push(wire.push_from(header, buffer), _left_s(until_s))
-        return wire.encode_receipt(receipt)
+            ack = self._plane.push(wire.push_from(header, buffer), _left_s(until_s))
+        return wire.encode_ack(ack)
 
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer with a run of the weights, the lock is taken for each message."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from parashard.errors import NotReady, QueueFull, StaleIncarnation, TooEarly
 from parashard.process import failpoints
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
+from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Target, Weights
 from parashard.telemetry.tracing import NO_SPAN
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import FoldedStep
@@ -86,7 +86,7 @@ class RequestHandler:
         self._check_open()
         self._host.shard.check_target(target)
 
-    def push(self, push: Push, timeout_s: float) -> Receipt:
+    def push(self, push: Push, timeout_s: float) -> Ack:
         """Take a push. The payload is borrowed until the call returns.
 
         Raises
@@ -106,7 +106,7 @@ class RequestHandler:
                     if traced is not None:
                         traced.began_s = began_s
                     try:
-                        receipt = shard.push(push)
+                        ack = shard.push(push)
                         if shard.updates.version != version:
                             self._weights_moved(shard, began_s, traced)
                         self._host.after_request(shard, self._clock() - began_s)
@@ -115,11 +115,11 @@ class RequestHandler:
             except FoldedStep as folded:
                 self._lifecycle.begin_round_again(push.target.incarnation, push.step, push.learning_rate)
                 raise StaleIncarnation(f"{folded}; it begins again without it, in another incarnation") from None
-            if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
+            if ack.result in (PushResult.APPLIED, PushResult.BUFFERED):
                 failpoints.hit("shard.push.applied")
             if traced is not None:
-                traced.answered(receipt)
-            return receipt
+                traced.answered(ack)
+            return ack
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
         """Return what `read` makes of the weights; called while they do not change; its views end with the call.

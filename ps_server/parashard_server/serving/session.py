@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError
 from parashard.protocol import wire
-from parashard.protocol.messages import MESSAGE_BYTES_MAX, PullRun, Push, Receipt, Target, Weights
+from parashard.protocol.messages import MESSAGE_BYTES_MAX, Ack, PullRun, Push, Target, Weights
 from parashard.protocol.rpc import data_deadline_s
 from parashard.transports.memory import Bytes
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
@@ -38,7 +38,7 @@ class Plane(Protocol):
     def check(self, target: Target) -> None:
         """Refuse what is not meant for this incarnation of this shard."""
 
-    def push(self, push: Push, timeout_s: float) -> Receipt:
+    def push(self, push: Push, timeout_s: float) -> Ack:
         """Take a push; its payload is borrowed."""
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
@@ -90,8 +90,8 @@ def answer_to_push(
 ) -> tuple[Kind, Message]:
     """Push a whole payload, which is only borrowed; return the RECEIPT to send, or the shard's REFUSAL."""
     try:
-        receipt = plane.push(wire.push_from(header, payload), left_s(deadline_s))
-        return Kind.RECEIPT, wire.receipt_message(receipt)
+        ack = plane.push(wire.push_from(header, payload), left_s(deadline_s))
+        return Kind.RECEIPT, wire.ack_message(ack)
     except ParashardError as error:
         return Kind.REFUSAL, refusal(error)
 

@@ -46,7 +46,7 @@ def test_nothing_is_leased_until_every_shard_has_registered() -> None:  # P3
     assert caller.lease(1) == [0]
 
 
-def test_a_lease_from_grant_to_receipt() -> None:
+def test_a_lease_from_grant_to_ack() -> None:
     core = core_of(steps_total=2)
     caller = Caller(core)
     assert caller.lease(1, now_s=1.0) == [0]
@@ -74,7 +74,7 @@ def test_no_call_gets_more_than_the_lease_batch() -> None:
     assert len(Caller(core_of(steps_total=1000, lease_batch=3)).lease(100)) == 3
 
 
-def test_receipts_of_a_shard_s_other_incarnation_do_not_count() -> None:  # P3
+def test_acks_of_a_shard_s_other_incarnation_do_not_count() -> None:  # P3
     core = core_of()
     caller = Caller(core)
     caller.lease(1)

@@ -1,4 +1,4 @@
-"""A step that is given up: attempts are paced, only receipts of its empty push count, all shards agree (P24)."""
+"""A step that is given up: attempts are paced, only acks of its empty push count, all shards agree (P24)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_pause_outlives_a_shard_s_restart_and_ends_when_a_worker_lists_the_ste
 
 
 @pytest.mark.parametrize("policy", [Async(), Sync(2)])
-def test_a_step_whose_receipts_were_lost_is_known_by_what_the_shards_say(policy: LeasingPolicy) -> None:
+def test_a_step_whose_acks_were_lost_is_known_by_what_the_shards_say(policy: LeasingPolicy) -> None:
     core = core_of(policy, steps_total=2, retry_pause_s=1.0, max_attempts=2, skip_bad_steps=True)
     caller = Caller(core)
     assert caller.lease(1) == [0]  # its worker dies when both shards have the push, before it reports
@@ -86,7 +86,7 @@ def given_up(policy: LeasingPolicy) -> tuple[StepLeases, Grant]:
     return leases, granted
 
 
-def test_receipts_of_its_gradient_do_not_complete_a_step_that_is_given_up() -> None:
+def test_acks_of_its_gradient_do_not_complete_a_step_that_is_given_up() -> None:
     leases, granted = given_up(Sync(2))
     assert granted == Grant(0, skip=True)
     leases.renew("late", [0], 0.0)

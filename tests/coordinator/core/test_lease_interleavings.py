@@ -1,4 +1,4 @@
-"""Under any interleaving of leases, receipts, failures, deaths, lost replies and restarts of shards no step is lost.
+"""Under any interleaving of leases, acks, failures, deaths, lost replies and restarts of shards no step is lost.
 
 A model keeps what each shard has really applied and what the coordinator may believe of it (P3, P5). At the end the
 faults stop, and the job must finish.
@@ -25,11 +25,11 @@ shards = st.integers(0, SHARDS - 1)
 
 
 class Pushing(Caller):
-    """A worker's incarnation that keeps its receipts until a reply to their report has come."""
+    """A worker's incarnation that keeps its acks until a reply to their report has come."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.receipts: dict[int, list[int]] = {}  # step -> by shard the incarnation that acknowledged it; 0: none yet
+        self.acks: dict[int, list[int]] = {}  # step -> by shard the incarnation that acknowledged it; 0: none yet
         self.skipping: set[int] = set()  # steps that it was told to push empty
         self.unreported: list[CompletedStep] = []
         self.failed: list[tuple[int, str]] = []
@@ -104,7 +104,7 @@ class Interleavings(RuleBasedStateMachine):
         if not lost:
             caller.unreported.clear()
             caller.failed.clear()
-            caller.receipts = {step: caller.receipts.get(step, [0] * SHARDS) for step in caller.held}
+            caller.acks = {step: caller.acks.get(step, [0] * SHARDS) for step in caller.held}
             caller.skipping |= {grant.step for grant in answer.granted if grant.skip}
 
     def _believe(self, reported: list[CompletedStep]) -> None:
@@ -120,26 +120,26 @@ class Interleavings(RuleBasedStateMachine):
     @rule(name=workers, pick=st.integers(0, 20), shard=shards)
     def push(self, name: str, pick: int, shard: int) -> None:
         caller = self.callers[name]
-        if caller.receipts:
-            self._push(caller, sorted(caller.receipts)[pick % len(caller.receipts)], shard)
+        if caller.acks:
+            self._push(caller, sorted(caller.acks)[pick % len(caller.acks)], shard)
 
     def _push(self, caller: Pushing, step: int, shard: int) -> None:
         self.applied[shard].add(step)
         skipped = step in caller.skipping
         if skipped:
             self.skipped[shard].add(step)  # in place of what it holds
-        receipts = caller.receipts[step]
-        receipts[shard] = self.incarnations[shard]
-        if all(receipts):
-            caller.unreported.append(CompletedStep(step, list(receipts), 0.5, 8, skipped))
-            del caller.receipts[step]
+        acks = caller.acks[step]
+        acks[shard] = self.incarnations[shard]
+        if all(acks):
+            caller.unreported.append(CompletedStep(step, list(acks), 0.5, 8, skipped))
+            del caller.acks[step]
 
     @rule(name=workers, pick=st.integers(0, 20))
     def fail(self, name: str, pick: int) -> None:
         caller = self.callers[name]
-        if caller.receipts:
-            step = sorted(caller.receipts)[pick % len(caller.receipts)]
-            del caller.receipts[step]
+        if caller.acks:
+            step = sorted(caller.acks)[pick % len(caller.acks)]
+            del caller.acks[step]
             caller.failed.append((step, "broken"))
 
     @rule(name=workers)
@@ -151,9 +151,9 @@ class Interleavings(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 20))
     def a_zombie_pushes_and_calls(self, pick: int) -> None:
         zombie = self.zombies[pick % len(self.zombies)]
-        for step in list(zombie.receipts):
+        for step in list(zombie.acks):
             for shard in range(SHARDS):
-                if step in zombie.receipts:
+                if step in zombie.acks:
                     self._push(zombie, step, shard)
         try:
             zombie.call(self.now_s, want=4, completed=zombie.unreported)
@@ -183,7 +183,7 @@ class Interleavings(RuleBasedStateMachine):
             self.believed[shard] |= failed & self.applied[shard]  # P24: one that failed may be in
             for step in self.complete():
                 self.failures.pop(step, None)
-            return  # it says that once a second, and receipts have told more
+            return  # it says that once a second, and acks have told more
         self.registered[shard] = self.incarnations[shard]
         self.believed[shard] = self.applied[shard] - (self.given_up - empty)
         for step in self.complete():
@@ -223,7 +223,7 @@ class Interleavings(RuleBasedStateMachine):
         for _ in range(3 * STEPS):
             self.now_s += 0.1
             self._call(caller, 4)
-            for step in list(caller.receipts):
+            for step in list(caller.acks):
                 for shard in range(SHARDS):
                     self._push(caller, step, shard)
         assert self.core.job.leases.finished, "a step was lost"

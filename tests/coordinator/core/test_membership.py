@@ -160,7 +160,7 @@ def test_a_shard_that_the_plan_does_not_have_is_refused(shard: int) -> None:
         Shards(2).register(shard, registration(0))
 
 
-def test_receipts_of_other_incarnations_do_not_count() -> None:  # P3
+def test_acks_of_other_incarnations_do_not_count() -> None:  # P3
     shards = Shards(3)
     shards.register(0, registration(0, 1))
     shards.register(1, registration(1, 4))

@@ -34,7 +34,7 @@ def progress(
 
 
 class Book:
-    """Rounds, and what the leases know of receipts."""
+    """Rounds, and what the leases know of acks."""
 
     def __init__(self, *shards: ShardProgress, every_s: float = 0.0) -> None:
         self.rounds = SyncRounds(max(1, len(shards)), N, STEPS, every_s)
@@ -82,7 +82,7 @@ def test_who_stands_at_the_target_already_stays() -> None:  # P12
     assert (book.rounds.returning_to, book.rounds.out_of_round()) == (2, [(0, 2)])
 
 
-def test_receipts_count_that_came_after_a_shard_has_spoken_last() -> None:  # P5
+def test_acks_count_that_came_after_a_shard_has_spoken_last() -> None:  # P5
     book = Book(progress(2), progress(2))
     for step in range(8, 12):
         book.acknowledged[1].add(step)

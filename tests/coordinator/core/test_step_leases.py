@@ -1,4 +1,4 @@
-"""Leases pace, receipts decide: what one step goes through."""
+"""Leases pace, acks decide: what one step goes through."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_a_step_is_complete_when_every_shard_acknowledged_it() -> None:  # P5
     grant(leases, "a")
     assert not leases.acknowledge("a", 0, [0], 1.0)
     assert leases.lowest_incomplete == 0
-    assert leases.leased == 0, "a receipt ends the lease"
+    assert leases.leased == 0, "an ack ends the lease"
     grant(leases, "b")
     assert leases.acknowledge("b", 0, [1], 2.0), "the two shards may have heard of it from two workers"
     assert leases.lowest_incomplete == 1
 
 
-def test_a_step_that_every_shard_has_committed_is_complete_though_its_receipts_were_lost() -> None:  # P11
+def test_a_step_that_every_shard_has_committed_is_complete_though_its_acks_were_lost() -> None:  # P11
     leases = leases_of(12, Sync(4))
     grant(leases, "a", 4)
     for step in (0, 1, 3):
@@ -107,7 +107,7 @@ def test_without_rounds_a_lease_is_kept_whatever_a_shard_has_lost(policy: Leasin
     assert leases.renew("a", [4, 5], 2.0) == []
 
 
-def test_a_receipt_counts_whatever_became_of_the_lease() -> None:  # P5
+def test_an_ack_counts_whatever_became_of_the_lease() -> None:  # P5
     leases = leases_of()
     grant(leases, "a")
     leases.end("a")
@@ -118,14 +118,14 @@ def test_a_receipt_counts_whatever_became_of_the_lease() -> None:  # P5
     assert 0 not in grant(leases, "c", 10)
 
 
-def test_a_receipt_for_a_step_that_was_never_granted_completes_it() -> None:  # an earlier coordinator's lease
+def test_an_ack_for_a_step_that_was_never_granted_completes_it() -> None:  # an earlier coordinator's lease
     leases = leases_of(7)
     assert leases.acknowledge("a", 3, ALL, 0.0)
     assert grant(leases, "a", 3) == [0, 1, 2]
     assert grant(leases, "b") == [4]
 
 
-def test_a_receipt_past_the_target_is_ignored() -> None:
+def test_an_ack_past_the_target_is_ignored() -> None:
     leases = leases_of(2)
     assert not leases.acknowledge("a", 2, ALL, 0.0)
     assert len(leases.complete) == 0
@@ -281,7 +281,7 @@ def test_a_shard_that_lacks_a_step_makes_it_due_again() -> None:  # P3, P5
     assert sorted(leases.complete.intervals()) == [(0, 1)]
     leases.end("a")
     assert grant(leases, "b") == [1]
-    assert leases.acknowledge("b", 1, [1], 2.0), "the other shard's receipt still counts"
+    assert leases.acknowledge("b", 1, [1], 2.0), "the other shard's ack still counts"
 
 
 def test_a_shard_that_has_more_completes_steps_and_their_leases() -> None:  # P3

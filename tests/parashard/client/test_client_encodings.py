@@ -48,7 +48,7 @@ def test_a_duplicate_leaves_the_residue_as_it_was(encoding):  # P1, P17
     client.push(0, {"w": GRADIENTS[0]}, None)
     before = residue_of(client).copy()
     again = client.push(0, {"w": GRADIENTS[1]}, None)
-    assert [receipt.result for receipt in again.receipts] == [PushResult.DUPLICATE] * 2
+    assert [ack.result for ack in again.acks] == [PushResult.DUPLICATE] * 2
     assert np.array_equal(residue_of(client), before)
 
 
@@ -75,7 +75,7 @@ def test_a_push_that_one_shard_never_got_keeps_that_shards_residue_only(encoding
 
 
 @pytest.mark.parametrize("encoding", ["int8", "topk:0.1"])
-def test_a_push_whose_receipt_was_lost_does_not_send_its_residue_twice(encoding, virtual_time):  # P17
+def test_a_push_whose_ack_was_lost_does_not_send_its_residue_twice(encoding, virtual_time):  # P17
     cluster = cluster_of(encoding)
     client, take, lost = cluster.client(), cluster.answer_push, []
     client.push(0, {"w": GRADIENTS[0]}, None)
@@ -88,6 +88,6 @@ def test_a_push_whose_receipt_was_lost_does_not_send_its_residue_twice(encoding,
         return answer
 
     cluster.answer_push = lose_an_answer  # type: ignore[method-assign]
-    receipts = client.push(1, {"w": GRADIENTS[1]}, None).receipts
-    assert [receipt.result for receipt in receipts] == [PushResult.DUPLICATE, PushResult.APPLIED]
+    acks = client.push(1, {"w": GRADIENTS[1]}, None).acks
+    assert [ack.result for ack in acks] == [PushResult.DUPLICATE, PushResult.APPLIED]
     assert np.allclose(cluster.weights()["w"] + residue_of(client), GRADIENTS[:2].sum(axis=0), atol=1e-5)

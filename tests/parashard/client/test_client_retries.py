@@ -61,9 +61,9 @@ class Fault:
 def test_a_push_is_retried_while_its_shard_answers_retry_later(error, at, virtual_time):
     cluster = cluster_of()
     cluster.before = fault = Fault(error("busy"), at)
-    receipts = cluster.client().push(0, GRADIENTS, None).receipts
+    acks = cluster.client().push(0, GRADIENTS, None).acks
     assert fault.fired == len(at)
-    assert [receipt.result for receipt in receipts] == [PushResult.APPLIED]
+    assert [ack.result for ack in acks] == [PushResult.APPLIED]
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
     assert [push.payload.nbytes for push in cluster.pushes] == [80] * (1 + len(at))  # each time whole (P4)
 
@@ -121,7 +121,7 @@ def test_a_shard_that_fails_leaves_the_others_with_the_step_and_the_next_try_mak
     with pytest.raises(Unreachable, match="shard-1"):
         client.push(0, GRADIENTS, None)
     cluster.before = lambda *_: None
-    results = [receipt.result for receipt in client.push(0, GRADIENTS, None).receipts]
+    results = [ack.result for ack in client.push(0, GRADIENTS, None).acks]
     assert results[1] is PushResult.APPLIED
     assert [len(shard.updates.applied) for shard in cluster.shards] == [1, 1]
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])  # once everywhere (P1)
@@ -133,15 +133,15 @@ def test_a_push_sent_again_after_its_answer_was_lost_counts_once():
 
     def lose_the_first_answer(address: str, messages: Iterable[bytes]) -> bytes:
         answer = take(address, messages)
-        if wire.decode_receipt(answer).result is PushResult.APPLIED and not lost:
+        if wire.decode_ack(answer).result is PushResult.APPLIED and not lost:
             lost.append(answer)
             raise Unreachable("the answer was lost")
         return answer
 
     cluster.answer_push = lose_the_first_answer  # type: ignore[method-assign]
-    receipts = cluster.client().push(0, GRADIENTS, None).receipts
+    acks = cluster.client().push(0, GRADIENTS, None).acks
     assert len(lost) == 1
-    assert [receipt.result for receipt in receipts] == [PushResult.DUPLICATE]
+    assert [ack.result for ack in acks] == [PushResult.DUPLICATE]
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
 
 
@@ -171,7 +171,7 @@ def test_a_push_goes_again_to_the_shard_that_has_another_incarnation_and_to_no_o
     pushed = client.push(0, GRADIENTS, pulled)
     assert asked == [("shard-0", 0), ("shard-1", 0), ("shard-1", None)]  # its version was the earlier incarnation's
     assert pushed.incarnations == (1, 2)
-    assert [receipt.result for receipt in pushed.receipts] == [PushResult.APPLIED] * 2
+    assert [ack.result for ack in pushed.acks] == [PushResult.APPLIED] * 2
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
 
 
@@ -203,7 +203,7 @@ def test_where_the_shard_is_is_asked_unless_it_is_only_busy(error, looks, virtua
     cluster, views = cluster_of(), []
     cluster.before = Fault(error("not now"), {0, 1})
     client = cluster.client(look=lambda: views.append(cluster.view()) or views[-1])
-    assert client.push(0, GRADIENTS, None).receipts[0].result is PushResult.APPLIED
+    assert client.push(0, GRADIENTS, None).acks[0].result is PushResult.APPLIED
     assert len(views) == looks
 
 

@@ -298,7 +298,7 @@ def test_what_was_pulled_of_two_incarnations_has_no_version(few_bytes: int) -> N
     cluster, client, pulled = pulled_over_a_change()
     pushed = client.push(1, {"user": gradients_of(KEYS)}, pulled)
     assert [push.pulled_version for push in cluster.pushes if push.step == 1] == [1, None]
-    assert [receipt.staleness for receipt in pushed.receipts] == [0, None]
+    assert [ack.staleness for ack in pushed.acks] == [0, None]
     assert pushed.incarnations == (1, 2)
 
 
@@ -383,7 +383,7 @@ def test_rows_may_begin_anywhere_in_a_payload(
     client = cluster.client()
     pulled = client.pull(keys={"user": PUSHED, "seen": KEYS[:3]})
     gradients = {"w": np.ones(elements, np.float32), "user": gradients_of(PUSHED), "seen": gradients_of(KEYS[:3], 1)}
-    assert client.push(0, gradients, pulled).receipts[0].result is PushResult.APPLIED
+    assert client.push(0, gradients, pulled).acks[0].result is PushResult.APPLIED
     after = client.pull(keys={"user": PUSHED, "seen": KEYS[:3]})
     assert after.variables["w"].tolist() == [1.0] * elements
     assert after.rows["user"].tobytes() == (pulled.rows["user"] + gradients_of(PUSHED)).tobytes()
@@ -404,8 +404,8 @@ def test_a_push_of_rows_that_comes_again_changes_nothing() -> None:  # P4
     client = cluster.client()
     pulled = client.pull(keys={"user": KEYS})
     for _ in range(2):
-        receipts = client.push(0, {"user": gradients_of(KEYS)}, pulled).receipts
-    assert [receipt.result for receipt in receipts] == [PushResult.DUPLICATE] * 2
+        acks = client.push(0, {"user": gradients_of(KEYS)}, pulled).acks
+    assert [ack.result for ack in acks] == [PushResult.DUPLICATE] * 2
     found = client.pull(keys={"user": KEYS}).rows["user"]
     assert found.tobytes() == (pulled.rows["user"] + gradients_of(KEYS)).tobytes()
 

@@ -99,8 +99,8 @@ def test_a_push_moves_every_row_by_its_own_gradient(shards):
     client = cluster.client()
     before = client.pull()
     pushed = client.push(0, GRADIENTS, before)
-    assert [receipt.result for receipt in pushed.receipts] == [PushResult.APPLIED] * shards
-    assert [receipt.staleness for receipt in pushed.receipts] == [0] * shards
+    assert [ack.result for ack in pushed.acks] == [PushResult.APPLIED] * shards
+    assert [ack.staleness for ack in pushed.acks] == [0] * shards
     assert pushed.incarnations == (1,) * shards
     after = client.pull()
     for name, gradient in GRADIENTS.items():
@@ -114,15 +114,15 @@ def test_a_push_that_was_sent_already_changes_nothing():  # P1
     client.push(0, GRADIENTS, None)
     before = cluster.weights()
     again = client.push(0, {name: 9 * value for name, value in GRADIENTS.items()}, None)
-    assert [receipt.result for receipt in again.receipts] == [PushResult.DUPLICATE] * 2
+    assert [ack.result for ack in again.acks] == [PushResult.DUPLICATE] * 2
     assert all(np.array_equal(value, before[name]) for name, value in cluster.weights().items())
 
 
 def test_a_push_in_many_messages_is_one_push(small_messages):  # P4
     cluster = cluster_of(1)
     before = cluster.weights()
-    receipts = cluster.client().push(0, GRADIENTS, None).receipts
-    assert [receipt.result for receipt in receipts] == [PushResult.APPLIED]
+    acks = cluster.client().push(0, GRADIENTS, None).acks
+    assert [ack.result for ack in acks] == [PushResult.APPLIED]
     assert [push.payload.nbytes for push in cluster.pushes] == [56]
     assert np.array_equal(cluster.weights()["weight"], before["weight"] + GRADIENTS["weight"])
 
@@ -202,12 +202,12 @@ def test_staleness_counts_the_pushes_between_pull_and_push():
     pulled = client.pull()
     client.push(0, GRADIENTS, None)
     client.push(1, GRADIENTS, None)
-    assert [receipt.staleness for receipt in client.push(2, GRADIENTS, pulled).receipts] == [2, 2]
+    assert [ack.staleness for ack in client.push(2, GRADIENTS, pulled).acks] == [2, 2]
 
 
 def test_staleness_is_unknown_without_a_pull():
-    receipts = cluster_of().client().push(0, GRADIENTS, None).receipts
-    assert [receipt.staleness for receipt in receipts] == [None, None]
+    acks = cluster_of().client().push(0, GRADIENTS, None).acks
+    assert [ack.staleness for ack in acks] == [None, None]
 
 
 def test_versions_of_another_incarnation_are_not_compared():  # P16
@@ -219,9 +219,9 @@ def test_versions_of_another_incarnation_are_not_compared():  # P16
     restarted = cluster_of(incarnation=2)
     cluster.shards[1] = restarted.shards[1]  # back at version 0: compared with 3 it would be from the future
     client.use(cluster.view(2))
-    receipts = client.push(3, GRADIENTS, pulled).receipts
-    assert [receipt.staleness for receipt in receipts] == [0, None]
-    assert [receipt.result for receipt in receipts] == [PushResult.APPLIED] * 2
+    acks = client.push(3, GRADIENTS, pulled).acks
+    assert [ack.staleness for ack in acks] == [0, None]
+    assert [ack.result for ack in acks] == [PushResult.APPLIED] * 2
 
 
 # --- whom a request is meant for ---
@@ -237,7 +237,7 @@ def test_an_old_view_is_told_to_refresh():  # P3
         client.push(0, GRADIENTS, None)
     client.use(cluster.view(2))
     # The failed push may have reached the other shard: sending it again is what makes it whole.
-    results = [receipt.result for receipt in client.push(0, GRADIENTS, None).receipts]
+    results = [ack.result for ack in client.push(0, GRADIENTS, None).acks]
     assert results == [PushResult.DUPLICATE, PushResult.APPLIED]
 
 

@@ -17,12 +17,12 @@ from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
     MESSAGE_BYTES_MAX,
+    Ack,
     DType,
     PresentRows,
     PullRun,
     Push,
     PushResult,
-    Receipt,
     RowSlice,
     Run,
     Slice,
@@ -55,7 +55,7 @@ pushes = st.builds(
     ).map(tuple),
     norm=st.none() | st.floats(min_value=0.0),
 )
-receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
+acks = st.builds(Ack, st.sampled_from(PushResult), u64s, st.none() | u64s)
 pulls = st.builds(
     PullRun,
     targets,
@@ -99,9 +99,9 @@ def test_a_push_that_begins_with_more_than_it_declares_is_malformed():
         wire.decode_push(wire.encode_frame(header, [memoryview(b"abcde")]))
 
 
-@given(receipts)
-def test_a_receipt_comes_out_as_it_went_in(receipt):
-    assert wire.decode_receipt(wire.encode_receipt(receipt)) == receipt
+@given(acks)
+def test_an_ack_comes_out_as_it_went_in(ack):
+    assert wire.decode_ack(wire.encode_ack(ack)) == ack
 
 
 @given(pulls)
@@ -183,8 +183,8 @@ def test_nothing_and_zero_are_told_apart():
             run = wire.decode_pull(wire.encode_pull(PullRun(TARGET, round_, step, 0, 0, known)))
             assert (run.round, run.step, run.known_version) == (round_, step, known)
     for staleness in (None, 0):
-        receipt = Receipt(PushResult.APPLIED, 0, staleness)
-        assert wire.decode_receipt(wire.encode_receipt(receipt)) == receipt
+        ack = Ack(PushResult.APPLIED, 0, staleness)
+        assert wire.decode_ack(wire.encode_ack(ack)) == ack
 
 
 @given(u64s, st.lists(st.floats(width=32), min_size=1, max_size=30), st.data())
@@ -346,4 +346,4 @@ def test_a_reader_without_a_version_is_sent_everything():
 def test_a_result_that_we_do_not_know_is_malformed(result):
     frame = wire.encode_frame(tensor_pb2.PushReply(result=result))
     with pytest.raises(MalformedFrame, match=f"unknown result {result}"):
-        wire.decode_receipt(frame)
+        wire.decode_ack(frame)

@@ -9,7 +9,7 @@ import pytest
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import DType, PullRun, Push, PushResult, Receipt, Run, Slice, Target, Weights
+from parashard.protocol.messages import Ack, DType, PullRun, Push, PushResult, Run, Slice, Target, Weights
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "wire-format.md").read_text()
 HEX_ROW = re.compile(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} ){1,16}) (.+)")
@@ -41,7 +41,7 @@ def explained() -> list[tuple[int, bytes]]:
     return [(int(offset, 16), bytes.fromhex(content.split("...")[0])) for offset, content in rows]
 
 
-def test_the_page_has_a_push_its_receipt_and_weights():
+def test_the_page_has_a_push_its_ack_and_weights():
     assert len(frames()) == 3
 
 
@@ -66,10 +66,10 @@ def test_the_push_is_explained_from_its_first_part_to_its_payload():
     assert (len(offsets), offsets[0], offsets[-1]) == (16, 0, 0x90)
 
 
-def test_the_receipt_is_read_and_written_as_the_page_says():
-    receipt = Receipt(PushResult.APPLIED, version=8, staleness=2)
-    assert wire.decode_receipt(frames()[1]) == receipt
-    assert wire.encode_receipt(receipt) == frames()[1]
+def test_the_ack_is_read_and_written_as_the_page_says():
+    ack = Ack(PushResult.APPLIED, version=8, staleness=2)
+    assert wire.decode_ack(frames()[1]) == ack
+    assert wire.encode_ack(ack) == frames()[1]
 
 
 def test_the_weights_are_read_and_written_as_the_page_says():

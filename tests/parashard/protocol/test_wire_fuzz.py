@@ -17,7 +17,7 @@ from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PresentRows, PullRun, Push, PushResult, Receipt, Run, Slice, Target, Weights
+from parashard.protocol.messages import Ack, PresentRows, PullRun, Push, PushResult, Run, Slice, Target, Weights
 
 TARGET = Target("run-1", "d" * 64, 5, 1, 3)
 PULL = PullRun(TARGET, 3, 12, 16, 64, 250)
@@ -27,14 +27,14 @@ PRESENT = PresentRows(np.array([True, False]), np.ones((1, 2), np.float32))
 SLICES = (Slice(Partition("w", 0, 2), 3),)
 FRAMES: dict[str, bytes] = {
     "push": wire.encode_push(Push(TARGET, "worker-0", 7, SLICES, True, 4, Buffers([bytes(range(10)), bytes(14)])))[0],
-    "receipt": wire.encode_receipt(Receipt(PushResult.APPLIED, 9, 2)),
+    "ack": wire.encode_ack(Ack(PushResult.APPLIED, 9, 2)),
     "pull": wire.encode_pull(PULL),
     "weights": wire.encode_weights(Weights(300, RUNS)),
     "rows": wire.encode_weights(Weights(300, RUNS, {"user": PRESENT})),
 }
 DECODERS: dict[str, Callable[[bytes], Any]] = {
     "push": lambda frame: wire.push_from(*wire.decode_push(frame)),
-    "receipt": wire.decode_receipt,
+    "ack": wire.decode_ack,
     "pull": wire.decode_pull,
     "weights": lambda frame: wire.decode_weights(frame, PULL),
     "rows": lambda frame: wire.decode_weights(frame, PULL_OF_ROWS),

@@ -39,7 +39,7 @@ def start(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
 
     def start(offsets: list[int]) -> Talk:
         peer = PEERS[kind](offsets, tmp_path_factory.mktemp("s"))  # a socket's path has little room
-        peer.plane.apply = lambda push: push.step  # weights stay as they are; each receipt says whose it is
+        peer.plane.apply = lambda push: push.step  # weights stay as they are; each ack says whose it is
         started.append(Talk(peer, peer.connect(peer.where, GREETING)))
         return started[-1]
 

@@ -21,7 +21,7 @@ from parashard.errors import (
     WrongRun,
 )
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PushResult, Receipt
+from parashard.protocol.messages import Ack, PushResult
 from parashard.transports import choosing
 from parashard.transports.base import ShardAddress
 from parashard.transports.choosing import SHM, TCP, Candidate, ChosenTransport, connect_by
@@ -62,7 +62,7 @@ class FakeCandidate:
 
     def push(self, push: Any, deadline_s: float) -> Any:
         self.requests.append("push")
-        return Answered(Receipt(PushResult.APPLIED, 1, None))
+        return Answered(Ack(PushResult.APPLIED, 1, None))
 
     def pull(self, run: Any, into: Buffers, deadline_s: float, read: Any = None) -> Any:
         self.requests.append("pull")
@@ -79,7 +79,7 @@ def chosen(*candidates: Candidate) -> ChosenTransport:
     return ChosenTransport(WHERE, GREETING, candidates)
 
 
-def push(transport: ChosenTransport, deadline_s: float = DEADLINE_S) -> Receipt:
+def push(transport: ChosenTransport, deadline_s: float = DEADLINE_S) -> Ack:
     return transport.push(push_of(np.ones(1, np.float32)), deadline_s).result()
 
 

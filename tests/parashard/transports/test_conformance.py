@@ -16,7 +16,7 @@ from parashard.client.shard_client import ShardClient
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Variable
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import DType, Fetched, PushResult, Receipt, Slice
+from parashard.protocol.messages import Ack, DType, Fetched, PushResult, Slice
 from parashard.transports.base import Transport, View
 from support.conformance_cases import DEADLINE_S, ELEMENTS, METHODS, OFFSETS, pull_of, push_of
 from support.fake_plane import GREETING, TARGET
@@ -35,8 +35,8 @@ def in_pieces(array: np.ndarray, *cuts: int) -> list[np.ndarray]:
 def test_any_size_arrives_as_it_was(start, size):
     talk = start([0, size // 8, max(1, size // 4)])
     content = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    receipt = talk.transport.push(push_of(*in_pieces(content, size // 3)), DEADLINE_S).result()
-    assert receipt == Receipt(PushResult.APPLIED, 1, 5)
+    ack = talk.transport.push(push_of(*in_pieces(content, size // 3)), DEADLINE_S).result()
+    assert ack == Ack(PushResult.APPLIED, 1, 5)
     [taken] = talk.plane.pushes
     assert np.array_equal(np.frombuffer(taken.payload.whole(), np.uint8), content)
     talk.plane.memory.weights.view(np.uint8)[:size] = content
@@ -194,11 +194,11 @@ def test_what_moves_while_it_is_pulled_is_no_older_than_the_version_that_is_told
 
 def exchanged(transport: Transport, number: int) -> bool:
     """Push and pull values that no other exchange uses; return whether the answers belong to them."""
-    receipt = transport.push(push_of(np.full(1000, number, np.int32), step=number), DEADLINE_S).result()
+    ack = transport.push(push_of(np.full(1000, number, np.int32), step=number), DEADLINE_S).result()
     begin = 4 * (number % ELEMENTS)
     into = np.empty(4 * ELEMENTS - begin, np.uint8)
     transport.pull(pull_of(begin, 4 * ELEMENTS), Buffers([into]), DEADLINE_S).result()
-    return receipt.version == number and np.array_equal(into.view(np.float32), np.arange(begin // 4, ELEMENTS))
+    return ack.version == number and np.array_equal(into.view(np.float32), np.arange(begin // 4, ELEMENTS))
 
 
 @pytest.mark.parametrize("shares_a_transport", [True, False])

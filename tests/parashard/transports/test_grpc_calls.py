@@ -11,7 +11,7 @@ from parashard.errors import QueueFull, Unreachable
 from parashard.plan.variables import Variable
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target
+from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Target
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.grpc import GrpcTransport
 from support.in_process import plan_of, variables_of
@@ -20,7 +20,7 @@ from support.waiting import DEADLINE_S
 PLAN = plan_of(variables_of(Variable("w", (4,))))
 TARGET = Target("run-1", "d" * 64, PLAN.version, 0, 1)
 PUSH = Push(TARGET, "worker-0", 7, (), True, None, Buffers([]))
-RECEIPT = Receipt(PushResult.APPLIED, 1, None)
+ACK = Ack(PushResult.APPLIED, 1, None)
 
 
 class Method:
@@ -57,7 +57,7 @@ class Channel:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.timeouts_s: list[float] = []
-        self.answer: Callable[[], bytes] = lambda: wire.encode_receipt(RECEIPT)
+        self.answer: Callable[[], bytes] = lambda: wire.encode_ack(ACK)
         self._closed = False
 
     def check(self, kind: str, timeout_s: float) -> None:
@@ -93,7 +93,7 @@ def transport(channel: Channel) -> Iterator[GrpcTransport]:
 def test_who_waits_for_the_answer_makes_the_call(channel: Channel, transport: GrpcTransport) -> None:
     request = transport.push(PUSH, DEADLINE_S)
     assert channel.calls == []
-    assert request.result() == RECEIPT
+    assert request.result() == ACK
     assert channel.calls == ["blocking"]
     assert 0 < channel.timeouts_s[0] <= DEADLINE_S
 
@@ -102,12 +102,12 @@ def test_a_started_request_is_under_way_meanwhile(channel: Channel, transport: G
     request = transport.push(PUSH, DEADLINE_S)
     request.start()
     assert channel.calls == ["future"]
-    assert request.result() == RECEIPT
+    assert request.result() == ACK
     assert channel.calls == ["future"]
 
 
 def test_the_deadline_counts_from_when_the_request_was_made(channel: Channel, transport: GrpcTransport) -> None:
-    assert transport.push(PUSH, -1.0).result() == RECEIPT
+    assert transport.push(PUSH, -1.0).result() == ACK
     assert channel.timeouts_s == [0.001]
 
 

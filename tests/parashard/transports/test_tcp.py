@@ -13,7 +13,7 @@ from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, NotReady, StaleRound, Unreachable
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Slice
+from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Slice
 from parashard.transports import tcp
 from parashard.transports.base import ShardAddress
 from parashard.transports.dialling import dial
@@ -22,7 +22,7 @@ from parashard.transports.tcp import TcpTransport
 from support.fake_plane import GREETING, TARGET
 from support.stream_peer import DEADLINE_S, deadlines_passed, peer, raw, soon
 
-RECEIPT = tensor_pb2.PushReply(result=tensor_pb2.PUSH_RESULT_APPLIED, version=3)
+ACK = tensor_pb2.PushReply(result=tensor_pb2.PUSH_RESULT_APPLIED, version=3)
 SLICES = (Slice(Partition("w", 0, 4), 1),)
 
 
@@ -74,7 +74,7 @@ def pulled(run: PullRun, *answers: tuple[tensor_pb2.PullReply, bytes]) -> tuple[
 
 
 class TestPush:
-    """The gradient's pieces, end to end, and a receipt."""
+    """The gradient's pieces, end to end, and an ack."""
 
     def test_is_one_message(self):
         heard = {}
@@ -84,14 +84,14 @@ class TestPush:
             content = bytearray(head.payload_bytes)
             stream.receive_into([memoryview(content)], deadline_s=soon())
             heard.update(kind=head.kind, header=parsed(head.header, tensor_pb2.PushHeader), content=bytes(content))
-            stream.send(Kind.RECEIPT, RECEIPT, deadline_s=soon())
+            stream.send(Kind.RECEIPT, ACK, deadline_s=soon())
             leaves(stream)
 
         with peer(script) as address:
             transport = transport_to(address)
-            receipt = transport.push(push_of(b"abcdefgh", b"ijklmnop"), DEADLINE_S).result()
+            ack = transport.push(push_of(b"abcdefgh", b"ijklmnop"), DEADLINE_S).result()
             transport.close()
-        assert receipt == Receipt(PushResult.APPLIED, 3, None)
+        assert ack == Ack(PushResult.APPLIED, 3, None)
         assert (heard["kind"], heard["content"]) == (Kind.PUSH, b"abcdefghijklmnop")
         header = heard["header"]
         assert (header.step, header.total_bytes, header.pulled_version, len(header.slices)) == (5, 16, 2, 1)
@@ -106,7 +106,7 @@ class TestPush:
     def test_begins_before_it_is_waited_for(self):
         def script(stream: Stream) -> None:
             stream.skip(stream.receive(deadline_s=soon()).payload_bytes, deadline_s=soon())
-            stream.send(Kind.RECEIPT, RECEIPT, deadline_s=soon())
+            stream.send(Kind.RECEIPT, ACK, deadline_s=soon())
             leaves(stream)
 
         with peer(script) as first, peer(script) as second:

@@ -76,7 +76,7 @@ def test_a_round_that_has_folded_the_gradient_begins_again_in_another_incarnatio
     send(process, 3)
     with pytest.raises(StaleIncarnation):
         give_up(process, 1)
-    assert process.shard.identity.incarnation == 2, "receipts of the earlier incarnation count no more (P3)"
+    assert process.shard.identity.incarnation == 2, "acks of the earlier incarnation count no more (P3)"
     assert process.shard.updates.held == IntervalSet([(1, 2)]), "its empty push alone"
     assert process.host.changed.is_set(), "the new incarnation is announced at once"
     assert give_up(process, 1) is PushResult.DUPLICATE

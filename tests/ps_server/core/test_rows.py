@@ -90,8 +90,8 @@ def everything(shard: Shard) -> tuple[Any, ...]:
 
 def test_a_step_moves_variables_and_rows_together() -> None:  # P1
     shard, keys = shard_with(USER), keys_of(1, 2)
-    receipt = shard.push(rows_push(shard, 3, {"user": (keys, gradients_of(3, keys))}))
-    assert receipt.result is PushResult.APPLIED
+    ack = shard.push(rows_push(shard, 3, {"user": (keys, gradients_of(3, keys))}))
+    assert ack.result is PushResult.APPLIED
     assert shard.storage.weights.tolist() == [1.0, 1.0]
     present, _ = pulled(shard, "user", keys_of(1, 2, 3))
     assert sorted(present) == [False, True, True]
@@ -109,8 +109,8 @@ def test_a_row_that_nobody_pushed_is_its_initial_row() -> None:  # P27
 def test_a_push_that_comes_again_moves_no_row_again() -> None:  # P4
     shard, keys = shard_with(LEDGER), keys_of(7)
     for _ in range(3):
-        receipt = shard.push(rows_push(shard, 0, {"seen": (keys, np.ones((1, 1), np.float32))}))
-    assert receipt.result is PushResult.DUPLICATE
+        ack = shard.push(rows_push(shard, 0, {"seen": (keys, np.ones((1, 1), np.float32))}))
+    assert ack.result is PushResult.DUPLICATE
     assert pulled(shard, "seen", keys)[1].tolist() == [[1.0]]
 
 

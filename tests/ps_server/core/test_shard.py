@@ -10,7 +10,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.optimizers import SGD, Adam, Momentum
 from parashard.plan.variables import Variable
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, PushResult, Receipt
+from parashard.protocol.messages import Ack, PullRun, PushResult
 from parashard_server.core.counters import STALENESS_MAX
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import BatchUpdates
@@ -36,7 +36,7 @@ def zeros_shard(**more: object) -> Shard:
 
 def test_a_push_is_applied_and_reported() -> None:
     shard = zeros_shard()
-    assert push(shard, 3, [1.0, 2.0, 3.0, 4.0]) == Receipt(PushResult.APPLIED, 1, None)
+    assert push(shard, 3, [1.0, 2.0, 3.0, 4.0]) == Ack(PushResult.APPLIED, 1, None)
     assert pull(shard)[1].tolist() == [1.0, 2.0, 3.0, 4.0]
     assert (shard.record.applied_pushes, shard.record.push_bytes, shard.record.pull_bytes) == (1, 16, 16)
 
@@ -45,8 +45,8 @@ def test_twice_is_once() -> None:  # P1
     shard = shard_of(PLAN, spec=Adam())
     push(shard, 3, 1.0)
     before = state_of(shard)
-    assert push(shard, 3, 1.0) == Receipt(PushResult.DUPLICATE, 1, None)
-    assert push(shard, 3, -5.0, pulled_version=0) == Receipt(PushResult.DUPLICATE, 1, None)  # another gradient, too
+    assert push(shard, 3, 1.0) == Ack(PushResult.DUPLICATE, 1, None)
+    assert push(shard, 3, -5.0, pulled_version=0) == Ack(PushResult.DUPLICATE, 1, None)  # another gradient, too
     assert state_of(shard) == before
     assert (shard.record.applied_pushes, shard.record.duplicate_pushes) == (1, 2)
 
@@ -88,7 +88,7 @@ def test_a_request_for_another_incarnation_is_refused(changed: dict[str, object]
     shard = shard_of(PLAN)
     push(shard, 0, 1.0)
     before, target = state_of(shard), shard.identity._replace(**changed)
-    for step in (0, 1):  # a duplicate as well: its receipt would count for the wrong incarnation
+    for step in (0, 1):  # a duplicate as well: its ack would count for the wrong incarnation
         with pytest.raises(error):
             shard.push(push_for(shard, step, np.ones(ELEMENTS), target=target))
     with pytest.raises(error):
@@ -169,9 +169,9 @@ def test_an_empty_push_is_a_gradient_of_zeros(spec: SGD) -> None:  # P15
     for shard in (empty, explicit):
         push(shard, 0, 1.0)
     before = state_of(empty)
-    receipt = empty.push(push_for(empty, 1, [], slices=()))
+    ack = empty.push(push_for(empty, 1, [], slices=()))
     push(explicit, 1, 0.0)
-    assert receipt == Receipt(PushResult.APPLIED, 2, None)
+    assert ack == Ack(PushResult.APPLIED, 2, None)
     assert state_of(empty) == state_of(explicit)
     assert state_of(empty)[0] != before[0]  # moments and weight decay move
 

@@ -79,10 +79,10 @@ def test_a_request_has_the_time_that_the_shards_size_needs():
     assert before_s + HEAD_DEADLINE_S <= stream.deadlines_s[0] <= after_s + HEAD_DEADLINE_S, "its first bytes have less"
 
 
-def test_a_push_is_answered_with_its_receipt_or_with_the_shards_error():
+def test_a_push_is_answered_with_its_ack_or_with_the_shards_error():
     plane = FakePlane([0, 2])
-    kind, receipt = answer_to_push(plane, push_header(), memoryview(bytes(8)), time.monotonic() + 10.0)
-    assert (kind, receipt.version) == (Kind.RECEIPT, 1)
+    kind, ack = answer_to_push(plane, push_header(), memoryview(bytes(8)), time.monotonic() + 10.0)
+    assert (kind, ack.version) == (Kind.RECEIPT, 1)
 
     def refuse(request: object) -> None:
         raise NonFiniteGradient("inf")

@@ -91,12 +91,12 @@ def test_a_push_moves_what_a_pull_returns() -> None:
         before = served.client.pull(step=0)
         pushed = served.client.push(0, GRADIENTS, before)
         after = served.client.pull()
-        assert [(r.result, r.version, r.staleness) for r in pushed.receipts] == [(PushResult.APPLIED, 1, 0)] * 2
+        assert [(r.result, r.version, r.staleness) for r in pushed.acks] == [(PushResult.APPLIED, 1, 0)] * 2
         assert (pushed.incarnations, after.versions) == ((1, 1), (1, 1))
         for name, gradient in GRADIENTS.items():
             np.testing.assert_array_equal(after.variables[name], before.variables[name] + gradient)
         again = served.client.push(0, GRADIENTS, before)  # P1
-        assert [r.result for r in again.receipts] == [PushResult.DUPLICATE] * 2
+        assert [r.result for r in again.acks] == [PushResult.DUPLICATE] * 2
         np.testing.assert_array_equal(served.client.pull().variables["weight"], after.variables["weight"])
 
 

@@ -20,7 +20,7 @@ from parashard.plan.partition import Partition
 from parashard.plan.variables import Variable
 from parashard.protocol import rpc, wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Push, PushResult, Receipt, Slice
+from parashard.protocol.messages import Ack, Push, PushResult, Slice
 from parashard.protocol.proto_conversion import plan_message
 from parashard.security import grpc_admission
 from parashard.transports.base import Greeting, ShardAddress
@@ -28,7 +28,7 @@ from parashard.transports.grpc import SERVICE, GrpcTransport
 from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
 from parashard.transports.stream import Kind, Stream
-from parashard.transports.stream_transport import receipt_from
+from parashard.transports.stream_transport import ack_from
 from parashard.transports.tcp import TcpTransport
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import shard_families
@@ -59,9 +59,9 @@ class Halfway:
         self.go_on.wait(DEADLINE_S)
         yield from rest
 
-    def receipt(self) -> Receipt:
+    def ack(self) -> Ack:
         with rpc.our_errors(self._address):
-            return wire.decode_receipt(self.call.result())
+            return wire.decode_ack(self.call.result())
 
 
 class Ports:
@@ -140,7 +140,7 @@ def test_pushes_by_all_ports_share_one_budget(stack: ExitStack) -> None:  # P19
     second.greet(DEADLINE_S)
     assert ports.ports.slots.held_bytes == 2 * PUSH_BYTES
     for refused in (
-        ports.begin_over_grpc(2).receipt,
+        ports.begin_over_grpc(2).ack,
         lambda: tcp.push(ports.push(2), DEADLINE_S).result(),
         lambda: ports.transport(ShmTransport).greet(DEADLINE_S),
     ):
@@ -153,9 +153,9 @@ def test_pushes_by_all_ports_share_one_budget(stack: ExitStack) -> None:  # P19
 
     half = ports.push(0).payload.pieces[0][PUSH_BYTES // 2 :]
     halfway._connection.sendall(bytes(half))
-    assert receipt_from(halfway, deadline_s=time.monotonic() + DEADLINE_S).result is PushResult.APPLIED
+    assert ack_from(halfway, deadline_s=time.monotonic() + DEADLINE_S).result is PushResult.APPLIED
     streaming.go_on.set()
-    assert streaming.receipt().result is PushResult.APPLIED
+    assert streaming.ack().result is PushResult.APPLIED
     assert tcp.push(ports.push(2), DEADLINE_S).result().result is PushResult.APPLIED, "what was refused came again"
     assert grpc.push(ports.push(4), DEADLINE_S).result().result is PushResult.APPLIED
     shm.close()
@@ -172,7 +172,7 @@ def test_where_the_budget_is_one_push_all_get_their_turn(stack: ExitStack) -> No
     halfway = begin_over_tcp(ports, 0)
     eventually(lambda: ports.memory.free_bytes == 0, "the push is being received")
     with pytest.raises(QueueFull):
-        ports.begin_over_grpc(1).receipt()
+        ports.begin_over_grpc(1).ack()
     halfway.close()
     eventually(lambda: ports.memory.held_bytes == 0, "the push was given up")
     for step, kind in enumerate((GrpcTransport, TcpTransport, GrpcTransport)):
@@ -200,6 +200,6 @@ def test_a_push_whose_sender_stops_half_way_is_given_up(
     ports = Ports(1, stack)
     halfway = ports.begin_over_grpc(0)
     with pytest.raises(Unreachable):
-        halfway.receipt()
+        halfway.ack()
     eventually(lambda: ports.memory.held_bytes == 0, "the push was given up")
     assert ports.transport(GrpcTransport).push(ports.push(0), DEADLINE_S).result().result is PushResult.APPLIED

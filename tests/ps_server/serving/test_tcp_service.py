@@ -20,7 +20,7 @@ from parashard.errors import (
 )
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
-from parashard.protocol.messages import Push, PushResult, Receipt, Slice, Target
+from parashard.protocol.messages import Ack, Push, PushResult, Slice, Target
 from parashard.transports.base import Greeting
 from parashard.transports.stream import Kind, greet
 from parashard_server.serving import session, tcp_service
@@ -39,7 +39,7 @@ class TestPushAndPull:
     """A gradient there, weights back."""
 
     def test_what_was_pushed_is_pulled(self, served):
-        assert served.push(push_of(ramp())) == Receipt(PushResult.APPLIED, 1, None)
+        assert served.push(push_of(ramp())) == Ack(PushResult.APPLIED, 1, None)
         version, values = served.pull(pull_of())
         assert (version, values.tolist()) == (1, ramp().tolist())
 
