@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from parashard.api.border import warn
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.code import CODE_FILE, Code, RunCode, note_code, resumed_code, write_code
 from parashard.api.generators import kept_generators
@@ -19,6 +18,7 @@ from parashard.api.history import History, say_end
 from parashard.api.models import PresentModel
 from parashard.api.present_optimizer import PresentOptimizer, updates_after
 from parashard.api.script import SCRIPT
+from parashard.api.tracebacks import warn
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.running import Callbacks
 from parashard.data.base import DataSource

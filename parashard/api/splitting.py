@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from parashard.api.border import warn
 from parashard.api.fits import FitCall
+from parashard.api.tracebacks import warn
 from parashard.data.base import examples_of
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError

@@ -15,7 +15,6 @@ import numpy as np
 
 from parashard.api.arguments import check_none, one_data
 from parashard.api.batching import epochs_of_a_job, examples_of_a_step, order_of_a_job, validation_examples
-from parashard.api.border import bordered
 from parashard.api.code import code_of_constants
 from parashard.api.examples import check_all, indexed, indexed_inputs, of_the_data
 from parashard.api.fit_here import Here
@@ -31,6 +30,7 @@ from parashard.api.rows import check_callbacks
 from parashard.api.script import SCRIPT
 from parashard.api.source import source_of
 from parashard.api.strategies import ClusterStrategy, InProcessStrategy, Strategy
+from parashard.api.tracebacks import trim_traceback
 from parashard.callbacks.base import Callback
 from parashard.callbacks.files import BackupAndRestore
 from parashard.callbacks.running import checked, listed
@@ -99,7 +99,7 @@ class Trainer:
         self._name = name
         self._settings = dict(settings or {})
 
-    @bordered
+    @trim_traceback
     def fit(
         self,
         data: Any = None,
@@ -250,7 +250,7 @@ class Trainer:
         self._optimizer.go_on_from(run_dir, call.answer)
         return History(call.answer["report"], run_dir, call.answer.get("history"), first_epoch=initial_epoch)
 
-    @bordered
+    @trim_traceback
     def evaluate(
         self,
         data: Any = None,
@@ -283,7 +283,7 @@ class Trainer:
                     call.answer = {"metrics": self._present.evaluate(examples, batch_size)}
         return dict(call.answer["metrics"])
 
-    @bordered
+    @trim_traceback
     def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE, verbose: int = 0, **others: Never) -> Tree:
         """Return the model's outputs, in the order of the inputs; computed in this process.
 
@@ -316,7 +316,7 @@ class Trainer:
             self._optimizer.restore(self._present.given, own)
         return own
 
-    @bordered
+    @trim_traceback
     def optimizer_state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state as `load_state_dict` of the equal optimizer of PyTorch takes it.
 
@@ -339,7 +339,7 @@ class Trainer:
         groups = self._present.named_groups(self._optimizer.mapped)
         return dict(made(self._present.own(), groups, self._optimizer.spec, state))
 
-    @bordered
+    @trim_traceback
     def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.float32]]]:
         """Return all rows of an embedding table, as the last `fit` has left them.
 

@@ -1,4 +1,4 @@
-"""The border of `import parashard`: errors leave a call with the user's own lines, and none of ours.
+"""Tracebacks of the package's calls: errors leave a call with the user's own lines, and none of ours.
 
 Knows no call. Called by what users call.
 """
@@ -26,8 +26,8 @@ def warn(text: str) -> None:
     warnings.warn(text, UserWarning, stacklevel=level)
 
 
-def bordered(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Return a call whose errors on purpose lose the traceback of what is beneath; causes keep the user's lines."""
+def trim_traceback(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Return a call whose expected errors are raised without internal frames; their causes keep the user's lines."""
 
     @functools.wraps(call)
     def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
