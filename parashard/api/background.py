@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.rows import PresentRows
+from parashard.api.trained_rows import TrainedRows
 from parashard.client.shard_client import ShardClient
 from parashard.display.figures import counted
 from parashard.display.live import NoView
@@ -234,7 +234,7 @@ class BackgroundRun:
         if not self._steering.ended:
             raise ConfigurationError(f"table {name!r}: rows are at hand once the job is done, and it goes on")
         self.check()
-        return PresentRows(tables, self._begins.job.job.seed, self.run_dir).whole(name)
+        return TrainedRows(tables, self._begins.job.job.seed, self.run_dir).whole(name)
 
     def _run(self) -> None:
         try:

@@ -1,7 +1,7 @@
 """How many examples a step has, and its gradient in pieces.
 
 Owns the meaning of `batch_size`, `global_batch_size` and `gradient_accumulation`. Called by `parashard.api.trainer` and
-`parashard.api.models`.
+`parashard.api.trained_model`.
 """
 
 from __future__ import annotations

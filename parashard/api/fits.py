@@ -15,10 +15,10 @@ from parashard.api.callback_follower import CallbackFollower
 from parashard.api.code import CODE_FILE, Code, RunCode, note_code, resumed_code, write_code
 from parashard.api.generators import kept_generators
 from parashard.api.history import History, say_end
-from parashard.api.models import PresentModel
-from parashard.api.present_optimizer import PresentOptimizer, updates_after
 from parashard.api.script import SCRIPT
 from parashard.api.tracebacks import warn
+from parashard.api.trained_model import TrainedModel
+from parashard.api.trained_optimizer import TrainedOptimizer, updates_after
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.running import Callbacks
 from parashard.data.base import DataSource
@@ -46,7 +46,7 @@ class FitCall(NamedTuple):
     ----------
     loaded : LoadedJob
         The job.
-    present : PresentModel
+    present : TrainedModel
         The trainer's model, with its weights.
     model, source : Model, DataSource
         What computes the job's steps, of which examples.
@@ -62,12 +62,12 @@ class FitCall(NamedTuple):
         What they see as `self.trainer`.
     pieces : int
         Of a step (`gradient_accumulation`).
-    optimizer : PresentOptimizer
+    optimizer : TrainedOptimizer
         The trainer's, with the state that it goes on from.
     """
 
     loaded: LoadedJob
-    present: PresentModel
+    present: TrainedModel
     model: Model
     source: DataSource
     code: Code
@@ -76,7 +76,7 @@ class FitCall(NamedTuple):
     wait: bool | None
     trainer: object
     pieces: int
-    optimizer: PresentOptimizer
+    optimizer: TrainedOptimizer
 
 
 class Place(Protocol):

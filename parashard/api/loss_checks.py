@@ -1,6 +1,6 @@
 """What is said of a loss, and refused of a metric, that is no mean over examples: its figures depend on the batch size.
 
-It is tried on a batch and on its halves. Knows no framework and no run. Called by `parashard.api.models`.
+It is tried on a batch and on its halves. Knows no framework and no run. Called by `parashard.api.trained_model`.
 """
 
 from __future__ import annotations

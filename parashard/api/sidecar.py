@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parashard.api.batching import checked_size
 from parashard.api.examples import indexed, of_the_data
-from parashard.api.models import figures_over
-from parashard.api.rows import check_without_tables
+from parashard.api.trained_model import figures_over
+from parashard.api.trained_rows import check_without_tables
 from parashard.api.trainer import EXAMPLES_AT_ONCE
 from parashard.callbacks.files import SUFFIX
 from parashard.callbacks.tensorboard import TensorBoard

@@ -23,14 +23,14 @@ from parashard.api.fits import FitCall, Place, as_begun, run_fit
 from parashard.api.history import History
 from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
-from parashard.api.models import PresentModel
-from parashard.api.present_optimizer import present_optimizer
 from parashard.api.resuming import Resumed, answered, resumed
-from parashard.api.rows import check_callbacks
 from parashard.api.script import SCRIPT
 from parashard.api.source import source_of
 from parashard.api.strategies import ClusterStrategy, InProcessStrategy, Strategy
 from parashard.api.tracebacks import trim_traceback
+from parashard.api.trained_model import TrainedModel
+from parashard.api.trained_optimizer import trained_optimizer
+from parashard.api.trained_rows import check_callbacks
 from parashard.callbacks.base import Callback
 from parashard.callbacks.files import BackupAndRestore
 from parashard.callbacks.running import checked, listed
@@ -91,8 +91,8 @@ class Trainer:
         if not isinstance(settings, Mapping | None):
             raise ConfigurationError(f'settings is a dict such as {{"checkpoint.every_s": 5}}, found {settings!r}')
         seed = _checked_seed(seed)
-        self._present = PresentModel(model, seed)
-        self._optimizer = present_optimizer(optimizer, model, seed, clip_norm, schedule)
+        self._present = TrainedModel(model, seed)
+        self._optimizer = trained_optimizer(optimizer, model, seed, clip_norm, schedule)
         self._strategy = checked_strategy(strategy)
         self._place = _place_of(self._strategy)
         self._seed = seed

@@ -1,7 +1,7 @@
 """What evaluations tell: a model's metrics by their names, and their states over the batches of an evaluation.
 
 The one place where batches are put together. Knows no framework. Called by the models, by
-`parashard_worker.computing` and by `parashard.api.models`.
+`parashard_worker.computing` and by `parashard.api.trained_model`.
 """
 
 from __future__ import annotations

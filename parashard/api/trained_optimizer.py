@@ -1,4 +1,4 @@
-"""PresentOptimizer: a trainer's optimizer between its calls: rate, number of updates and slots.
+"""TrainedOptimizer: a trainer's optimizer between its calls: rate, number of updates and slots.
 
 Owns what the next fit begins with. Slots stay in the last checkpoint of the run that made them until they are asked
 for. Knows no model. Called by `parashard.api.trainer`.
@@ -25,7 +25,7 @@ from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.store import open_store
 
 
-class PresentOptimizer:
+class TrainedOptimizer:
     """An optimizer and its state.
 
     Parameters
@@ -139,9 +139,9 @@ class PresentOptimizer:
             model.restore_optimizer(own, self.spec, state)
 
 
-def present_optimizer(
+def trained_optimizer(
     given: Any, model: Model, seed: int, clip_norm: float | None = None, schedule: Any = None
-) -> PresentOptimizer:
+) -> TrainedOptimizer:
     """Return a trainer's optimizer, with the state of one of a framework that has taken steps.
 
     Raises
@@ -154,9 +154,9 @@ def present_optimizer(
     theirs = compiled(seed) if given is None and compiled is not None else given
     made = not isinstance(theirs, OptimizerSpec | type | functools.partial | None)
     if not made:
-        return PresentOptimizer(mapped, beside=beside)
+        return TrainedOptimizer(mapped, beside=beside)
     state = model.optimizer_state(theirs, mapped.spec) if isinstance(model, ReadsOptimizer) else None
-    return PresentOptimizer(mapped, state, given, beside)
+    return TrainedOptimizer(mapped, state, given, beside)
 
 
 def updates_after(job: Job, steps: int) -> int:

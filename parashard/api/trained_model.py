@@ -1,4 +1,4 @@
-"""PresentModel: a trainer's model with its present weights: what begins a job, evaluates, predicts and is given back.
+"""TrainedModel: a trainer's model with its present weights: it begins a job, evaluates, predicts and is given back.
 
 Owns what a trainer asks of a model, and the weights between its calls. Knows no job and no run. Called by
 `parashard.api.trainer`.
@@ -26,8 +26,8 @@ from parashard.api.loss_checks import (
     shares_batches,
 )
 from parashard.api.optimizers import Mapped, variable_settings
-from parashard.api.present_optimizer import PresentOptimizer
-from parashard.api.rows import PresentRows, tables_of_model
+from parashard.api.trained_optimizer import TrainedOptimizer
+from parashard.api.trained_rows import TrainedRows, tables_of_model
 from parashard.callbacks.base import Training
 from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of
 from parashard.data.tree import Tree, leaves, rows_of
@@ -52,8 +52,8 @@ from parashard.store.durable import replace_durably
 METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
 
-class PresentModel:
-    """A model and its weights.
+class TrainedModel:
+    """A model and its weights, as they are between the calls of a trainer.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class PresentModel:
         """Return the embedding tables whose rows the model looks up, by name."""
         return tables_of_model(self.given)
 
-    def rows(self) -> PresentRows | None:
+    def rows(self) -> TrainedRows | None:
         """Return the present rows of the model's tables; None: it has none.
 
         Raises
@@ -142,7 +142,7 @@ class PresentModel:
                 f"rows of tables ({', '.join(tables)}) are not at hand while fit runs: evaluate, predict, model and "
                 "table are for after it"
             )
-        return PresentRows(tables, self._seed, self._run_dir)
+        return TrainedRows(tables, self._seed, self._run_dir)
 
     def weights(self) -> dict[str, Float32s]:
         """Return the present weights: those of the last `fit`, else those that the model begins with."""
@@ -159,7 +159,7 @@ class PresentModel:
             }
         return self._values
 
-    def declared(self, optimizer: PresentOptimizer | None = None) -> Model:
+    def declared(self, optimizer: TrainedOptimizer | None = None) -> Model:
         """Return the model with the present weights as its first ones, and with the state of an optimizer, if any."""
         if self._weights is None and self._values is None and (optimizer is None or optimizer.updates is None):
             return self.given
@@ -368,7 +368,7 @@ class _Begun:
         self,
         model: Model,
         values: Mapping[str, Float32s],
-        rows: Callable[[], PresentRows | None],
+        rows: Callable[[], TrainedRows | None],
         slots: Callable[[], Slots],
     ) -> None:
         self._variables = {name: parts_of(name, value)[0] for name, value in model.initial_variables().items()}

@@ -1,7 +1,7 @@
-"""PresentRows: the rows of the tables of a trainer's model, between its calls.
+"""TrainedRows: the rows of the tables of a trainer's model, between its calls.
 
 Owns which run has them, and their division by calls: which rows an evaluation needs, and all of a table. Knows no
-shard: after a fit rows are in its run's last checkpoint. Called by `parashard.api.models`.
+shard: after a fit rows are in its run's last checkpoint. Called by `parashard.api.trained_model`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parashard.plan.embedding import KeyedRows, Keys, unmixed
 from parashard.plan.variables import Float32s
 
 
-class PresentRows:
+class TrainedRows:
     """Rows of tables: those of a run, or first values.
 
     Parameters
