@@ -21,7 +21,7 @@ from parashard.protocol.messages import (
     MESSAGE_BYTES_MAX,
     NO_KEYS,
     ROWS_BYTES_MAX,
-    PresentRows,
+    FoundRows,
     Push,
     RowSlice,
     answer_bytes_of,
@@ -133,7 +133,7 @@ class PulledRows:
             answer_bytes_of(some.stop - some.start, self.values[name].shape[1]) for name, some in part.keys.items()
         )
 
-    def fill(self, part: RowPart, rows: Mapping[str, PresentRows]) -> None:
+    def fill(self, part: RowPart, rows: Mapping[str, FoundRows]) -> None:
         """Take what an answer to a part has; rows that the shard does not have are drawn.
 
         Raises

@@ -29,7 +29,7 @@ INT8_BLOCK_ELEMENTS = 256
 
 NO_KEYS: Mapping[str, Keys] = MappingProxyType({})
 """Of a pull of no rows."""
-NO_ROWS: Mapping[str, PresentRows] = MappingProxyType({})
+NO_ROWS: Mapping[str, FoundRows] = MappingProxyType({})
 """Of its answer."""
 
 
@@ -170,7 +170,7 @@ class Run(NamedTuple):
     values: memoryview
 
 
-class PresentRows(NamedTuple):
+class FoundRows(NamedTuple):
     """The rows of those of some keys that have one; of the others the initial values count (P27)."""
 
     present: NDArray[np.bool_]  # shape (keys,)
@@ -182,7 +182,7 @@ class Weights(NamedTuple):
 
     version: int
     runs: tuple[Run, ...]
-    rows: Mapping[str, PresentRows] = NO_ROWS  # of tables: those that were asked for
+    rows: Mapping[str, FoundRows] = NO_ROWS  # of tables: those that were asked for
     waited_s: float = 0.0  # for the least version that was asked for
 
 

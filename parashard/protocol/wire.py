@@ -27,7 +27,7 @@ from parashard.protocol.messages import (
     ROWS_BYTES_MAX,
     Ack,
     DType,
-    PresentRows,
+    FoundRows,
     PullRun,
     Push,
     PushResult,
@@ -320,7 +320,7 @@ def _lengths_of(found: tensor_pb2.TableRows, keys: int) -> tuple[int, int]:
     return -(-keys // 8), dtype.itemsize * found.present * found.row_elements
 
 
-def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) -> dict[str, PresentRows]:
+def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) -> dict[str, FoundRows]:
     """Return the rows in an answer, as views of the end of its payload.
 
     Raises
@@ -328,7 +328,7 @@ def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) 
     MalformedFrame
         If they are not those of the keys that were asked for. The payload is as long as `rows_bytes_of` says.
     """
-    rows: dict[str, PresentRows] = {}
+    rows: dict[str, FoundRows] = {}
     begin = 0
     for found in reply.tables:
         keys = len(asked.keys[found.table])
@@ -340,7 +340,7 @@ def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) 
                 f"table {found.table!r}: {int(bits.sum())} of the keys have a row, {found.present} came"
             )
         values = np.frombuffer(payload[middle:end], _ROW_DTYPES[found.dtype])
-        rows[found.table] = PresentRows(bits.view(np.bool_), values.reshape(found.present, found.row_elements))
+        rows[found.table] = FoundRows(bits.view(np.bool_), values.reshape(found.present, found.row_elements))
         begin = end
     return rows
 

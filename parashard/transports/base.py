@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, Fetched, PresentRows, PullRun, Push, Target
+from parashard.protocol.messages import Ack, Fetched, FoundRows, PullRun, Push, Target
 
 TransportKind = Literal["auto", "shm", "tcp", "grpc"]
 """What `cluster.transport` may be; with "auto" each worker takes the first of the others that can be."""
 
-ReadRows = Callable[[Mapping[str, PresentRows]], None]
+ReadRows = Callable[[Mapping[str, FoundRows]], None]
 """Takes rows, by table, in the order in which they were asked for."""
 
 _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 
-def no_rows(rows: Mapping[str, PresentRows]) -> None:
+def no_rows(rows: Mapping[str, FoundRows]) -> None:
     """Take the rows of a pull that asks for none."""
 
 

@@ -22,7 +22,7 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.process import failpoints
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, Ack, Fetched, PresentRows, PullRun, Push
+from parashard.protocol.messages import NO_KEYS, Ack, Fetched, FoundRows, PullRun, Push
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange
@@ -179,7 +179,7 @@ class ShmConnection:
         except StaleRound as error:  # nothing is under way, so the connection is as good as after the shard's refusal
             raise Refused(StaleRound(error.message, peer=self._stream.peer)) from None
 
-    def _answered(self, run: PullRun, until_s: float) -> tuple[tensor_pb2.PullReply, Mapping[str, PresentRows]]:
+    def _answered(self, run: PullRun, until_s: float) -> tuple[tensor_pb2.PullReply, Mapping[str, FoundRows]]:
         """Receive the answer to a pull and its rows: in the slot, or from the socket where they had no room.
 
         They are views of the slot, for as long as the connection is in use.

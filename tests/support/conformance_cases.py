@@ -11,7 +11,7 @@ import numpy as np
 
 from parashard.plan.embedding import Keys, mixed
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, PresentRows, PullRun, Push, PushResult, Slice
+from parashard.protocol.messages import NO_KEYS, FoundRows, PullRun, Push, PushResult, Slice
 from parashard.transports.base import Pending, Transport
 from support.fake_plane import TARGET, FakePlane
 from support.transport_peers import Peer
@@ -48,12 +48,12 @@ class Talk:
         pending.start()
         return pending
 
-    def rows(self, keys: Mapping[str, Keys], into: Any = None, **more: Any) -> tuple[int, dict[str, PresentRows]]:
+    def rows(self, keys: Mapping[str, Keys], into: Any = None, **more: Any) -> tuple[int, dict[str, FoundRows]]:
         """Return the version and copies of rows that a pull brings, together with a run or without."""
-        copies: dict[str, PresentRows] = {}
+        copies: dict[str, FoundRows] = {}
 
-        def read(rows: Mapping[str, PresentRows]) -> None:
-            copies.update({name: PresentRows(of.present.copy(), of.values.copy()) for name, of in rows.items()})
+        def read(rows: Mapping[str, FoundRows]) -> None:
+            copies.update({name: FoundRows(of.present.copy(), of.values.copy()) for name, of in rows.items()})
 
         into = np.empty(0, np.uint8) if into is None else into
         run = pull_of(0, into.nbytes, keys=keys, **more)

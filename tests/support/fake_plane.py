@@ -14,7 +14,7 @@ from parashard.errors import ParashardError, QueueFull, ShapeMismatch, StaleInca
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, PresentRows, PullRun, Push, PushResult, Run, Target, Weights
+from parashard.protocol.messages import Ack, FoundRows, PullRun, Push, PushResult, Run, Target, Weights
 from parashard.transports.base import Greeting
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.weight_memory import PrivateWeights
@@ -103,7 +103,7 @@ class FakePlane:
         self.after_read(run)
         return result
 
-    def _rows(self, run: PullRun) -> dict[str, PresentRows]:
+    def _rows(self, run: PullRun) -> dict[str, FoundRows]:
         self.tables.check_keys(run.keys)
         return self.tables.pull(run.keys, self.version)
 

@@ -14,7 +14,7 @@ from parashard.client.pulled_rows import PulledRows, TableSet
 from parashard.errors import MalformedFrame
 from parashard.plan.embedding import EmbeddingTable, cut_by_shard, first_rows, mixed
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.messages import MESSAGE_BYTES_MAX, ROWS_BYTES_MAX, PresentRows, answer_bytes_of
+from parashard.protocol.messages import MESSAGE_BYTES_MAX, ROWS_BYTES_MAX, FoundRows, answer_bytes_of
 from support.conformance_cases import keys_of
 from support.in_process import COUNTING, SEED, Cluster, plan_of, variables_of
 
@@ -80,6 +80,6 @@ def test_rows_of_another_length_are_refused() -> None:
     rows = PulledRows(TableSet((USER,), SEED), {"user": keys_of(1, 2)})
     ((part,),) = rows.turns(1)
     for elements in (1, 4):
-        found = PresentRows(np.array([True, True]), np.ones((2, elements), np.float32))
+        found = FoundRows(np.array([True, True]), np.ones((2, elements), np.float32))
         with pytest.raises(MalformedFrame, match=f"table 'user': rows of {elements} elements came; they have 3"):
             rows.fill(part, {"user": found})

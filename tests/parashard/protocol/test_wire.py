@@ -19,7 +19,7 @@ from parashard.protocol.messages import (
     MESSAGE_BYTES_MAX,
     Ack,
     DType,
-    PresentRows,
+    FoundRows,
     PullRun,
     Push,
     PushResult,
@@ -129,7 +129,7 @@ def test_rows_come_out_as_they_went_in_behind_a_run(run, keys, elements, random,
     for name, of_table in keys.items():
         present = np.array([random.random() < 0.5 for _ in of_table], np.bool_)
         values = np.array([random.random() for _ in range(int(present.sum()) * elements)], np.float32)
-        rows[name] = PresentRows(present, kept_as(values.reshape(-1, elements), dtype))
+        rows[name] = FoundRows(present, kept_as(values.reshape(-1, elements), dtype))
     found = wire.decode_weights(wire.encode_weights(Weights(7, (moved,), rows)), asked)
     assert (found.version, found.runs) == (7, (moved,))
     assert list(found.rows) == list(rows)

@@ -26,7 +26,7 @@ from parashard.errors import (
 from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, bucket_ranges, buckets_of
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
-from parashard.protocol.messages import ROWS_BYTES_MAX, PresentRows, RowSlice, answer_bytes_of
+from parashard.protocol.messages import ROWS_BYTES_MAX, FoundRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import NOTHING_BEFORE, Before
 from parashard_server.state.rows.live_rows import LiveRows
@@ -222,7 +222,7 @@ class EmbeddingTables:
         if answer_bytes > ROWS_BYTES_MAX:
             raise LimitExceeded(f"the rows of a pull may have {answer_bytes} bytes; allowed are {ROWS_BYTES_MAX}")
 
-    def pull(self, wanted: Mapping[str, Keys], now: int) -> dict[str, PresentRows]:
+    def pull(self, wanted: Mapping[str, Keys], now: int) -> dict[str, FoundRows]:
         """Return the rows of checked keys that have one at a time, by table; valid until the next call."""
         return {name: self.by_name[name].pull(keys, now) for name, keys in wanted.items()}
 

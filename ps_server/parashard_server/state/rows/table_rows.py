@@ -28,7 +28,7 @@ from parashard.plan.embedding import (
 )
 from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
-from parashard.protocol.messages import PresentRows
+from parashard.protocol.messages import FoundRows
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import NOTHING_BEFORE, Before, Optimizer
 from parashard_server.state.rows.records import Records
@@ -135,14 +135,14 @@ class TableRows:
                     "or use more shards, and resume"
                 )
 
-    def pull(self, keys: Keys, now: int) -> PresentRows:
+    def pull(self, keys: Keys, now: int) -> FoundRows:
         """Return the rows of those mixed keys that have one at a time, valid until the next call."""
         words = self._room(len(keys) * self._values.words)
         found, absent = self.records.read(keys, now, words)
         rows = len(keys) - absent
         self.pulled_keys += len(keys)
         self.pulled_rows += rows
-        found_rows = PresentRows(found != ABSENT, self._values.kept(words[: rows * self._values.words], rows))
+        found_rows = FoundRows(found != ABSENT, self._values.kept(words[: rows * self._values.words], rows))
         self.pulled_bytes += keys.nbytes + -(-len(keys) // 8) + found_rows.values.nbytes
         return found_rows
 
