@@ -101,7 +101,7 @@ class _Trained(Exception):
 
 
 class _Place:
-    """The place of a fit in virtual time, as `parashard.api.fits.Place`."""
+    """Trains a fit in virtual time, as `parashard.api.fits.FitBackend`."""
 
     runs_script = False
 

@@ -16,7 +16,7 @@ from parashard.launch.runs import Run
 
 
 class Here:
-    """The place of a fit in this process, as `parashard.api.fits.Place`.
+    """Trains a fit in this process, as `parashard.api.fits.FitBackend`.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ from parashard.process.shell import ExitCode
 
 
 class OnCluster:
-    """The place of a fit with shards and workers, as `parashard.api.fits.Place`.
+    """Trains a fit on shards and workers, as `parashard.api.fits.FitBackend`.
 
     Parameters
     ----------

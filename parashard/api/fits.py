@@ -1,6 +1,6 @@
-"""A call of `Trainer.fit` from its folder to its answer, and the interface of the places that train it.
+"""A call of `Trainer.fit` from its folder to its answer, and the interface of the backends that train it.
 
-Knows neither place: `parashard.api.fit_on_cluster` and `parashard.api.fit_here`. Called by `parashard.api.trainer`.
+Knows neither backend: `parashard.api.fit_on_cluster` and `parashard.api.fit_here`. Called by `parashard.api.trainer`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class FitCall(NamedTuple):
     optimizer: TrainedOptimizer
 
 
-class Place(Protocol):
-    """Where a fit is trained."""
+class FitBackend(Protocol):
+    """Trains a fit: on a cluster, or in this process."""
 
     @property
     def runs_script(self) -> bool:
@@ -92,7 +92,7 @@ class Place(Protocol):
     def checked(self, call: FitCall) -> FitCall:
         """Refuse what cannot be trained there, before there is a run.
 
-        The call that is returned has what depends on the place: the parts of a batch.
+        The call that is returned has what depends on the backend: the parts of a batch.
         """
 
     def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
@@ -128,13 +128,13 @@ def as_begun(call: FitCall, begun: Path | None) -> FitCall:
 
 
 def run_fit(
-    place: Place, call: FitCall, begun: Path | None, *, accept_code_change: bool, quiet: bool
+    backend: FitBackend, call: FitCall, begun: Path | None, *, accept_code_change: bool, quiet: bool
 ) -> dict[str, Any]:
     """Train, and return what the call answers: "report", "run_dir", "weights" and "history".
 
     Parameters
     ----------
-    place : Place
+    backend : FitBackend
         Where.
     call : FitCall
         What.
@@ -150,12 +150,12 @@ def run_fit(
     ConfigurationError
         If the job is refused; nothing of it is left.
     JobFailed, KeyboardInterrupt
-        As `Place.train`.
+        As `FitBackend.train`.
     """
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
     try:
         with owned(run_dir), unchanged_if_refused(run_dir, RECORDS):
-            answer = _run(place, call, run_dir, resume=begun is not None, accept=accept_code_change, quiet=quiet)
+            answer = _run(backend, call, run_dir, resume=begun is not None, accept=accept_code_change, quiet=quiet)
     except (JobFailed, KeyboardInterrupt):
         raise  # the folder says why
     except BaseException:
@@ -167,7 +167,9 @@ def run_fit(
     return {**answer, "name": call.loaded.job.job.name, "data": call.source.spec.fingerprint}
 
 
-def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bool, quiet: bool) -> dict[str, Any]:
+def _run(
+    backend: FitBackend, call: FitCall, run_dir: Path, *, resume: bool, accept: bool, quiet: bool
+) -> dict[str, Any]:
     """Train in a folder that no other process writes into."""
     code = RunCode(call.code.sha256, call.code, call.code)
     if resume:
@@ -185,7 +187,7 @@ def _run(place: Place, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
         write_program(run_dir, SCRIPT.program("fit"))
         SCRIPT.write_answers(run_dir)
         with kept_generators():
-            report = note_code(run_dir, place.train(call, run, view, follower))
+            report = note_code(run_dir, backend.train(call, run, view, follower))
     finally:
         view.close()
     variables = call.present.save_state_dict(run_dir)

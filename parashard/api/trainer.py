@@ -19,7 +19,7 @@ from parashard.api.code import code_of_constants
 from parashard.api.examples import check_all, indexed, indexed_inputs, of_the_data
 from parashard.api.fit_here import Here
 from parashard.api.fit_on_cluster import OnCluster
-from parashard.api.fits import FitCall, Place, as_begun, run_fit
+from parashard.api.fits import FitBackend, FitCall, as_begun, run_fit
 from parashard.api.history import History
 from parashard.api.job_file import write_job_file
 from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
@@ -94,7 +94,7 @@ class Trainer:
         self._present = TrainedModel(model, seed)
         self._optimizer = trained_optimizer(optimizer, model, seed, clip_norm, schedule)
         self._strategy = checked_strategy(strategy)
-        self._place = _place_of(self._strategy)
+        self._backend = _backend_of(self._strategy)
         self._seed = seed
         self._name = name
         self._settings = dict(settings or {})
@@ -240,10 +240,10 @@ class Trainer:
                 else:
                     begun = earlier.run_dir if earlier is not None else None
                     if SCRIPT.is_worker:
-                        self._place.work(fit)
-                    fit = self._place.checked(as_begun(fit, begun))
+                        self._backend.work(fit)
+                    fit = self._backend.checked(as_begun(fit, begun))
                     call.answer = run_fit(
-                        self._place, fit, begun, accept_code_change=accept_code_change, quiet=not verbose
+                        self._backend, fit, begun, accept_code_change=accept_code_change, quiet=not verbose
                     )
         run_dir = Path(call.answer["run_dir"])
         self._present.go_on_from(run_dir, Path(call.answer.get("weights", run_dir / WEIGHTS_FILE)))
@@ -452,7 +452,7 @@ class Trainer:
     @property
     def _has_script(self) -> bool:
         """Whether there is a script to name and to hash; where it is run again there must be."""
-        return self._place.runs_script or SCRIPT.has_file
+        return self._backend.runs_script or SCRIPT.has_file
 
     @property
     def _job_name(self) -> str:
@@ -465,7 +465,7 @@ class Trainer:
         return resumed(self._job_name, SCRIPT.path if self._has_script else None, SCRIPT.answers, SCRIPT.asked_run)
 
 
-def _place_of(strategy: Strategy) -> Place:
+def _backend_of(strategy: Strategy) -> FitBackend:
     if isinstance(strategy, InProcessStrategy):
         return Here(strategy)
     assert isinstance(strategy, ClusterStrategy), "there is no other kind"

@@ -72,7 +72,7 @@ def _nothing() -> None:
     """Record nothing."""
 
 
-class Place(NamedTuple):
+class EpochProgress(NamedTuple):
     """How far epochs are: which one begins next or has begun, and the most steps in weights that were evaluated."""
 
     epoch: int = 0
@@ -124,7 +124,7 @@ class Callbacks:
         self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
         self._first_epoch = first_epoch  # what callbacks are told for 0
-        self._place = Place()  # where the present event begins
+        self._progress = EpochProgress()  # where the present event begins
         self._last_logs: Logs = {}  # of the last epoch that ended
         self._rates: list[tuple[int, float]] = [(-1, training.learning_rate)]  # as last decided, by epoch
         self._is_planned = False
@@ -165,7 +165,7 @@ class Callbacks:
             self._rates_decided, self._is_planned = state.get("rates_decided", 0), state.get("is_planned", False)
         self._call("on_train_begin", {})
         if state:
-            self._place = Place(state["epoch"], state["epoch_begun"], state["judged_steps"])
+            self._progress = EpochProgress(state["epoch"], state["epoch_begun"], state["judged_steps"])
             self._last_logs = state.get("last_logs", {})
             training.stop_training = state.get("stop_training", False)
             training.stop_reason = state.get("stop_reason", "")
@@ -189,18 +189,18 @@ class Callbacks:
         record : callable
             Stores `state()`; called before each call of a user's own hook, which is so made once.
         """
-        training, place, newer = self.training, self._place, self.training.judged_newer
+        training, progress, newer = self.training, self._progress, self.training.judged_newer
         self._record = record
         training.at(milestone.weights)
         if milestone.metrics is not None:
             judged_steps = milestone.judged_steps or milestone.after_steps
-            newer = judged_steps > place.judged_steps
-            place = place._replace(judged_steps=max(place.judged_steps, judged_steps))
+            newer = judged_steps > progress.judged_steps
+            progress = progress._replace(judged_steps=max(progress.judged_steps, judged_steps))
             self._tell("on_test_begin", {})
             self._tell("on_test_end", dict(milestone.metrics))
         last = len(milestone.epoch_losses) - 1
         for index, loss in enumerate(milestone.epoch_losses):
-            place = self._begin_epoch(place._replace(epoch=milestone.first_epoch + index))
+            progress = self._begin_epoch(progress._replace(epoch=milestone.first_epoch + index))
             logs: Logs = {"loss": loss}
             logs |= dict(milestone.epoch_metrics[index]) if milestone.epoch_metrics else {}
             logs |= {f"val_{name}": value for name, value in (milestone.metrics or {}).items()}
@@ -208,14 +208,14 @@ class Callbacks:
                 logs["val_steps"] = milestone.judged_steps
             training.judged_newer = newer and index == last  # epochs that end with one round end with one model
             training.applied(milestone.learning_rates[index] if milestone.learning_rates else None)
-            self._tell("on_epoch_end", self._first_epoch + place.epoch, logs)
+            self._tell("on_epoch_end", self._first_epoch + progress.epoch, logs)
             self._last_logs = logs
-            place = place._replace(epoch=place.epoch + 1, epoch_begun=False)
+            progress = progress._replace(epoch=progress.epoch + 1, epoch_begun=False)
         training.applied(None)
         if not training.stop_training:
-            place = self._begin_epoch(place)
+            progress = self._begin_epoch(progress)
         training.at("")
-        self._place, self._calls, self._made, self._logs = place, 0, 0, {}
+        self._progress, self._calls, self._made, self._logs = progress, 0, 0, {}
         if training.stop_training and not self.decides:
             raise ConfigurationError(_DECIDED.format("stop_training"))
         reason = (training.stop_reason or "callbacks ended the training") if training.stop_training else ""
@@ -223,7 +223,7 @@ class Callbacks:
 
     def changed_rate(self) -> Decision:
         """Return the learning rate and those known of later epochs, if it is not the one that was decided for this."""
-        rate, begun = self.training.learning_rate, self._place.epoch - (not self._place.epoch_begun)
+        rate, begun = self.training.learning_rate, self._progress.epoch - (not self._progress.epoch_begun)
         expected = self._rates[bisect_right(self._rates, begun, key=lambda known: known[0]) - 1][1]
         planned = () if begun < 0 or (self._is_planned and rate == expected) else self._plan(begun, rate)
         self._is_planned |= begun >= 0
@@ -261,18 +261,18 @@ class Callbacks:
             "rates_decided": self._rates_decided,
             "stop_training": training.stop_training,
             "stop_reason": training.stop_reason,
-            **self._place._asdict(),
+            **self._progress._asdict(),
             "last_logs": self._last_logs,
             "calls": max(self._calls, self._made),
             "logs": self._logs,
             "callbacks": [callback.get_state() for callback in self._all],
         }
 
-    def _begin_epoch(self, place: Place) -> Place:
-        if place.epoch_begun or place.epoch >= self._epochs:
-            return place
-        self._tell("on_epoch_begin", self._first_epoch + place.epoch, {})
-        return place._replace(epoch_begun=True)
+    def _begin_epoch(self, progress: EpochProgress) -> EpochProgress:
+        if progress.epoch_begun or progress.epoch >= self._epochs:
+            return progress
+        self._tell("on_epoch_begin", self._first_epoch + progress.epoch, {})
+        return progress._replace(epoch_begun=True)
 
     def _call(self, hook: str, *arguments: Any) -> None:
         for callback in self._all:
