@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Protocol
 
-from parashard.chaos.proxy import NO_FAULTS, Faults
-from parashard.chaos.schedule import DISK_KINDS, LINK_KINDS, PROCESS_KINDS, Strike
+from parashard.chaos.proxy import NO_LINK_FAULTS, LinkFaults
+from parashard.chaos.schedule import DISK_KINDS, LINK_KINDS, PROCESS_KINDS, ScheduledFault
 
 DELAY_S = 0.1  # of bytes, each way, while a "delay" lasts
 RETRY_S = 0.1
@@ -34,7 +34,7 @@ class Injector(Protocol):
     def stray(self, process: str) -> bool:
         """Start a duplicate process of a service, which claims an incarnation and dies; return whether it started."""
 
-    def set_faults(self, link: str, faults: Faults) -> None:
+    def set_faults(self, link: str, faults: LinkFaults) -> None:
         """Set the present faults of a link."""
 
     def reset(self, link: str) -> None:
@@ -54,35 +54,35 @@ class Campaign:
     ----------
     injector : Injector
         Injects the faults.
-    strikes : iterator of Strike
-        In order of time; their clock starts when the injector is ready, and is paused while a strike waits for a
+    schedule : iterator of ScheduledFault
+        In order of time; their clock starts when the injector is ready, and is paused while a fault waits for a
         process that is being restarted.
     faults_max : int, optional
         Stop after so many; None: never.
     tell : callable, optional
-        Called with each strike when it begins.
+        Called with each fault when it begins.
 
     Attributes
     ----------
     faults : Counter of str
-        Number of strikes of each kind so far.
+        Number of faults of each kind so far.
     """
 
     def __init__(
         self,
         injector: Injector,
-        strikes: Iterator[Strike],
+        schedule: Iterator[ScheduledFault],
         faults_max: int | None,
-        tell: Callable[[Strike], None] = lambda strike: None,
+        tell: Callable[[ScheduledFault], None] = lambda fault: None,
     ) -> None:
         self._injector = injector
-        self._strikes = strikes
+        self._schedule = schedule
         self._faults_max = faults_max
         self._tell = tell
-        self._next = next(strikes)
+        self._next = next(schedule)
         self._began_s: float | None = None
-        self._waiting = False  # for the target of the next strike
-        self._lasting: list[tuple[float, Strike]] = []  # with their ends
+        self._waiting = False  # for the target of the next fault
+        self._lasting: list[tuple[float, ScheduledFault]] = []  # with their ends
         self.faults: Counter[str] = Counter()
 
     def advance(self, now_s: float) -> float:
@@ -95,15 +95,15 @@ class Campaign:
             self._lasting.remove(end)
             self._settle(end[1])
         while self._wanted and self._began_s + self._next.at_s <= now_s:
-            if self._strike(self._next, now_s):
+            if self._begin(self._next, now_s):
                 self.faults[self._next.kind] += 1
                 self._tell(self._next)
             elif now_s < self._began_s + self._next.at_s + RESTART_S_MAX:
                 self._waiting = True
                 return RETRY_S
-            if self._waiting:  # shift later strikes, so that they do not all hit a process that is just starting
+            if self._waiting:  # shift later faults, so that they do not all hit a process that is just starting
                 self._began_s, self._waiting = now_s - self._next.at_s, False
-            self._next = next(self._strikes)
+            self._next = next(self._schedule)
         ends_s = [end_s for end_s, _ in self._lasting]
         begins_s = [self._began_s + self._next.at_s] if self._wanted else []
         return max(0.0, min([*ends_s, *begins_s], default=math.inf) - now_s)
@@ -112,52 +112,52 @@ class Campaign:
         """End every present fault, and begin no more."""
         self._faults_max = 0
         lasting, self._lasting = self._lasting, []
-        for _, strike in lasting:
-            self._settle(strike)
+        for _, fault in lasting:
+            self._settle(fault)
 
     @property
     def _wanted(self) -> bool:
         return self._faults_max is None or self.faults.total() < self._faults_max
 
-    def _strike(self, strike: Strike, now_s: float) -> bool:
+    def _begin(self, fault: ScheduledFault, now_s: float) -> bool:
         """Begin a fault; return whether its target was running."""
-        if strike.kind.startswith("stray_"):
-            if not self._injector.stray(strike.target):
+        if fault.kind.startswith("stray_"):
+            if not self._injector.stray(fault.target):
                 return False
-        elif strike.kind in PROCESS_KINDS:
+        elif fault.kind in PROCESS_KINDS:
             # A hang has no end: its supervisor has to detect it. (The end of an earlier pause would resume the process:
             # the two are then one longer pause.)
-            number = signal.SIGKILL if strike.kind.startswith("kill_") else signal.SIGSTOP
-            if not self._injector.signal(strike.target, number):
+            number = signal.SIGKILL if fault.kind.startswith("kill_") else signal.SIGSTOP
+            if not self._injector.signal(fault.target, number):
                 return False
-        if strike.length_s > 0:
-            self._lasting.append((now_s + strike.length_s, strike))
-        if strike.kind in DISK_KINDS:
+        if fault.length_s > 0:
+            self._lasting.append((now_s + fault.length_s, fault))
+        if fault.kind in DISK_KINDS:
             self._injector.fill_disk()
-        if strike.kind in LINK_KINDS:
-            self._settle(strike)
-            if strike.kind in ("reset", "duplicate"):  # only a new connection is carried twice
-                self._injector.reset(strike.target)
+        if fault.kind in LINK_KINDS:
+            self._settle(fault)
+            if fault.kind in ("reset", "duplicate"):  # only a new connection is carried twice
+                self._injector.reset(fault.target)
         return True
 
-    def _settle(self, strike: Strike) -> None:
+    def _settle(self, fault: ScheduledFault) -> None:
         """Set a target's state to the union of its present faults."""
-        link = strike.kind in LINK_KINDS
-        others = [s for _, s in self._lasting if s.target == strike.target and (s.kind in LINK_KINDS) == link]
+        link = fault.kind in LINK_KINDS
+        others = [s for _, s in self._lasting if s.target == fault.target and (s.kind in LINK_KINDS) == link]
         if link:
             faults = (_LINK_FAULTS[other.kind](other) for other in others)
-            self._injector.set_faults(strike.target, reduce(operator.or_, faults, NO_FAULTS))
+            self._injector.set_faults(fault.target, reduce(operator.or_, faults, NO_LINK_FAULTS))
         elif others:
             pass  # the last one to end brings relief
-        elif strike.kind in DISK_KINDS:
+        elif fault.kind in DISK_KINDS:
             self._injector.free_disk()
         else:
-            self._injector.signal(strike.target, signal.SIGCONT)
+            self._injector.signal(fault.target, signal.SIGCONT)
 
 
-_LINK_FAULTS: dict[str, Callable[[Strike], Faults]] = {
-    "partition": lambda _: Faults(requests_held=True, answers_held=True),
-    "one_way": lambda strike: Faults(requests_held=strike.towards_backend, answers_held=not strike.towards_backend),
-    "delay": lambda _: Faults(delay_s=DELAY_S),
-    "duplicate": lambda _: Faults(duplicate=True),
+_LINK_FAULTS: dict[str, Callable[[ScheduledFault], LinkFaults]] = {
+    "partition": lambda _: LinkFaults(requests_held=True, answers_held=True),
+    "one_way": lambda fault: LinkFaults(requests_held=fault.towards_backend, answers_held=not fault.towards_backend),
+    "delay": lambda _: LinkFaults(delay_s=DELAY_S),
+    "duplicate": lambda _: LinkFaults(duplicate=True),
 }

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from parashard.chaos.proxy import Faults, Link, Proxy
+from parashard.chaos.proxy import Link, LinkFaults, Proxy
 from parashard.chaos.small_disk import SmallDisk
 from parashard.launch.local_cluster import END_GRACE_S, LocalCluster, Process
 from parashard.launch.thread_child import ThreadChild
@@ -117,7 +117,7 @@ class ProxiedCluster(LocalCluster):
         self._strays.append(self._spawn(f"{process}-stray", module, arguments, dies))
         return True
 
-    def set_faults(self, link: str, faults: Faults) -> None:
+    def set_faults(self, link: str, faults: LinkFaults) -> None:
         """Set the present faults of a link, for all of its addresses."""
         for way in self._links[link].values():
             way.set_faults(faults)

@@ -32,7 +32,7 @@ _Chunk = tuple[float, bytes]  # earliest time to forward it, by the event loop's
 
 
 @dataclass(frozen=True)
-class Faults:
+class LinkFaults:
     """Faults of a link; `|` combines two.
 
     Attributes
@@ -52,8 +52,8 @@ class Faults:
     answers_held: bool = False
     duplicate: bool = False
 
-    def __or__(self, other: Faults) -> Faults:
-        return Faults(
+    def __or__(self, other: LinkFaults) -> LinkFaults:
+        return LinkFaults(
             max(self.delay_s, other.delay_s),
             self.requests_held or other.requests_held,
             self.answers_held or other.answers_held,
@@ -61,7 +61,7 @@ class Faults:
         )
 
 
-NO_FAULTS = Faults()
+NO_LINK_FAULTS = LinkFaults()
 
 
 class Proxy:
@@ -110,14 +110,14 @@ class Link:
         self.address = ""
         self._backend = backend
         self._run = run
-        self._faults = NO_FAULTS
+        self._faults = NO_LINK_FAULTS
         self._server: asyncio.Server | None = None
         self._carrying: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
 
     # --- from any thread ---
 
-    def set_faults(self, faults: Faults) -> None:
+    def set_faults(self, faults: LinkFaults) -> None:
         """Set the present faults."""
         self._run(self._set_faults(faults))
 
@@ -139,7 +139,7 @@ class Link:
         self._server.close()
         await self._reset()
 
-    async def _set_faults(self, faults: Faults) -> None:
+    async def _set_faults(self, faults: LinkFaults) -> None:
         async with self._changed:
             self._faults = faults
             self._changed.notify_all()
@@ -198,7 +198,7 @@ class Link:
         self,
         reader: asyncio.StreamReader,
         writers: list[asyncio.StreamWriter],
-        held: Callable[[Faults], bool],
+        held: Callable[[LinkFaults], bool],
     ) -> None:
         """Forward one direction to its end; the first writer is the real one, a second one the duplicate."""
         under_way: asyncio.Queue[_Chunk] = asyncio.Queue(CHUNKS_UNDER_WAY_MAX)
@@ -214,7 +214,7 @@ class Link:
             await under_way.put((now_s() + self._faults.delay_s, content))
 
     async def _give_out(
-        self, under_way: asyncio.Queue[_Chunk], writers: list[asyncio.StreamWriter], held: Callable[[Faults], bool]
+        self, under_way: asyncio.Queue[_Chunk], writers: list[asyncio.StreamWriter], held: Callable[[LinkFaults], bool]
     ) -> None:
         now_s = asyncio.get_running_loop().time
         content = b"-"

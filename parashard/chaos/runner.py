@@ -18,7 +18,7 @@ from pathlib import Path
 from parashard.chaos.campaign import Campaign
 from parashard.chaos.proxied_cluster import ProxiedCluster
 from parashard.chaos.proxy import Proxy
-from parashard.chaos.schedule import DISK_KINDS, LENGTHS_S, LINK_KINDS, Strike, strikes, targets_of
+from parashard.chaos.schedule import DISK_KINDS, LENGTHS_S, LINK_KINDS, ScheduledFault, scheduled_faults, targets_of
 from parashard.chaos.small_disk import check_small
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError
@@ -107,7 +107,7 @@ def run_chaos(run: Run, view: JobView, options: ChaosOptions) -> Outcome:
     -------
     Outcome
         As of `parashard.launch.run.run_job`; its report also has `faults`, the number of each kind in `options.kinds`,
-        `seed` and `transport`. The run directory has every strike in `strikes.jsonl`.
+        `seed` and `transport`. The run directory has every fault in `strikes.jsonl`.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def run_chaos(run: Run, view: JobView, options: ChaosOptions) -> Outcome:
         kinds = [kind for kind in options.kinds if targets_of(kind, cluster.processes, cluster.links)]
         if not kinds:
             raise ConfigurationError(f"these faults have no target: {shards} shards, {workers} workers")
-        drawn = strikes(options.seed, options.mean_interval_s, kinds, cluster.processes, cluster.links)
+        drawn = scheduled_faults(options.seed, options.mean_interval_s, kinds, cluster.processes, cluster.links)
         campaign = Campaign(cluster, drawn, options.faults_max, striking.tell)
         striking.begin(campaign)
         outcome = run_job(run, view, cluster=cluster)
@@ -140,7 +140,7 @@ def run_chaos(run: Run, view: JobView, options: ChaosOptions) -> Outcome:
 
 
 class _Striking:
-    """The thread that advances a campaign, and the file of its strikes."""
+    """The thread that advances a campaign, and the file of its faults."""
 
     def __init__(self, path: Path, view: JobView) -> None:
         self._file = path.open("w")
@@ -168,11 +168,11 @@ class _Striking:
         if self._thread is not None:
             self._thread.join()
 
-    def tell(self, strike: Strike) -> None:
-        """Record and show a strike."""
-        line = json.dumps(asdict(strike)) + "\n"
+    def tell(self, fault: ScheduledFault) -> None:
+        """Record and show a fault."""
+        line = json.dumps(asdict(fault)) + "\n"
         self._lines.attempt(lambda: self._write(line))
-        self._view.say(f"chaos: {strike.kind} {strike.target}")
+        self._view.say(f"chaos: {fault.kind} {fault.target}")
 
     def _write(self, line: str) -> None:
         self._file.write(line)

@@ -43,7 +43,7 @@ DISK = "disk"
 
 
 @dataclass(frozen=True)
-class Strike:
+class ScheduledFault:
     """One fault.
 
     Attributes
@@ -67,12 +67,12 @@ class Strike:
     towards_backend: bool
 
 
-def strikes(
+def scheduled_faults(
     seed: int, mean_interval_s: float, kinds: Sequence[str], processes: Sequence[str], links: Sequence[str]
-) -> Iterator[Strike]:
-    """Yield strikes without end, in order of time; the same for the same arguments.
+) -> Iterator[ScheduledFault]:
+    """Yield faults without end, in order of time; the same for the same arguments.
 
-    Times between beginnings are exponential: a strike does not wait for the end of the last one, nor for the job to
+    Times between beginnings are exponential: a fault does not wait for the end of the last one, nor for the job to
     recover. Kinds are equally likely, and so are the targets of a kind.
 
     Parameters
@@ -94,7 +94,7 @@ def strikes(
         at_s += draw.expovariate(1.0 / mean_interval_s)
         kind = draw.choice(kinds)
         target = draw.choice(targets_of(kind, processes, links))
-        yield Strike(at_s, kind, target, draw.uniform(*LENGTHS_S[kind]), draw.random() < 0.5)
+        yield ScheduledFault(at_s, kind, target, draw.uniform(*LENGTHS_S[kind]), draw.random() < 0.5)
 
 
 def targets_of(kind: str, processes: Sequence[str], links: Sequence[str]) -> Sequence[str]:

@@ -88,7 +88,7 @@ def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(l
     assert list(outcome.report["faults"]) == list(LENGTHS_S)
     assert sum(outcome.report["faults"].values()) == 30 == len(struck)
     for kind, count in outcome.report["faults"].items():
-        assert count == sum(strike["kind"] == kind for strike in struck)
+        assert count == sum(fault["kind"] == kind for fault in struck)
     assert filled == ["checked", *["fill"] * outcome.report["faults"]["fill_disk"]]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from parashard.chaos.proxied_cluster import ProxiedCluster, listening_at
-from parashard.chaos.proxy import Faults, Link, Proxy
+from parashard.chaos.proxy import Link, LinkFaults, Proxy
 from support.waiting import DEADLINE_S, eventually
 
 SERVICE = """
@@ -176,24 +176,24 @@ def test_a_link_has_the_faults_that_are_set_and_can_be_reset_on_all_of_its_ways(
     cluster.start(link, "service", ["here"])
     eventually((tmp_path / "chaos" / f"{link}.json").exists, "it listens")
     for front in (words[index] for index in fronts):
-        cluster.set_faults(link, Faults(answers_held=True))
+        cluster.set_faults(link, LinkFaults(answers_held=True))
         host, _, port = front.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
             connection.settimeout(0.01)
             eventually(lambda held=connection: is_reset(cluster, link, held), "the connection is reset")
-        cluster.set_faults(link, Faults())
+        cluster.set_faults(link, LinkFaults())
         assert answer(front).endswith("here")
 
 
 def test_what_befalls_a_shards_link_befalls_both_of_its_ways(cluster, monkeypatch):
-    suffered: list[tuple[str, Faults]] = []
+    suffered: list[tuple[str, LinkFaults]] = []
     monkeypatch.setattr(Link, "set_faults", lambda way, faults: suffered.append((way.name, faults)))
-    cluster.set_faults("shard-1", Faults(duplicate=True))
-    cluster.set_faults("coordinator", Faults(delay_s=1.0))
+    cluster.set_faults("shard-1", LinkFaults(duplicate=True))
+    cluster.set_faults("coordinator", LinkFaults(delay_s=1.0))
     assert suffered == [
-        ("shard-1", Faults(duplicate=True)),
-        ("shard-1 data", Faults(duplicate=True)),
-        ("coordinator", Faults(delay_s=1.0)),
+        ("shard-1", LinkFaults(duplicate=True)),
+        ("shard-1 data", LinkFaults(duplicate=True)),
+        ("coordinator", LinkFaults(delay_s=1.0)),
     ]
 
 

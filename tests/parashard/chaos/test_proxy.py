@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from parashard.chaos.proxy import CHUNK_BYTES_MAX, CHUNKS_UNDER_WAY_MAX, NO_FAULTS, Faults, Link, Proxy
+from parashard.chaos.proxy import CHUNK_BYTES_MAX, CHUNKS_UNDER_WAY_MAX, NO_LINK_FAULTS, Link, LinkFaults, Proxy
 from parashard.errors import Unreachable
 from parashard.protocol import rpc
 from support.unary_handlers import raw_handlers
@@ -225,7 +225,7 @@ def test_a_proxy_that_ends_leaves_no_thread_and_no_connection(server):
         host, _, port = link.address.rpartition(":")
         connection = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
         assert asked(connection, b"x") == b"x"
-        link.set_faults(Faults(requests_held=True, answers_held=True))
+        link.set_faults(LinkFaults(requests_held=True, answers_held=True))
         connection.sendall(b"held")
     assert is_reset(connection)
     connection.close()
@@ -239,17 +239,17 @@ def test_a_proxy_that_ends_leaves_no_thread_and_no_connection(server):
 
 def test_a_delay_is_paid_in_each_direction_and_ends(connect, link):
     connection = connect()
-    link.set_faults(Faults(delay_s=0.04))
+    link.set_faults(LinkFaults(delay_s=0.04))
     assert round_trip_s(connection) >= 0.08
-    link.set_faults(Faults(delay_s=10 * DEADLINE_S))
-    link.set_faults(NO_FAULTS)
+    link.set_faults(LinkFaults(delay_s=10 * DEADLINE_S))
+    link.set_faults(NO_LINK_FAULTS)
     assert asked(connection, b"ping") == b"ping"
 
 
 def test_a_delay_changes_when_bytes_arrive_and_not_their_order_nor_their_rate(connect, link):
     connection = connect()
     delay_s, content = 0.5, bytes(range(256)) * 8192  # 2 MiB, 32 chunks or more
-    link.set_faults(Faults(delay_s=delay_s))
+    link.set_faults(LinkFaults(delay_s=delay_s))
     begun_s = time.monotonic()
     sending = threading.Thread(target=connection.sendall, args=(content,))
     sending.start()
@@ -261,21 +261,21 @@ def test_a_delay_changes_when_bytes_arrive_and_not_their_order_nor_their_rate(co
 
 def test_what_is_held_on_its_way_there_arrives_when_the_fault_is_over(connect, link, server):
     connection = connect()
-    link.set_faults(Faults(requests_held=True))
+    link.set_faults(LinkFaults(requests_held=True))
     connection.sendall(b"request")
     assert is_silent(connection)
     assert server.heard.empty()
-    link.set_faults(NO_FAULTS)
+    link.set_faults(NO_LINK_FAULTS)
     assert received(connection, 7) == b"request"
 
 
 def test_an_answer_that_is_held_is_one_whose_request_was_heard(connect, link, server):
     connection = connect()
-    link.set_faults(Faults(answers_held=True))
+    link.set_faults(LinkFaults(answers_held=True))
     connection.sendall(b"request")
     assert server.heard.get(timeout=DEADLINE_S) == (1, b"request")
     assert is_silent(connection)
-    link.set_faults(NO_FAULTS)
+    link.set_faults(NO_LINK_FAULTS)
     assert received(connection, 7) == b"request"
 
 
@@ -283,23 +283,23 @@ def test_a_request_arrives_after_its_sender_has_gone(connect, link, server):
     connection = connect()
     assert asked(connection, b"alive") == b"alive"
     server.heard.get(timeout=DEADLINE_S)
-    link.set_faults(Faults(requests_held=True, answers_held=True))
+    link.set_faults(LinkFaults(requests_held=True, answers_held=True))
     connection.sendall(b"from beyond")
     connection.close()
-    link.set_faults(NO_FAULTS)
+    link.set_faults(NO_LINK_FAULTS)
     assert server.heard.get(timeout=DEADLINE_S) == (1, b"from beyond")
 
 
 def test_what_a_fault_holds_is_bounded(connect, link):
     connection = connect()
-    link.set_faults(Faults(requests_held=True))
+    link.set_faults(LinkFaults(requests_held=True))
     buffers_of_the_kernel = 16 << 20
     assert sent_until_full(connection) < CHUNK_BYTES_MAX * (CHUNKS_UNDER_WAY_MAX + 4) + buffers_of_the_kernel
 
 
 def test_another_link_of_the_same_proxy_does_not_suffer(proxy, connect, link, server):
     other = proxy.link("shard-1", lambda: server.address)
-    link.set_faults(Faults(requests_held=True, answers_held=True))
+    link.set_faults(LinkFaults(requests_held=True, answers_held=True))
     host, _, port = other.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
         assert asked(connection, b"well") == b"well"
@@ -339,7 +339,7 @@ def test_a_new_connections_bytes_arrive_twice_and_are_answered_once(connect, lin
     old = connect()
     assert asked(old, b"once") == b"once"
     assert server.heard.get(timeout=DEADLINE_S) == (1, b"once")
-    link.set_faults(Faults(duplicate=True))
+    link.set_faults(LinkFaults(duplicate=True))
     connection = connect()
     assert asked(connection, b"twice") == b"twice"
     assert {server.heard.get(timeout=DEADLINE_S) for _ in range(2)} == {(2, b"twice"), (3, b"twice")}
@@ -350,19 +350,19 @@ def test_a_new_connections_bytes_arrive_twice_and_are_answered_once(connect, lin
 
 
 def test_duplicates_end_with_the_fault(connect, link, server):
-    link.set_faults(Faults(duplicate=True))
+    link.set_faults(LinkFaults(duplicate=True))
     connection = connect()
     assert asked(connection, b"twice") == b"twice"
     assert sorted(server.heard.get(timeout=DEADLINE_S)[1] for _ in range(2)) == [b"twice", b"twice"]
-    link.set_faults(NO_FAULTS)
+    link.set_faults(NO_LINK_FAULTS)
     assert asked(connection, b"once") == b"once"
     assert sorted(server.heard.get(timeout=DEADLINE_S)[1] for _ in range(2)) == [b"", b"once"]
 
 
 def test_faults_together_are_each_of_them_and_the_longer_delay():
-    both = Faults(delay_s=0.1, requests_held=True) | Faults(delay_s=0.2, duplicate=True)
-    assert both == Faults(delay_s=0.2, requests_held=True, answers_held=False, duplicate=True)
-    assert both | NO_FAULTS == both
+    both = LinkFaults(delay_s=0.1, requests_held=True) | LinkFaults(delay_s=0.2, duplicate=True)
+    assert both == LinkFaults(delay_s=0.2, requests_held=True, answers_held=False, duplicate=True)
+    assert both | NO_LINK_FAULTS == both
 
 
 # --- gRPC through a link ---
@@ -396,7 +396,7 @@ def counting() -> Iterator[Counting]:
 
 def test_every_call_arrives_twice_and_is_answered_right(proxy, counting):  # P1
     link = proxy.link("shard-0", counting.where)
-    link.set_faults(Faults(duplicate=True))
+    link.set_faults(LinkFaults(duplicate=True))
     with rpc.connect(link.address) as channel:
         say = channel.unary_unary("/test.Echo/Say")
         requests = [b"request %d" % number * 1000 for number in range(20)]
@@ -412,11 +412,11 @@ def test_a_call_survives_a_reset_by_being_made_again(proxy, counting):
     with rpc.connect(link.address) as channel:
         say = channel.unary_unary("/test.Echo/Say")
         assert say(b"before", timeout=DEADLINE_S) == b"BEFORE"
-        link.set_faults(Faults(answers_held=True))
+        link.set_faults(LinkFaults(answers_held=True))
         under_way = say.future(b"under way", timeout=DEADLINE_S)
         assert [counting.heard.get(timeout=DEADLINE_S) for _ in range(2)] == [b"before", b"under way"]
         link.reset()
-        link.set_faults(NO_FAULTS)
+        link.set_faults(NO_LINK_FAULTS)
         with pytest.raises(Unreachable), rpc.our_errors(link.address):
             under_way.result()
         assert say(b"again", timeout=DEADLINE_S, wait_for_ready=True) == b"AGAIN"

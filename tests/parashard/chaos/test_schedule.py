@@ -8,15 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.chaos.schedule import DISK, DISK_KINDS, LENGTHS_S, LINK_KINDS, PROCESS_KINDS, Strike, strikes, targets_of
+from parashard.chaos.schedule import (
+    DISK,
+    DISK_KINDS,
+    LENGTHS_S,
+    LINK_KINDS,
+    PROCESS_KINDS,
+    ScheduledFault,
+    scheduled_faults,
+    targets_of,
+)
 
 PROCESSES = ("coordinator", "shard-0", "shard-1", "worker-0", "worker-1", "worker-2")
 LINKS = ("coordinator", "shard-0", "worker-0>coordinator")
 KINDS = tuple(LENGTHS_S)
 
 
-def first(count: int, seed: int = 7, mean_interval_s: float = 5.0, kinds: tuple[str, ...] = KINDS) -> list[Strike]:
-    return list(islice(strikes(seed, mean_interval_s, kinds, PROCESSES, LINKS), count))
+def first(
+    count: int, seed: int = 7, mean_interval_s: float = 5.0, kinds: tuple[str, ...] = KINDS
+) -> list[ScheduledFault]:
+    return list(islice(scheduled_faults(seed, mean_interval_s, kinds, PROCESSES, LINKS), count))
 
 
 def test_a_seed_repeats_its_strikes_and_another_draws_others():
@@ -31,20 +42,20 @@ def test_the_first_strikes_do_not_depend_on_how_many_are_asked_for():
 @given(st.integers(0, 2**63), st.floats(0.01, 100.0), st.sets(st.sampled_from(KINDS), min_size=1))
 def test_faults_come_in_order_with_allowed_targets_and_durations(seed, mean_interval_s, kinds):
     drawn = first(30, seed, mean_interval_s, tuple(sorted(kinds)))
-    assert [strike.at_s for strike in drawn] == sorted(strike.at_s for strike in drawn)
-    for strike in drawn:
-        shortest_s, longest_s = LENGTHS_S[strike.kind]
-        assert strike.kind in kinds
-        assert strike.target in targets_of(strike.kind, PROCESSES, LINKS)
-        assert shortest_s <= strike.length_s <= longest_s
+    assert [fault.at_s for fault in drawn] == sorted(fault.at_s for fault in drawn)
+    for fault in drawn:
+        shortest_s, longest_s = LENGTHS_S[fault.kind]
+        assert fault.kind in kinds
+        assert fault.target in targets_of(fault.kind, PROCESSES, LINKS)
+        assert shortest_s <= fault.length_s <= longest_s
 
 
 def test_every_kind_of_fault_happens_to_each_of_its_targets():
-    struck = Counter((strike.kind, strike.target) for strike in first(2000))
+    struck = Counter((fault.kind, fault.target) for fault in first(2000))
     assert set(struck) == {(kind, target) for kind in KINDS for target in targets_of(kind, PROCESSES, LINKS)}
-    of_kind = Counter(strike.kind for strike in first(2000))
+    of_kind = Counter(fault.kind for fault in first(2000))
     assert min(of_kind.values()) > 0.5 * max(of_kind.values())
-    ways = Counter(strike.towards_backend for strike in first(2000) if strike.kind == "one_way")
+    ways = Counter(fault.towards_backend for fault in first(2000) if fault.kind == "one_way")
     assert min(ways.values()) > 0.5 * max(ways.values())
 
 
