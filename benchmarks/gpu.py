@@ -30,7 +30,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.job.schema import Job
-from parashard.models import build_model
+from parashard.models.building import build_model
 from parashard.plan.optimizers import SGD, Adam, OptimizerSpec
 from parashard.plan.partition import Plan, place, split, whole
 from parashard.plan.steps import StepPlan

@@ -19,7 +19,7 @@ from parashard.data.base import Batch
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.job.schema import Job
-from parashard.models import build_model
+from parashard.models.building import build_model
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable, initial_rows
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory

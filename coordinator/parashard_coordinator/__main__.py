@@ -39,6 +39,8 @@ from parashard.telemetry.tracing import tracing
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX
+from parashard_coordinator.kubernetes.cluster import Cluster, open_cluster
+from parashard_coordinator.kubernetes.watching import PodWatch, Wanted
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.job_start import NO_CALLBACKS, Callbacks, new_job_record
@@ -47,8 +49,6 @@ from parashard_coordinator.run.store import Identity, RunStore
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
-    from parashard_coordinator.kubernetes.cluster import Cluster
-    from parashard_coordinator.kubernetes.watching import PodWatch
 
 LINGER_S = 1.0
 EARLIER_INITIAL_FILE = "initial.safetensors"
@@ -213,8 +213,6 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
 
 def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:
     """Return what tells the core of pods, and the Job of the wanted number of workers; it ends with the process."""
-    from parashard_coordinator.kubernetes.watching import PodWatch, Wanted
-
     return PodWatch(
         cluster,
         on_end=lambda end: core.run_exclusive(lambda core, _: core.pod_ended(end)),
@@ -231,8 +229,6 @@ def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
         return None
     if not kubernetes_job:
         raise ConfigurationError('cluster.launcher = "kubernetes" needs --kubernetes-job: the workers\' Job')
-    from parashard_coordinator.kubernetes.cluster import open_cluster
-
     return open_cluster(kubernetes_job)
 
 

@@ -14,8 +14,8 @@ from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml, job_from_table
-from parashard.models import build_model
 from parashard.models.base import Initial
+from parashard.models.building import build_model
 from parashard.models.looking_up import check_looks_up
 
 

@@ -11,6 +11,7 @@ from parashard.data import open_source
 from parashard.data.base import DataSource
 from parashard.data.options import DataOptions
 from parashard.errors import ConfigurationError
+from parashard.settings.validation import first_problem, validated
 
 
 def open_data(source: str, **options: Any) -> DataSource:
@@ -30,8 +31,6 @@ def open_data(source: str, **options: Any) -> DataSource:
     BadData, Unavailable
         If the data cannot be read.
     """
-    from parashard.settings.validation import first_problem, validated
-
     try:
         return open_source(validated(DataOptions, {"source": source, **options}))
     except ValueError as error:

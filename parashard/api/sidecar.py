@@ -15,7 +15,9 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from parashard.api.batching import checked_size
 from parashard.api.examples import indexed, of_the_data
@@ -33,9 +35,6 @@ from parashard.plan.variables import Float32s, as_imported
 from parashard.store.arrays import from_bytes
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
 
 TIMEOUT_S = 3600.0
 POLL_S = 1.0
@@ -273,8 +272,6 @@ class SidecarEvaluator:
 
     def _families(self) -> Iterator[Metric]:
         """Yield the newest figures; before the first evaluation, only that there was none."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         count, text = self.evaluations, "Files of weights that were evaluated."
         yield CounterMetricFamily("parashard_evaluations", text, value=count)
         if count:

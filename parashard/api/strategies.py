@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
+from parashard.api.jax_devices import devices_ready
 from parashard.errors import ConfigurationError, Unavailable
+from parashard.job.sections import ClusterOptions
 from parashard.process import cuda
 from parashard.process.arguments import tls_folder
 
@@ -254,16 +256,12 @@ class TPUStrategy(InProcessStrategy):
     """
 
     def __init__(self, devices: int | None = None) -> None:
-        from parashard.api.jax_devices import devices_ready
-
         if devices is not None:
             _check_count("devices", devices)
         super().__init__(devices_ready(devices), "cpu", "cpu", 0)
 
 
 def _cluster_keys() -> list[str]:
-    from parashard.job.sections import ClusterOptions  # only where a strategy is given further keys
-
     return list(ClusterOptions.keys)
 
 

@@ -16,6 +16,7 @@ from typing import ClassVar, Final, Literal, TypeVar
 from parashard.errors import DamagedCheckpoint, NewerFormat, StoreFailed
 from parashard.settings.reading import read_json
 from parashard.settings.table import Table
+from parashard.settings.validation import first_problem
 
 FORMAT: Final = 1
 """Of every record; a change that this program's readers would not understand raises it."""
@@ -85,8 +86,6 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
     try:
         record = read_json(cls, body)
     except ValueError as error:
-        from parashard.settings.validation import first_problem
-
         newer = _format_of(body)
         if newer > FORMAT:
             raise NewerFormat(f"{where}: {newer_format(f'a {kind}', newer, FORMAT)}") from None

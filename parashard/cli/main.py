@@ -18,6 +18,7 @@ from parashard import __version__
 from parashard.cli.app import App, OnDemand, OnDemandGroup, complain
 from parashard.errors import ParashardError
 from parashard.process.best_effort import release_standard_streams
+from parashard.process.shell import ExitCode, exit_code_of
 
 
 class _CommandLine(OnDemandGroup):
@@ -95,8 +96,6 @@ def parashard(
 ) -> None:
     """A parameter server for training on machines that come and go."""
     if context.invoked_subcommand is None:
-        from parashard.process.shell import ExitCode
-
         typer.echo(context.get_help())
         raise typer.Exit(ExitCode.CONFIGURATION)
 
@@ -114,8 +113,6 @@ def main() -> None:
     try:
         app(prog_name="parashard")
     except ParashardError as error:
-        from parashard.process.shell import exit_code_of
-
         complain(str(error))
         sys.exit(int(exit_code_of(error)))
     finally:

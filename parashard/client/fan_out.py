@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import tenacity
 
 from parashard.errors import ParashardError, QueueFull, RetryLater, StaleIncarnation, Unreachable, WrongRun
 from parashard.transports.base import Pending
-
-if TYPE_CHECKING:
-    import tenacity
 
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_MAX_S = 0.5
@@ -133,8 +132,6 @@ class FanOut:
         """Ask a shard again, after an error, until it answers or the budget is spent."""
         if self._cancelled.is_set() or not self._retry_budget_s:
             raise error
-        import tenacity  # only where a shard has to be asked again
-
         until_s = self._now_s() + self._retry_budget_s
         self._refresh_view(error)
 

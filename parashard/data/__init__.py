@@ -1,6 +1,6 @@
 """Where examples come from: one source per format, each with its options, and `open_source` for any of them.
 
-A source's file, and the libraries that only it needs (scikit-learn, pyarrow), are imported when that source is opened.
+Libraries that are optional (scikit-learn, pyarrow) are imported when a source that needs them is opened.
 """
 
 from __future__ import annotations
@@ -8,6 +8,12 @@ from __future__ import annotations
 from typing import assert_never
 
 from parashard.data.base import DataSource
+from parashard.data.clicks import ClicksSource
+from parashard.data.criteo import open_criteo
+from parashard.data.csv import open_csv
+from parashard.data.digits import open_digits
+from parashard.data.idx import open_idx
+from parashard.data.npz import open_npz
 from parashard.data.options import (
     ClicksOptions,
     CriteoOptions,
@@ -20,6 +26,8 @@ from parashard.data.options import (
     ScriptDataOptions,
     SyntheticOptions,
 )
+from parashard.data.parquet import open_parquet
+from parashard.data.synthetic import SyntheticSource
 from parashard.errors import ConfigurationError
 
 
@@ -41,16 +49,10 @@ def open_source(options: DataOptions) -> DataSource:
         case CriteoOptions() | CsvOptions() | ParquetOptions():
             return _table(options)
         case DigitsOptions():
-            from parashard.data.digits import open_digits
-
             return open_digits(options)
         case IdxOptions():
-            from parashard.data.idx import open_idx
-
             return open_idx(options)
         case NpzOptions():
-            from parashard.data.npz import open_npz
-
             return open_npz(options)
         case ScriptDataOptions():
             raise ConfigurationError(
@@ -64,26 +66,16 @@ def open_source(options: DataOptions) -> DataSource:
 def _generated(options: ClicksOptions | SyntheticOptions) -> DataSource:
     match options:
         case ClicksOptions():
-            from parashard.data.clicks import ClicksSource
-
             return ClicksSource(options)
         case _:
-            from parashard.data.synthetic import SyntheticSource
-
             return SyntheticSource(options)
 
 
 def _table(options: CriteoOptions | CsvOptions | ParquetOptions) -> DataSource:
     match options:
         case CriteoOptions():
-            from parashard.data.criteo import open_criteo
-
             return open_criteo(options)
         case CsvOptions():
-            from parashard.data.csv import open_csv
-
             return open_csv(options)
         case _:
-            from parashard.data.parquet import open_parquet
-
             return open_parquet(options)

@@ -1,7 +1,6 @@
 """The `[data]` tables of a job file: for each source its options, what they may be, and what they mean.
 
-Owns no reading: that is each source's own file, imported when such data is opened, so that a process which only reads
-the job loads none of them. Called by the job file's schema and the sources.
+Owns no reading: that is each source's own file. Called by the job file's schema and the sources.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from parashard.data.tree import Tree, map_leaves
 from parashard.errors import BadData
 from parashard.settings.reading import read_json
 from parashard.settings.table import OneOf, Table
+from parashard.settings.validation import first_problem
 
 _PANDAS_MISSING = ("NAType", "NaTType")
 _WHOLE_FLOATS = 2.0**53  # each whole number up to it is a float64
@@ -204,8 +205,6 @@ def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing:
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        from parashard.settings.validation import first_problem
-
         raise BadData(f"{path}: does not describe preprocessing: {first_problem(error)}") from None
 
 

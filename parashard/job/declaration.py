@@ -23,8 +23,8 @@ from parashard.data.preprocessing import Preprocessing
 from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint, StoreFailed
 from parashard.job.embeddings import tables_of
 from parashard.job.schema import Job
-from parashard.models import build_model, code_sha256
 from parashard.models.base import Audited
+from parashard.models.building import build_model, code_sha256
 from parashard.models.looking_up import check_looks_up, unused_tables
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import KeyedRows, rows_sha256

@@ -11,11 +11,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from parashard.errors import ConfigurationError, shortened
 from parashard.job.embeddings import TableSettings, embedding_of
+from parashard.job.keys import dotted, leaves
+from parashard.job.layers import layered
+from parashard.job.problems import configuration_error
 from parashard.plan.embedding import Combiner, EmbeddingTable
 from parashard.plan.row_rules import RowRules
 from parashard.settings.table import Table as Settings
+from parashard.settings.validation import validated
 
 
 class Table:
@@ -142,13 +148,6 @@ def _plain(value: Any) -> Any:
 
 def _validated(words: str, plain: Mapping[str, Any]) -> TableSettings:
     """Return settings that were checked as those of a job file are; errors name a key after `words`."""
-    from pydantic import ValidationError
-
-    from parashard.job.keys import dotted, leaves
-    from parashard.job.layers import layered
-    from parashard.job.problems import configuration_error
-    from parashard.settings.validation import validated
-
     try:
         settings: TableSettings = validated(TableSettings, plain)
     except ValidationError as error:

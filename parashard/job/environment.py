@@ -5,6 +5,7 @@ Owns the list of the known ones. Called by `load`, with the environment that ove
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Iterator, Mapping
@@ -80,8 +81,6 @@ def _warning(given: str, name: str, keys: list[str]) -> str:
         why = "only compose files read it" if meant else ""
     else:
         why = "no such variable" if not re.search(rf"({_SERVICE_LINK.pattern})\Z", name) else ""
-        import difflib  # only where a variable is unknown
-
         meant = meant or difflib.get_close_matches(name, [*OWN_VARIABLES, *keys], n=1, cutoff=0.9)
     hint = f"; did you mean {meant[0]}?" if meant else ""
     return f"environment {given}: ignored, {why}{hint}" if why else ""

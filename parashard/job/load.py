@@ -14,15 +14,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+import tomli_w
+from pydantic import ValidationError
+
 from parashard.errors import ConfigurationError
 from parashard.job.environment import unread_variables
 from parashard.job.keys import at, check_path, dotted, leaves, plain, shown
 from parashard.job.layers import Layers, Override, layered
 from parashard.job.policy import Policy
+from parashard.job.problems import configuration_error
 from parashard.job.schema import Job
 from parashard.job.switching import drop_keys_of_earlier_kinds, drop_removed_keys
 from parashard.settings.reading import read_table
 from parashard.settings.table import Table
+from parashard.settings.validation import validated
 
 PLACING = ("cluster", "checkpoint")
 """Tables that say where a job runs and is kept, not what it computes: the environment may say them for a script."""
@@ -160,8 +165,6 @@ def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
 
 def as_toml(job: Job) -> str:
     """Return the job as the text of a job file; loading it gives an equal job. Keys without a value are left out."""
-    import tomli_w
-
     whole = _without_none(_table(job))
     if not job.tables:  # left out: files of jobs without tables stay as they were
         del whole["tables"]
@@ -187,11 +190,6 @@ def _validated(layers: Layers, folder: Path, *, begun: bool) -> Job:
 
 def _validated_in_words(layers: Layers) -> Job:
     """Return the job, if it is valid all the same."""
-    from pydantic import ValidationError  # longer than all else of a service's start: only for its words
-
-    from parashard.job.problems import configuration_error
-    from parashard.settings.validation import validated
-
     try:
         job: Job = validated(Job, layers.table)
     except ValidationError as error:

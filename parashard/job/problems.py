@@ -6,6 +6,7 @@ the schema only through its annotations. Called by `load`.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -108,8 +109,6 @@ def _nearest(schema: type[Table], parts: tuple[str, ...], table: Mapping[str, An
     known = list(_descriptions_at(schema, parts[:-1], table))
     if parts[0] == "variables" and isinstance(at(table, parts), dict):
         return f"a pattern with a dot needs quotes: {dotted(parts[0], '.'.join(parts[1:]))}"
-    import difflib  # only where a key is wrong
-
     near = difflib.get_close_matches(parts[-1], known, n=1)
     return f"did you mean {dotted(*parts[:-1], near[0])}?" if near else f"allowed: {', '.join(known)}"
 

@@ -38,19 +38,11 @@ SERVICES = (
     "parashard_coordinator.__main__",
     "parashard_server.__main__",
     "parashard_worker.__main__",
-    # What these import when they need it.
+    # What these, and libraries, import when they need it.
     "grpc._channel",
     "grpc._interceptor",
     "grpc._server",
-    "grpc.experimental",
-    "grpc_health.v1.health",
-    "importlib.resources",
     "llvmlite.binding",
-    "parashard.data.arrays",
-    "parashard.models.mlp",
-    "safetensors.numpy",
-    "tenacity",
-    "tomli_w",
 )
 """What a server imports for every run."""
 OF_SCRIPTS = (

@@ -22,6 +22,7 @@ from parashard.data.cell_counts import told_of_cells
 from parashard.data.columns import Column, ColumnTable, Lists, Numbers
 from parashard.data.csv import is_parquet, read_csv
 from parashard.data.options import CsvOptions
+from parashard.data.parquet import read_parquet
 from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
 from parashard.data.tree import Tree, map_leaves, rows_of
 from parashard.errors import BadData, ConfigurationError
@@ -30,8 +31,8 @@ from parashard.job.load import LoadedJob
 from parashard.launch.run_files import PREPROCESSING_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import resumed_job
 from parashard.launch.stored_rows import with_rows
-from parashard.models import Model, build_model
-from parashard.models.base import FrameworkModel
+from parashard.models.base import FrameworkModel, Model
+from parashard.models.building import build_model
 from parashard.models.options import ScriptModelOptions
 from parashard.plan.variables import Float32s, as_imported
 from parashard.store.arrays import read_arrays
@@ -174,8 +175,6 @@ def _table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> ColumnTable:
     """Read a table in Parquet, or one of text in the way that the run's own was read."""
     columns = fitted.columns or ()
     if is_parquet(file):
-        from parashard.data.parquet import read_parquet
-
         names = {column.name for column in columns}
         texts = {column.name for column in columns if column.kind not in ("number", "log_number")}
         return read_parquet(file, names.__contains__, texts)

@@ -15,19 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.job.keys import check_path
 from parashard.job.layers import Override
+from parashard.job.load import LoadedJob, job_of_run
 from parashard.launch.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
 from parashard.process.best_effort import why_failed
 from parashard.process.full_disk import disk_failed
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 from parashard.store.durable import write_durably
-
-if TYPE_CHECKING:
-    from parashard.job.load import LoadedJob
 
 LOCK_FILE = "lock"
 RUNS_VARIABLE = "PARASHARD_RUNS"
@@ -161,8 +159,6 @@ def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
 
     The environment was applied when the run began. Models are looked up in the same place as then.
     """
-    from parashard.job.load import job_of_run
-
     loaded = job_of_run(run_dir / JOB_FILE, overrides)
     with suppress(OSError, ValueError, KeyError, TypeError):  # a run of a version without this file
         return loaded._replace(path=Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"]))
@@ -335,8 +331,6 @@ def coordinator_in(run_dir: Path) -> dict[str, Any]:
 
 def job_name_in(run_dir: Path) -> str:
     """Return the name of the job in a run directory; "" if this version cannot read its file."""
-    from parashard.job.load import job_of_run
-
     try:
         return job_of_run(run_dir / JOB_FILE).job.job.name
     except ConfigurationError:

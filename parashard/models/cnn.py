@@ -1,6 +1,6 @@
 """Convolutional network: stages of convolution, 2x2 max pooling and activation, then dense layers.
 
-Owns its options and the variables `conv_<i>.weight` and `conv_<i>.bias`. Built by `parashard.models.build_model`.
+Owns its options and the variables `conv_<i>.weight` and `conv_<i>.bias`. Built by `parashard.models.building`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DLRM (Naumov et al., 2019): embeddings and a vector made of the numbers meet in products of all pairs.
 
-Built by `parashard.models.build_model`.
+Built by `parashard.models.building`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Factorization machines (Rendle, ICDM 2010), and with dense layers over the same embeddings DeepFM (Guo et al., 2017).
 
-Built by `parashard.models.build_model`.
+Built by `parashard.models.building`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Multilayer perceptron: dense layers with an activation and dropout between them.
 
-Owns its options. Knows no other model. Built by `parashard.models.build_model`.
+Owns its options. Knows no other model. Built by `parashard.models.building`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Example i uses two keys: one of its own, and one of a few that all examples share, in a batch often several times. The
 "gradient" of each use in epoch e is (1, (e + 1)^2), as in `parashard.models.ledger`; a ledger of the first examples is
 the one variable. With SGD at learning rate -1 and sums instead of means where gradients are folded, every row must end
-as the sums over its uses, and there must be no other row. Knows no shard. Built by `parashard.models.build_model`.
+as the sums over its uses, and there must be no other row. Knows no shard. Built by `parashard.models.building`.
 """
 
 from __future__ import annotations

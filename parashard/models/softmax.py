@@ -1,6 +1,6 @@
 """Softmax regression (multinomial logistic regression): one dense layer, a convex loss.
 
-Knows no other model. Built by `parashard.models.build_model`.
+Knows no other model. Built by `parashard.models.building`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ all other randomness this is not seeded: attempts that pushed the same constant 
 may hold two attempts of a step, so only values of one shard are compared: there are several variables, each small
 enough for the partitioner to leave whole on one shard.
 
-Knows no shard. Built by `parashard.models.build_model`; audited by the job's report.
+Knows no shard. Built by `parashard.models.building`; audited by the job's report.
 """
 
 from __future__ import annotations

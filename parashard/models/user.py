@@ -1,7 +1,7 @@
 """A user's own model: a factory that the job file names as `module:factory`.
 
 Owns finding and calling the factory, and raising every failure as a ConfigurationError. Knows nothing of what the
-model computes. Called by `parashard.models.build_model`.
+model computes. Called by `parashard.models.building`.
 """
 
 from __future__ import annotations

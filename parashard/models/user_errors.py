@@ -12,6 +12,7 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -120,8 +121,6 @@ def _is_the_users(file: str) -> bool:
 @functools.cache
 def _not_the_users() -> tuple[str, ...]:
     """Return the folders whose code is not the user's."""
-    import sysconfig  # only where a model's code failed
-
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed = {folder for folder in sys.path[1:] if any(Path(folder).glob("*.dist-info"))}  # such as by pip --target
     ours = {folder for name in _OURS for folder in _folders_of(name)}

@@ -1,6 +1,6 @@
 """Wide and deep (Cheng et al., DLRS 2016): a weight for each key, and embeddings and numbers through dense layers.
 
-Built by `parashard.models.build_model`.
+Built by `parashard.models.building`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ Off by default; `hit` then costs one test of an empty dictionary. Armed by the e
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import threading
@@ -197,8 +198,6 @@ def parse(spec: str) -> list[Fault]:
 
 def hit_of_process(fault: Fault, seed: str, process: int) -> int:
     """Return the hit at which a fault happens; a function of the seed and the number of the process."""
-    import random  # an armed process alone draws
-
     return random.Random(f"{seed}/{fault.name}/{process}").randint(fault.first, fault.last)
 
 

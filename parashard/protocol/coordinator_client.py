@@ -13,7 +13,9 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import tenacity
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
@@ -22,9 +24,6 @@ from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
-
-if TYPE_CHECKING:
-    import tenacity
 
 ADDRESS_FILE = "coordinator.json"
 POLL_S = 0.02
@@ -156,8 +155,6 @@ class CoordinatorClient:
         except RetryLater:
             if not self.retry_budget_s or self._cancelled.is_set():
                 raise
-        import tenacity  # only where a call has to be made again
-
         awake = AwakeClock(rpc.CONTROL_DEADLINE_S + STALL_S, time.monotonic)
         since_s = awake.now_s()
         retrying = tenacity.Retrying(

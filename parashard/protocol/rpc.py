@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from parashard import errors
 from parashard.errors import ParashardError, PeerFailed, Unavailable, Unreachable
@@ -243,8 +244,6 @@ class Server:
             options=_server_options(request_bytes_max),
             maximum_concurrent_rpcs=WAITING_CALLS_MAX,
         )
-        from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # a worker serves nothing
-
         self._health = health.HealthServicer()
         self._serving = health_pb2.HealthCheckResponse.SERVING
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

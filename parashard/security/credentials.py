@@ -223,7 +223,7 @@ def _content(path: Path) -> tuple[bytes, int]:
 
 
 def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
-    from cryptography import x509  # here: a process without TLS has no use for it
+    from cryptography import x509  # here: a command without TLS, such as a health probe, would wait for it
 
     try:
         return x509.load_pem_x509_certificates(content)

@@ -75,7 +75,7 @@ def _check_time(context: grpc.ServicerContext, now: datetime) -> None:
 @lru_cache(maxsize=1024)  # a connection's are the same at every call
 def _end(certificate: bytes, others: bytes) -> datetime:
     """Return when a verified certificate or the first of its intermediates expires."""
-    from cryptography import x509  # here: a process without TLS does not use it
+    from cryptography import x509  # here: a process without TLS would wait for it
 
     try:
         link = x509.load_pem_x509_certificate(certificate)

@@ -5,23 +5,20 @@ Puts the parts together. Called by the command line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from parashard._proto import serving_pb2_grpc
 from parashard.errors import NotReady
 from parashard.launch.run_folders import how_it_ended
 from parashard.protocol.rpc import Server, join_address
 from parashard.security.credentials import Credentials
+from parashard.serving.metrics import serving_families
 from parashard.serving.pages import BODY_BYTES_MAX, Pages
 from parashard.serving.served import ServedRun
 from parashard.serving.service import ServingService
 from parashard.telemetry.http import NO_QUESTIONS, HttpPort, Questions
 from parashard.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
 
 REQUEST_BYTES_MAX = 4 << 20
 
@@ -68,7 +65,7 @@ class Ports:
         self._grpc = Server(join_address(host, port), credentials, REQUEST_BYTES_MAX)
         serving_pb2_grpc.add_ServingServicer_to_server(ServingService(run), self._grpc.grpc)  # type: ignore[no-untyped-call]
         metrics = Metrics("serve")
-        metrics.add(self._families)
+        metrics.add(partial(serving_families, self.run))
         questions = Questions(pages.posts(), BODY_BYTES_MAX) if lookups_over_http else NO_QUESTIONS
         gets = pages.gets() if lookups_over_http else {}
         try:
@@ -90,11 +87,6 @@ class Ports:
         self.run.stop()
         self._http.stop()
         self._grpc.stop()
-
-    def _families(self) -> Iterator[Metric]:
-        from parashard.serving.metrics import serving_families  # most servers are never scraped
-
-        return serving_families(self.run)
 
 
 def why_not_yet(run: ServedRun, run_dir: Path | None) -> str:

@@ -1,9 +1,8 @@
 """Arrays by name as safetensors: a file's content, and whole files.
 
 Owns which errors of the library mean content that cannot be used, and bfloat16, which the library's part for NumPy
-lacks: files have it as BF16, arrays as `parashard.plan.embedding.BFLOAT16`. Knows no checkpoint and no job. The library
-is imported by the first read or write: a process has neither at its start. Called by
-`parashard.checkpoints`, and where weights are given, kept at a job's end or handed to another process.
+lacks: files have it as BF16, arrays as `parashard.plan.embedding.BFLOAT16`. Knows no checkpoint and no job.
+Called by `parashard.checkpoints`, and where weights are given, kept at a job's end or handed to another process.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, load_file
 
 from parashard.errors import BadData
 from parashard.plan.embedding import BFLOAT16
@@ -50,9 +51,6 @@ def read_arrays(path: Path) -> dict[str, Float32s]:
     BadData
         If it cannot be read as safetensors of dtypes that NumPy has.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     try:
         return load_file(path)
     except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: dtypes that NumPy lacks
@@ -78,9 +76,6 @@ def from_bytes(content: bytes | memoryview) -> dict[str, Float32s]:
     ValueError
         If it is not safetensors of dtypes that NumPy has, and bfloat16.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     header, _ = _header_of(content)
     halves = [name for name, entry in header.items() if entry.get("dtype") == "BF16" and name != "__metadata__"]
     try:

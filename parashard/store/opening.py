@@ -8,6 +8,7 @@ from __future__ import annotations
 from parashard.errors import ConfigurationError
 from parashard.store.base import Store
 from parashard.store.local import LocalStore
+from parashard.store.remote import ObjectStore
 
 CREATE_IS_CONDITIONAL = ("az", "gs", "memory", "s3")
 """The schemes whose create is conditional; `memory` is for the tests, and ends with the process."""
@@ -35,6 +36,4 @@ def open_store(url: str) -> Store:
             f"{url}: {scheme}:// is not a store we take; allowed are a path, file://, "
             + ", ".join(f"{known}://" for known in sorted(CREATE_IS_CONDITIONAL))
         )
-    from parashard.store.remote import ObjectStore  # here: a folder has no use for it
-
     return ObjectStore(url)

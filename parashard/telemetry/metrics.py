@@ -1,21 +1,21 @@
-"""Metrics: what a process shows at /metrics, as families of prometheus_client, which the first scrape imports.
+"""Metrics: what a process shows at /metrics, as families of prometheus_client.
 
-Most processes of tests, and short jobs, are never scraped. Nothing is counted here: each scrape reads what the process
-counts anyway.
+Nothing is counted here: each scrape reads what the process counts anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 
 from parashard import __version__
 from parashard.process.best_effort import failed_writes
 from parashard.security.credentials import Credentials
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-    from prometheus_client.registry import Collector
 
 
 class Metrics:
@@ -44,13 +44,11 @@ class Metrics:
         self._more: list[Callable[[], Iterable[Metric]]] = []
 
     def add(self, families: Callable[[], Iterable[Metric]]) -> None:
-        """Show further families, which every scrape asks for; the first one imports their module."""
+        """Show further families, which every scrape asks for."""
         self._more.append(families)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family: what all processes show, then what was added."""
-        from prometheus_client import ProcessCollector
-
         yield from ProcessCollector(registry=None).collect()
         yield from self._common()
         for families in list(self._more):
@@ -58,13 +56,9 @@ class Metrics:
 
     def scrape(self) -> tuple[str, bytes]:
         """Return the content type and the text of all metrics."""
-        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-
-        return CONTENT_TYPE_LATEST, generate_latest(cast("Collector", self))
+        return CONTENT_TYPE_LATEST, generate_latest(cast(Collector, self))
 
     def _common(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         text = "Always 1; the labels tell what runs."
         info = GaugeMetricFamily("parashard_build_info", text, labels=["version", "role"])
         info.add_metric([__version__, self._role], 1)

@@ -39,19 +39,17 @@ from parashard.telemetry.metrics import Metrics
 from parashard.telemetry.tracing import tracing
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
-from parashard_server.durability.checkpointer import Checkpointer, CheckpointRecord
+from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.metrics import shard_families
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.listeners import Listeners
-from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from parashard.telemetry.tracer import Tracer
 
 ANNOUNCE_S = 1.0
@@ -139,7 +137,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         "slow": lambda: server.admission.slow,
     }
     metrics = Metrics("shard", credentials, refused)
-    metrics.add(partial(_families, host, builder.push_memory, checkpointer.record))
+    metrics.add(partial(shard_families, host, builder.push_memory, checkpointer.record))
     announced = False
     http = HttpPort(
         arguments.host,
@@ -175,12 +173,6 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     http.stop()
     coordinator.close()
     return ExitCode.DONE
-
-
-def _families(host: ShardHost, memory: PushMemory, checkpoints: CheckpointRecord) -> Iterator[Metric]:
-    from parashard_server.metrics import shard_families
-
-    return shard_families(host, memory, checkpoints)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from parashard.data import open_source
 from parashard.data.preprocessing import as_json
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml, load_job
-from parashard.models import build_model
+from parashard.models.building import build_model
 from parashard.store.arrays import write_arrays
 
 HOUSES = [

@@ -24,7 +24,7 @@ from parashard.job.embeddings import tables_of
 from parashard.job.load import load_job
 from parashard.launch.run_files import JOB_FILE, WEIGHTS_FILE
 from parashard.launch.stored_rows import StoredTables
-from parashard.models import build_model
+from parashard.models.building import build_model
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import place
 from parashard.plan.steps import StepPlan

@@ -15,6 +15,8 @@ from parashard.checkpoints.catalogue import Catalogue, evaluated_name
 from parashard.errors import ParashardError
 from parashard.plan.variables import Float32s, Variable, as_exported
 from parashard.process.logs import log
+from parashard.store import open_store
+from parashard.store.arrays import to_bytes
 
 
 def keep_evaluated(
@@ -39,9 +41,6 @@ def keep_evaluated(
     values : mapping of str to ndarray of float32
         Every variable; only read.
     """
-    from parashard.store import open_store
-    from parashard.store.arrays import to_bytes
-
     name = evaluated_name(evaluation, os.urandom(4).hex())
     arrays = {variable: np.ascontiguousarray(value) for variable, value in as_exported(values, variables).items()}
     try:
@@ -56,7 +55,5 @@ def keep_evaluated(
 
 def check_store(reply: pb.GetJobReply) -> None:
     """Raise ConfigurationError where this worker could not store the weights that the run's callbacks keep."""
-    from parashard.store import open_store
-
     if reply.stores_evaluated:
         Catalogue(open_store(reply.checkpoint_url)).of_run(reply.run_id)

@@ -21,8 +21,8 @@ from parashard.job.embeddings import tables_of
 from parashard.job.layers import Override
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
-from parashard.models import build_model, code_sha256
 from parashard.models.base import Model
+from parashard.models.building import build_model, code_sha256
 from parashard.models.looking_up import check_looks_up
 from parashard.plan.partition import Plan
 from parashard.process.compute_threads import limit_threads, thread_variables, threads_for

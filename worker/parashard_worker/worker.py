@@ -35,11 +35,10 @@ from parashard_worker.leasing import Leasing
 from parashard_worker.loading import job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
 from parashard_worker.membership import LEAVE_S, Introduction, Membership
+from parashard_worker.metrics import worker_families
 from parashard_worker.user_warnings import warnings_told
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from parashard.telemetry.tracer import Tracer
 
 AUTO_DEPTH = 1  # most steps beside the present one in `auto`, where the coordinator says how many
@@ -188,7 +187,7 @@ class Worker:
                 keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, task.plan.variables)
                 depth = AUTO_DEPTH if job.consistency.policy.kind == "auto" else job.cluster.pipeline_depth
                 loop = StepLoop(task, client, leasing, depth=depth, keep=keep)
-                metrics.add(partial(_families, loop, member.name))
+                metrics.add(partial(worker_families, loop, member.name))
                 with (
                     warnings_told(leasing.warned) if settings.own_process else nullcontext(),
                     self._left_in_time(stop, leasing, job.cluster.grace_s),
@@ -226,9 +225,3 @@ class Worker:
         finally:
             if self._settings.own_process:
                 os._exit(stop.exit_code)  # even if giving back or logging failed
-
-
-def _families(loop: StepLoop, name: str) -> Iterator[Metric]:
-    from parashard_worker.metrics import worker_families
-
-    return worker_families(loop, name)

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.telemetry.http import Page
+from parashard_coordinator.endpoints.page import status_json, status_page
 
 STATIC = {
     "icon.svg": "image/svg+xml",
@@ -33,13 +34,9 @@ def status_pages(status: Status, history: History) -> dict[str, Page]:
     """Return what answers at each path; the files are read now."""
 
     def page(query: str) -> tuple[int, str, bytes]:
-        from parashard_coordinator.endpoints.page import status_page  # with the first request for it
-
         return 200, "text/html; charset=utf-8", status_page(status())
 
     def status_object(query: str) -> tuple[int, str, bytes]:
-        from parashard_coordinator.endpoints.page import status_json
-
         return _json(status_json(status()))
 
     def history_object(query: str) -> tuple[int, str, bytes]:

@@ -20,6 +20,7 @@ from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.intervals import IntervalSet
 from parashard.protocol.proto_conversion import intervals_from
 from parashard.settings.reading import read_table
+from parashard.settings.validation import wrong_keys
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.input_limits import (
     PATH_BYTES_MAX,
@@ -165,8 +166,6 @@ def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointRe
     try:
         part = read_table(Part, said)
     except ValueError:
-        from parashard.settings.validation import wrong_keys
-
         wrong = " and ".join(wrong_keys(Part, said))
         raise MalformedFrame(f"shard {shard}: no checkpoint has such a {wrong}") from None
     if not part.name.startswith(f"{shard_folder(plan_version, shard)}/"):

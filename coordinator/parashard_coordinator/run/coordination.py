@@ -43,6 +43,8 @@ from parashard_coordinator.core.job_record import DueCheckpoint
 from parashard_coordinator.core.loss_warnings import job_ends, staleness_seen
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.core.staleness import Staleness
+from parashard_coordinator.endpoints.metrics import coordinator_families
+from parashard_coordinator.endpoints.page import history_json
 from parashard_coordinator.endpoints.pages import status_pages
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
@@ -58,8 +60,6 @@ from parashard_coordinator.shards.disk_troubles import DiskTroubles
 from parashard_coordinator.shards.monitor import ShardMonitor
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from parashard.telemetry.tracer import Tracer
 
 TICK_S = 0.05
@@ -86,12 +86,6 @@ def _moment(core: Core, now_s: float) -> _Moment:
 def _ticked(core: Core, now_s: float) -> _Moment:
     core.tick(now_s)
     return _moment(core, now_s)
-
-
-def _families(core: ExclusiveCore, status: StatusView) -> list[Metric]:
-    from parashard_coordinator.endpoints.metrics import coordinator_families
-
-    return coordinator_families(core, status)
 
 
 def _not_ready(core: Core, now_s: float) -> str:
@@ -190,12 +184,10 @@ class Coordination:
             Reason -> returns how often it was one for refusing something to a peer.
         """
         metrics = Metrics("coordinator", self._credentials, refused)
-        metrics.add(partial(_families, self._core, self._status))
+        metrics.add(partial(coordinator_families, self._core, self._status))
         coordinator = self._run_store.incarnation
 
         def history(since: int) -> dict[str, Any]:
-            from parashard_coordinator.endpoints.page import history_json  # with the first request for it
-
             return self._history.look(lambda timeline: history_json(timeline, since, self._run_id, coordinator))
 
         pages = status_pages(self._present_status, history)

@@ -12,7 +12,7 @@ import parashard as ps
 from parashard.data import open_source
 from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
-from parashard.models import build_model
+from parashard.models.building import build_model
 
 FACTORY = """
 import parashard as ps

@@ -11,7 +11,7 @@ from parashard.data.base import DataSpec
 from parashard.job.differences import NAMED_MAX, differences, in_words
 from parashard.job.digest import job_identity
 from parashard.job.load import job_from_toml
-from parashard.models import build_model
+from parashard.models.building import build_model
 
 JOB = """
 job = {{ name = "j", epochs = {epochs}, batch_size = 8 }}

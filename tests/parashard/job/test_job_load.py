@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import parashard.settings.validation
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, describe, job_from_toml, load_job
@@ -243,7 +242,7 @@ def test_what_cannot_be_read_is_validated_for_its_words(
 ) -> None:
     job = load_job(write_job(), environ={}).job
     asked: list[Any] = []
-    monkeypatch.setattr(parashard.settings.validation, "validated", lambda form, plain: asked.append(plain) or job)
+    monkeypatch.setattr("parashard.job.load.validated", lambda form, plain: asked.append(plain) or job)
     assert job_from_toml(as_toml(job)) == job
     assert asked == []
     assert job_from_toml(as_toml(job).replace("epochs = 2", "epochs = 0")) == job

@@ -10,9 +10,10 @@ import pytest
 
 from parashard.data.ragged import NO_KEY
 from parashard.errors import ConfigurationError
-from parashard.models import Model, ModelOptions, build_model
-from parashard.models.base import LooksUp
+from parashard.models.base import LooksUp, Model
+from parashard.models.building import build_model
 from parashard.models.combining import bags_of, combined, keys_of_lists
+from parashard.models.options import ModelOptions
 from parashard.plan.embedding import Combiner, mixed
 from parashard.settings.validation import validated
 from support.click_cases import CLICK_MODELS, COLUMNS, DIMENSION, LISTS, click_spec, click_start, lists_batch, tables

@@ -8,9 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from parashard.errors import ConfigurationError
-from parashard.models import CnnOptions, MlpOptions, ModelOptions, UserOptions, build_model
+from parashard.models.building import build_model
 from parashard.models.cnn import ConvolutionalNetwork
 from parashard.models.mlp import MultilayerPerceptron
+from parashard.models.options import CnnOptions, MlpOptions, ModelOptions, UserOptions
 from parashard.plan.variables import Variable
 from parashard.settings.validation import validated
 from support.model_cases import CLASSIFIERS, built, spec_of

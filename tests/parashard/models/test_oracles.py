@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
-from parashard.models import Audited
+from parashard.models.base import Audited
 from parashard.models.ledger import LEDGER_EPOCHS_MAX, Ledger, squares_total
 from parashard.models.torn import TORN_VARIABLES, Torn, TornOptions
 from support.model_cases import spec_of, start

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from parashard.checkpoints.row_files import StoredRows
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
-from parashard.models import Audited, RowLedgerOptions, build_model
-from parashard.models.base import AuditsRows, LooksUp
+from parashard.models.base import Audited, AuditsRows, LooksUp
+from parashard.models.building import build_model
 from parashard.models.ledger import LEDGER_EPOCHS_MAX
+from parashard.models.options import RowLedgerOptions
 from parashard.models.row_ledger import TABLE, RowLedger
 from parashard.plan.embedding import mixed
 from support.model_cases import spec_of
