@@ -30,6 +30,7 @@ from parashard_coordinator.core.rounds import NoRounds
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_worker.leased import LeaseLimits
 from parashard_worker.leasing import Joined, Leasing
 
 RESULTS = Path(__file__).parent / "results" / "scheduling.json"
@@ -73,9 +74,7 @@ def work(address: str, batch: int) -> None:
         joined = client.register_worker(pb.RegisterWorkerRequest(run_id=RUN_ID))
         return Joined(RUN_ID, joined.name, joined.incarnation, joined.lease_ttl_s)
 
-    leasing = Leasing(
-        client, join(), batch=batch, ahead=batch // 2, step_timeout_s=DEADLINE_S, join=join, retry_budget_s=TTL_S
-    )
+    leasing = Leasing(client, join(), LeaseLimits(batch, batch // 2, DEADLINE_S, retry_budget_s=TTL_S), join=join)
     leasing.start()
     while not leasing.over:
         grant = leasing.take(0.2)

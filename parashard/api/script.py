@@ -177,7 +177,7 @@ class Script:
             Raises if this call is not that of the coordinator's job.
         """
         from parashard_worker.__main__ import main
-        from parashard_worker.service import OwnTask
+        from parashard_worker.loading import OwnTask
 
         atexit.unregister(self._miss)
         end_process(main(self._arguments, OwnTask(model, source, model_sha256, check)))

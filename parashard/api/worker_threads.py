@@ -57,7 +57,8 @@ def worker_threads(call: FitCall, run: Run) -> Iterator[StartThread]:
 
 def _work(call: FitCall, run: Run, words: Sequence[str], stop: Stop, on_hung: Callable[[str], None]) -> tuple[int, str]:
     """Be a worker, and return what its process would have ended with, and why."""
-    from parashard_worker.service import OwnTask, arguments_of, serve
+    from parashard_worker.loading import OwnTask
+    from parashard_worker.service import arguments_of, serve
 
     def hung(reason: str) -> None:
         log.critical("hung", reason=reason)

@@ -35,7 +35,7 @@ from parashard.errors import (
 from parashard.plan.variables import Float32s
 from parashard.protocol.proto_conversion import view_from
 from parashard.transports.base import View
-from parashard_worker.leased import RETRY_PAUSE_S, Joined, LeasedWork
+from parashard_worker.leased import RETRY_PAUSE_S, Joined, LeasedWork, LeaseLimits
 
 CALL_DEADLINE_S = 0.3
 POLL_S = 1.0
@@ -120,11 +120,8 @@ class WorkerProcess(Process):
         self._joined, self.name = joined, joined.name
         self._work = LeasedWork(
             joined,
-            batch=self._habits.lease_batch,
-            ahead=self._habits.depth,
-            step_timeout_s=STEP_TIMEOUT_S,
-            now_s=self.world.now_s,
-            retry_budget_s=RETRY_BUDGET_S,
+            LeaseLimits(self._habits.lease_batch, self._habits.depth, STEP_TIMEOUT_S, RETRY_BUDGET_S),
+            self.world.now_s,
         )
         self.spawn(self._begin)
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard_worker.leased import Joined, LeasedWork
+from parashard_worker.leased import Joined, LeasedWork, LeaseLimits
 
 TTL_S, STEP_TIMEOUT_S, RETRY_BUDGET_S = 9.0, 100.0, 45.0
 RUNNING, DONE, FAILED = pb.JOB_STATE_RUNNING, pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED
@@ -15,14 +15,7 @@ class Worker:
     def __init__(self, *, batch: int = 8, ahead: int = 1) -> None:
         joined = Joined("run-1", "worker-0", 3, TTL_S)
         self.now_s = 50.0
-        self.work = LeasedWork(
-            joined,
-            batch=batch,
-            ahead=ahead,
-            step_timeout_s=STEP_TIMEOUT_S,
-            now_s=self.now_s,
-            retry_budget_s=RETRY_BUDGET_S,
-        )
+        self.work = LeasedWork(joined, LeaseLimits(batch, ahead, STEP_TIMEOUT_S, RETRY_BUDGET_S), self.now_s)
 
     @property
     def due_in_s(self) -> float:

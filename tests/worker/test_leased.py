@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Unreachable
-from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork
+from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, LeaseLimits
 from support.leased_cases import STEP_TIMEOUT_S, TTL_S, Worker, reported
 
 # --- asking ---
@@ -362,9 +362,7 @@ def test_a_leaving_worker_computes_nothing() -> None:
 
 def test_a_worker_that_does_not_evaluate_says_so_in_each_call() -> None:
     for evaluates in (True, False):
-        work = LeasedWork(
-            Joined("run", "w", 1, 10.0), batch=4, ahead=0, step_timeout_s=9.0, now_s=0.0, evaluates=evaluates
-        )
+        work = LeasedWork(Joined("run", "w", 1, 10.0), LeaseLimits(4, 0, 9.0), 0.0, evaluates=evaluates)
         request = work.request(0.0, {})
         assert request is not None
         assert request.steps_only is not evaluates

@@ -14,6 +14,7 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError, Superseded, UnknownWorker, Unreachable, WrongRun
+from parashard_worker.leased import LeaseLimits
 from parashard_worker.leasing import Joined, Leasing
 from support.waiting import DEADLINE_S, eventually
 
@@ -61,14 +62,13 @@ def start(coordinator: ScriptedCoordinator) -> Iterator[Callable[..., Leasing]]:
         lease_ttl_s: float = 3600.0,
         join: Callable[[], Joined] = unasked,
         step_timeout_s: float = 3600.0,
+        retry_budget_s: float = 60.0,
         **further: Any,
     ) -> Leasing:
         leasing = Leasing(
             coordinator,  # type: ignore[arg-type]
             Joined("run-1", "worker-0", 1, lease_ttl_s),
-            batch=8,
-            ahead=1,
-            step_timeout_s=step_timeout_s,
+            LeaseLimits(8, 1, step_timeout_s, retry_budget_s),
             join=join,
             **further,
         )

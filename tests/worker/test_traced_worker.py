@@ -14,6 +14,7 @@ from parashard.client.shard_client import ShardClient
 from parashard.errors import NotReady, ParashardError
 from parashard.protocol.messages import PullRun, Push
 from parashard.telemetry.tracer import trace_id
+from parashard_worker.leased import LeaseLimits
 from parashard_worker.leasing import Joined, Leasing
 from support.in_process import DIGEST, RUN
 from support.loop_cases import Job, evaluation
@@ -45,9 +46,7 @@ class Worker:
         self.leasing = Leasing(
             coordinator,  # type: ignore[arg-type]
             Joined(RUN, "worker-0", 1, 3600.0),
-            batch=8,
-            ahead=1,
-            step_timeout_s=3600.0,
+            LeaseLimits(batch=8, ahead=1, step_timeout_s=3600.0),
             join=lambda: None,  # type: ignore[arg-type, return-value]
             tracer=self.traced.tracer,
         )

@@ -22,6 +22,7 @@ from parashard.models.softmax import SoftmaxRegression
 from parashard.process.shell import Stop
 from parashard.protocol.messages import PushResult
 from parashard_worker import leasing, membership
+from parashard_worker.loading import OwnTask
 from parashard_worker.worker import Worker, WorkerEnd, WorkerSettings
 from support.in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of
 from support.resolved_job import resolved_here
@@ -70,7 +71,7 @@ SOURCE = open_source(job().data)
 
 def test_a_program_s_own_model_and_data_give_the_weights_of_the_job_s(cluster: SmallCluster, tmp_path: Path) -> None:
     model = Watched(SOURCE.spec)
-    end = Worker(cluster.client, model, SOURCE, cluster.told).run(Stop())
+    end = Worker(cluster.client, OwnTask(model, SOURCE)).run(Stop())
     assert end == WorkerEnd(STEPS, job_failed=False, reason="every step is in")
     assert sorted(model.steps) == list(range(STEPS))
     assert cluster.steps_applied() == STEPS
@@ -82,12 +83,12 @@ def test_a_program_s_own_model_and_data_give_the_weights_of_the_job_s(cluster: S
 def test_other_data_than_the_job_s_are_refused_before_it_joins(cluster: SmallCluster) -> None:  # P2
     other = open_source(job(65).data)
     with pytest.raises(WrongRun, match="this machine's data differ from the job's"):
-        Worker(cluster.client, Watched(other.spec), other).run(Stop())
+        Worker(cluster.client, OwnTask(Watched(other.spec), other)).run(Stop())
     assert not cluster.core.run_exclusive(lambda core, _: dict(core.job.workers.by_name))
 
 
 def test_a_model_that_is_declared_in_another_way_is_refused(cluster: SmallCluster) -> None:  # P2
-    worker = Worker(cluster.client, Watched(SOURCE.spec), SOURCE, model_sha256="f" * 64)
+    worker = Worker(cluster.client, OwnTask(Watched(SOURCE.spec), SOURCE, model_sha256="f" * 64))
     with pytest.raises(WrongRun, match="this worker would compute another job than the coordinator's"):
         worker.run(Stop())
 
@@ -101,7 +102,7 @@ def test_an_override_that_changes_the_steps_is_refused(cluster: SmallCluster) ->
 def test_a_stop_ends_it_and_gives_its_leases_back(cluster: SmallCluster) -> None:
     model, stop, environment = Watched(SOURCE.spec), Stop(), dict(os.environ)
     model.before = lambda batch: stop.ask("enough") if len(model.steps) == 3 else None
-    end = Worker(cluster.client, model, SOURCE, settings=WorkerSettings("worker-7")).run(stop)
+    end = Worker(cluster.client, OwnTask(model, SOURCE), settings=WorkerSettings("worker-7")).run(stop)
     assert end == WorkerEnd(3, job_failed=False, reason="enough")
     assert not cluster.core.run_exclusive(lambda core, _: core.job.leases.held_by("worker-7"))
     assert not cluster.core.run_exclusive(lambda core, _: core.job.workers.by_name["worker-7"].live)
@@ -111,10 +112,10 @@ def test_a_stop_ends_it_and_gives_its_leases_back(cluster: SmallCluster) -> None
 def test_a_job_that_has_failed_is_reported(cluster: SmallCluster) -> None:
     model = Watched(SOURCE.spec)
     model.before = lambda batch: cluster.core.run_exclusive(lambda core, _: core.job.fail("a test"))
-    end = Worker(cluster.client, model, SOURCE).run(Stop())
+    end = Worker(cluster.client, OwnTask(model, SOURCE)).run(Stop())
     assert (end.job_failed, end.reason) == (True, "a test")
     with pytest.raises(JobFailed, match="a test"):
-        Worker(cluster.client, model, SOURCE).run(Stop())
+        Worker(cluster.client, OwnTask(model, SOURCE)).run(Stop())
 
 
 class TestAStepThatIsStuckInTheModel:
@@ -142,7 +143,7 @@ class TestAStepThatIsStuckInTheModel:
         model, _, going_on = stuck
         hanging = job(cluster="step_timeout_s = 1.0")
         with small_cluster(resolved_here(hanging), tmp_path) as cluster:
-            thread, ends = self.run(Worker(cluster.client, model, SOURCE), Stop())
+            thread, ends = self.run(Worker(cluster.client, OwnTask(model, SOURCE)), Stop())
             eventually(
                 lambda: any(
                     "taken over" in event for event in cluster.core.run_exclusive(lambda c, _: list(c.job.events))
@@ -157,7 +158,9 @@ class TestAStepThatIsStuckInTheModel:
     def test_is_given_back_soon_after_a_stop(self, cluster: SmallCluster, stuck: Any) -> None:
         model, entered, going_on = stuck
         stop = Stop()
-        thread, ends = self.run(Worker(cluster.client, model, SOURCE, settings=WorkerSettings("worker-0")), stop)
+        thread, ends = self.run(
+            Worker(cluster.client, OwnTask(model, SOURCE), settings=WorkerSettings("worker-0")), stop
+        )
         assert entered.wait(DEADLINE_S)
         assert cluster.core.run_exclusive(lambda core, _: core.job.leases.held_by("worker-0"))
         stop.ask("enough")

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.telemetry.tracing import tracing
-from parashard_worker.service import OwnTask, arguments_of, is_over, serve
+from parashard_worker.loading import NAMED_BY_JOB, OwnTask
+from parashard_worker.service import arguments_of, is_over, serve
 
 
-def main(words: Sequence[str] | None = None, own: OwnTask | None = None) -> int:
+def main(words: Sequence[str] | None = None, own: OwnTask = NAMED_BY_JOB) -> int:
     """Run one worker and return its exit code.
 
     Parameters
     ----------
     words : sequence of str, optional
         Its arguments; None: the command line's.
-    own : OwnTask, optional
-        The model and the examples of the program that is this worker; None: the job names them.
+    own : OwnTask
+        The model and the examples of the program that is this worker; by default the job names them.
     """
     arguments = arguments_of(words)
     keep_freed_memory(EVERY_STEP)

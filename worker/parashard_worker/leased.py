@@ -34,6 +34,28 @@ class Joined(NamedTuple):
     lease_ttl_s: float
 
 
+class LeaseLimits(NamedTuple):
+    """How much a worker holds, and how long it may take.
+
+    Attributes
+    ----------
+    batch : int
+        Most steps to hold at once.
+    ahead : int
+        Ask for more when no more than so many steps wait in the queue; the coordinator may say another number.
+    step_timeout_s : float
+        A step or an evaluation that exceeds this counts as hung: it is reported as failed, the worker leaves, and
+        `hung` says why; the step loop itself will not notice.
+    retry_budget_s : float
+        How long the coordinator may be away before the worker gives up.
+    """
+
+    batch: int
+    ahead: int
+    step_timeout_s: float
+    retry_budget_s: float = 60.0
+
+
 class LeasedWork:
     """The state of a worker's leases.
 
@@ -43,39 +65,20 @@ class LeasedWork:
     ----------
     joined : Joined
         The worker, as registered with the coordinator.
-    batch : int
-        Most steps to hold at once.
-    ahead : int
-        Ask for more when no more than so many steps wait in the queue; the coordinator may say another number.
-    step_timeout_s : float
-        A step or an evaluation that the model is at for longer is taken for hung: it is reported as failed, the worker
-        leaves, and `hung` says why; the step loop itself will not notice.
+    limits : LeaseLimits
+        Its limits.
     now_s : float
         When the worker joined.
-    retry_budget_s : float
-        How long the coordinator may be away before the worker gives up.
     evaluates : bool
         False: it takes steps only.
     """
 
-    def __init__(
-        self,
-        joined: Joined,
-        *,
-        batch: int,
-        ahead: int,
-        step_timeout_s: float,
-        now_s: float,
-        retry_budget_s: float = 60.0,
-        evaluates: bool = True,
-    ) -> None:
+    def __init__(self, joined: Joined, limits: LeaseLimits, now_s: float, *, evaluates: bool = True) -> None:
         self._evaluates = evaluates
         self._joined = joined
-        self._batch = batch
-        self.ahead = ahead
-        self.depth = ahead
-        self._step_timeout_s = step_timeout_s
-        self._retry_budget_s = retry_budget_s
+        self._limits = limits
+        self.ahead = limits.ahead
+        self.depth = limits.ahead
         self._queue: deque[Work] = deque()
         self._working: dict[int, float] = {}  # step -> when it was taken from the queue
         self._evaluating: set[int] = set()
@@ -304,7 +307,7 @@ class LeasedWork:
         """
         unknown = isinstance(error, UnknownWorker)
         self.must_rejoin = unknown and not self._leaving
-        patient = now_s - self._silent_since_s <= self._retry_budget_s
+        patient = now_s - self._silent_since_s <= self._limits.retry_budget_s
         if (isinstance(error, RetryLater) or unknown) and not self._leaving and patient:
             self._unanswered = True
             self._called_s = now_s
@@ -340,8 +343,8 @@ class LeasedWork:
 
     def _wanted(self) -> int:
         if self._step_s <= 0:
-            return min(self._batch, self.ahead + 1)
-        return max(self.ahead + 1, min(self._batch, round(BATCH_TARGET_S / self._step_s)))
+            return min(self._limits.batch, self.ahead + 1)
+        return max(self.ahead + 1, min(self._limits.batch, round(BATCH_TARGET_S / self._step_s)))
 
     def _end_work(self, step: int, now_s: float) -> None:
         if self._announcing == step:
@@ -361,9 +364,9 @@ class LeasedWork:
         if self._computing is None or self.hung:
             return
         work, since_s = self._computing
-        if now_s - since_s <= self._step_timeout_s:
+        if now_s - since_s <= self._limits.step_timeout_s:
             return
-        too_long = f"has taken over {self._step_timeout_s:.0f} s"
+        too_long = f"has taken over {self._limits.step_timeout_s:.0f} s"
         if isinstance(work, pb.Grant):
             self.hung = f"step {work.step:,} {too_long}"
             self.failed(work.step, self.hung, now_s)

@@ -25,7 +25,7 @@ from parashard.process.logs import log
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.telemetry.tracing import NO_SPAN
-from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, Work
+from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, LeaseLimits, Work
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
@@ -63,12 +63,10 @@ class Leasing:
         Makes the calls to the coordinator.
     joined : Joined
         The worker, as registered with the coordinator.
-    batch, ahead, step_timeout_s
-        See `LeasedWork`.
+    limits : LeaseLimits
+        Its limits.
     join : callable
         Joins the job again, at a coordinator that was started anew.
-    retry_budget_s : float
-        See `LeasedWork`.
     on_hung : callable, optional
         Called with the reason once a hung step has been reported; by default it ends the process.
     tracer : Tracer, optional
@@ -88,12 +86,9 @@ class Leasing:
         self,
         client: CoordinatorClient,
         joined: Joined,
+        limits: LeaseLimits,
         *,
-        batch: int,
-        ahead: int,
-        step_timeout_s: float,
         join: Callable[[], Joined],
-        retry_budget_s: float = 60.0,
         on_hung: Callable[[str], None] | None = None,
         tracer: Tracer | None = None,
         evaluates: bool = True,
@@ -103,22 +98,14 @@ class Leasing:
         self._on_hung = on_hung or end_process
         self._tracer = tracer
         self._run_id, self._worker = joined.run_id, joined.name
-        self._retry_budget_s = retry_budget_s
+        self._retry_budget_s = limits.retry_budget_s
         self._changed = threading.Condition()
         self._reply_deadline_s = max(
             REPLY_DEADLINE_MIN_S, joined.lease_ttl_s / 3
         )  # a lost reply costs less than a lease
         # The clock is read before and after every call, which may be held at the coordinator for a while.
         self.clock = AwakeClock(self._reply_deadline_s + IDLE_WAIT_S + STALL_S, time.monotonic)
-        self._work = LeasedWork(
-            joined,
-            batch=batch,
-            ahead=ahead,
-            step_timeout_s=step_timeout_s,
-            now_s=self.clock.now_s(),
-            retry_budget_s=retry_budget_s,
-            evaluates=evaluates,
-        )
+        self._work = LeasedWork(joined, limits, self.clock.now_s(), evaluates=evaluates)
         self.phases: Callable[[], Mapping[str, float]] = dict
         self._pausing_until_s = -math.inf  # until when the thread that asks will sleep; it does not
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)

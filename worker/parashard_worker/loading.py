@@ -7,8 +7,9 @@ What a program has already, its model or its data, is not loaded again. Knows no
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.data import open_source
@@ -33,6 +34,29 @@ from parashard_worker.device import open_device
 from parashard_worker.round_weights import round_weights
 
 
+class OwnTask(NamedTuple):
+    """What a program computes as a worker; None: what the job names.
+
+    Attributes
+    ----------
+    model, source : Model, DataSource, optional
+        What computes gradients, and the examples.
+    model_sha256 : str
+        What the job's declaration says of the model's code.
+    check : callable, optional
+        Raises if the coordinator's job is not the program's.
+    """
+
+    model: Model | None = None
+    source: DataSource | None = None
+    model_sha256: str = ""
+    check: Callable[[Job], None] | None = None
+
+
+NAMED_BY_JOB = OwnTask()
+"""Nothing is the program's own."""
+
+
 def job_of(reply: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:
     """Return the coordinator's job, with what is different on this machine, such as a path."""
     return job_from_toml(reply.job_toml, overrides)
@@ -55,14 +79,12 @@ def limit_compute_threads(job: Job, *, own_process: bool) -> int:
 def load_task(
     reply: pb.GetJobReply,
     job: Job,
+    own: OwnTask = NAMED_BY_JOB,
     *,
     threads: int | None,
     worker: str = "",
     device: str = "",
     model_folder: Path | None = None,
-    model: Model | None = None,
-    model_sha256: str = "",
-    source: DataSource | None = None,
 ) -> Task:
     """Return what a worker computes.
 
@@ -72,6 +94,8 @@ def load_task(
         What the coordinator says of the job.
     job : Job
         The same, with what is different on this machine.
+    own : OwnTask
+        A program's own model and data.
     threads : int, optional
         To which compute libraries are limited; None: they stay as they are.
     worker : str
@@ -80,12 +104,6 @@ def load_task(
         auto, cpu, cuda or cuda:N; "": as the job says.
     model_folder : Path, optional
         Where a model that the job names is looked up; None: where the coordinator does.
-    model : Model, optional
-        A program's own; None: the one that the job names.
-    model_sha256 : str
-        Of the program's own model: what the job's declaration says of its code.
-    source : DataSource, optional
-        A program's own; None: the one that the job names.
 
     Raises
     ------
@@ -93,7 +111,7 @@ def load_task(
         If data, model or another part of the job is not the coordinator's.
     """
     opened_device = open_device(device or job.cluster.device, worker)
-    opened = open_source(job.data) if source is None else source
+    opened = open_source(job.data) if own.source is None else own.source
     if threads is not None:
         limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
     spec = opened.spec
@@ -101,10 +119,10 @@ def load_task(
     plan = plan_from(reply.plan)
     codec.warm_up(plan.variables.values())
     folder = model_folder or (Path(reply.model_folder) if reply.model_folder else None)
-    _check_identity(job, spec, plan, reply, code_sha256(job.model, folder) if model is None else model_sha256)
+    _check_identity(job, spec, plan, reply, code_sha256(job.model, folder) if own.model is None else own.model_sha256)
     policy = job.consistency.policy
     tables = tables_of(job)
-    built = build_model(job.model, spec, job.job.seed, folder, tables) if model is None else model
+    built = build_model(job.model, spec, job.job.seed, folder, tables) if own.model is None else own.model
     check_looks_up(built, {table.name: table for table in tables})
     steps = job.steps(spec.examples, batched=spec.batched)
     return Task(

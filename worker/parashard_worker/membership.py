@@ -23,6 +23,7 @@ from parashard.protocol.proto_conversion import view_from
 from parashard.security.credentials import Credentials
 from parashard.transports.base import View
 from parashard.transports.choosing import connect_by
+from parashard_worker.leased import LeaseLimits
 from parashard_worker.leasing import Joined, Leasing
 
 if TYPE_CHECKING:
@@ -103,11 +104,8 @@ class Membership:
         leasing = Leasing(
             self._coordinator,
             member,
-            batch=cluster.lease_batch,
-            ahead=cluster.pipeline_depth,
-            step_timeout_s=cluster.step_timeout_s,
+            LeaseLimits(cluster.lease_batch, cluster.pipeline_depth, cluster.step_timeout_s, cluster.retry_budget_s),
             join=lambda: self.join(self._introduction),  # at a coordinator that was started anew
-            retry_budget_s=cluster.retry_budget_s,
             on_hung=on_hung,
             tracer=self._tracer,
             evaluates=evaluates,

@@ -9,35 +9,22 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from parashard.data.base import DataSource
 from parashard.errors import JobFailed
 from parashard.job.layers import parse_set
-from parashard.job.schema import Job
 from parashard.launch.run_folders import how_it_ended
-from parashard.models.base import Model
 from parashard.process.arguments import credentials_of, service_arguments
 from parashard.process.coordinator_watchdog import client_of, connecting_arguments
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop
 from parashard.security.identity import Role
 from parashard_worker.leasing import end_process
-from parashard_worker.loading import job_of
+from parashard_worker.loading import NAMED_BY_JOB, OwnTask
 from parashard_worker.worker import Worker, WorkerSettings
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
-
-
-class OwnTask(NamedTuple):
-    """What a program that is a worker computes, as it is declared; None: what the job names."""
-
-    model: Model | None = None
-    source: DataSource | None = None
-    model_sha256: str = ""
-    check: Callable[[Job], None] | None = None
-    """Raises if the coordinator's job is not the program's."""
 
 
 def arguments_of(words: Sequence[str] | None) -> Namespace:
@@ -54,7 +41,7 @@ def arguments_of(words: Sequence[str] | None) -> Namespace:
 def serve(
     arguments: Namespace,
     stop: Stop,
-    own: OwnTask | None = None,
+    own: OwnTask = NAMED_BY_JOB,
     *,
     tracer: Tracer | None = None,
     on_hung: Callable[[str], None] | None = None,
@@ -67,8 +54,8 @@ def serve(
         As `arguments_of` returned them.
     stop : Stop
         Asks for a stop.
-    own : OwnTask, optional
-        What it computes; None: what the job names.
+    own : OwnTask
+        What it computes; by default what the job names.
     tracer : Tracer, optional
         Makes the spans of its steps.
     on_hung : callable, optional
@@ -87,17 +74,9 @@ def serve(
     )
     coordinator = client_of(arguments, stop, credentials)
     try:
-        model, source, model_sha256, check = own or OwnTask()
-        reply = None
-        if check is not None:
-            reply = coordinator.get_job()
-            check(job_of(reply))
         worker = Worker(
             coordinator,
-            model,
-            source,
-            reply,
-            model_sha256=model_sha256,
+            own,
             settings=settings,
             credentials=credentials,
             tracer=tracer,

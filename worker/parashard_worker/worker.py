@@ -4,7 +4,7 @@ Owns the order: load the task, join, lease, compute and push until the job is ov
 model and the data are a program's own or those that the job names, so a worker is a process (`parashard_worker`) or an
 object in a user's. Knows no argument, no signal and no exit code but those with which a process of its own ends.
 
-    worker = Worker(CoordinatorClient(address), model, source)
+    worker = Worker(CoordinatorClient(address), OwnTask(model, source))
     worker.run(Stop()).reason
 """
 
@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.data.base import DataSource
 from parashard.job.layers import Override
-from parashard.models.base import Model
 from parashard.process import failpoints
 from parashard.process.logs import bound, log
 from parashard.process.shell import Stop
@@ -32,7 +30,7 @@ from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
 from parashard_worker.evaluated import check_store, keep_evaluated
 from parashard_worker.leasing import Leasing
-from parashard_worker.loading import job_of, limit_compute_threads, load_task
+from parashard_worker.loading import NAMED_BY_JOB, OwnTask, job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
 from parashard_worker.membership import LEAVE_S, Introduction, Membership
 from parashard_worker.metrics import worker_families
@@ -96,14 +94,8 @@ class Worker:
     ----------
     coordinator : CoordinatorClient
         Client of the coordinator; the caller closes it.
-    model : Model, optional
-        What computes gradients; None: the model that the job names.
-    source : DataSource, optional
-        The examples; None: those that the job names.
-    job : GetJobReply, optional
-        What the coordinator says of the job; None: it is asked.
-    model_sha256 : str
-        With `model`: what the job's declaration says of its code.
+    own : OwnTask
+        What it computes; by default what the job names.
     settings : WorkerSettings
         What is this worker's own.
     credentials : Credentials, optional
@@ -117,11 +109,8 @@ class Worker:
     def __init__(
         self,
         coordinator: CoordinatorClient,
-        model: Model | None = None,
-        source: DataSource | None = None,
-        job: pb.GetJobReply | None = None,
+        own: OwnTask = NAMED_BY_JOB,
         *,
-        model_sha256: str = "",
         settings: WorkerSettings = WorkerSettings(),
         credentials: Credentials | None = None,
         tracer: Tracer | None = None,
@@ -129,10 +118,7 @@ class Worker:
     ) -> None:
         self._coordinator = coordinator
         self._on_hung = on_hung
-        self._model = model
-        self._model_sha256 = model_sha256
-        self._source = source
-        self._job = job
+        self._own = own
         self._settings = settings
         self._credentials = credentials
         self._tracer = tracer
@@ -153,7 +139,9 @@ class Worker:
             for before the worker had joined.
         """
         settings, coordinator = self._settings, self._coordinator
-        reply = coordinator.get_job() if self._job is None else self._job
+        reply = coordinator.get_job()
+        if self._own.check is not None:
+            self._own.check(job_of(reply))
         job = job_of(reply, settings.overrides)
         coordinator.retry_budget_s = job.cluster.retry_budget_s
         check_store(reply)
@@ -161,13 +149,11 @@ class Worker:
         task = load_task(
             reply,
             job,
+            self._own,
             threads=threads,
             worker=settings.name,
             device=settings.device,
             model_folder=settings.model_folder,
-            model=self._model,
-            model_sha256=self._model_sha256,
-            source=self._source,
         )
         metrics = Metrics("worker", self._credentials)
         joined = False
