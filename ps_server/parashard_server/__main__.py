@@ -119,10 +119,8 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         catalogue,
         schedule,
         options,
-        first.known,
-        first.returns,
+        first.saved,
         claims=claims,
-        damaged=first.damaged,
         last=first.restored,
     )
     lifecycle = ShardLifecycle(host, builder, restorer, claims, checkpointer)

@@ -21,6 +21,7 @@ from parashard.checkpoints.row_files import iterate_rows
 from parashard.checkpoints.state import whole_model
 from parashard.errors import DamagedCheckpoint, StoreFailed
 from parashard.job.policy import Policy
+from parashard.job.sections import CheckpointOptions
 from parashard.plan.embedding import BUCKET_BITS, bucket_ranges
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan
@@ -45,7 +46,7 @@ def faultless_digest(
     """
     job_ = job(oracle, policy)
     plan, round_steps = job_.plan(1), job_.round_steps
-    shard = Builder(job_, plan, 0, 1 << 20, REAL).build(1, None)
+    shard = Builder(job_, plan, 0, 1 << 20, REAL, CheckpointOptions()).build(1, None)
     for step in range(steps):
         rate = next((rate for first, rate in reversed(rates) if first <= step), None)
         shard.updates.admit(step, rate)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from sim_jobs import SEED, Job
 
 from parashard.checkpoints.state import ShardState
+from parashard.job.sections import CheckpointOptions
 from parashard.plan.partition import Plan
 from parashard.protocol.messages import Target
 from parashard_coordinator.core.core import Core
@@ -85,15 +86,17 @@ class _Cluster:
 
 @dataclass(frozen=True)
 class _JobFile:
+    checkpoint: CheckpointOptions
     cluster: _Cluster = field(default_factory=_Cluster)
 
 
 class Builder:
     """Builds a shard's incarnations, as `parashard_server.build.ShardBuilder` does from a job file."""
 
-    job = _JobFile()
-
-    def __init__(self, job: Job, plan: Plan, index: int, queue_bytes: int, parts: Parts) -> None:
+    def __init__(
+        self, job: Job, plan: Plan, index: int, queue_bytes: int, parts: Parts, options: CheckpointOptions
+    ) -> None:
+        self.job = _JobFile(options)
         self.plan = plan
         self.index = index
         self.optimizer = Optimizer(job.spec)

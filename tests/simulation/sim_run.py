@@ -149,7 +149,7 @@ class _Run:
 
     def _start_shard(self, index: int) -> Process:
         self._world.acting = None
-        builder = Builder(self._job, self._plan, index, self._queue_bytes, self._parts)
+        builder = Builder(self._job, self._plan, index, self._queue_bytes, self._parts, self._options)
         incarnation = "" if self._setting.same_address else f":{len(self._shards)}"
         try:
             shard = ShardProcess(
@@ -158,7 +158,6 @@ class _Run:
                 self._network,
                 f"shard-{index}{incarnation}",
                 self._store,
-                self._options,
                 self._parts,
             )
         except StoreFailed as error:

@@ -21,7 +21,6 @@ from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.retention import CommonRounds
 from parashard.errors import ParashardError, RetryLater
-from parashard.job.sections import CheckpointOptions
 from parashard.protocol import wire
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.store.claims import Claims
@@ -57,8 +56,6 @@ class ShardProcess(Process):
         Where it listens.
     store : SimulatedStore
         Where its states are saved.
-    options : CheckpointOptions
-        How it saves.
     parts : Parts
         What it is made of.
     """
@@ -74,7 +71,6 @@ class ShardProcess(Process):
         network: Network,
         address: str,
         store: SimulatedStore,
-        options: CheckpointOptions,
         parts: Parts,
     ) -> None:
         super().__init__(world, f"shard-{builder.index}")
@@ -86,7 +82,7 @@ class ShardProcess(Process):
         self._parts_of_batch = builder.parts_of_batch
         self._stopping = False
         catalogue = Catalogue(store)
-        rounds = builder.round_steps
+        rounds, options = builder.round_steps, builder.job.checkpoint
         reply = pb.GetJobReply(run_id=RUN_ID, job_digest=DIGEST)
         restorer = Restorer(
             catalogue, reply, builder.plan, builder.index, builder.optimizer.slots, rounds=rounds is not None
@@ -108,10 +104,8 @@ class ShardProcess(Process):
             catalogue,
             schedule,
             options,
-            first.known,
-            first.returns,
+            first.saved,
             claims=claims,
-            damaged=first.damaged,
             clock=clock,
         )
         self.lifecycle = ShardLifecycle(

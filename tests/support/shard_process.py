@@ -117,10 +117,8 @@ class ShardProcess:
             self.catalogue,
             schedule,
             options,
-            first.known,
-            first.returns,
+            first.saved,
             claims=claims,
-            damaged=first.damaged,
             clock=lambda: self.now_s,
         )
         self.lifecycle = ShardLifecycle(self.host, builder, restorer, claims, self.checkpointer)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from parashard.errors import ConfigurationError
 from parashard_coordinator.core.batch_ends import BatchEnds, Part
 from parashard_coordinator.core.evaluations import Evaluations
-from parashard_coordinator.core.policies import LeasingPolicy
+from parashard_coordinator.core.policies import Auto, LeasingPolicy
 from parashard_coordinator.core.training_figures import MetricSums, TrainingFigures
 
 ENDS_MAX = 1 << 14
@@ -85,8 +85,6 @@ class CallbackProgress:
         How many milestones training may be ahead of callbacks; 0: it waits at each. Default: as many as are kept.
     stores_evaluated : bool
         Whether the weights of each evaluation are stored until callbacks have handled it.
-    parts : int
-        Steps of a batch.
     """
 
     def __init__(
@@ -100,7 +98,6 @@ class CallbackProgress:
         decides: bool = False,
         ahead: int | None = None,
         stores_evaluated: bool = False,
-        parts: int = 1,
     ) -> None:
         self._steps_total = steps_total
         self._steps_per_epoch = steps_per_epoch
@@ -122,7 +119,7 @@ class CallbackProgress:
         self.leased_to = 0
         """No coordinator has leased a step at or past this one, where callbacks may decide."""
         self._leased_before = 0  # what an earlier coordinator left of that
-        self.ends = BatchEnds(parts)
+        self.ends = BatchEnds(policy.parts if isinstance(policy, Auto) else 1)
         """Completed batches that callbacks have not heard of."""
         if steps_per_epoch:
             evaluations.handled = 0

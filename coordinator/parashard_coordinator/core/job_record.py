@@ -129,7 +129,6 @@ class JobRecord:
             decides=options.callbacks_decide,
             ahead=options.callbacks_ahead,
             stores_evaluated=options.stores_evaluated,
-            parts=policy.parts if isinstance(policy, Auto) else 1,
         )
         self.awaited_workers: set[str] = set()
         """Workers of an earlier coordinator that may still report steps which it has not stored."""

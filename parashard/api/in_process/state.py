@@ -135,10 +135,8 @@ class State:
                 now_s=time.monotonic(),
             ),
             job.checkpoint,
-            first.known,
-            first.returns,
+            first.saved,
             claims=claims,
-            damaged=first.damaged,
             last=first.restored,
         )
         self._lifecycle = ShardLifecycle(self._host, builder, restorer, claims, self._checkpointer)

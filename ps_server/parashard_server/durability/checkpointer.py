@@ -24,7 +24,7 @@ from parashard.process import failpoints
 from parashard.process.debounce import Debounce
 from parashard.process.full_disk import disk_is_full
 from parashard.process.logs import log
-from parashard.store.claims import Claims, Return
+from parashard.store.claims import Claims
 from parashard_server.core.shard import Cut, Shard
 from parashard_server.durability.checkpoint_writer import Stored, stored_as, write_cut
 from parashard_server.durability.saved_checkpoints import SavedCheckpoints
@@ -61,8 +61,8 @@ class Checkpointer:
     Decides when to save.
     options : CheckpointOptions
     Retention.
-    known, returns, damaged
-        As of `SavedCheckpoints`.
+    saved : SavedCheckpoints
+        Those that there are.
     claims : Claims
         Of this process: once another one has claimed the shard, nothing is saved or deleted any more.
     last : Stored, optional
@@ -78,17 +78,14 @@ class Checkpointer:
         catalogue: Catalogue,
         schedule: CheckpointSchedule,
         options: CheckpointOptions,
-        known: list[Held],
-        returns: list[Return],
+        saved: SavedCheckpoints,
         *,
         claims: Claims,
-        damaged: Sequence[CheckpointId] = (),
         last: Stored | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = CheckpointRecord(interval_s=options.every_s)
-        self.saved = SavedCheckpoints(catalogue, options, claims, known, returns, damaged)
-        """Those that there are."""
+        self.saved = saved
         self._host = host
         self._catalogue = catalogue
         self._schedule = schedule

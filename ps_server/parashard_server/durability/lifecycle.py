@@ -7,11 +7,8 @@ no gRPC. Called by `parashard_server.__main__`, the service and the requests.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from parashard.checkpoints.catalogue import CheckpointId
-from parashard.checkpoints.retention import Held
 from parashard.errors import DamagedCheckpoint, NotReady, StaleIncarnation, StoreFailed, Superseded
 from parashard.process import failpoints
 from parashard.process.full_disk import retry_while_disk_fails
@@ -22,6 +19,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpoint_writer import Stored, stored_as
 from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.recovery import Restorer
+from parashard_server.durability.saved_checkpoints import SavedCheckpoints
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.shard_host import ShardHost
 
@@ -33,21 +31,15 @@ class FirstIncarnation(NamedTuple):
     ----------
     host : ShardHost
         Serves it from now on.
-    known : list of Held
-        The checkpoints that are there and are not known to be damaged.
-    returns : list of Return
-        With what returns to earlier rounds the shard's incarnations began, as far back as its checkpoints go.
+    saved : SavedCheckpoints
+        The checkpoints that were found.
     restored : Stored, optional
         The checkpoint of its own that it was restored from.
-    damaged : sequence of CheckpointId
-        Newer ones than that, which are damaged.
     """
 
     host: ShardHost
-    known: list[Held]
-    returns: list[Return]
+    saved: SavedCheckpoints
     restored: Stored | None
-    damaged: Sequence[CheckpointId] = ()
 
 
 def begin_first_incarnation(
@@ -80,7 +72,9 @@ def begin_first_incarnation(
     log.info("restored", what=restored.text, steps=len(shard.updates.applied))
     host = ShardHost(shard, AdmissionLock(builder.job.cluster.queue_pushes), restored.text)
     found = None if restored.manifest is None else stored_as(restored.manifest)
-    return FirstIncarnation(host, restored.known, returns, found, restored.damaged)
+    options = builder.job.checkpoint
+    saved = SavedCheckpoints(restorer.catalogue, options, claims, restored.known, returns, restored.damaged)
+    return FirstIncarnation(host, saved, found)
 
 
 class ShardLifecycle:

@@ -62,7 +62,7 @@ class Restorer:
         *,
         rounds: bool,
     ) -> None:
-        self._catalogue = catalogue
+        self.catalogue = catalogue
         self._reply = reply
         self._plan = plan
         self._index = index
@@ -91,10 +91,10 @@ class Restorer:
             the initial values would be wrong.
         """
         order = by_round if self._rounds else by_age
-        ids = self._catalogue.shard_checkpoints(self._plan.version, self._index) if self._rounds else []
+        ids = self.catalogue.shard_checkpoints(self._plan.version, self._index) if self._rounds else []
         returned = returns(min(id_.incarnation for id_ in ids)) if ids else ()
         state, manifest, skipped = newest_verified(
-            self._catalogue,
+            self.catalogue,
             self._plan.version,
             self._index,
             order,
@@ -127,9 +127,9 @@ class Restorer:
         """
         for id_ in ids:
             try:
-                manifest = self._catalogue.manifest(id_)
+                manifest = self.catalogue.manifest(id_)
                 _check_run(manifest, self._reply)
-                return load(self._catalogue.store, manifest)
+                return load(self.catalogue.store, manifest)
             except (DamagedCheckpoint, NotStored):
                 continue
         if round_ == self.first_round:
@@ -139,16 +139,16 @@ class Restorer:
     def _first(self) -> ShardState | None:
         if self._source is None:
             return None
-        old_plan = self._catalogue.plan(self._source.plan_version).to_plan()
+        old_plan = self.catalogue.plan(self._source.plan_version).to_plan()
         partitions = self._plan.shards[self._index]
         buckets = bucket_ranges(len(self._plan.shards))[self._index]
-        return assemble(self._catalogue.store, self._source, old_plan, partitions, self._slots, buckets)
+        return assemble(self.catalogue.store, self._source, old_plan, partitions, self._slots, buckets)
 
     def _listed(self) -> list[Held]:
         found = []
-        for id_ in self._catalogue.shard_checkpoints(self._plan.version, self._index):
+        for id_ in self.catalogue.shard_checkpoints(self._plan.version, self._index):
             try:
-                found.append(Held.of(self._catalogue.manifest(id_)))
+                found.append(Held.of(self.catalogue.manifest(id_)))
             except (DamagedCheckpoint, NotStored):
                 continue  # reported by the search for the newest
         return found
