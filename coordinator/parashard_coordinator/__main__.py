@@ -46,6 +46,7 @@ from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.job_start import NO_CALLBACKS, Callbacks, new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 from parashard_coordinator.run.store import Identity, RunStore
+from parashard_coordinator.shards.channels import ShardChannels
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
@@ -135,12 +136,13 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         source=source,
         stores_evaluated=callbacks.store_evaluated,
     )
-    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, tracer)
+    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, ShardChannels(credentials), tracer)
     server = Server(join_address(arguments.host, arguments.port), credentials, REQUEST_BYTES_MAX)
     coordination.service.add_to(server)
     admission = server.admission
     refused = {"calls": lambda: admission.refused, "slow": lambda: admission.slow}
-    http = open_http_port(arguments, partial(coordination.http_port, arguments.host, refused=refused), run_id)
+    listen = partial(coordination.http_port, arguments.host, refused=refused, credentials=credentials)
+    http = open_http_port(arguments, listen, run_id)
     server.start()
     http.start()
     address = advertised_address(arguments, server.address, stopping=stop.event)

@@ -151,9 +151,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         data_address=arguments.advertise_data or ports.address,
         local_path=ports.local_path,
     )
-    announcer = _Announcer(
-        coordinator, reply, host, checkpointer, lifecycle, service, where, http.address, arguments.linger_s
-    )
+    announcer = _Announcer(coordinator, host, checkpointer, lifecycle, service, where, http.address, arguments.linger_s)
     coordinator.patiently(announcer.announce)
     announced = True
     failpoints.hit("shard.boot.registered")
@@ -205,7 +203,6 @@ class _Announcer:
     def __init__(
         self,
         coordinator: CoordinatorClient,
-        job: pb.GetJobReply,
         host: ShardHost,
         checkpointer: Checkpointer,
         lifecycle: ShardLifecycle,
@@ -215,7 +212,6 @@ class _Announcer:
         linger_s: float,
     ) -> None:
         self._coordinator = coordinator
-        self._job = job
         self._host = host
         self._checkpointer = checkpointer
         self._lifecycle = lifecycle
@@ -271,8 +267,8 @@ class _Announcer:
         mine = shard.identity
         returnable, chains = self._lifecycle.saved_rounds()
         return pb.RegisterShardRequest(
-            run_id=self._job.run_id,
-            job_digest=self._job.job_digest,
+            run_id=mine.run_id,
+            job_digest=mine.job_digest,
             shard=mine.shard,
             incarnation=mine.incarnation,
             first_incarnation=self._lifecycle.first_incarnation,

@@ -44,7 +44,6 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def announcer(process: ShardProcess, coordinator: ScriptedCoordinator) -> _Announcer:
     return _Announcer(
         coordinator,  # type: ignore[arg-type]
-        job_reply(),
         process.host,
         process.checkpointer,
         process.lifecycle,

@@ -125,12 +125,10 @@ class Coordination:
         Gets history, weights and report.
     run_store : RunStore
         Gets state that outlives this process.
-    credentials : Credentials, optional
-        Shown to shards.
+    channels : ShardChannels
+        How shards are reached; tests put shards without processes here.
     tracer : Tracer, optional
         Makes a span of every grant.
-    channels : ShardChannels, optional
-        How shards are reached; tests put shards without processes here.
     """
 
     def __init__(
@@ -141,9 +139,8 @@ class Coordination:
         job: pb.GetJobReply,
         run_dir: Path,
         run_store: RunStore,
-        credentials: Credentials | None = None,
+        channels: ShardChannels,
         tracer: Tracer | None = None,
-        channels: ShardChannels | None = None,
     ) -> None:
         self._core = core
         self._resolved = resolved
@@ -155,10 +152,8 @@ class Coordination:
         shards = core.run_exclusive(lambda core, _: core.job.options.shards)
         self._status = StatusView(settings.job.name, settings.consistency_in_words, shards)
         self.service = CoordinatorService(core, job, self._status, tracer)
-        self._credentials = credentials
-        stubs = channels or ShardChannels(credentials)
-        self._watch = ShardMonitor(self._run_id, stubs)
-        self._commands = ShardCommands(self._run_id, run_store.incarnation, plan.version, stubs)
+        self._watch = ShardMonitor(self._run_id, channels)
+        self._commands = ShardCommands(self._run_id, run_store.incarnation, plan.version, channels)
         self._invalid_since_s: float | None = None
         self._end_failures = 0  # consecutive, of the store and of the run directory
         self._returns_failed = 0  # consecutive, of rollbacks of shards
@@ -173,7 +168,9 @@ class Coordination:
         self._failed_report = BestEffort("the failed job's report", self._note_of("failed-report"))
         self._troubles = DiskTroubles()
 
-    def http_port(self, host: str, port: int, refused: Mapping[str, Callable[[], int]]) -> HttpPort:
+    def http_port(
+        self, host: str, port: int, refused: Mapping[str, Callable[[], int]], credentials: Credentials | None = None
+    ) -> HttpPort:
         """Return the port that serves metrics, probes and the status page.
 
         Parameters
@@ -182,8 +179,10 @@ class Coordination:
             Where to listen; port 0 picks a free one.
         refused : mapping
             Reason -> returns how often it was one for refusing something to a peer.
+        credentials : Credentials, optional
+            Of this process.
         """
-        metrics = Metrics("coordinator", self._credentials, refused)
+        metrics = Metrics("coordinator", credentials, refused)
         metrics.add(partial(coordinator_families, self._core, self._status))
         coordinator = self._run_store.incarnation
 

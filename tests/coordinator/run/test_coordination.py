@@ -48,7 +48,7 @@ def coordination_of(core: Core, store: MemoryStore, run_dir: Path) -> Coordinati
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
     job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
     shards = cast(ShardChannels, FakeShards(save=lambda request: pytest.fail("nothing is to be saved")))
-    return Coordination(ExclusiveCore(core), resolved, resolved.plan, job, run_dir, run_store, channels=shards)
+    return Coordination(ExclusiveCore(core), resolved, resolved.plan, job, run_dir, run_store, shards)
 
 
 def test_a_coordinator_that_decides_nothing_ends_too_once_it_has_a_successor(

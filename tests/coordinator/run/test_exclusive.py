@@ -47,7 +47,7 @@ def coordination_of(core: ExclusiveCore, run_dir: Path, monkeypatch: pytest.Monk
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
     job = pb.GetJobReply(run_id=RUN, job_digest=resolved.digest)
     channels = cast(ShardChannels, shards)
-    coordination = Coordination(core, resolved, PLAN, job, run_dir, run_store, channels=channels)
+    coordination = Coordination(core, resolved, PLAN, job, run_dir, run_store, channels)
     monkeypatch.setattr(module, "TICK_S", 0.0)
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     monkeypatch.setattr(module, "SAVE_S", 0.0)

@@ -63,7 +63,7 @@ def at_its_end(
     job = pb.GetJobReply(run_id=RUN, job_digest=resolved.digest)
     shards = FakeShards(save)
     channels = cast(ShardChannels, shards)
-    coordination = Coordination(ExclusiveCore(core), resolved, PLAN, job, run_dir, run_store, channels=channels)
+    coordination = Coordination(ExclusiveCore(core), resolved, PLAN, job, run_dir, run_store, channels)
     return coordination, core, shards
 
 

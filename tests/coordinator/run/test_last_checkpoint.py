@@ -81,7 +81,7 @@ class Case:
         job = pb.GetJobReply(run_id=RUN, job_digest=JOB.digest)
         exclusive = ExclusiveCore(self.core, clock=lambda: self.now_s)
         channels = cast(ShardChannels, self.shards)
-        self.coordination = Coordination(exclusive, JOB, PLAN, job, run_dir, run_store, channels=channels)
+        self.coordination = Coordination(exclusive, JOB, PLAN, job, run_dir, run_store, channels)
 
     def manifests(self) -> int:
         return len(self.store.names("jobs"))
