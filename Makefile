@@ -97,7 +97,6 @@ pictures: $(DOCS_READY)  ## record the live view and photograph the status page 
 bench: $(READY)  ## the races that need no peer, and the kernels
 	$(BIN)/python -m benchmarks.kernels --write
 	$(BIN)/python -m benchmarks.shard_start --write
-	$(BIN)/python -m benchmarks.start_costs --write
 	$(BIN)/python -m benchmarks.tracing --write
 	$(BIN)/python -m benchmarks.races.push_pull
 	$(BIN)/python -m benchmarks.scheduling

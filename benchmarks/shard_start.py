@@ -24,8 +24,11 @@ from parashard.plan.partition import place, split, whole
 from parashard.plan.variables import Variable
 from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server
+from parashard.store import open_store
+from parashard_coordinator.run.store import Identity, RunStore
 
 DEADLINE_S = 60.0
+DIGEST = "0" * 64
 JOB = """
     job = {name = "start", epochs = 1, batch_size = 1}
     data = {source = "digits"}
@@ -55,7 +58,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         plan = place(variables, split(variables, whole), 1, version=1)
         self._job = pb.GetJobReply(
             run_id="start",
-            job_digest="0" * 64,
+            job_digest=DIGEST,
             job_toml=as_toml(job_from_toml(JOB)),
             plan=plan_message(plan),
             steps_total=1,
@@ -74,7 +77,9 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
 def measure_whole() -> float:
     """Return the seconds from starting a shard's process to its saying that it serves."""
     with tempfile.TemporaryDirectory() as folder:
-        server, coordinator = Server("127.0.0.1:0"), Coordinator(Path(folder).as_uri())
+        url = Path(folder).as_uri()
+        RunStore(open_store(url), 1).begin_run("start", Identity(DIGEST, {}, JOB))
+        server, coordinator = Server("127.0.0.1:0"), Coordinator(url)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server.grpc)  # type: ignore[no-untyped-call]
         server.start()
         command = [sys.executable, "-m", "parashard_server", "--connect", server.address, "--index", "0"]
