@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled_rows import TableSet
@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 LEAVE_S = 2.0  # for the last report
-
-
-class Introduction(NamedTuple):
-    """What a worker says of itself when it joins; name "": the next free one."""
-
-    name: str
-    fingerprint: str
-    device: str
-    http_address: str = ""
 
 
 class Membership:
@@ -76,25 +67,26 @@ class Membership:
         self._plan = plan
         self._credentials = credentials
         self._tracer = tracer
-        self._token = int.from_bytes(os.urandom(8))
-        self._introduction = Introduction("", "", "")
+        self._request = pb.RegisterWorkerRequest()
 
-    def join(self, introduction: Introduction) -> Joined:
-        """Join the job; the name that it got stays this worker's."""
-        reply = self._reply
-        member = self._coordinator.register_worker(
-            pb.RegisterWorkerRequest(
-                run_id=reply.run_id,
-                job_digest=reply.job_digest,
-                name=introduction.name,
-                fingerprint=introduction.fingerprint,
-                http_address=introduction.http_address,
-                device=introduction.device,
-                token=self._token,
-            )
+    def join(self, name: str, fingerprint: str, device: str, http_address: str = "") -> Joined:
+        """Join the job by a name; "": the next free one, which stays this worker's."""
+        self._request = pb.RegisterWorkerRequest(
+            run_id=self._reply.run_id,
+            job_digest=self._reply.job_digest,
+            name=name,
+            fingerprint=fingerprint,
+            http_address=http_address,
+            device=device,
+            token=int.from_bytes(os.urandom(8)),
         )
-        self._introduction = introduction._replace(name=member.name)
-        return Joined(reply.run_id, member.name, member.incarnation, member.lease_ttl_s)
+        return self._join()
+
+    def _join(self) -> Joined:
+        """Join, or join again at a coordinator that was started anew."""
+        member = self._coordinator.register_worker(self._request)
+        self._request.name = member.name
+        return Joined(self._reply.run_id, member.name, member.incarnation, member.lease_ttl_s)
 
     def connected(
         self, member: Joined, stop: Stop, on_hung: Callable[[str], None], *, evaluates: bool = True
@@ -105,7 +97,7 @@ class Membership:
             self._coordinator,
             member,
             LeaseLimits(cluster.lease_batch, cluster.pipeline_depth, cluster.step_timeout_s, cluster.retry_budget_s),
-            join=lambda: self.join(self._introduction),  # at a coordinator that was started anew
+            join=self._join,
             on_hung=on_hung,
             tracer=self._tracer,
             evaluates=evaluates,

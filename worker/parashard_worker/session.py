@@ -60,7 +60,7 @@ from parashard_worker.evaluated import check_store, keep_evaluated
 from parashard_worker.evaluating import Keep, evaluate
 from parashard_worker.leasing import Leasing
 from parashard_worker.loading import job_of, load_task
-from parashard_worker.membership import Introduction, Membership
+from parashard_worker.membership import Membership
 from parashard_worker.round_weights import round_weights
 from parashard_worker.transfers import Transfers
 
@@ -187,7 +187,7 @@ class Session:
             membership = Membership(coordinator, reply, job, self._plan, credentials=credentials)
             # P13: the program's arithmetic is its own, and in sync:N every worker's must be the same.
             own = f"{device.fingerprint()}; a program's own loop"
-            member = membership.join(Introduction(self._name, own, device.name))
+            member = membership.join(self._name, own, device.name)
             self._name = member.name
             evaluates = self._task is not None
             self._keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, self._plan.variables)

@@ -32,7 +32,7 @@ from parashard_worker.evaluated import check_store, keep_evaluated
 from parashard_worker.leasing import Leasing
 from parashard_worker.loading import NAMED_BY_JOB, OwnTask, job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
-from parashard_worker.membership import LEAVE_S, Introduction, Membership
+from parashard_worker.membership import LEAVE_S, Membership
 from parashard_worker.metrics import worker_families
 from parashard_worker.user_warnings import warnings_told
 
@@ -164,7 +164,7 @@ class Worker:
                 coordinator, reply, job, task.plan, credentials=self._credentials, tracer=self._tracer
             )
             device = task.device
-            member = membership.join(Introduction(settings.name, device.fingerprint(), device.name, http.address))
+            member = membership.join(settings.name, device.fingerprint(), device.name, http.address)
             joined = True
             failpoints.hit("worker.boot.joined")
             with bound(worker=member.name, incarnation=member.incarnation):
