@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.statistics.cells import METHODS, OLD_DEFAULT, PLAIN_NAME, SCENARIOS, Verdict, verdict
 from benchmarks.tables import RESULTS, table, write
-from parashard.display.figures import counted
+from parashard.figures import counted
 
 Cells = dict[tuple[str, int], list[dict[str, Any]]]
 """By scenario and number of workers."""

@@ -18,10 +18,9 @@ import numpy as np
 
 from parashard.api.trained_rows import TrainedRows
 from parashard.client.shard_client import ShardClient
-from parashard.display.figures import counted
 from parashard.display.live import NoView
-from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError, JobFailed, ParashardError
+from parashard.figures import counted
 from parashard.job.declared_table import Table
 from parashard.job.load import job_from_toml
 from parashard.launch.programs import Program, write_program
@@ -32,6 +31,7 @@ from parashard.launch.runs import Run
 from parashard.launch.steering import Steering
 from parashard.plan.variables import Float32s, as_imported
 from parashard.process.arguments import checked_timeout_s
+from parashard.process.path_text import short_path
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.protocol.proto_conversion import plan_from, view_from

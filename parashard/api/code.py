@@ -15,9 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from parashard.display.paths import short_path
 from parashard.errors import ConfigurationError
 from parashard.launch.run_folders import write_report
+from parashard.process.path_text import short_path
 from parashard.store.durable import write_durably
 
 CODE_FILE = "code.json"

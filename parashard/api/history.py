@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from parashard.display.live import console_for
-from parashard.display.paths import short_path
 from parashard.display.summary import not_learned
+from parashard.process.path_text import short_path
 
 
 class History:

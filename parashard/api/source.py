@@ -19,8 +19,8 @@ from parashard.api.examples import Indexed, check_all, indexed, of_the_data
 from parashard.api.transforms import Transform, transform_of
 from parashard.data.arrays import AnyArray, count_classes
 from parashard.data.base import BadExample, DataSource, DataSpec, Examples, Field, Indices
-from parashard.display.figures import counted
 from parashard.errors import BadData
+from parashard.figures import counted
 from parashard.models.framework import step_seed
 from parashard.plan.permutation import Permutation
 

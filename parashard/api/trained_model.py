@@ -31,8 +31,8 @@ from parashard.api.trained_rows import TrainedRows, tables_of_model
 from parashard.callbacks.base import Training
 from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of
 from parashard.data.tree import Tree, leaves, rows_of
-from parashard.display.figures import counted
 from parashard.errors import BadData, ConfigurationError, ParashardError
+from parashard.figures import counted
 from parashard.job.declaration import parts_of
 from parashard.job.declared_table import Table
 from parashard.job.schema import Job

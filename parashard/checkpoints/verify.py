@@ -17,8 +17,8 @@ from parashard.checkpoints.retention import Held, in_order
 from parashard.checkpoints.row_files import iterate_rows, read_change
 from parashard.checkpoints.state import iterate_initial, iterate_initial_slots
 from parashard.checkpoints.tensors import iterate_tensors, read_file
-from parashard.display.figures import counted
 from parashard.errors import DamagedCheckpoint, NotStored
+from parashard.figures import counted
 from parashard.store.claims import Claims
 
 

@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 
 from parashard.cli.options import TlsDir, complete_runs, told_how_to_continue
-from parashard.display.figures import counted
 from parashard.display.screen import StatusScreen
 from parashard.display.status_json import status_dict
 from parashard.display.summary import print_summary
 from parashard.errors import Unreachable, WrongRun
+from parashard.figures import counted
 from parashard.launch.run_folders import check_in_progress, place_of, read_report
 from parashard.launch.stopping import resume_command
 from parashard.process.arguments import credentials_in

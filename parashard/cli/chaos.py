@@ -15,9 +15,9 @@ import typer
 
 from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
 from parashard.cli.options import Sets, TlsDir, begin_run, loaded_job
-from parashard.display.figures import count
 from parashard.display.live import NoView, console_for, open_view
 from parashard.display.status_tables import metric_figures
+from parashard.figures import count
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.launch.run import Outcome

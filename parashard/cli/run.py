@@ -32,7 +32,6 @@ from parashard.cli.options import (
     loaded_job,
 )
 from parashard.display.live import JobView, NoView, console_for, open_view
-from parashard.display.paths import short_path
 from parashard.display.summary import not_learned, print_summary
 from parashard.errors import ConfigurationError
 from parashard.job.differences import NAMED_MAX
@@ -44,6 +43,7 @@ from parashard.launch.run import INTERRUPTED, Outcome, run_job
 from parashard.launch.run_folders import new_run_dir, owned, resumed_job, resumed_run_dir, unfinished_run
 from parashard.launch.runs import Run, job_credentials
 from parashard.process.best_effort import why_failed
+from parashard.process.path_text import short_path
 from parashard.process.shell import ExitCode
 
 Output = Annotated[Path | None, typer.Option(help="Where to copy the final weights.")]

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.tree import Tree
-from parashard.display.figures import metric
 from parashard.errors import BadData, ParashardError, Unavailable, may_pass
+from parashard.figures import metric
 
 if TYPE_CHECKING:
     from parashard.data.preprocessing import Preprocessing

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from parashard.display.figures import metric, metric_name
+from parashard.figures import metric, metric_name
 
 WIDTH, PANEL_HEIGHT = 760, 220
 LEFT, RIGHT, TOP, BOTTOM = 74, 20, 34, 34

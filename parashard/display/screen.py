@@ -15,7 +15,6 @@ from rich.text import Text
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.columns import Column
-from parashard.display.figures import count, counted, duration
 from parashard.display.status_tables import (
     figures_of,
     progress_figures,
@@ -25,6 +24,7 @@ from parashard.display.status_tables import (
     worker_columns,
 )
 from parashard.display.text_table import cut, item_lines, table_lines, text_lines
+from parashard.figures import count, counted, duration
 
 BAR_CELLS = 40
 BAR_CELLS_MIN = 10

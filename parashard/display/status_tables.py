@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto.shard_pb2 import TableFigures
 from parashard.display.columns import Column
-from parashard.display.figures import count, mebibytes, metric, metric_name, percent, rate
+from parashard.figures import count, mebibytes, metric, metric_name, percent, rate
 from parashard.telemetry.transfer import Bytes, Overlap
 
 TRAINING_LOSS = "training loss"

@@ -12,8 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from parashard.display.figures import count, counted, duration, mebibytes, metric, percent, rate
-from parashard.display.paths import short_path
 from parashard.display.status_tables import (
     REPEATED,
     SAVED,
@@ -23,7 +21,9 @@ from parashard.display.status_tables import (
     in_words,
     metric_figures,
 )
+from parashard.figures import count, counted, duration, mebibytes, metric, percent, rate
 from parashard.launch.run_files import WEIGHTS_FILE
+from parashard.process.path_text import short_path
 
 STATE_STYLES = {"done": "green", "stopped": "yellow"}
 

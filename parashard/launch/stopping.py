@@ -16,12 +16,12 @@ from typing import Any
 from parashard.checkpoints.catalogue import Catalogue, by_age, parse_job_id
 from parashard.checkpoints.manifest import ShardManifest
 from parashard.checkpoints.retention import Held
-from parashard.display.figures import count, counted
-from parashard.display.paths import short_path
 from parashard.errors import DamagedCheckpoint, NotStored, ParashardError
+from parashard.figures import count, counted
 from parashard.launch.programs import NOT_RESUMED, program_of
 from parashard.launch.run_folders import write_report
 from parashard.plan.intervals import IntervalSet
+from parashard.process.path_text import short_path
 from parashard.store import open_store
 
 Saved = list[IntervalSet] | ParashardError

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from parashard.data.base import Batch, DataSpec
-from parashard.display.paths import short_path
 from parashard.errors import NonFiniteGradient
 from parashard.models.base import Nothing
 from parashard.plan.embedding import EmbeddingTable, Keys, mixed, unmixed
 from parashard.plan.optimizers import SGD
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable
+from parashard.process.path_text import short_path
 from parashard_worker import computing
 from parashard_worker.computing import Task, WrongResult
 from parashard_worker.device import Cpu

@@ -10,7 +10,6 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.data.base import Batch
-from parashard.display.paths import short_path
 from parashard.errors import (
     ConfigurationError,
     MalformedFrame,
@@ -28,6 +27,7 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
+from parashard.process.path_text import short_path
 from parashard.protocol.messages import PullRun, Push
 from support import loop_cases
 from support.loop_cases import Counting, Job, Numbered, evaluation

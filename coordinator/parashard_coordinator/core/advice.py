@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from parashard.display.figures import percent
+from parashard.figures import percent
 from parashard.job.policy import Policy
 
 HIDEABLE_MIN = 0.1  # of a step: less is not worth a pipeline

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from parashard.display.figures import metric
 from parashard.errors import ConfigurationError, NotReady
+from parashard.figures import metric
 from parashard_coordinator.core.batch_ends import ENDS_AT_ONCE
 from parashard_coordinator.core.callback_progress import Rate
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from parashard.display.figures import counted
 from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, QueueFull
+from parashard.figures import counted
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.batch_ends import Part
 from parashard_coordinator.core.calls import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from parashard.display.figures import metric, metric_name
+from parashard.figures import metric, metric_name
 from parashard_coordinator.core.calls import EvaluationResult, FailureKind
 from parashard_coordinator.core.early_stop import stop_at_frontier
 from parashard_coordinator.core.evaluations import Evaluation

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from parashard.display.figures import metric, metric_name
 from parashard.errors import WrongRun
+from parashard.figures import metric, metric_name
 from parashard_coordinator.core.batch_ends import BatchEnd, Part
 from parashard_coordinator.core.callback_progress import CallbackProgress, Rate
 from parashard_coordinator.core.calls import JobState, Options

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from parashard.display.figures import metric
+from parashard.figures import metric
 from parashard_coordinator.core.loss_curve import Curve, Finding, finding
 
 LOSS_SMOOTHING = 0.05  # weight of the newest step in the smoothed loss

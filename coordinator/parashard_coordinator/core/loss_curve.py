@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from parashard.display.figures import metric
+from parashard.figures import metric
 from parashard_coordinator.core.step_times import median
 
 BLOCKS_MAX = 64

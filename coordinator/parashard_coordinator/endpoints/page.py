@@ -12,7 +12,6 @@ from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.columns import Column
-from parashard.display.figures import count, duration, percent
 from parashard.display.status_json import status_dict
 from parashard.display.status_tables import (
     HELD_OUT,
@@ -25,6 +24,7 @@ from parashard.display.status_tables import (
     table_columns,
     worker_columns,
 )
+from parashard.figures import count, duration, percent
 from parashard_coordinator.endpoints import timeline as points
 from parashard_coordinator.endpoints.timeline import Timeline
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
-from parashard.display.figures import natural
+from parashard.figures import natural
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.staleness import merged, quantile

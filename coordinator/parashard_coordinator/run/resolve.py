@@ -18,9 +18,9 @@ import numpy as np
 from parashard.checkpoints.initial_rows import initial_sha256
 from parashard.checkpoints.manifest import InitialManifest
 from parashard.data.base import DataSpec
-from parashard.display.figures import counted
 from parashard.encodings.encoding import Encoding
 from parashard.errors import BadData, ConfigurationError
+from parashard.figures import counted
 from parashard.job.declaration import DeclaredJob
 from parashard.job.digest import identity_digest, job_identity
 from parashard.job.embeddings import tables_of

@@ -22,9 +22,9 @@ from parashard.api.in_process.computing import Computed, Computing, PullRows, Re
 from parashard.api.in_process.interruption import Interruption, interruption
 from parashard.api.in_process.state import BegunRun, State, take_up
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
-from parashard.display.figures import count
 from parashard.display.live import JobView, NoView
 from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, ParashardError, RetryLater, StoreFailed
+from parashard.figures import count
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
 from parashard.launch.run_files import JOB_FILE

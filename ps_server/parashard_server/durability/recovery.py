@@ -16,8 +16,8 @@ from parashard.checkpoints.manifest import JobManifest, ShardManifest
 from parashard.checkpoints.restore import newest_verified
 from parashard.checkpoints.retention import Held, given_up
 from parashard.checkpoints.state import ShardState, assemble, load
-from parashard.display.figures import counted
 from parashard.errors import DamagedCheckpoint, NotStored, WrongRun
+from parashard.figures import counted
 from parashard.plan.embedding import bucket_ranges
 from parashard.plan.partition import Plan
 from parashard.store.claims import Return

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from parashard.display.figures import count, counted, duration, mebibytes, metric, natural, percent, rate
+from parashard.figures import count, counted, duration, mebibytes, metric, natural, percent, rate
 
 
 def test_counts_have_separators_and_their_noun_has_a_number() -> None:
