@@ -13,11 +13,11 @@ from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher
+from parashard_coordinator.core.pod_ledger import REASONS, ROLES, Pod, PodEnd
 from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import NoRounds
 from parashard_coordinator.endpoints.metrics import coordinator_families
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.kubernetes.ledger import REASONS, ROLES, Pod, PodEnd
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from support.prometheus_server import expressions_show, named, needs_promtool
 

@@ -32,9 +32,9 @@ from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.loss_warnings import loss_of_step
 from parashard_coordinator.core.membership import Worker
+from parashard_coordinator.core.pod_ledger import PodEnd
 from parashard_coordinator.core.rounds import ShardProgress
 from parashard_coordinator.core.steering import at_most, depth, next_batches, refill, sharing, steer, steered
-from parashard_coordinator.kubernetes.ledger import PodEnd
 
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0

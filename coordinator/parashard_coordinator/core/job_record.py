@@ -34,6 +34,7 @@ from parashard_coordinator.core.membership import (
     Workers,
 )
 from parashard_coordinator.core.policies import Auto, LeasingPolicy
+from parashard_coordinator.core.problems import Problems
 from parashard_coordinator.core.progress import Progress
 from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved
@@ -41,7 +42,6 @@ from parashard_coordinator.core.skipped import SkippedSteps
 from parashard_coordinator.core.staleness import Staleness
 from parashard_coordinator.core.supervision import Supervision
 from parashard_coordinator.core.training_figures import TrainingFigures, plain_sums, sums_of_plain
-from parashard_coordinator.run.problems import Problems
 
 EVENTS_KEPT = 50
 END_WAITS = "end-waits"  # a problem's key

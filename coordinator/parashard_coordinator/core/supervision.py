@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from parashard_coordinator.core.launchers import CONFIGURATION, Exit, Launcher, Orders, ProcessName
-from parashard_coordinator.kubernetes.ledger import PodEnd
+from parashard_coordinator.core.pod_ledger import PodEnd
 
 
 class Supervision:

@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard_coordinator.core.job_record import JobRecord
+from parashard_coordinator.core.pod_ledger import REASONS, ROLES
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.kubernetes.ledger import REASONS, ROLES
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
 

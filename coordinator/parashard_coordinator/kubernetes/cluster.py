@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
 from parashard.process.extras import install
-from parashard_coordinator.kubernetes.ledger import Pod
+from parashard_coordinator.core.pod_ledger import Pod
 
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"

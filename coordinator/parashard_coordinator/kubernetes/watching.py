@@ -3,7 +3,7 @@
 Owns the retries: with back-off after an error, with a new list after 410 Gone or an unreadable answer, at once and a
 bounded number of times after a conflict, with a long back-off or on a new request after a refused scaling. Knows no
 HTTP (`parashard_coordinator.kubernetes.cluster`) and does not classify a pod's end
-(`parashard_coordinator.kubernetes.ledger`). Started by the coordinator's `__main__`.
+(`parashard_coordinator.core.pod_ledger`). Started by the coordinator's `__main__`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from parashard.errors import ConfigurationError, RetryLater
 from parashard.process.backoff import backoff_s
 from parashard.process.logs import log
+from parashard_coordinator.core.pod_ledger import PodEnd, PodLedger
 from parashard_coordinator.kubernetes.cluster import Cluster, Conflict, StaleList, Unreadable
-from parashard_coordinator.kubernetes.ledger import PodEnd, PodLedger
 
 PAUSE_S = 0.5  # after the second error in a row; doubles
 REST_S = 0.1  # before the next watch: a server may end each at once

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.pod_ledger import REASONS, ROLES
 from parashard_coordinator.endpoints.metrics import coordinator_families
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.kubernetes.ledger import REASONS, ROLES
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from support.coordinator_cases import Caller, announce, core_of, done
 from support.shown_metrics import shown_families

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from parashard.errors import ConfigurationError, RetryLater, Unreachable
+from parashard_coordinator.core.pod_ledger import Pod
 from parashard_coordinator.kubernetes.cluster import (
     SAID_CHARACTERS_MAX,
     Conflict,
@@ -13,7 +14,6 @@ from parashard_coordinator.kubernetes.cluster import (
     Unreadable,
     open_cluster,
 )
-from parashard_coordinator.kubernetes.ledger import Pod
 from support.fake_api_server import JOB, NAMESPACE, FakeApiServer
 
 kubernetes = pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
