@@ -29,7 +29,7 @@ from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import NoRounds
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_worker.leased import LeaseLimits
 from parashard_worker.leasing import Joined, Leasing
 

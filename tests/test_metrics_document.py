@@ -26,7 +26,7 @@ from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import NoRounds
 from parashard_coordinator.endpoints.metrics import coordinator_families
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import shard_families
 from parashard_server.serving.admission_lock import AdmissionLock

@@ -39,10 +39,10 @@ from parashard.telemetry.tracing import tracing
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.kubernetes.cluster import Cluster, open_cluster
 from parashard_coordinator.kubernetes.watching import PodWatch, Wanted
 from parashard_coordinator.run.coordination import Coordination
-from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.job_start import NO_CALLBACKS, Callbacks, new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 from parashard_coordinator.run.store import Identity, RunStore

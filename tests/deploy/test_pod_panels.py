@@ -18,7 +18,7 @@ from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import NoRounds
 from parashard_coordinator.endpoints.metrics import coordinator_families
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from support.prometheus_server import expressions_show, named, needs_promtool
 
 ENDS = {("worker", "preempted"): 3, ("worker", "failed"): 1, ("shard", "unseen"): 2}

@@ -12,7 +12,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard_coordinator.core.calls import LeaseAnswer
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import lease_reply
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from support.coordinator_cases import core_of
 
 

@@ -13,7 +13,7 @@ from parashard.protocol.rpc import Server
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX, CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from support.coordinator_cases import DIGEST, RUN
 from support.waiting import DEADLINE_S
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from parashard._proto import shard_pb2
-from parashard_coordinator.endpoints import shard_reports
-from parashard_coordinator.endpoints.shard_reports import ShardRecord
+from parashard_coordinator.shards import shard_reports
+from parashard_coordinator.shards.shard_reports import ShardRecord
 
 
 def told(shard: int, steps: int = 0, staleness: dict[int, int] | None = None, **figures: Any) -> shard_pb2.InspectReply:

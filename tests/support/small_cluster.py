@@ -17,7 +17,7 @@ from parashard.store import open_store
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob
 from support.shard_process import ShardProcess

@@ -12,7 +12,7 @@ from parashard.protocol.rpc import Server
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run.job_start import new_job_record
 from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB

@@ -2,7 +2,7 @@
 
 Pure: no gRPC, no clock, no disk, no randomness. Here is what calls of shards, workers and launchers do to the state of
 the job, which `parashard_coordinator.core.job_record` has; `callbacks`, `evaluation_results` and `early_stop` beside it
-have the rest. `parashard_coordinator.endpoints.service` translates calls, and `parashard_coordinator.run.exclusive`
+have the rest. `parashard_coordinator.endpoints.service` translates calls, and `parashard_coordinator.exclusive_core`
 holds a lock around this object.
 """
 

@@ -12,7 +12,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.pod_ledger import REASONS, ROLES
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 
 
 def coordinator_families(core: ExclusiveCore, status: StatusView) -> list[Metric]:

@@ -46,9 +46,9 @@ from parashard_coordinator.core.input_limits import (
 from parashard_coordinator.core.launchers import Exit, ProcessName
 from parashard_coordinator.core.membership import PHASES
 from parashard_coordinator.core.training_figures import MetricSums
-from parashard_coordinator.endpoints.shard_reports import announcement, check_count
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
+from parashard_coordinator.shards.shard_reports import announcement, check_count
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer

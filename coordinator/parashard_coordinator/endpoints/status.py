@@ -16,7 +16,7 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.staleness import merged, quantile
 from parashard_coordinator.core.steering import in_words
-from parashard_coordinator.endpoints.shard_reports import HOTTEST_MAX, TABLE_FIGURES, TABLES_MAX, ShardRecord
+from parashard_coordinator.shards.shard_reports import HOTTEST_MAX, TABLE_FIGURES, TABLES_MAX, ShardRecord
 
 PROBLEMS_MAX = 64  # in one message
 _UINT64_MAX = (1 << 64) - 1

@@ -48,8 +48,8 @@ from parashard_coordinator.endpoints.page import history_json
 from parashard_coordinator.endpoints.pages import status_pages
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run.decisions import DecisionStore
-from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.history import History
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_coordinator.run.resolve import ResolvedJob

@@ -1,7 +1,7 @@
 """DecisionStore: stores the state that a later coordinator of the run needs, decisions before they take effect.
 
 Owns when that state is stored, and what becomes of this process when it cannot be or when a later coordinator has
-claimed the run. Called by `parashard_coordinator.run.exclusive` after each decision, and by
+claimed the run. Called by `parashard_coordinator.exclusive_core` after each decision, and by
 `parashard_coordinator.run.coordination`.
 """
 
@@ -20,7 +20,7 @@ from parashard.process.logs import log
 from parashard.process.shell import ExitCode
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.saved import Saved
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
 
 SKIP_RETRY_S_MAX = 20.0  # for which storing a skipped step is retried until this process ends

@@ -14,8 +14,8 @@ from parashard._proto import shard_pb2
 from parashard.errors import ParashardError
 from parashard.protocol import rpc
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.endpoints.shard_reports import SavedShard, saved_shard
 from parashard_coordinator.shards.channels import ShardChannels
+from parashard_coordinator.shards.shard_reports import SavedShard, saved_shard
 
 NAME_DEADLINE_S = 1.0
 ROLLBACK_DEADLINE_S = 20.0

@@ -9,8 +9,8 @@ from parashard._proto import shard_pb2
 from parashard.errors import ParashardError
 from parashard.protocol import rpc
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.endpoints.shard_reports import ShardRecord, record_of
 from parashard_coordinator.shards.channels import ShardChannels
+from parashard_coordinator.shards.shard_reports import ShardRecord, record_of
 
 DEADLINE_S = 1.0
 

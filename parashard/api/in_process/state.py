@@ -34,9 +34,9 @@ from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress,
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.endpoints.shard_reports import ShardRecord, record_of
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 from parashard_coordinator.run.store import Identity, RunStore
+from parashard_coordinator.shards.shard_reports import ShardRecord, record_of
 from parashard_server.build import ShardBuilder
 from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation

@@ -11,7 +11,7 @@ from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.pod_ledger import REASONS, ROLES
 from parashard_coordinator.endpoints.metrics import coordinator_families
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from support.coordinator_cases import Caller, announce, core_of, done
 from support.shown_metrics import shown_families
 

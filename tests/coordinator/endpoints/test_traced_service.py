@@ -7,7 +7,7 @@ from parashard.telemetry.tracer import trace_id
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from support.coordinator_cases import DIGEST, RUN, core_of
 from support.served_core import lease_request, worker_request
 from support.traced_cases import Traced, about, ids

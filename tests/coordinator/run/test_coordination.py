@@ -14,9 +14,9 @@ from parashard.job.load import job_from_toml
 from parashard.process.shell import Stop
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
-from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
 from parashard_coordinator.shards.channels import ShardChannels
 from support.checkpoint_cases import DIGEST, RUN

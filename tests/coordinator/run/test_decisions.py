@@ -15,9 +15,9 @@ from parashard_coordinator.core.controller import Decision
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.policies import Auto
 from parashard_coordinator.core.steering import set_lag
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run import decisions as module
 from parashard_coordinator.run.decisions import DecisionStore
-from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
 from support.coordinator_cases import Caller, core_of, judged
 from support.store_fakes import MemoryStore

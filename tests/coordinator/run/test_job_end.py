@@ -25,9 +25,9 @@ from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
-from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
 from parashard_coordinator.shards.channels import ShardChannels
 from support.checkpoint_cases import PLAN, RUN, STEPS, model_of, write_drained

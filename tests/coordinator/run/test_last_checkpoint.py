@@ -17,9 +17,9 @@ from parashard.job.load import job_from_toml
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.draining import READS_MAX, TAKING_S_MAX
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
-from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
 from parashard_coordinator.shards.channels import ShardChannels
 from support.checkpoint_cases import PLAN, RUN, STEPS, write_plan, write_shard

@@ -29,7 +29,7 @@ from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.endpoints.page import status_json, status_page
 from parashard_coordinator.endpoints.service import CoordinatorService, follow_reply
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from support.coordinator_cases import DIGEST, RUN, Caller, core_of
 from support.message_edges import at_edges
 from support.served_core import lease_request, shard_request, worker_request

@@ -14,7 +14,11 @@ from parashard.plan.intervals import IntervalSet
 from parashard.protocol import wire
 from parashard.protocol.rpc import Server
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.endpoints.shard_reports import (
+from parashard_coordinator.endpoints.status import StatusView
+from parashard_coordinator.shards.channels import ANSWER_BYTES_MAX, ShardChannels
+from parashard_coordinator.shards.commands import ShardCommands
+from parashard_coordinator.shards.monitor import ShardMonitor
+from parashard_coordinator.shards.shard_reports import (
     ERROR_BYTES_MAX,
     HOTTEST_MAX,
     INTERVALS_MAX,
@@ -23,10 +27,6 @@ from parashard_coordinator.endpoints.shard_reports import (
     TABLES_MAX,
     record_of,
 )
-from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.shards.channels import ANSWER_BYTES_MAX, ShardChannels
-from parashard_coordinator.shards.commands import ShardCommands
-from parashard_coordinator.shards.monitor import ShardMonitor
 from parashard_server.core.counters import STALENESS_MAX
 from parashard_server.state.rows import table_rows
 from support.coordinator_cases import core_of

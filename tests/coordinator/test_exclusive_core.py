@@ -22,9 +22,9 @@ from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.launchers import LocalLauncher, ProcessName
 from parashard_coordinator.core.restarts import Restarts
+from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
-from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
 from parashard_coordinator.shards.channels import ShardChannels
 from support.checkpoint_cases import PLAN, RUN, STEPS, write_drained
@@ -122,7 +122,7 @@ def test_a_waiter_sees_what_changed_before_the_wait_began() -> None:
 def test_a_coordinator_does_not_count_its_own_pause_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:  # P22, P26
     clock = SimpleNamespace(monotonic=lambda: now_s)
     now_s = 100.0
-    monkeypatch.setattr("parashard_coordinator.run.exclusive.time", clock)
+    monkeypatch.setattr("parashard_coordinator.exclusive_core.time", clock)
     core = ExclusiveCore(core_of(launcher=LocalLauncher(2, Restarts(1.0, 9)), silence_s=30.0, lease_ttl_s=10.0))
     running = [ProcessName("shard", 0), ProcessName("shard", 1), ProcessName("worker", 0)]
 
