@@ -163,7 +163,7 @@ def answer_bytes_of(keys: int, row_elements: int) -> int:
     return -(-keys // 8) + 4 * keys * row_elements
 
 
-class Run(NamedTuple):
+class VectorRun(NamedTuple):
     """Bytes of a shard's flat vector that begin at an offset."""
 
     offset_bytes: int
@@ -181,7 +181,7 @@ class Weights(NamedTuple):
     """What a pull is answered with: what has moved, as views that are valid only while their owner says so."""
 
     version: int
-    runs: tuple[Run, ...]
+    runs: tuple[VectorRun, ...]
     rows: Mapping[str, FoundRows] = NO_ROWS  # of tables: those that were asked for
     waited_s: float = 0.0  # for the least version that was asked for
 

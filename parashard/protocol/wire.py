@@ -32,9 +32,9 @@ from parashard.protocol.messages import (
     Push,
     PushResult,
     RowSlice,
-    Run,
     Slice,
     Target,
+    VectorRun,
     Weights,
 )
 
@@ -480,6 +480,6 @@ def decode_weights(frame: bytes, asked: PullRun) -> Weights:
     middle = payload.nbytes - rows_bytes_of(reply, asked)
     runs, position = [], 0
     for offset, length in runs_within(reply, asked, middle):
-        runs.append(Run(offset, payload[position : position + length]))
+        runs.append(VectorRun(offset, payload[position : position + length]))
         position += length
     return Weights(reply.version, tuple(runs), rows_from(reply, payload[middle:], asked), reply.waited_s)

@@ -14,7 +14,7 @@ from parashard.errors import ParashardError, QueueFull, ShapeMismatch, StaleInca
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, FoundRows, PullRun, Push, PushResult, Run, Target, Weights
+from parashard.protocol.messages import Ack, FoundRows, PullRun, Push, PushResult, Target, VectorRun, Weights
 from parashard.transports.base import Greeting
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.weight_memory import PrivateWeights
@@ -138,7 +138,7 @@ class FakePlane:
             raise QueueFull("no time is left for a turn")
         self.before(request)
 
-    def _moved(self, run: PullRun) -> tuple[Run, ...]:
+    def _moved(self, run: PullRun) -> tuple[VectorRun, ...]:
         content, end = self.memory.weights.view(np.uint8).data, run.offset_bytes + run.length_bytes
         if end > content.nbytes:
             raise ShapeMismatch(f"bytes [{run.offset_bytes}, {end}) are not within {content.nbytes}")
@@ -148,7 +148,7 @@ class FakePlane:
             for (start, stop), done in zip(pairwise(self.offsets), self.memory.done.tolist(), strict=True)
             if done > known
         ]
-        return tuple(Run(first, content[first:last]) for first, last in spans if first < last)
+        return tuple(VectorRun(first, content[first:last]) for first, last in spans if first < last)
 
 
 def refusing(error: ParashardError) -> Callable[[object], None]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from parashard.plan.partition import ELEMENT_BYTES, Partition, Plan
 from parashard.plan.variables import Float32s, Variable
-from parashard.protocol.messages import Run
+from parashard.protocol.messages import VectorRun
 from parashard.transports.weight_memory import Versions, WeightMemory
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import InitialRows, Storage
@@ -115,7 +115,7 @@ class CudaStorage(Storage):
                 if placed.partition in slots.get(name, {}):
                     self._device.copy_in(slot[placed.offset : placed.stop], slots[name][placed.partition].reshape(-1))
 
-    def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[Run, ...]:
+    def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[VectorRun, ...]:
         """Update a run of the mirror; return views of the parts that have moved since a version."""
         self._mirror(begin_bytes, end_bytes)
         return super().moved(begin_bytes, end_bytes, since)

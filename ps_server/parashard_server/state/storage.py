@@ -16,7 +16,7 @@ from parashard.encodings.encoding import Encoding
 from parashard.errors import ShapeMismatch, UnknownVariable
 from parashard.plan.partition import ELEMENT_BYTES, Partition, Placed, Plan
 from parashard.plan.variables import Float32s, Variable, initial_rows
-from parashard.protocol.messages import DType, Run, Slice
+from parashard.protocol.messages import DType, Slice, VectorRun
 from parashard.transports.weight_memory import PrivateWeights, WeightMemory
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.snapshot import Snapshot
@@ -182,11 +182,11 @@ class Storage:
         """Return a gradient of zeros in scratch memory, valid until the next call."""
         return self.decode_gradient((), memoryview(b""))
 
-    def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[Run, ...]:
+    def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[VectorRun, ...]:
         """Return views of the parts of a run of the weights that have moved since a version; since None: all of it."""
         content = self.weights.data.cast("B")
         if since is None:
-            return (Run(begin_bytes, content[begin_bytes:end_bytes]),) if end_bytes > begin_bytes else ()
+            return (VectorRun(begin_bytes, content[begin_bytes:end_bytes]),) if end_bytes > begin_bytes else ()
         runs: list[tuple[int, int]] = []
         for placed, version in zip(self.layout, self.memory.done.tolist(), strict=True):
             begin = max(begin_bytes, placed.offset * ELEMENT_BYTES)
@@ -196,7 +196,7 @@ class Storage:
             if runs and runs[-1][1] == begin:
                 begin = runs.pop()[0]
             runs.append((begin, end))
-        return tuple(Run(begin, content[begin:end]) for begin, end in runs)
+        return tuple(VectorRun(begin, content[begin:end]) for begin, end in runs)
 
     def _scratch_memory(self) -> Float32s:
         if self._scratch is None:

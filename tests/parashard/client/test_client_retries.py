@@ -20,7 +20,7 @@ from parashard.errors import (
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Variable
 from parashard.protocol import wire
-from parashard.protocol.messages import Fetched, PullRun, Push, PushResult, Run, Weights
+from parashard.protocol.messages import Fetched, PullRun, Push, PushResult, VectorRun, Weights
 from parashard.transports.grpc import GrpcTransport
 from support.in_process import DIGEST, RUN, Channel, Cluster, plan_of, use_small_messages, variables_of
 
@@ -223,7 +223,7 @@ def client_of(answer: bytes) -> ShardClient:
 @pytest.mark.parametrize("runs", [[], [12], [4, 8]], ids=str)
 def test_weights_that_lack_what_was_asked_for_are_malformed(runs):
     starts = np.cumsum([0, *runs]).tolist()
-    short = Weights(1, tuple(Run(begin, memoryview(bytes(n))) for begin, n in zip(starts, runs, strict=False)))
+    short = Weights(1, tuple(VectorRun(begin, memoryview(bytes(n))) for begin, n in zip(starts, runs, strict=False)))
     with pytest.raises(MalformedFrame, match=f"80 bytes.*{sum(runs)}"):
         client_of(wire.encode_weights(short)).pull()
 

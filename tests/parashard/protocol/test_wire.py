@@ -24,9 +24,9 @@ from parashard.protocol.messages import (
     Push,
     PushResult,
     RowSlice,
-    Run,
     Slice,
     Target,
+    VectorRun,
     Weights,
 )
 
@@ -124,7 +124,7 @@ def test_the_keys_of_a_pull_come_out_as_they_went_in(run, keys):
 @given(pulls, KEYS, st.integers(1, 4), st.randoms(use_true_random=False), st.sampled_from(get_args(RowDtype)))
 def test_rows_come_out_as_they_went_in_behind_a_run(run, keys, elements, random, dtype):
     asked = run._replace(keys=keys, length_bytes=4 + run.length_bytes)
-    moved = Run(asked.offset_bytes, memoryview(b"1234"))
+    moved = VectorRun(asked.offset_bytes, memoryview(b"1234"))
     rows = {}
     for name, of_table in keys.items():
         present = np.array([random.random() < 0.5 for _ in of_table], np.bool_)
@@ -191,7 +191,7 @@ def test_nothing_and_zero_are_told_apart():
 def test_weights_come_out_bit_by_bit_where_they_went_in(version, values, data):
     content = np.asarray(values, "<f4").data.cast("B")
     bounds = sorted(data.draw(st.sets(st.integers(0, len(content)), max_size=6)))
-    runs = tuple(Run(100 + a, content[a:b]) for a, b in zip(bounds[::2], bounds[1::2], strict=False))
+    runs = tuple(VectorRun(100 + a, content[a:b]) for a, b in zip(bounds[::2], bounds[1::2], strict=False))
     asked = PullRun(TARGET, None, None, 100, len(content), known_version=0)
     decoded = wire.decode_weights(wire.encode_weights(Weights(version, runs)), asked)
     assert decoded == Weights(version, runs)
@@ -208,7 +208,7 @@ def test_the_payload_is_aligned_and_lies_behind_zeros(worker, payload):
 
 
 def test_the_layout_is_that_of_the_contract():
-    frame = wire.encode_weights(Weights(5, (Run(8, memoryview(b"abcd")),)))
+    frame = wire.encode_weights(Weights(5, (VectorRun(8, memoryview(b"abcd")),)))
     header = b"\x08\x05" + b"\x12\x01\x08" + b"\x1a\x01\x04"
     assert frame == b"PSF1" + b"\x08\x00\x00\x00" + header + b"abcd"
     assert wire.encode_weights(Weights(5, ())) == b"PSF1" + b"\x02\x00\x00\x00" + b"\x08\x05" + bytes(6)
@@ -233,7 +233,7 @@ def test_the_largest_message_passes_and_one_more_byte_does_not():
 def test_the_limit_of_a_payload_counts_bytes_whatever_its_elements():
     values = np.zeros(MESSAGE_BYTES_MAX // 4 + 1, np.float32)
     with pytest.raises(LimitExceeded, match=f"{values.nbytes} bytes"):
-        wire.encode_weights(Weights(1, (Run(0, values.data),)))
+        wire.encode_weights(Weights(1, (VectorRun(0, values.data),)))
 
 
 def test_a_header_over_its_bound_is_refused_on_both_sides():
@@ -335,7 +335,7 @@ def test_runs_without_lengths_and_lengths_without_bytes_are_malformed():
 
 def test_a_reader_without_a_version_is_sent_everything():
     asked = SOME._replace(known_version=None)
-    part = wire.encode_weights(Weights(5, (Run(8, memoryview(bytes(12))),)))
+    part = wire.encode_weights(Weights(5, (VectorRun(8, memoryview(bytes(12))),)))
     [(_, values)] = wire.decode_weights(part, SOME).runs
     with pytest.raises(MalformedFrame, match="asked for 16 bytes, answered with 12"):
         wire.check_answered(asked, values.nbytes)

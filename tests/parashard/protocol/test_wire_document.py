@@ -9,7 +9,7 @@ import pytest
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, DType, PullRun, Push, PushResult, Run, Slice, Target, Weights
+from parashard.protocol.messages import Ack, DType, PullRun, Push, PushResult, Slice, Target, VectorRun, Weights
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "wire-format.md").read_text()
 HEX_ROW = re.compile(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} ){1,16}) (.+)")
@@ -74,5 +74,5 @@ def test_the_ack_is_read_and_written_as_the_page_says():
 
 def test_the_weights_are_read_and_written_as_the_page_says():
     asked = PullRun(TARGET, None, None, offset_bytes=0, length_bytes=16, known_version=None)
-    assert wire.decode_weights(frames()[2], asked) == Weights(8, (Run(0, memoryview(VALUES)),))
-    assert wire.encode_weights(Weights(8, (Run(0, memoryview(VALUES)),))) == frames()[2]
+    assert wire.decode_weights(frames()[2], asked) == Weights(8, (VectorRun(0, memoryview(VALUES)),))
+    assert wire.encode_weights(Weights(8, (VectorRun(0, memoryview(VALUES)),))) == frames()[2]

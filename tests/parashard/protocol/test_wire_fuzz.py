@@ -17,12 +17,12 @@ from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, FoundRows, PullRun, Push, PushResult, Run, Slice, Target, Weights
+from parashard.protocol.messages import Ack, FoundRows, PullRun, Push, PushResult, Slice, Target, VectorRun, Weights
 
 TARGET = Target("run-1", "d" * 64, 5, 1, 3)
 PULL = PullRun(TARGET, 3, 12, 16, 64, 250)
 PULL_OF_ROWS = PULL._replace(keys={"user": np.array([3, 9], np.uint64)})
-RUNS = (Run(20, memoryview(bytes(8))), Run(40, memoryview(bytes(24))))
+RUNS = (VectorRun(20, memoryview(bytes(8))), VectorRun(40, memoryview(bytes(24))))
 PRESENT = FoundRows(np.array([True, False]), np.ones((1, 2), np.float32))
 SLICES = (Slice(Partition("w", 0, 2), 3),)
 FRAMES: dict[str, bytes] = {

@@ -21,7 +21,7 @@ from parashard.errors import (
     Unreachable,
 )
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Run, Weights
+from parashard.protocol.messages import PullRun, Push, VectorRun, Weights
 from support.conformance_cases import DEADLINE_S, METHODS, Talk, pull_of, push_of
 from support.fake_plane import GREETING, TARGET
 
@@ -78,16 +78,16 @@ def test_another_incarnation_refuses_requests_to_the_one_before(talk, method):  
 
 SHORT: dict[str, Callable[[Weights], Weights]] = {
     "nothing": lambda weights: Weights(1, ()),
-    "less at the end": lambda weights: Weights(1, (Run(0, weights.runs[0].values[:-4]),)),
-    "less at the start": lambda weights: Weights(1, (Run(4, weights.runs[0].values[4:]),)),
+    "less at the end": lambda weights: Weights(1, (VectorRun(0, weights.runs[0].values[:-4]),)),
+    "less at the start": lambda weights: Weights(1, (VectorRun(4, weights.runs[0].values[4:]),)),
 }
 MISPLACED: dict[str, Callable[[Weights], Weights]] = {
-    "beyond the end": lambda weights: Weights(1, (Run(8, weights.runs[0].values),)),
-    "far away": lambda weights: Weights(1, (Run(1 << 60, weights.runs[0].values),)),
+    "beyond the end": lambda weights: Weights(1, (VectorRun(8, weights.runs[0].values),)),
+    "far away": lambda weights: Weights(1, (VectorRun(1 << 60, weights.runs[0].values),)),
     "backwards": lambda weights: Weights(
-        1, (Run(2000, weights.runs[0].values[2000:]), Run(0, weights.runs[0].values[:2000]))
+        1, (VectorRun(2000, weights.runs[0].values[2000:]), VectorRun(0, weights.runs[0].values[:2000]))
     ),
-    "twice": lambda weights: Weights(1, (Run(0, weights.runs[0].values[:2000]),) * 2),
+    "twice": lambda weights: Weights(1, (VectorRun(0, weights.runs[0].values[:2000]),) * 2),
 }
 
 
