@@ -40,7 +40,7 @@ from parashard.models.keras_embeddings import Embedding
 from parashard.models.keras_functions import Functions
 from parashard.models.keras_keys import KeysOf, look_ups_in
 from parashard.models.keras_metrics import Compiled, check_single, check_sums, classes_of
-from parashard.models.keras_rows import NOT_RENAMED, Asking, Pulled, Renamed, lent
+from parashard.models.keras_rows import NOT_RENAMED, Asking, KerasRows, Renamed, lent
 from parashard.models.keras_variables import (
     Found,
     check,
@@ -208,7 +208,7 @@ class Model:
         return unscaled(lambda scale: self._computed(state, pulled, data, seed, scale, xp), self._scale, xp)
 
     def _computed(
-        self, state: _State, pulled: Pulled | None, data: _Data, seed: int, scale: float, xp: Any
+        self, state: _State, pulled: KerasRows | None, data: _Data, seed: int, scale: float, xp: Any
     ) -> Computed:
         keras.utils.set_random_seed(seed)
         loss, (after, sums), found, of_rows = self._step(pulled, scale, *state, *data)
@@ -323,7 +323,7 @@ class Model:
             fixed.append(tensor(value))
         return trained, fixed
 
-    def _data(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> tuple[Pulled | None, _Data]:
+    def _data(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> tuple[KerasRows | None, _Data]:
         """Return rows, and inputs, targets and weights as tensors; the first ones build the loss and the metrics."""
         pulled, inputs = self._looking_up(variables, batch.keys, batch.inputs, xp)
         targets = self._tensors(batch.targets)
@@ -340,7 +340,7 @@ class Model:
 
     def _looking_up(
         self, variables: Mapping[str, Array], keys: Mapping[str, Keys], inputs: Any, xp: Any
-    ) -> tuple[Pulled | None, Any]:
+    ) -> tuple[KerasRows | None, Any]:
         """Return the rows of a batch, None without tables, and its inputs as tensors with what these have for ids."""
         layers = self._keys.layers
         if not layers:
@@ -349,7 +349,7 @@ class Model:
         if not self._backend.has_wide_numbers():
             renamed = Renamed(inputs, [layer.padding_key for layer in layers if layer.padding_key is not None])
             inputs = renamed.inputs
-        return Pulled(variables, keys, xp, renamed), self._tensors(inputs)
+        return KerasRows(variables, keys, xp, renamed), self._tensors(inputs)
 
     def _tensors(self, data: Any) -> Any:
         return keras.tree.map_structure(self._backend.tensor, data)

@@ -50,7 +50,7 @@ from parashard.models.torch_embeddings import (
     Embedding,
     EmbeddingBag,
     HeldRows,
-    PulledRows,
+    TorchRows,
     check_keys,
     look_ups_in,
     named_ids,
@@ -284,7 +284,7 @@ class Model:
         writes = Writes(trained, constants, frozen, self._modules, is_first=not self._has_looked_for_writes)
         self._has_looked_for_writes = True
         inputs, targets = self._trees(batch.inputs), self._trees(batch.targets)
-        looked_up = PulledRows(variables, batch.keys, self._dtype, trained=True)
+        looked_up = TorchRows(variables, batch.keys, self._dtype, trained=True)
         with self._precision(tensors):
             outputs = self._called(module, tensors, inputs, looked_up)
             loss = self._loss_of(outputs, targets, batch.weights)
@@ -392,10 +392,10 @@ class Model:
         module.eval()
         tensors = self._pulled(variables)
         with self._precision(tensors):
-            return self._called(module, tensors, self._trees(inputs), PulledRows(variables, keys, self._dtype))
+            return self._called(module, tensors, self._trees(inputs), TorchRows(variables, keys, self._dtype))
 
     def _called(
-        self, module: torch.nn.Module, tensors: dict[str, torch.Tensor], inputs: Any, looked_up: PulledRows
+        self, module: torch.nn.Module, tensors: dict[str, torch.Tensor], inputs: Any, looked_up: TorchRows
     ) -> Any:
         """Call the module with these tensors and rows in it; those that it set anew are in `tensors` then.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
-from parashard.models.keras_rows import Pulled
+from parashard.models.keras_rows import KerasRows
 
 Function = Callable[..., Any]
 """Of what is trained (a list of tensors, float32), what is not (a list), and data."""
@@ -41,20 +41,20 @@ class Computed(NamedTuple):
 class Gradients(Protocol):
     """A function that returns a number and more, with its gradients."""
 
-    def __call__(self, rows: Pulled | None, scale: float, *arguments: Any) -> Computed:
+    def __call__(self, rows: KerasRows | None, scale: float, *arguments: Any) -> Computed:
         """Return the number, and gradients of the number times the scale, divided by it; rows: what layers look up."""
 
-    def try_out(self, rows: Pulled | None, *arguments: Any) -> None:
+    def try_out(self, rows: KerasRows | None, *arguments: Any) -> None:
         """Find whether it can be computed of such arguments, as cheaply as that can be."""
 
 
 class Outputs(Protocol):
     """A function without gradients."""
 
-    def __call__(self, rows: Pulled | None, *arguments: Any) -> Any:
+    def __call__(self, rows: KerasRows | None, *arguments: Any) -> Any:
         """Return what the function does."""
 
-    def try_out(self, rows: Pulled | None, *arguments: Any) -> None:
+    def try_out(self, rows: KerasRows | None, *arguments: Any) -> None:
         """Find whether it can be computed of such arguments, as cheaply as that can be."""
 
 

@@ -13,7 +13,7 @@ from parashard.data.base import Array
 from parashard.models.framework import WrongModel
 from parashard.models.jax_arrays import borrowed, check_width, jax, output_of, result_of
 from parashard.models.keras_backends import Computed, Function, Gradients, Outputs
-from parashard.models.keras_rows import Asking, Gathered, Given, Pulled, lent
+from parashard.models.keras_rows import Asking, Gathered, Given, KerasRows, lent
 
 
 class Jax:
@@ -69,7 +69,7 @@ class _LookUps:
             self._function(*arguments)
         return asking.asked
 
-    def _gathered(self, rows: Pulled | None, *arguments: Any) -> Gathered | None:
+    def _gathered(self, rows: KerasRows | None, *arguments: Any) -> Gathered | None:
         """Return the rows that the function's layers ask for; None: there are no tables."""
         if rows is None:
             return None
@@ -103,7 +103,7 @@ class _JaxGradients(_LookUps):
         value, found = self._told(trained, rows, *others)
         return value.astype("float32") * scale, found
 
-    def __call__(self, rows: Pulled | None, scale: float, trained: list[Any], *others: Any) -> Computed:
+    def __call__(self, rows: KerasRows | None, scale: float, trained: list[Any], *others: Any) -> Computed:
         gathered = self._gathered(rows, trained, *others)
         given = [] if gathered is None else gathered.rows
         if scale == 1:
@@ -117,7 +117,7 @@ class _JaxGradients(_LookUps):
         gathered.check(asked)
         return Computed(value, more, gradients, gathered.gradients(by_rows))
 
-    def try_out(self, rows: Pulled | None, trained: list[Any], *others: Any) -> None:
+    def try_out(self, rows: KerasRows | None, trained: list[Any], *others: Any) -> None:
         """Trace it, and compute no more than ids."""
         gathered = self._gathered(rows, trained, *others)
         jax.eval_shape(self._plain, trained, [] if gathered is None else gathered.rows, *others)
@@ -130,14 +130,14 @@ class _JaxOutputs(_LookUps):
         super().__init__(function)
         self._compiled = jax.jit(self._answered)
 
-    def __call__(self, rows: Pulled | None, *arguments: Any) -> Any:
+    def __call__(self, rows: KerasRows | None, *arguments: Any) -> Any:
         gathered = self._gathered(rows, *arguments)
         outputs, asked = self._compiled([] if gathered is None else gathered.rows, *arguments)
         if gathered is not None:
             gathered.check(asked)
         return outputs
 
-    def try_out(self, rows: Pulled | None, *arguments: Any) -> None:
+    def try_out(self, rows: KerasRows | None, *arguments: Any) -> None:
         """Trace it, and compute no more than ids."""
         gathered = self._gathered(rows, *arguments)
         jax.eval_shape(self._compiled, [] if gathered is None else gathered.rows, *arguments)

@@ -13,10 +13,10 @@ import numpy as np
 from parashard.data.base import Array
 from parashard.models.framework import NOT_IN_PLACE, WrongModel
 from parashard.models.keras_backends import Computed, Function, Gradients, Outputs
-from parashard.models.keras_rows import NO_KEYS, NO_ROWS, Pulled, lent
+from parashard.models.keras_rows import NO_KEYS, NO_ROWS, KerasRows, lent
 from parashard.models.row_places import check_width
 from parashard.models.torch_arrays import gradient_of, output_of, tensor_of, torch
-from parashard.models.torch_embeddings import PulledRows, with_padding
+from parashard.models.torch_embeddings import TorchRows, with_padding
 
 
 class Torch:
@@ -62,9 +62,9 @@ class Torch:
 class _LookUps:
     """Look-ups among pulled rows, made as layers ask for them."""
 
-    def __init__(self, rows: Pulled | None, *, trained: bool = False) -> None:
+    def __init__(self, rows: KerasRows | None, *, trained: bool = False) -> None:
         rows = rows or NO_ROWS
-        self.pulled = PulledRows(rows.values, rows.keys, trained=trained)
+        self.pulled = TorchRows(rows.values, rows.keys, trained=trained)
         self._keys, self.xp = rows.keys, rows.xp
 
     def look_up(self, table: str, dimension: int, ids: Any, padding_key: int | None) -> Any:
@@ -84,7 +84,7 @@ class _TorchGradients:
     def __init__(self, backend: Torch, function: Function) -> None:
         self._backend, self._function = backend, function
 
-    def __call__(self, rows: Pulled | None, scale: float, trained: list[Any], *others: Any) -> Computed:
+    def __call__(self, rows: KerasRows | None, scale: float, trained: list[Any], *others: Any) -> Computed:
         looked_up = _LookUps(rows, trained=True)
         leaves = [tensor.detach().requires_grad_() for tensor in trained]
         versions = [leaf._version for leaf in leaves]
@@ -99,7 +99,7 @@ class _TorchGradients:
             gradients = [gradient if gradient is None else gradient / scale for gradient in gradients]
         return Computed(value.detach(), more, gradients, looked_up.pulled.gradients(by_rows, looked_up.xp, scale))
 
-    def try_out(self, rows: Pulled | None, *arguments: Any) -> None:
+    def try_out(self, rows: KerasRows | None, *arguments: Any) -> None:
         """Compute it, and leave PyTorch's generator as it was."""
         with self._backend.kept_generator():
             self(rows, 1.0, *arguments)
@@ -111,11 +111,11 @@ class _TorchOutputs:
     def __init__(self, backend: Torch, function: Function) -> None:
         self._backend, self._function = backend, function
 
-    def __call__(self, rows: Pulled | None, *arguments: Any) -> Any:
+    def __call__(self, rows: KerasRows | None, *arguments: Any) -> Any:
         with torch.no_grad(), lent(_LookUps(rows)):
             return self._function(*arguments)
 
-    def try_out(self, rows: Pulled | None, *arguments: Any) -> None:
+    def try_out(self, rows: KerasRows | None, *arguments: Any) -> None:
         """Compute it, and leave PyTorch's generator as it was."""
         with self._backend.kept_generator():
             self(rows, *arguments)

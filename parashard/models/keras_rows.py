@@ -51,7 +51,7 @@ def lent_rows() -> RowSource | None:
     return _LENT.get()
 
 
-class Pulled(NamedTuple):
+class KerasRows(NamedTuple):
     """The rows that a step or an evaluation has pulled.
 
     Parameters
@@ -119,7 +119,7 @@ class Gathered:
         Of each look-up: zeros of the padding key.
     """
 
-    def __init__(self, pulled: Pulled, asked: Asked) -> None:
+    def __init__(self, pulled: KerasRows, asked: Asked) -> None:
         self._keys, self._xp = pulled.keys, pulled.xp
         self._ids = [np.asarray(ids) for look_up in asked for ids in look_up.values()]
         self._look_ups: list[tuple[str, Any, Any]] = []  # table, which ids have a row, and its place
@@ -219,4 +219,4 @@ def _is_beyond(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
 NO_KEYS: Keys = np.empty(0, np.uint64)
 NOT_RENAMED = Renamed(())
-NO_ROWS = Pulled({}, {}, np, NOT_RENAMED)
+NO_ROWS = KerasRows({}, {}, np, NOT_RENAMED)

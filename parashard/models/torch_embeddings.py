@@ -246,7 +246,7 @@ def rows_lent(modules: Sequence[_LookUps], rows: RowSource) -> Iterator[None]:
             module._rows = None
 
 
-class PulledRows:
+class TorchRows:
     """The rows that a step has pulled, and the look-ups among them.
 
     Parameters
