@@ -276,7 +276,7 @@ class PlanRecord(Record):
         return Plan(self.version, variables, shards)
 
 
-class Part(Table):
+class ShardPart(Table):
     """One shard's checkpoint in a drained one: its folder, and size and digest of its manifest."""
 
     name: Folder
@@ -299,7 +299,7 @@ class JobManifest(Record):
     coordinator_incarnation: Ordinal
     steps: Count
     final: bool
-    parts: Annotated[tuple[Part, ...], key(min_length=1)]
+    parts: Annotated[tuple[ShardPart, ...], key(min_length=1)]
     written_at: float
 
 

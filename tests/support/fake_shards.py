@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from parashard._proto import shard_pb2
-from parashard.checkpoints.manifest import Part
+from parashard.checkpoints.manifest import ShardPart
 from parashard.errors import ParashardError
 from parashard_coordinator.core.membership import ShardRegistration
 
@@ -43,7 +43,7 @@ class FakeShards:
         What every command is answered with, if anything.
     """
 
-    def __init__(self, save: Callable[[shard_pb2.TakeCheckpointRequest], tuple[Part, Sequence[Interval]]]) -> None:
+    def __init__(self, save: Callable[[shard_pb2.TakeCheckpointRequest], tuple[ShardPart, Sequence[Interval]]]) -> None:
         self._save = save
         self.refusal: ParashardError | None = None
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.encoding import encode, sha256_of
-from parashard.checkpoints.manifest import Part, ShardManifest
+from parashard.checkpoints.manifest import ShardManifest, ShardPart
 from parashard.job.load import as_toml, job_from_toml
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
 from parashard.launch.run_folders import write_report
@@ -102,7 +102,7 @@ def _write(folder: Path) -> None:
         _push(process, resolved, 0, DRAINED)
         manifest = process.catalogue.manifest(process.checkpointer.take().id)
         content = encode(manifest)
-        parts.append(Part(name=_folder_of(process), size_bytes=len(content), sha256=sha256_of(content)))
+        parts.append(ShardPart(name=_folder_of(process), size_bytes=len(content), sha256=sha256_of(content)))
         _push(process, resolved, DRAINED, SAVED[index])
     run_store.add_job_manifest(RUN, resolved.digest, plan, DRAINED, parts, final=False)
     for index, process in enumerate(processes):

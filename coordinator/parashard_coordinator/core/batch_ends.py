@@ -28,7 +28,7 @@ class BatchEnd(NamedTuple):
     metrics: Mapping[str, float] = _NO_METRICS
 
 
-class Part(NamedTuple):
+class StepResult(NamedTuple):
     """A completed step: its mean loss over its examples (None: skipped), their number, and the sums of its metrics."""
 
     step: int
@@ -49,7 +49,7 @@ class BatchEnds:
     def __init__(self, parts: int = 1) -> None:
         self._parts = parts
         self._ended = IntervalSet()  # steps
-        self._open: dict[int, list[Part]] = {}  # by batch: those that are complete, while others are not
+        self._open: dict[int, list[StepResult]] = {}  # by batch: those that are complete, while others are not
         self._queue: deque[BatchEnd] = deque()
         self._heard = 0
         self._wanted = True
@@ -57,7 +57,7 @@ class BatchEnds:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def step_completed(self, part: Part) -> None:
+    def step_completed(self, part: StepResult) -> None:
         """Take note of a step that every shard has now; once, whatever is computed again."""
         if not self._ended.add(part.step) or not self._wanted:
             return
@@ -88,11 +88,11 @@ class BatchEnds:
         """Return the batches that are not told yet."""
         return tuple(self._queue)
 
-    def open_parts(self) -> list[Part]:
+    def open_parts(self) -> list[StepResult]:
         """Return the completed steps of batches that are not complete."""
         return [part for parts in self._open.values() for part in parts]
 
-    def resume(self, unheard: Iterable[BatchEnd], open_parts: Iterable[Part]) -> None:
+    def resume(self, unheard: Iterable[BatchEnd], open_parts: Iterable[StepResult]) -> None:
         """Go on from what an earlier coordinator had."""
         for end in unheard:
             self._ended.add_range(end.step, end.step + self._parts)
@@ -101,11 +101,11 @@ class BatchEnds:
             self.step_completed(part)
 
 
-def _end_of(first: int, parts: Sequence[Part]) -> BatchEnd:
+def _end_of(first: int, parts: Sequence[StepResult]) -> BatchEnd:
     """Return the end of a batch whose parts are all complete."""
     some = [part for part in parts if part.loss is not None and (part.examples or len(parts) == 1)]
     if len(some) < 2:
-        only = some[0] if some else Part(first, None)
+        only = some[0] if some else StepResult(first, None)
         return BatchEnd(first, math.nan if only.loss is None else only.loss, known_figures(only.metrics))
     figures = figures_together([(part.examples, part.loss or 0.0, part.metrics) for part in some])
     return BatchEnd(first, figures.pop("loss"), figures)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from parashard.errors import ConfigurationError
-from parashard_coordinator.core.batch_ends import BatchEnds, Part
+from parashard_coordinator.core.batch_ends import BatchEnds, StepResult
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.policies import Auto, LeasingPolicy
 from parashard_coordinator.core.training_figures import MetricSums, TrainingFigures
@@ -124,7 +124,7 @@ class CallbackProgress:
         if steps_per_epoch:
             evaluations.handled = 0
 
-    def step_completed(self, step: Part) -> None:
+    def step_completed(self, step: StepResult) -> None:
         """Take note of a step that every shard has now."""
         if self._steps_per_epoch:
             self.ends.step_completed(step)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, QueueFull
 from parashard.figures import counted
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.batch_ends import Part
+from parashard_coordinator.core.batch_ends import StepResult
 from parashard_coordinator.core.calls import (
     Announcement,
     CompletedStep,
@@ -330,7 +330,7 @@ class Core:
         job.log_epochs()
         newly = job.leases.acknowledge(worker.name, done.step, shards, now_s, skipped=done.skipped)
         if done.step in job.leases.complete:  # also one whose report an earlier coordinator took with it
-            job.callback_progress.step_completed(Part(done.step, loss, done.examples, done.metrics))
+            job.callback_progress.step_completed(StepResult(done.step, loss, done.examples, done.metrics))
         if not newly:
             return
         job.supervision.step_completed()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from parashard.errors import WrongRun
 from parashard.figures import metric, metric_name
-from parashard_coordinator.core.batch_ends import BatchEnd, Part
+from parashard_coordinator.core.batch_ends import BatchEnd, StepResult
 from parashard_coordinator.core.callback_progress import CallbackProgress, Rate
 from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.controller import Controller, Drift, Lag
@@ -379,7 +379,7 @@ class JobRecord:
                 for step, loss in saved.ends
             ],
             [
-                Part(step, loss, examples, sums_of_plain(saved.parts_metrics.get(str(step), {})))
+                StepResult(step, loss, examples, sums_of_plain(saved.parts_metrics.get(str(step), {})))
                 for step, loss, examples in saved.parts
             ],
         )

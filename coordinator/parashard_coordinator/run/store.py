@@ -35,7 +35,7 @@ from parashard.checkpoints.catalogue import (
 )
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, decode, encode
 from parashard.checkpoints.initial_rows import initial_sha256, write_initial_rows
-from parashard.checkpoints.manifest import InitialManifest, JobManifest, Part, PlanRecord, RunRecord
+from parashard.checkpoints.manifest import InitialManifest, JobManifest, PlanRecord, RunRecord, ShardPart
 from parashard.checkpoints.row_files import StoredRows, iterate_job_rows
 from parashard.checkpoints.state import plan_of, whole_model, whole_variables
 from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
@@ -293,7 +293,7 @@ class RunStore:
         digest: str,
         plan: Plan,
         steps: int,
-        parts: Sequence[Part],
+        parts: Sequence[ShardPart],
         *,
         final: bool,
     ) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import shard_folder
-from parashard.checkpoints.manifest import Part
+from parashard.checkpoints.manifest import ShardPart
 from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.intervals import IntervalSet
 from parashard.protocol.proto_conversion import intervals_from
@@ -73,7 +73,7 @@ class SavedShard(NamedTuple):
 
     Attributes
     ----------
-    part : Part
+    part : ShardPart
         Where it is, as a drained checkpoint names it.
     applied : IntervalSet
         The steps in it.
@@ -81,7 +81,7 @@ class SavedShard(NamedTuple):
         Those of them whose push was empty.
     """
 
-    part: Part
+    part: ShardPart
     applied: IntervalSet
     skipped: IntervalSet
 
@@ -164,9 +164,9 @@ def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointRe
     check_count("skipped", reply.skipped, INTERVALS_MAX)
     said = {"name": reply.folder, "size_bytes": reply.manifest_bytes, "sha256": reply.manifest_sha256}
     try:
-        part = read_table(Part, said)
+        part = read_table(ShardPart, said)
     except ValueError:
-        wrong = " and ".join(wrong_keys(Part, said))
+        wrong = " and ".join(wrong_keys(ShardPart, said))
         raise MalformedFrame(f"shard {shard}: no checkpoint has such a {wrong}") from None
     if not part.name.startswith(f"{shard_folder(plan_version, shard)}/"):
         raise MalformedFrame(f"shard {shard} of plan {plan_version} does not save to {part.name}")

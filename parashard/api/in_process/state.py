@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
-from parashard.checkpoints.manifest import Part
+from parashard.checkpoints.manifest import ShardPart
 from parashard.checkpoints.retention import CommonRounds
 from parashard.client.pulled_rows import PulledRows, RowPart, TableSet
 from parashard.client.shard_client import ShardClient
@@ -204,7 +204,7 @@ class State:
             If the store gives an error.
         """
         stored = self._checkpointer.take(round_)
-        part = Part(name=stored.id.folder, size_bytes=stored.manifest_bytes, sha256=stored.manifest_sha256)
+        part = ShardPart(name=stored.id.folder, size_bytes=stored.manifest_bytes, sha256=stored.manifest_sha256)
         run = self._run
         return run.records.add_job_manifest(run.run_id, run.resolved.digest, self.plan, steps, [part], final=True)
 

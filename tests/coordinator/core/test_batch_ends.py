@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.checkpoints.encoding import decode, encode
-from parashard_coordinator.core.batch_ends import BatchEnd, BatchEnds, Part
+from parashard_coordinator.core.batch_ends import BatchEnd, BatchEnds, StepResult
 from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall, Options
 from parashard_coordinator.core.evaluations import Evaluations
@@ -21,11 +21,13 @@ from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.training_figures import MetricSums
 
 
-def part(step: int, loss: float | None, examples: int, right: float = 0.0) -> Part:
-    return Part(step, loss, examples, [MetricSums("accuracy", "mean", [right, float(examples)])] if examples else [])
+def part(step: int, loss: float | None, examples: int, right: float = 0.0) -> StepResult:
+    return StepResult(
+        step, loss, examples, [MetricSums("accuracy", "mean", [right, float(examples)])] if examples else []
+    )
 
 
-def told(parts: Sequence[Part], of_batch: int = 3) -> list[BatchEnd]:
+def told(parts: Sequence[StepResult], of_batch: int = 3) -> list[BatchEnd]:
     ends = BatchEnds(of_batch)
     for one in [*parts, *parts]:  # computed again
         ends.step_completed(one)
@@ -37,7 +39,7 @@ BATCH = [part(3, 1.0, 8, 8.0), part(4, 0.5, 4, 1.0), part(5, 0.25, 4, 0.0)]
 
 @given(st.permutations(BATCH))
 def test_a_batch_is_told_once_with_the_mean_over_its_examples_in_whatever_order_its_parts_come(
-    parts: list[Part],
+    parts: list[StepResult],
 ) -> None:
     assert told(parts) == [BatchEnd(3, (8 * 1.0 + 4 * 0.5 + 4 * 0.25) / 16, {"accuracy": 9 / 16})]
 

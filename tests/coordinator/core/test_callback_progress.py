@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard_coordinator.core.batch_ends import ENDS_AT_ONCE, Part
+from parashard_coordinator.core.batch_ends import ENDS_AT_ONCE, StepResult
 from parashard_coordinator.core.callback_progress import (
     ENDS_MAX,
     LEASED_AHEAD,
@@ -133,7 +133,7 @@ def test_leasing_waits_for_callbacks_that_have_many_steps_to_hear_of() -> None:
         total := 1 << 20, total, TrainingFigures(total, total), Async(), Evaluations([], Async(), total)
     )
     for step in range(ENDS_MAX):
-        progress.step_completed(Part(step, 0.5))
+        progress.step_completed(StepResult(step, 0.5))
     assert progress.lease_limit(1 << 20, ENDS_MAX + 3) == ENDS_MAX + 3
     progress.ends.since(1)
     assert progress.lease_limit(1 << 20, ENDS_MAX + 3) > 1 << 20
@@ -142,7 +142,7 @@ def test_leasing_waits_for_callbacks_that_have_many_steps_to_hear_of() -> None:
 def test_a_job_is_told_when_callbacks_have_handled_all_milestones_and_steps() -> None:
     progress, _ = progress_of(Async(), [])
     assert not progress.told(TOTAL)
-    progress.step_completed(Part(0, 0.5))
+    progress.step_completed(StepResult(0, 0.5))
     progress.handle(TOTAL)
     assert not progress.told(TOTAL)
     progress.ends.since(1)
@@ -157,18 +157,18 @@ def test_completed_steps_are_told_from_where_one_asks() -> None:
         total := 1 << 20, total, TrainingFigures(total, total), Async(), Evaluations([], Async(), total)
     )
     for step in (2, 0, 2, 1):
-        progress.step_completed(Part(step, 0.5))
+        progress.step_completed(StepResult(step, 0.5))
     ends, heard = progress.ends.since(1)
     assert ([end.step for end in ends], heard) == ([0, 1], 3)
     for step in range(3, 3 * ENDS_AT_ONCE):
-        progress.step_completed(Part(step, None))
+        progress.step_completed(StepResult(step, None))
     told = 0
     while ends:
         told += len(ends)
         ends, heard = progress.ends.since(heard)
     assert (told, heard) == (3 * ENDS_AT_ONCE - 1, 3 * ENDS_AT_ONCE)
     progress.ends.want(False)
-    progress.step_completed(Part(1 << 19, 0.5))
+    progress.step_completed(StepResult(1 << 19, 0.5))
     assert progress.ends.since(heard)[0] == []
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import Catalogue
-from parashard.checkpoints.manifest import Part
+from parashard.checkpoints.manifest import ShardPart
 from parashard.errors import MalformedFrame, Superseded
 from parashard.job.load import job_from_toml
 from parashard.launch.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
@@ -50,7 +50,7 @@ def at_its_end(
     resolved = resolved_here(job_from_toml(SMALL_JOB))
     parts = write_drained(store, job_digest=resolved.digest).parts
 
-    def save(request: shard_pb2.TakeCheckpointRequest) -> tuple[Part, list[tuple[int, int]]]:
+    def save(request: shard_pb2.TakeCheckpointRequest) -> tuple[ShardPart, list[tuple[int, int]]]:
         saved()
         return parts[request.shard], [(0, STEPS)]
 

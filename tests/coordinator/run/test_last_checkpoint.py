@@ -11,7 +11,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import encode, sha256_of
-from parashard.checkpoints.manifest import Part
+from parashard.checkpoints.manifest import ShardPart
 from parashard.errors import ParashardError, Superseded, Unreachable
 from parashard.job.load import job_from_toml
 from parashard.store.claims import claim_incarnation
@@ -45,15 +45,15 @@ class Saves:
         self._store = store
         self._left = damages
         self._number = [0, 0]
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, ShardPart] = {}
 
-    def __call__(self, request: shard_pb2.TakeCheckpointRequest) -> tuple[Part, list[tuple[int, int]]]:
+    def __call__(self, request: shard_pb2.TakeCheckpointRequest) -> tuple[ShardPart, list[tuple[int, int]]]:
         part = self._parts.get(request.shard)
         if part is None or part.name == request.damaged:
             self._parts[request.shard] = self._saved(request.shard)
         return self._parts[request.shard], [(0, STEPS)]
 
-    def _saved(self, shard: int) -> Part:
+    def _saved(self, shard: int) -> ShardPart:
         self._number[shard] += 1
         id_ = CheckpointId(1, shard, 1, self._number[shard])
         content = encode(write_shard(self._store, id_, job_digest=JOB.digest))
@@ -61,7 +61,7 @@ class Saves:
             self._left -= 1
             name = next(name for name in self._store.contents if name.startswith(f"{id_.folder}/variables-"))
             self._store.contents[name] = self._store.contents[name][:10]
-        return Part(name=id_.folder, size_bytes=len(content), sha256=sha256_of(content))
+        return ShardPart(name=id_.folder, size_bytes=len(content), sha256=sha256_of(content))
 
 
 class Case:

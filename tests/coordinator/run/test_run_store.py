@@ -10,7 +10,7 @@ import pytest
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, job_name
 from parashard.checkpoints.encoding import decode, encode
-from parashard.checkpoints.manifest import Part, ShardManifest
+from parashard.checkpoints.manifest import ShardManifest, ShardPart
 from parashard.data.preprocessing import ClassTarget, Preprocessing
 from parashard.errors import ConfigurationError, DamagedCheckpoint, StoreFailed, Superseded
 from parashard.plan.partition import Plan, fixed_shards, place, split
@@ -168,9 +168,9 @@ def test_another_placement_without_a_drained_checkpoint_is_refused(store: Memory
 # --- drained checkpoints ---
 
 
-def parts(count: int = 2) -> list[Part]:
+def parts(count: int = 2) -> list[ShardPart]:
     folder = "shards/p0001/s{:04d}/i00000001-c00000007"
-    return [Part(name=folder.format(s), size_bytes=100 + s, sha256=f"{s}" * 64) for s in range(count)]
+    return [ShardPart(name=folder.format(s), size_bytes=100 + s, sha256=f"{s}" * 64) for s in range(count)]
 
 
 def added(run_store: RunStore, *, final: bool = False) -> str:

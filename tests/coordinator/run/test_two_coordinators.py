@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from parashard.checkpoints.catalogue import Catalogue
-from parashard.checkpoints.manifest import Part
+from parashard.checkpoints.manifest import ShardPart
 from parashard.errors import Superseded
 from parashard.launch.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.plan.partition import Plan, fixed_shards, place, split
@@ -71,7 +71,7 @@ def plan_on(shards: int) -> Plan:
 
 def added(run_store: RunStore, *, final: bool = True) -> str:
     folder = "shards/p0001/s{:04d}/i00000001-c00000007"
-    parts = [Part(name=folder.format(s), size_bytes=100 + s, sha256=f"{s}" * 64) for s in range(2)]
+    parts = [ShardPart(name=folder.format(s), size_bytes=100 + s, sha256=f"{s}" * 64) for s in range(2)]
     return run_store.add_job_manifest(RUN, DIGEST, PLAN, STEPS, parts, final=final)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parashard._proto import shard_pb2, shard_pb2_grpc
-from parashard.checkpoints.manifest import Part
+from parashard.checkpoints.manifest import ShardPart
 from parashard.errors import (
     DamagedCheckpoint,
     MalformedFrame,
@@ -77,7 +77,7 @@ def test_a_checkpoint_is_reported_as_a_drained_one_s_manifest_names_its_parts(it
     reply = it.save(1)
     assert intervals_from(reply.applied) == IntervalSet([(0, 2)])
     manifest = it.store.contents[f"{reply.folder}/manifest.json"]
-    part = Part(name=reply.folder, size_bytes=reply.manifest_bytes, sha256=reply.manifest_sha256)
+    part = ShardPart(name=reply.folder, size_bytes=reply.manifest_bytes, sha256=reply.manifest_sha256)
     assert part.size_bytes == len(manifest)
     record = it.inspect()
     assert (record.checkpoints, record.failed_checkpoints, list(record.checkpoint_rounds)) == (1, 0, [0, 1])
