@@ -34,7 +34,7 @@ from parashard.store.claims import Claims
 from parashard_coordinator.core.calls import CompletedStep
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.history import History
+from parashard_coordinator.run.history import HistoryFile
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.report import report
 from parashard_coordinator.run.resolve import ResolvedJob
@@ -122,7 +122,7 @@ def _write_figures(folder: Path, resolved: ResolvedJob, run_store: RunStore) -> 
     while steps := worker.lease(PUSHED[1] - len(core.job.leases.complete), now_s=1.0):
         worker.call(2.0, completed=[CompletedStep(step, [1, 1], 0.0, 4) for step in steps])
     status = StatusView("format", "async", 2)
-    History(folder, lambda text, over: None).add(status.message(core.job, 3.0))
+    HistoryFile(folder, lambda text, over: None).add(status.message(core.job, 3.0))
     run_store.save(core.job.saved())
     core.job.stop("interrupted")
     figures = report(core.job, resolved, status, 3.0, steps_saved=SAVED)

@@ -50,7 +50,7 @@ from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run.decisions import DecisionStore
-from parashard_coordinator.run.history import History
+from parashard_coordinator.run.history import HistoryFile
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import RunStore, SavedModel
@@ -163,7 +163,7 @@ class Coordination:
         self._parts: dict[int, str] = {}  # folders of the parts of the latest drained checkpoint, by shard
         self._last_reads = LastReads()
         self._save_s = 0.0  # when to retry saving the state for a later coordinator
-        self._history = History(run_dir, self._note_of("history"))
+        self._history = HistoryFile(run_dir, self._note_of("history"))
         self._decisions = DecisionStore(core, run_store, self._note_of("records"))
         self._failed_report = BestEffort("the failed job's report", self._note_of("failed-report"))
         self._troubles = DiskTroubles()

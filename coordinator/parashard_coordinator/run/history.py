@@ -1,4 +1,4 @@
-"""History: one JSON line of the job's figures per second, for plots; `history.jsonl` in the run directory.
+"""HistoryFile: one JSON line of the job's figures per second, for plots; `history.jsonl` in the run directory.
 
 It keeps a bounded timeline of the same in memory, for the status page; a later coordinator begins it with the file.
 """
@@ -27,7 +27,7 @@ Seen = TypeVar("Seen")
 READ_BYTES_MAX = 16 << 20  # of an earlier coordinator's lines: about half a day
 
 
-class History:
+class HistoryFile:
     """Appends to a file; a line is written atomically, and a failed write is counted and dropped.
 
     Parameters

@@ -60,7 +60,7 @@ from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.endpoints.service import follow_call, follow_reply
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.history import History
+from parashard_coordinator.run.history import HistoryFile
 from parashard_coordinator.run.job_start import Callbacks, new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_worker.computing import Task, WrongResult
@@ -157,7 +157,7 @@ class Training:
         self._status = StatusView(job.job.name, str(job.consistency.policy), 1)
         self._state = State(begun)  # before the record, which is of the plan in force
         self._core = Core(_record(begun, follower, resume=run.resume))
-        self._history = History(run.folder, lambda text, over: None)
+        self._history = HistoryFile(run.folder, lambda text, over: None)
         self._call = LeaseCall(NAME, 0, 0)
         self._error: BaseException | None = None  # of the user's code, the last one
         self._look_s = self._history_s = 0.0

@@ -15,7 +15,7 @@ from parashard.launch.run_files import HISTORY_FILE
 from parashard.process.debounce import STEADY_S
 from parashard_coordinator.endpoints.timeline import Timeline
 from parashard_coordinator.run import history as module
-from parashard_coordinator.run.history import History
+from parashard_coordinator.run.history import HistoryFile
 
 PHASES = pb.PhaseSeconds(pull=0.5, push=1.0, transfer=6.0)
 STATUS = pb.GetStatusReply(
@@ -59,7 +59,7 @@ def fail_with(text: str, over: bool) -> None:
 
 def test_lines_are_there_as_soon_as_they_are_added_and_are_appended(tmp_path: Path) -> None:
     for lines in (1, 2):
-        History(tmp_path, fail_with).add(STATUS)
+        HistoryFile(tmp_path, fail_with).add(STATUS)
         text = (tmp_path / HISTORY_FILE).read_text()
         assert text.endswith("\n")
         assert [json.loads(line, parse_constant=refuse) for line in text.splitlines()] == [ROW] * lines
@@ -94,7 +94,7 @@ def test_a_line_that_finds_no_room_leaves_no_part_and_raises_nothing(  # P21
 ) -> None:
     told: list[tuple[str, bool]] = []
     now_s = [0.0]
-    history = History(tmp_path, lambda *line: told.append(line), lambda: now_s[0])
+    history = HistoryFile(tmp_path, lambda *line: told.append(line), lambda: now_s[0])
     history.add(STATUS)
     whole, opened = (tmp_path / HISTORY_FILE).read_text(), Path.open
     with monkeypatch.context() as full:
@@ -114,19 +114,19 @@ def test_a_line_that_finds_no_room_leaves_no_part_and_raises_nothing(  # P21
 def test_a_history_whose_folder_is_a_file_stops_no_coordinator(tmp_path: Path) -> None:  # P21
     (tmp_path / "file").touch()
     told: list[tuple[str, bool]] = []
-    History(tmp_path / "file", lambda *line: told.append(line)).add(STATUS)
+    HistoryFile(tmp_path / "file", lambda *line: told.append(line)).add(STATUS)
     assert told == [("history lines cannot be written: not a directory", False)]
 
 
-def times_of(history: History) -> list[float]:
+def times_of(history: HistoryFile) -> list[float]:
     return history.look(lambda timeline: [point.elapsed_s for point in timeline.since()])
 
 
 def test_a_later_coordinator_begins_with_the_lines_of_the_earlier_ones(tmp_path: Path) -> None:
-    first = History(tmp_path, fail_with)
+    first = HistoryFile(tmp_path, fail_with)
     assert times_of(first) == []
     first.add(STATUS)
-    later = History(tmp_path, fail_with)
+    later = HistoryFile(tmp_path, fail_with)
     later.add(pb.GetStatusReply(elapsed_s=9.0))
     assert times_of(later) == [1.235, 9.0]
     assert later.look(lambda timeline: timeline.since()[0].figures) == {
@@ -139,19 +139,19 @@ def test_a_later_coordinator_begins_with_the_lines_of_the_earlier_ones(tmp_path:
 def test_lines_that_are_damaged_are_left_out(tmp_path: Path) -> None:
     lines = [b'{"elapsed_s": 1}', b"\xff\x00", b"[1]", b"", b"[" * 100_000, b'{"elapsed_s": 2}', b'{"elapsed_s": 3']
     (tmp_path / HISTORY_FILE).write_bytes(b"\n".join(lines))
-    assert times_of(History(tmp_path, fail_with)) == [1, 2]
+    assert times_of(HistoryFile(tmp_path, fail_with)) == [1, 2]
 
 
 def test_of_a_long_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / HISTORY_FILE).write_text("".join(f'{{"elapsed_s": {i}}}\n' for i in range(100, 200)))
     monkeypatch.setattr(module, "READ_BYTES_MAX", 60)  # three lines and a part of one
-    history = History(tmp_path, fail_with)
+    history = HistoryFile(tmp_path, fail_with)
     assert times_of(history) == [197, 198, 199]
     assert not history.look(lambda timeline: timeline.complete)
 
 
 def test_points_are_there_although_no_line_can_be_written(tmp_path: Path) -> None:  # P21
     (tmp_path / "file").touch()
-    history = History(tmp_path / "file", lambda text, over: None)
+    history = HistoryFile(tmp_path / "file", lambda text, over: None)
     history.add(STATUS)
     assert history.look(Timeline.since)[0].elapsed_s == 1.235
