@@ -103,7 +103,7 @@ class Gathered:
 
     Parameters
     ----------
-    pulled : Pulled
+    pulled : KerasRows
         Among which they are.
     asked : Asked
         The ids, as the model has them.
