@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 """Of what is trained (a list of tensors, float32), what is not (a list), and data."""
 
 
-class Computed(NamedTuple):
+class KerasStep(NamedTuple):
     """A number with its gradients.
 
     Parameters
@@ -41,7 +41,7 @@ class Computed(NamedTuple):
 class Gradients(Protocol):
     """A function that returns a number and more, with its gradients."""
 
-    def __call__(self, rows: KerasRows | None, scale: float, *arguments: Any) -> Computed:
+    def __call__(self, rows: KerasRows | None, scale: float, *arguments: Any) -> KerasStep:
         """Return the number, and gradients of the number times the scale, divided by it; rows: what layers look up."""
 
     def try_out(self, rows: KerasRows | None, *arguments: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from parashard.data.base import Array
 from parashard.models.framework import WrongModel
 from parashard.models.jax_arrays import borrowed, check_width, jax, output_of, result_of
-from parashard.models.keras_backends import Computed, Function, Gradients, Outputs
+from parashard.models.keras_backends import Function, Gradients, KerasStep, Outputs
 from parashard.models.keras_rows import Asking, Gathered, Given, KerasRows, lent
 
 
@@ -103,7 +103,7 @@ class _JaxGradients(_LookUps):
         value, found = self._told(trained, rows, *others)
         return value.astype("float32") * scale, found
 
-    def __call__(self, rows: KerasRows | None, scale: float, trained: list[Any], *others: Any) -> Computed:
+    def __call__(self, rows: KerasRows | None, scale: float, trained: list[Any], *others: Any) -> KerasStep:
         gathered = self._gathered(rows, trained, *others)
         given = [] if gathered is None else gathered.rows
         if scale == 1:
@@ -113,9 +113,9 @@ class _JaxGradients(_LookUps):
             found = jax.tree_util.tree_map(lambda gradient: gradient / scale, found)
         gradients, by_rows = found
         if gathered is None:
-            return Computed(value, more, gradients, {})
+            return KerasStep(value, more, gradients, {})
         gathered.check(asked)
-        return Computed(value, more, gradients, gathered.gradients(by_rows))
+        return KerasStep(value, more, gradients, gathered.gradients(by_rows))
 
     def try_out(self, rows: KerasRows | None, trained: list[Any], *others: Any) -> None:
         """Trace it, and compute no more than ids."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.models.framework import NOT_IN_PLACE, WrongModel
-from parashard.models.keras_backends import Computed, Function, Gradients, Outputs
+from parashard.models.keras_backends import Function, Gradients, KerasStep, Outputs
 from parashard.models.keras_rows import NO_KEYS, NO_ROWS, KerasRows, lent
 from parashard.models.row_places import check_width
 from parashard.models.torch_arrays import gradient_of, output_of, tensor_of, torch
@@ -84,7 +84,7 @@ class _TorchGradients:
     def __init__(self, backend: Torch, function: Function) -> None:
         self._backend, self._function = backend, function
 
-    def __call__(self, rows: KerasRows | None, scale: float, trained: list[Any], *others: Any) -> Computed:
+    def __call__(self, rows: KerasRows | None, scale: float, trained: list[Any], *others: Any) -> KerasStep:
         looked_up = _LookUps(rows, trained=True)
         leaves = [tensor.detach().requires_grad_() for tensor in trained]
         versions = [leaf._version for leaf in leaves]
@@ -97,7 +97,7 @@ class _TorchGradients:
         gradients, by_rows = list(found[: len(leaves)]), found[len(leaves) :]
         if scale != 1:
             gradients = [gradient if gradient is None else gradient / scale for gradient in gradients]
-        return Computed(value.detach(), more, gradients, looked_up.pulled.gradients(by_rows, looked_up.xp, scale))
+        return KerasStep(value.detach(), more, gradients, looked_up.pulled.gradients(by_rows, looked_up.xp, scale))
 
     def try_out(self, rows: KerasRows | None, *arguments: Any) -> None:
         """Compute it, and leave PyTorch's generator as it was."""

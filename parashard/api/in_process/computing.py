@@ -16,7 +16,7 @@ from parashard.protocol.messages import NO_KEYS
 from parashard_worker.computing import Task
 
 
-class Computed(NamedTuple):
+class ComputedStep(NamedTuple):
     """A step, and what is pushed for it."""
 
     step: int
@@ -37,7 +37,9 @@ class Computing(Protocol):
     def groups(self, steps: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return a round's steps in parts, in order, each of which is computed by one call."""
 
-    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows) -> Sequence[Computed]:
+    def compute(
+        self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows
+    ) -> Sequence[ComputedStep]:
         """Compute steps at values of the variables, which are only read; raises as `Task.gradients`."""
 
 
@@ -55,15 +57,17 @@ class Replicas:
         """Return each step by itself."""
         return [(step,) for step in steps]
 
-    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows) -> Sequence[Computed]:
+    def compute(
+        self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows
+    ) -> Sequence[ComputedStep]:
         """Compute them in order."""
         return [self._computed(step, values, pull_rows) for step in steps]
 
-    def _computed(self, step: int, values: Mapping[str, Float32s], pull_rows: PullRows) -> Computed:
+    def _computed(self, step: int, values: Mapping[str, Float32s], pull_rows: PullRows) -> ComputedStep:
         batch = self._task.batch_of(step)
         if batch.keys:
             values = {**values, **pull_rows(batch.keys)}
         loss, examples, gradients = self._task.gradients(batch, values)
         assert loss is not None, "a trainer's model returns one"
         assert gradients is not None, "a trainer's model returns them"
-        return Computed(step, loss, examples, gradients, batch.keys, self._task.step_metrics(examples))
+        return ComputedStep(step, loss, examples, gradients, batch.keys, self._task.step_metrics(examples))

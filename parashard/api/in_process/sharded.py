@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from parashard.api.in_process.computing import Computed, PullRows, Replicas
+from parashard.api.in_process.computing import ComputedStep, PullRows, Replicas
 from parashard.api.jax_devices import devices
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
@@ -73,7 +73,9 @@ class ShardedSteps:
             return [steps]
         return self._alone.groups(steps)
 
-    def compute(self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows) -> Sequence[Computed]:
+    def compute(
+        self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows
+    ) -> Sequence[ComputedStep]:
         """Compute them at once; where a gradient is not finite each by itself, which says whose it is."""
         if len(steps) < self._replicas or self._replicas == 1:
             return self._alone.compute(steps, values, pull_rows)
@@ -83,7 +85,7 @@ class ShardedSteps:
             return self._alone.compute(steps, values, pull_rows)
         trained = {name: gradients[name] for name in gradients if not self._task.plan.variables[name].frozen}
         return [
-            Computed(
+            ComputedStep(
                 batch.step - self._task.steps.steps_before,
                 loss,
                 rows_of(batch.inputs),

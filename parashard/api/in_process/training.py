@@ -18,7 +18,7 @@ import threadpoolctl
 from parashard._proto import coordinator_pb2 as pb
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.fits import FitCall
-from parashard.api.in_process.computing import Computed, Computing, PullRows, Replicas
+from parashard.api.in_process.computing import ComputedStep, Computing, PullRows, Replicas
 from parashard.api.in_process.interruption import Interruption, interruption
 from parashard.api.in_process.state import BegunRun, State, take_up
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
@@ -258,7 +258,7 @@ class Training:
 
     def _computed(
         self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows
-    ) -> Sequence[Computed]:
+    ) -> Sequence[ComputedStep]:
         self._stop.in_users_code = True
         try:
             return self._computing.compute(steps, values, pull_rows)
