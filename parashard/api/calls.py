@@ -63,7 +63,7 @@ class PerWorker:
         )
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """A scheduled function's name and arguments."""
 
     function: str
@@ -95,13 +95,13 @@ class Calls:
         """Make the folder."""
         self._folder.mkdir(exist_ok=True)
 
-    def write(self, number: int, call: Call) -> int:
+    def write(self, number: int, call: FunctionCall) -> int:
         """Write a call, and return its length in bytes."""
         content = encoded({"function": call.function, "args": list(call.args), "kwargs": dict(call.kwargs)})
         self._replace(number, _CALL, content)
         return len(content)
 
-    def read(self, number: int) -> Call:
+    def read(self, number: int) -> FunctionCall:
         """Return a call.
 
         Raises
@@ -110,7 +110,7 @@ class Calls:
             If it is not there, or damaged.
         """
         value = self._read(number, _CALL)
-        return Call(value["function"], tuple(value["args"]), value["kwargs"])
+        return FunctionCall(value["function"], tuple(value["args"]), value["kwargs"])
 
     def write_result(self, number: int, result: Any) -> None:
         """Write what a call returned, in place of an earlier attempt's result or error."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from parashard.api.background import BackgroundRun, Variables, within
 from parashard.api.batching import checked_size
-from parashard.api.calls import Call, Calls, Failure, PerWorker
+from parashard.api.calls import Calls, Failure, FunctionCall, PerWorker
 from parashard.api.code import RunCode, code_of, write_code
 from parashard.api.functions import Function, name_of, names_now
 from parashard.api.jobs import Parts, check_same_call, checked_optimizer, checked_servers, job_of
@@ -242,7 +242,7 @@ class Coordinator:
             raise ConfigurationError(
                 f"coordinator.schedule({named}, ...): due is a function of the top level that @ps.function marks"
             )
-        call = Call(name_of(function, self._defined, "coordinator.schedule"), tuple(args), dict(kwargs or {}))
+        call = FunctionCall(name_of(function, self._defined, "coordinator.schedule"), tuple(args), dict(kwargs or {}))
         with self._scheduling:
             if self._steering.closed or self._steering.stopping:
                 raise ConfigurationError("coordinator.schedule after coordinator.close()")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.calls import Call, Calls, PerWorker, numpy_of
+from parashard.api.calls import Calls, FunctionCall, PerWorker, numpy_of
 from parashard.api.functions import Function, found
 from parashard.client.pull_buffers import read_only
 from parashard.data.base import Batch, DataSpec, Indices
@@ -129,14 +129,14 @@ class ScheduledFunctions:
         """Return no metrics: such a job has no held-out examples."""
         return {}
 
-    def _function(self, call: Call) -> Function:
+    def _function(self, call: FunctionCall) -> Function:
         function = found(call.function)
         if not isinstance(function, Function):
             raise ConfigurationError("this worker's script has no such function")
         return function
 
     def _called(
-        self, call: Call, variables: Mapping[str, Any], rows: NamedRows
+        self, call: FunctionCall, variables: Mapping[str, Any], rows: NamedRows
     ) -> tuple[Any, Mapping[str, Any] | Nothing]:
         function = self._function(call)
         weights = {**read_only({name: variables[name] for name in self._variables}), **rows.by_id(variables)}

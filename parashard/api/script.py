@@ -53,7 +53,7 @@ _ERRORS: Mapping[str, type[BaseException]] = {
 }
 
 
-class Call:
+class ScriptCall:
     """A call of the script: what it returned in the parent, in JSON; empty until it is made, where it is made here."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Script:
         return COORDINATOR if self.run_dir is not None and (self.run_dir / CALLS).is_dir() else "fit"
 
     @contextmanager
-    def call(self, kind: str) -> Iterator[Call]:
+    def call(self, kind: str) -> Iterator[ScriptCall]:
         """Number a call; within, it is answered as in the parent, or made, and what it returns or raises is kept.
 
         A worker ends here if the script makes another call than in its parent, or what is its own call raises.
@@ -109,13 +109,13 @@ class Script:
         if self._within:
             if kind == "fit":
                 raise ConfigurationError("fit is called within a fit, by a callback: a script's fits come one by one")
-            yield Call({})  # of a callback, which runs in the parent alone
+            yield ScriptCall({})  # of a callback, which runs in the parent alone
             return
         if self._last and kind != "evaluate":
             raise ConfigurationError(f"{kind} after ps.Coordinator(...): a script has one, and no fit after it")
         self._last = kind == COORDINATOR
         self._calls += 1
-        made = Call(self._answer(kind))
+        made = ScriptCall(self._answer(kind))
         if "error" in made.answer:
             raise_again(made.answer)
         try:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.api import calls as calls_module
-from parashard.api.calls import Call, Calls, Failure, PerWorker, decoded, encoded
+from parashard.api.calls import Calls, Failure, FunctionCall, PerWorker, decoded, encoded
 from parashard.errors import BadData, ConfigurationError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -88,7 +88,7 @@ def test_a_value_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_call_its_result_and_its_error(tmp_path: Path) -> None:
     calls = Calls(tmp_path)
     calls.make()
-    calls.write(7, Call("train:step", (np.arange(3), PerWorker(0, "train:data")), {"scale": 2}))
+    calls.write(7, FunctionCall("train:step", (np.arange(3), PerWorker(0, "train:data")), {"scale": 2}))
     found = calls.read(7)
     assert (found.function, found.args[0].tolist(), found.kwargs) == ("train:step", [0, 1, 2], {"scale": 2})
     assert found.args[1] == PerWorker(0, "train:data")
@@ -98,7 +98,7 @@ def test_a_call_its_result_and_its_error(tmp_path: Path) -> None:
     assert calls.error(7) == Failure("it raised", "KeyError")
     calls.write_result(7, {"loss": 0.5})
     assert (calls.error(7), calls.result(7)) == (None, {"loss": 0.5}), "of a later attempt"
-    calls.write(8, Call("train:step", (), {}))
+    calls.write(8, FunctionCall("train:step", (), {}))
     assert calls.drop_calls(lambda number: number == 7) > 0
     calls.drop_results(lambda number: False)
     assert sorted(path.name for path in (tmp_path / "calls").iterdir()) == ["7.result", "8.call"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from parashard.api import scheduled
-from parashard.api.calls import Call, Calls, PerWorker
+from parashard.api.calls import Calls, FunctionCall, PerWorker
 from parashard.api.functions import Function
 from parashard.api.scheduled import ScheduledFunctions
 from parashard.data.base import Batch
@@ -49,7 +49,7 @@ class Worker:
         self.functions = ScheduledFunctions(WEIGHTS, self.calls, "worker-3")
 
     def run(self, step: int = 0, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        self.calls.write(step, Call(f"{__name__}:called", args, kwargs))
+        self.calls.write(step, FunctionCall(f"{__name__}:called", args, kwargs))
         return self.functions.loss_and_gradients(WEIGHTS, Batch(step, 0, np.arange(1), [], []), np)
 
 

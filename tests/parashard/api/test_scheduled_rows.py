@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.calls import Call, Calls, PerWorker
+from parashard.api.calls import Calls, FunctionCall, PerWorker
 from parashard.api.functions import Function
 from parashard.api.scheduled import ScheduledFunctions
 from parashard.client.pulled_rows import TableSet
@@ -34,7 +34,7 @@ class Worker:
 
     def run(self, step: int, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Look a call's keys up and call it, as a worker does."""
-        self.calls.write(step, Call(f"{__name__}:called", args, kwargs))
+        self.calls.write(step, FunctionCall(f"{__name__}:called", args, kwargs))
         bare = Batch(step, 0, np.arange(1), np.zeros((1, 0)), np.zeros((1, 0)))
         self.batch = looked_up(self.functions, bare, {"users": USERS.embedding})
         drawn = TableSet((USERS.embedding,), 3)

@@ -42,8 +42,8 @@ class Script:
     job_name = "train"
 
     @contextmanager
-    def call(self, kind: str) -> Iterator[script.Call]:
-        yield script.Call({})
+    def call(self, kind: str) -> Iterator[script.ScriptCall]:
+        yield script.ScriptCall({})
 
 
 class Run:
