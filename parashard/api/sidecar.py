@@ -42,7 +42,7 @@ COLUMNS = ("time", "file")
 """Of the CSV file, before the figures."""
 
 
-class Kept(NamedTuple):
+class WeightsFile(NamedTuple):
     """A file of weights as it was read: a file that is replaced is another one."""
 
     modified_ns: int
@@ -130,7 +130,7 @@ class SidecarEvaluator:
         self._board = None if log_dir is None else TensorBoard(log_dir)
         self._address = None if metrics_address is None else _host_and_port(metrics_address)
         self._shapes = self._declared()
-        self._judged: Kept | None = None
+        self._judged: WeightsFile | None = None
         self.evaluations = 0
         """How many there were."""
         self.metrics: dict[str, float] = {}
@@ -179,9 +179,9 @@ class SidecarEvaluator:
             else:
                 time.sleep(min(self._poll_s, max(0.0, until_s - time.monotonic())))
 
-    def _newest(self) -> Kept | None:
+    def _newest(self) -> WeightsFile | None:
         """Return the newest file, if it is no older than the last that was evaluated, and another one."""
-        found: list[Kept] = []
+        found: list[WeightsFile] = []
         with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
@@ -283,8 +283,8 @@ class SidecarEvaluator:
             yield family
 
 
-def _kept(name: str, about: os.stat_result) -> Kept:
-    return Kept(about.st_mtime_ns, name, about.st_ino)
+def _kept(name: str, about: os.stat_result) -> WeightsFile:
+    return WeightsFile(about.st_mtime_ns, name, about.st_ino)
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
