@@ -30,7 +30,7 @@ class _Threaded(Exception):
     """A module began a thread when it was imported, so that this process may not fork any more."""
 
 
-class Server:
+class ForkServer:
     """Forks what it is asked to.
 
     Parameters
@@ -132,7 +132,7 @@ def main() -> Callable[[], None] | None:
     show(sys.orig_argv[:-1])
     die_with_parent()
     with socket.socket(fileno=descriptor) as requests:
-        return Server(requests, lifeline).serve()
+        return ForkServer(requests, lifeline).serve()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from parashard.launch import forks as forks_module
-from parashard.launch.fork_server import Server
+from parashard.launch.fork_server import ForkServer
 from parashard.launch.forks import Fork, Forks, Lost, Request, of_script, read_message, send_message
 from parashard.process.compute_threads import thread_variables
 from parashard.process.shell import ExitCode
@@ -226,7 +226,7 @@ def test_a_refused_fork_is_an_error_with_its_number(place: Place, monkeypatch: p
     ours, theirs = socket.socketpair()
     with ours, theirs, monkeypatch.context() as patch:
         patch.setattr(os, "fork", refused)
-        assert not Server(theirs, -1)._fork()
+        assert not ForkServer(theirs, -1)._fork()
         assert read_message(ours, ours.recv(4)) == {"errno": 11}
     ours, theirs = socket.socketpair()
     place.forks._socket, place.forks._server = ours, subprocess.Popen(["true"])
@@ -246,7 +246,7 @@ def test_a_child_that_the_launcher_does_not_know_does_nothing(place: Place) -> N
         if between == 0:
             ours.close()
             os.close(write)
-            child = Server(theirs, place.lifeline).serve()
+            child = ForkServer(theirs, place.lifeline).serve()
             if child is not None:
                 child()
             os._exit(0)
