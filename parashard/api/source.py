@@ -28,7 +28,7 @@ _SPLIT = -1  # no epoch of a job
 _LABELS = "targets of one whole number an example, the label of its class, or of one number a class, which add up to 1"
 
 
-class Part(NamedTuple):
+class Subset(NamedTuple):
     """Some of the examples of a script's data; `rows` None: all."""
 
     examples: Indexed
@@ -41,11 +41,11 @@ class Part(NamedTuple):
         """Return the examples with these indices."""
         return self.examples.take(indices if self.rows is None else self.rows[indices], seed)
 
-    def first(self, count: int) -> Part:
+    def first(self, count: int) -> Subset:
         """Return the part that has at most so many of them."""
         if count >= len(self):
             return self
-        return Part(self.examples, (np.arange(len(self)) if self.rows is None else self.rows)[:count])
+        return Subset(self.examples, (np.arange(len(self)) if self.rows is None else self.rows)[:count])
 
 
 class ScriptSource:
@@ -67,8 +67,8 @@ class ScriptSource:
 
     def __init__(
         self,
-        training: Part,
-        held_out: Part | None,
+        training: Subset,
+        held_out: Subset | None,
         seed: int,
         *,
         class_weight: Mapping[int, float] | None = None,
@@ -179,16 +179,16 @@ def source_of(
 
 def _split(
     training: Indexed, validation_data: Any, validation_split: float, seed: int, targets: Targets
-) -> tuple[Part, Part | None]:
+) -> tuple[Subset, Subset | None]:
     if validation_data is not None:
         held_out = indexed(validation_data, "validation_data", targets=targets)
         check_all(held_out, "validation_data")
         if not len(held_out):
             raise BadData("validation_data has no examples")
         _check_same_kind(training, held_out)
-        return Part(training), Part(held_out)
+        return Subset(training), Subset(held_out)
     if not validation_split:
-        return Part(training), None
+        return Subset(training), None
     count = min(int(validation_split * len(training)), len(training) - 1)
     if not count:
         raise BadData(
@@ -196,7 +196,7 @@ def _split(
             "share of at least one of at least two, or 0"
         )
     shuffled = Permutation(len(training), seed, _SPLIT)(np.arange(len(training), dtype=np.int64))
-    return Part(training, np.sort(shuffled[count:])), Part(training, np.sort(shuffled[:count]))
+    return Subset(training, np.sort(shuffled[count:])), Subset(training, np.sort(shuffled[:count]))
 
 
 def _check_same_kind(training: Indexed, held_out: Indexed) -> None:
@@ -259,7 +259,7 @@ def _labels(targets: AnyArray) -> AnyArray:
     return labels
 
 
-def _classes(parts: list[Part]) -> int:
+def _classes(parts: list[Subset]) -> int:
     """Return the number of classes where targets are labels in arrays; 0: they are not, or nobody knows."""
     found = []
     for part in parts:
@@ -270,7 +270,7 @@ def _classes(parts: list[Part]) -> int:
     return count_classes(*found) if int(found[0].min()) >= 0 else 0
 
 
-def _digest(parts: list[Part], given: str | None, seed: int, class_weight: Mapping[int, float] | None) -> str:
+def _digest(parts: list[Subset], given: str | None, seed: int, class_weight: Mapping[int, float] | None) -> str:
     """Return SHA-256 (hex) of the content, and of what else decides what is handed out."""
     digest = hashlib.sha256(b"script")
     for part in parts:
