@@ -28,8 +28,8 @@ LOSSES_APART = 0.05  # of a loss: what is drawn at random may differ by as much
 _INSTEAD = "Compute the loss of each example (reduction='none') and return the .mean() of these"
 
 
-class Parts(NamedTuple):
-    """What is put together from parts.
+class Splitting(NamedTuple):
+    """How examples are split: evaluations, steps, rounds and batches.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Parts(NamedTuple):
     batch_parts: int = 1
 
 
-def needs_means(model: Model, parts: Parts) -> bool:
+def needs_means(model: Model, parts: Splitting) -> bool:
     """Tell whether something of a model is put together as a mean over examples."""
     if not isinstance(model, FrameworkModel) or not getattr(model, "tells_means", True):
         return False
@@ -56,7 +56,7 @@ def needs_means(model: Model, parts: Parts) -> bool:
 
 
 def check_means(
-    model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch, parts: Parts
+    model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch, parts: Splitting
 ) -> bool:
     """Warn of a loss that is no mean over examples where something is computed in parts; refuse such a metric.
 
@@ -72,7 +72,7 @@ def check_means(
         By table: all that the batch needs.
     batch : Batch
         On the host.
-    parts : Parts
+    parts : Splitting
 
     Raises
     ------

@@ -19,7 +19,7 @@ from parashard.api.examples import Indexed, joined, of_the_data
 from parashard.api.generators import kept_generators
 from parashard.api.loss_checks import (
     EXAMPLES_TRIED,
-    Parts,
+    Splitting,
     check_means,
     computes_at_once,
     needs_means,
@@ -215,7 +215,7 @@ class TrainedModel:
         tables = {name: table.embedding for name, table in self.tables().items()}
         policy = job.consistency.policy
         of_round = policy.bound if policy.kind == "sync" and job.consistency.reduce == "mean" else 1
-        parts = Parts(source.spec.held_out > 0, pieces, of_round, policy.parts)
+        parts = Splitting(source.spec.held_out > 0, pieces, of_round, policy.parts)
         asked = needs_means(self.given, parts)
         normalises = getattr(self.given, "normalises_batches", False)
         shared = policy.parts > 1
@@ -413,7 +413,7 @@ def figures_over(
     """
     totals = Totals()
     judged = 0
-    parts = Parts(judges=len(data) > (1 if data.batched else batch_size))
+    parts = Splitting(judges=len(data) > (1 if data.batched else batch_size))
     if needs_means(model, parts):
         check_means(model, values, keys, next(_batches(data, EXAMPLES_TRIED)), parts)
     for batch in _batches(data, batch_size):
