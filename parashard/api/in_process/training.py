@@ -1,4 +1,4 @@
-"""Training: a run in this process, from the declared job to weights and report.
+"""InProcessTraining: a run in this process, from the declared job to weights and report.
 
 The coordinator's core decides here as on a cluster: what is leased, evaluated, skipped, given up and when the job ends.
 Owns the loop around it, in which this process is the one worker, the one shard and the clock. Called by
@@ -90,7 +90,7 @@ def train(
         write_durably(run.folder / JOB_FILE, as_toml(run.job).encode())
         sync_upwards(run.folder)
         with interruption() as stop, _threads(strategy.threads):
-            return Training(run, begun, call, view, follower, strategy, stop).run()
+            return InProcessTraining(run, begun, call, view, follower, strategy, stop).run()
     except OSError as error:
         if disk_failed(error):
             raise StoreFailed(
@@ -99,7 +99,7 @@ def train(
         raise
 
 
-class Training:
+class InProcessTraining:
     """One run in progress.
 
     Parameters
