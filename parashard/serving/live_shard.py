@@ -38,7 +38,7 @@ LOSSES_MAX = 3
 Ask = Callable[[pb.ReadRequest], pb.ReadReply]
 
 
-class RowsRead(NamedTuple):
+class RowsAnswer(NamedTuple):
     """Rows of a table that were read, and keys that have none; ascending."""
 
     keys: Keys
@@ -171,7 +171,7 @@ class _Reading:
 
     def _changes_to_the_end(self, *, weights: bool = True) -> pb.ReadReply:
         """Read changes until there are no more; return the last answer, which is of one moment with all of them."""
-        pending: dict[str, list[RowsRead]] = {name: [] for name in self._held.tables}
+        pending: dict[str, list[RowsAnswer]] = {name: [] for name in self._held.tables}
         losses = pending_bytes = 0
         while True:
             reply = self._changes(self.position, weights=weights)
@@ -197,7 +197,7 @@ class _Reading:
             self._take(reply, 0, self.flat_bytes)
         return reply
 
-    def _put(self, pending: dict[str, list[RowsRead]]) -> None:
+    def _put(self, pending: dict[str, list[RowsAnswer]]) -> None:
         """Put changes into the tables, and forget them."""
         for name, parts in pending.items():
             if parts:
@@ -260,13 +260,13 @@ class _Reading:
         if not differing:
             return
         keep = np.ones(len(own.keys), np.bool_)
-        read = [RowsRead(NO_KEYS, own.values[:0], own.last_use[:0], NO_KEYS)]
+        read = [RowsAnswer(NO_KEYS, own.values[:0], own.last_use[:0], NO_KEYS)]
         for begin, stop in _runs(differing):
             keep[slice(*_places(own.keys, begin, stop))] = False
             read += self._rows_of_buckets(name, begin, stop)
         self.tables[name] = self.tables[name].replaced(_whole(own.taken(keep), read), self._change)
 
-    def _rows_of_buckets(self, name: str, first: int, stop: int) -> Iterator[RowsRead]:
+    def _rows_of_buckets(self, name: str, first: int, stop: int) -> Iterator[RowsAnswer]:
         key = 0
         while True:
             reply = self._buckets(name, first, stop, from_key=key)
@@ -302,7 +302,7 @@ class _Reading:
         return ELEMENT_BYTES * self._held.plan.shard_elements(self._held.shard)
 
 
-def _rows_of(message: pb.ReadRows, row_elements: int) -> RowsRead:
+def _rows_of(message: pb.ReadRows, row_elements: int) -> RowsAnswer:
     keys, gone = (
         np.frombuffer(content, "<u8").astype(np.uint64, copy=False) for content in (message.keys, message.gone)
     )
@@ -312,10 +312,10 @@ def _rows_of(message: pb.ReadRows, row_elements: int) -> RowsRead:
         raise MalformedFrame(f"table {message.table!r}: {len(keys)} keys, {len(last_use)} times, {len(values)} numbers")
     if not (keys[1:] > keys[:-1]).all():
         raise MalformedFrame(f"table {message.table!r}: rows that are not in the order of keys")
-    return RowsRead(keys, values.reshape(len(keys), row_elements), last_use, gone)
+    return RowsAnswer(keys, values.reshape(len(keys), row_elements), last_use, gone)
 
 
-def _merged(parts: Sequence[RowsRead]) -> RowChange:
+def _merged(parts: Sequence[RowsAnswer]) -> RowChange:
     """Return what is there after parts that were read one after another: of each key the last word counts."""
     keys = np.concatenate([one for part in parts for one in (part.keys, part.gone)])
     lengths = [length for part in parts for length in (len(part.keys), len(part.gone))]
@@ -327,7 +327,7 @@ def _merged(parts: Sequence[RowsRead]) -> RowChange:
     return RowChange(keys[rows], values[place[rows]], last_use[place[rows]], keys[gone])
 
 
-def _whole(kept: Block, read: Sequence[RowsRead]) -> PublishedRows:
+def _whole(kept: Block, read: Sequence[RowsAnswer]) -> PublishedRows:
     """Return a table of rows that are kept and of others that were read."""
     keys = np.concatenate([kept.keys, *(rows.keys for rows in read)])
     order = np.argsort(keys, kind="stable")
