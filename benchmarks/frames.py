@@ -36,10 +36,10 @@ from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.launch.local_cluster import MODULES, LocalCluster
 from parashard.process.arguments import service_arguments
-from parashard.process.coordinator_watchdog import connecting_arguments
 from parashard.process.logs import log
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.protocol.coordinator_watchdog import connecting_arguments
 from parashard.protocol.proto_conversion import plan_from, view_from
 from parashard.transports.choosing import connect_by
 from parashard_server.__main__ import serve

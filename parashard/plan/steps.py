@@ -13,9 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from parashard.data.base import Indices
 from parashard.errors import ConfigurationError
-from parashard.plan.permutation import MAX_LENGTH, Permutation
+from parashard.plan.permutation import MAX_LENGTH, Indices, Permutation
 
 EXAMPLES_SHOWN = 8
 BLOCK_EXAMPLES = 4096  # indices that are computed at once

@@ -25,10 +25,10 @@ from parashard.process import failpoints
 from parashard.process.allocator import MESSAGES, keep_freed_memory
 from parashard.process.arguments import address, advertised_address, credentials_of, port, seconds, service_arguments
 from parashard.process.compute_threads import limit_threads
-from parashard.process.coordinator_watchdog import client_of, connecting_arguments
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.protocol.coordinator_watchdog import client_of, connecting_arguments
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import Server, join_address
 from parashard.security.identity import Role

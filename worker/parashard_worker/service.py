@@ -15,9 +15,9 @@ from parashard.errors import JobFailed
 from parashard.job.layers import parse_set
 from parashard.launch.run_folders import how_it_ended
 from parashard.process.arguments import credentials_of, service_arguments
-from parashard.process.coordinator_watchdog import client_of, connecting_arguments
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop
+from parashard.protocol.coordinator_watchdog import client_of, connecting_arguments
 from parashard.security.identity import Role
 from parashard_worker.leasing import end_process
 from parashard_worker.loading import NAMED_BY_JOB, OwnTask

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from parashard.process.coordinator_watchdog import LOOK_S, client_of, connecting_arguments, give_up
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.protocol.coordinator_watchdog import LOOK_S, client_of, connecting_arguments, give_up
 
 AFTER_S = 3 * LOOK_S
 
