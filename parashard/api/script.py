@@ -35,8 +35,8 @@ from parashard.launch.programs import Program, ResumeFlags, answers_in, process_
 from parashard.launch.run_files import CALLS_FILE
 from parashard.launch.run_folders import run_named
 from parashard.models.user_errors import named_with_line
+from parashard.process.durable import write_durably
 from parashard.process.shell import ExitCode, end_process
-from parashard.store.durable import write_durably
 
 if TYPE_CHECKING:
     from parashard.data.base import DataSource

@@ -45,9 +45,9 @@ from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys
 from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.plan.variables import Float32s, as_imported, initial_rows
+from parashard.process.durable import replace_durably
 from parashard.protocol.messages import NO_KEYS
 from parashard.store.arrays import read_arrays, write_arrays
-from parashard.store.durable import replace_durably
 
 METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 

@@ -21,7 +21,7 @@ import numpy as np
 from parashard.data.base import kind_of_failure
 from parashard.data.tree import Tree, leaves, map_leaves, rows_of
 from parashard.errors import BadData
-from parashard.store.durable import write_durably
+from parashard.process.durable import write_durably
 
 RECORD_FILE = "examples.json"
 """Comes last, and makes a cache whole: how many examples, the form of the arrays, and what they are of."""

@@ -30,9 +30,9 @@ from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import KeyedRows, rows_sha256
 from parashard.plan.slots import Slots, flat_slots, slots_sha256
 from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
+from parashard.process.durable import replace_durably, write_durably
 from parashard.settings.table import Table, key
 from parashard.store.arrays import read_arrays, write_arrays
-from parashard.store.durable import replace_durably, write_durably
 
 RECORD_FILE = "declaration.json"
 VALUES_FILE = "declaration.safetensors"

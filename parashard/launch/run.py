@@ -34,10 +34,10 @@ from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, w
 from parashard.process import cuda
 from parashard.process.arguments import check_host
 from parashard.process.best_effort import why_failed
+from parashard.process.durable import sync_upwards, write_durably
 from parashard.process.full_disk import disk_failed
 from parashard.process.shell import ExitCode
 from parashard.protocol.rpc import check_reachable
-from parashard.store.durable import sync_upwards, write_durably
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it

@@ -23,9 +23,9 @@ from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, job_of_run
 from parashard.launch.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
 from parashard.process.best_effort import why_failed
+from parashard.process.durable import write_durably
 from parashard.process.full_disk import disk_failed
 from parashard.protocol.coordinator_client import ADDRESS_FILE
-from parashard.store.durable import write_durably
 
 LOCK_FILE = "lock"
 RUNS_VARIABLE = "PARASHARD_RUNS"

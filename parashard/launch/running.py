@@ -24,11 +24,11 @@ from parashard.launch.steering import Steering
 from parashard.process.arguments import is_loopback
 from parashard.process.awake_clock import AwakeClock
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
+from parashard.process.durable import rename_durably
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import intervals_from
 from parashard.protocol.rpc import CONTROL_DEADLINE_S
-from parashard.store.durable import rename_durably
 
 SUPERVISE_S = 0.05
 SHOW_S = 0.25

@@ -21,11 +21,11 @@ from typing import Any
 
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.process.best_effort import why_failed
+from parashard.process.durable import replace_durably
 from parashard.process.full_disk import disk_failed, retry_while_disk_fails
 from parashard.process.shell import ExitCode, LogFormat
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
-from parashard.store.durable import replace_durably
 
 TLS_VARIABLE = "PARASHARD_TLS_DIR"
 TRACE_VARIABLE = "PARASHARD_TRACE"

@@ -23,8 +23,8 @@ from parashard.plan.embedding import candidates_of
 from parashard.plan.row_rules import NO_RULES
 from parashard.plan.variables import values_sha256
 from parashard.process.best_effort import failed_writes, why_failed
+from parashard.process.durable import replace_durably, write_durably
 from parashard.store.arrays import write_arrays
-from parashard.store.durable import replace_durably, write_durably
 from parashard.telemetry.transfer import Bytes, Overlap
 from parashard_coordinator.core import steering
 from parashard_coordinator.core.advice import pipeline_advice

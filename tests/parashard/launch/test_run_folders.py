@@ -28,8 +28,8 @@ from parashard.launch.run_folders import (
     runs_here,
     unchanged_if_refused,
 )
+from parashard.process.durable import write_durably
 from parashard.protocol.coordinator_client import ADDRESS_FILE
-from parashard.store.durable import write_durably
 
 
 def report(folder: Path, state: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parashard.store.durable import rename_durably, replace_durably, sync_upwards, write_durably
+from parashard.process.durable import rename_durably, replace_durably, sync_upwards, write_durably
 
 
 @pytest.fixture
