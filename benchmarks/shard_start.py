@@ -25,7 +25,7 @@ from parashard.plan.variables import Variable
 from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server
 from parashard.store import open_store
-from parashard_coordinator.run.store import Identity, RunStore
+from parashard_coordinator.run.store import RunIdentity, RunStore
 
 DEADLINE_S = 60.0
 DIGEST = "0" * 64
@@ -78,7 +78,7 @@ def measure_whole() -> float:
     """Return the seconds from starting a shard's process to its saying that it serves."""
     with tempfile.TemporaryDirectory() as folder:
         url = Path(folder).as_uri()
-        RunStore(open_store(url), 1).begin_run("start", Identity(DIGEST, {}, JOB))
+        RunStore(open_store(url), 1).begin_run("start", RunIdentity(DIGEST, {}, JOB))
         server, coordinator = Server("127.0.0.1:0"), Coordinator(url)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server.grpc)  # type: ignore[no-untyped-call]
         server.start()

@@ -43,9 +43,9 @@ from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.kubernetes.cluster import Cluster, open_cluster
 from parashard_coordinator.kubernetes.watching import PodWatch, Wanted
 from parashard_coordinator.run.coordination import Coordination
-from parashard_coordinator.run.job_start import NO_CALLBACKS, Callbacks, new_job_record
+from parashard_coordinator.run.job_start import NO_CALLBACKS, CallbackOptions, new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
-from parashard_coordinator.run.store import Identity, RunStore
+from parashard_coordinator.run.store import RunIdentity, RunStore
 from parashard_coordinator.shards.channels import ShardChannels
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     run_id, resolved, run_store = take_up(arguments, job, store, stop)
     incarnation = run_store.incarnation
     plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
-    callbacks = Callbacks(
+    callbacks = CallbackOptions(
         followed=arguments.callbacks is not None,
         decide=arguments.callbacks == "decide",
         ahead=arguments.callbacks_ahead,
@@ -197,7 +197,7 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
         kept=kept,
         kept_file=kept_file if begun is not None and kept_file.exists() else None,
     )
-    identity = Identity(resolved.digest, resolved.identity, as_toml(job))
+    identity = RunIdentity(resolved.digest, resolved.identity, as_toml(job))
     # Before a claim, which would fence the coordinator of a run that this one is not of.
     run_id = unclaimed.check_run(drawn, identity, resume=resume)
 
@@ -239,7 +239,7 @@ def taken_up_core(
     run_id: str,
     run_store: RunStore,
     stop: Stop,
-    callbacks: Callbacks = NO_CALLBACKS,
+    callbacks: CallbackOptions = NO_CALLBACKS,
     *,
     resume: bool,
     open_: bool = False,

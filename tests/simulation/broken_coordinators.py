@@ -15,7 +15,7 @@ from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import Launcher
 from parashard_coordinator.core.leases import StepLeases
-from parashard_coordinator.core.membership import Shards, Worker
+from parashard_coordinator.core.membership import Shards, WorkerRecord
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.rounds import ANY_STEP, Rounds, SyncRounds
 from parashard_coordinator.core.saved import Saved
@@ -162,7 +162,7 @@ class CountingLeases(StepLeases):
 class UncountedCore(Core):
     """P26 off: the death of a worker says nothing about the step that it computed."""
 
-    def _died(self, worker: Worker, why: str, now_s: float) -> bool:
+    def _died(self, worker: WorkerRecord, why: str, now_s: float) -> bool:
         return False
 
 

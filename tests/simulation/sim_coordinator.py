@@ -26,7 +26,7 @@ from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s
 from parashard.process.awake_clock import AwakeClock
 from parashard.store.claims import claim_incarnation
-from parashard_coordinator.core.callback_progress import Rate
+from parashard_coordinator.core.callback_progress import DecidedRate
 from parashard_coordinator.core.controller import Decision, Lag
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer
@@ -54,7 +54,7 @@ class Ending:
     registrations: dict[str, list[ShardRegistration]] = field(default_factory=dict)  # of the shards, by last checkpoint
     by: CoordinatorProcess | None = None  # who has ended it
     decided: dict[int, float] = field(default_factory=dict)  # learning rates that callbacks decided, by milestone
-    told_rates: set[Rate] = field(default_factory=set)  # that they were told to hold
+    told_rates: set[DecidedRate] = field(default_factory=set)  # that they were told to hold
     lags: list[Lag] = field(default_factory=list)  # by which steps were leased
     lags_of: int = 0  # the incarnation that last leased by them
 

@@ -27,7 +27,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Float32s
 from parashard.store.claims import newest_claim
-from parashard_coordinator.core.callback_progress import Rate
+from parashard_coordinator.core.callback_progress import DecidedRate
 from parashard_coordinator.core.calls import JobState
 from support.store_fakes import MemoryStore
 
@@ -145,11 +145,11 @@ def _rates(setting: Setting, coordinator: CoordinatorProcess, ending: Ending, ta
     rates = coordinator.core.job.callback_progress.rates
     found = [f"rate: {rate} was told, and does not hold" for rate in sorted(ending.told_rates - set(rates))]
     if setting.waits or setting.plans:
-        due = [Rate(after, rate, after) for after, rate in sorted(ending.decided.items()) if after < target]
+        due = [DecidedRate(after, rate, after) for after, rate in sorted(ending.decided.items()) if after < target]
         if setting.decides and setting.plans:
             job_ = coordinator.core.job
             begin = [job_.policy.boundary(epoch * job_.options.steps_per_epoch) for epoch in range(EPOCHS)]
-            due = [Rate(step, planned_rates()[epoch], 0) for epoch, step in enumerate(begin) if step < target]
+            due = [DecidedRate(step, planned_rates()[epoch], 0) for epoch, step in enumerate(begin) if step < target]
         found += (
             [f"rate: {rates}, and callbacks decided {due}"]
             if [r for r in rates if r.first_step < target] != due

@@ -23,7 +23,7 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Push, Slice, Target
 from parashard.store.base import Store
 from parashard.store.claims import claim_incarnation
-from parashard_coordinator.core.callback_progress import Rate
+from parashard_coordinator.core.callback_progress import DecidedRate
 
 DEADLINE_S = 0.3
 OPERATOR_PAUSE_S = (0.2, 3.0)
@@ -91,7 +91,7 @@ class Follower(Process):
             seen, coordinator = reply.steps_seen, reply.coordinator
             if reply.HasField("learning_rate"):
                 now = reply.learning_rate
-                rate = Rate(now.first_step, now.learning_rate, now.after_steps)
+                rate = DecidedRate(now.first_step, now.learning_rate, now.after_steps)
                 self.world.fired["learning rate changed"] += rate not in ending.told_rates
                 ending.told_rates.add(rate)
             if reply.HasField("milestone"):

@@ -20,7 +20,7 @@ from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher, Launcher
-from parashard_coordinator.core.membership import ShardRegistration, Worker
+from parashard_coordinator.core.membership import ShardRegistration, WorkerRecord
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
 from parashard_coordinator.core.rounds import NoRounds, Rounds, SyncRounds
 from parashard_coordinator.core.saved import Saved
@@ -125,7 +125,7 @@ class Caller:
     def join(self, core: Core, name: str, now_s: float = 0.0) -> None:
         """Join a coordinator, perhaps another one than before; what is held stays."""
         self.core = core
-        self.worker: Worker = core.register_worker(name, "arithmetic", "cpu", "host:9", now_s, self.token)
+        self.worker: WorkerRecord = core.register_worker(name, "arithmetic", "cpu", "host:9", now_s, self.token)
         self.name = self.worker.name
 
     def call(self, now_s: float = 0.0, *, lost: bool = False, **report: Any) -> LeaseAnswer:

@@ -38,7 +38,7 @@ from parashard_coordinator.run.history import HistoryFile
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.report import report
 from parashard_coordinator.run.resolve import ResolvedJob
-from parashard_coordinator.run.store import Identity, RunStore
+from parashard_coordinator.run.store import RunIdentity, RunStore
 from parashard_server.core.shard import Shard
 from support.coordinator_cases import Caller, announce
 from support.in_process import push
@@ -86,7 +86,7 @@ def _write(folder: Path) -> None:
     (folder / JOB_FILE).write_text(job_toml)
     store = open_store(str(folder / CHECKPOINTS))
     run_store = RunStore(store, Claims(store, "coordinator", "fixture").next())
-    run_store.begin_run(RUN, Identity(resolved.digest, resolved.identity, job_toml))
+    run_store.begin_run(RUN, RunIdentity(resolved.digest, resolved.identity, job_toml))
     plan, _ = run_store.open_plan(resolved.plan)
     told = pb.GetJobReply(
         run_id=RUN,

@@ -31,7 +31,7 @@ LEASED_AHEAD = 1024
 _NO_LIMIT = 1 << 62
 
 
-class Rate(NamedTuple):
+class DecidedRate(NamedTuple):
     """A learning rate of the steps from `first_step` on, which the milestone at `after_steps` decided."""
 
     first_step: int
@@ -113,7 +113,7 @@ class CallbackProgress:
         """The last milestone that callbacks have handled; 0: they have begun; -1: not heard of yet."""
         self.stopped_by: int | None = None
         """The milestone that ended the training early."""
-        self.rates: list[Rate] = []
+        self.rates: list[DecidedRate] = []
         self.decided = 0
         """Number of the last decision about the rate, as callbacks count them."""
         self.leased_to = 0
@@ -210,7 +210,7 @@ class CallbackProgress:
         *,
         between: bool = False,
         planned: Sequence[tuple[int, float]] = (),
-    ) -> list[Rate]:
+    ) -> list[DecidedRate]:
         """Set the rate of the steps from `frontier` on, and the `planned` ones of later epochs; return these rates.
 
         None of them, where this decision or a later one was taken before. An earlier coordinator may have leased more
@@ -225,7 +225,7 @@ class CallbackProgress:
         first = self._policy.boundary(max(frontier, leased))
         due = [(0, learning_rate), *((self._end_of(epoch - 1), rate) for epoch, rate in planned)]
         begun = bisect_right(due, first, key=lambda one: one[0]) - 1  # of a plan, the rates before it come too late
-        new = [Rate(max(first, step), rate, after_steps) for step, rate in due[begun:]]
+        new = [DecidedRate(max(first, step), rate, after_steps) for step, rate in due[begun:]]
         kept = self.rates[: bisect_right(self.rates, first, key=lambda rate: rate.first_step)]
         if len(kept) + len(new) > RATES_MAX:
             raise ConfigurationError(
@@ -240,7 +240,7 @@ class CallbackProgress:
         decided = self._decided_for(step)
         return 0.0 if decided is None else decided.learning_rate or SMALLEST_RATE
 
-    def governs(self, rate: Rate) -> bool:
+    def governs(self, rate: DecidedRate) -> bool:
         """Tell whether a rate governs a step: none that was decided later begins with the same one."""
         return self._decided_for(rate.first_step) is rate
 
@@ -248,7 +248,7 @@ class CallbackProgress:
         decided = self._decided_for(min(self._steps_total, (epoch + 1) * self._steps_per_epoch) - 1)
         return math.nan if decided is None else decided.learning_rate
 
-    def _decided_for(self, step: int) -> Rate | None:
+    def _decided_for(self, step: int) -> DecidedRate | None:
         governs = bisect_right(self.rates, step, key=lambda rate: rate.first_step)
         return self.rates[governs - 1] if governs else None
 
@@ -259,7 +259,7 @@ class CallbackProgress:
         self.leased_to = step + LEASED_AHEAD
         return True
 
-    def resume(self, rates: Sequence[Rate], leased_to: int, stopped_by: int | None, decided: int = 0) -> None:
+    def resume(self, rates: Sequence[DecidedRate], leased_to: int, stopped_by: int | None, decided: int = 0) -> None:
         """Take over what an earlier coordinator decided."""
         self.rates, self.stopped_by, self.decided = list(rates), stopped_by, decided
         self.leased_to = self._leased_before = leased_to

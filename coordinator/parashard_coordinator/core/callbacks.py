@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from parashard.errors import ConfigurationError, NotReady
 from parashard.figures import metric
 from parashard_coordinator.core.batch_ends import ENDS_AT_ONCE
-from parashard_coordinator.core.callback_progress import Rate
+from parashard_coordinator.core.callback_progress import DecidedRate
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
 from parashard_coordinator.core.early_stop import stop_at_frontier
 from parashard_coordinator.core.job_record import JobRecord
@@ -77,7 +77,7 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     )
 
 
-def _in_words(rates: Sequence[Rate]) -> str:
+def _in_words(rates: Sequence[DecidedRate]) -> str:
     """Say from which steps on the learning rate is what."""
     shown = [f"{metric(rate.learning_rate)} from step {rate.first_step:,} on" for rate in rates[:RATES_SHOWN]]
     more = len(rates) - len(shown)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.advice import Advice
 from parashard_coordinator.core.batch_ends import BatchEnd
-from parashard_coordinator.core.callback_progress import Milestone, Rate
+from parashard_coordinator.core.callback_progress import DecidedRate, Milestone
 from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.leases import RETRY_PAUSE_S, Grant
@@ -173,7 +173,7 @@ class FollowAnswer(NamedTuple):
     steps: Sequence[BatchEnd]  # or batches, by their first steps
     steps_seen: int
     steps_total: int
-    rate: Rate | None
+    rate: DecidedRate | None
     stopped_by: int | None
 
 

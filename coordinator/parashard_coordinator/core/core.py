@@ -31,7 +31,7 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.loss_warnings import loss_of_step
-from parashard_coordinator.core.membership import Worker
+from parashard_coordinator.core.membership import WorkerRecord
 from parashard_coordinator.core.pod_ledger import PodEnd
 from parashard_coordinator.core.rounds import ShardProgress
 from parashard_coordinator.core.steering import at_most, depth, next_batches, refill, sharing, steer, steered
@@ -139,7 +139,7 @@ class Core:
 
     def register_worker(
         self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
-    ) -> Worker:
+    ) -> WorkerRecord:
         """Take in a worker; an earlier incarnation under its name loses its leases."""
         job = self.job
         if job.state is JobState.FAILED:
@@ -191,7 +191,7 @@ class Core:
         return self.grant(worker, call.want, now_s, revoked, steps_only=call.steps_only)
 
     def grant(
-        self, worker: Worker, want: int, now_s: float, revoked: Sequence[int] = (), *, steps_only: bool = False
+        self, worker: WorkerRecord, want: int, now_s: float, revoked: Sequence[int] = (), *, steps_only: bool = False
     ) -> LeaseAnswer:
         """Grant up to `want` steps, or an evaluation if one is due and the worker takes such."""
         job = self.job
@@ -320,7 +320,7 @@ class Core:
 
     # --- inside ---
 
-    def _completed(self, worker: Worker, done: CompletedStep, now_s: float) -> None:
+    def _completed(self, worker: WorkerRecord, done: CompletedStep, now_s: float) -> None:
         job = self.job
         shards = job.shards.acknowledged(done.incarnations)
         loss = None if done.skipped else done.loss
@@ -339,7 +339,7 @@ class Core:
         job.progress.step_completed(worker.name, done.examples, now_s)
         loss_of_step(job, done.step, loss)
 
-    def _failed(self, worker: Worker, failed: FailedStep, now_s: float) -> bool:
+    def _failed(self, worker: WorkerRecord, failed: FailedStep, now_s: float) -> bool:
         """Count a failed attempt, and stop the job if that is what it means; return whether it counts."""
         job = self.job
         skip, before = job.options.skip_bad_steps, job.leases.any_succeeded
@@ -362,7 +362,7 @@ class Core:
             job.add_event(f"warning: step {failed.step:,} is skipped {tried}{examples}: {named}")
         return True
 
-    def _died(self, worker: Worker, why: str, now_s: float) -> bool:
+    def _died(self, worker: WorkerRecord, why: str, now_s: float) -> bool:
         """Count a death as a failed attempt at the step that the worker was computing; return whether it was."""
         job = self.job
         computing, worker.computing = worker.computing, ()
@@ -431,7 +431,7 @@ class Core:
         if fatal:
             job.fail(fatal)
 
-    def _left(self, worker: Worker, why: str) -> None:
+    def _left(self, worker: WorkerRecord, why: str) -> None:
         job = self.job
         worker.live = False
         steps = job.leases.end(worker.name)
@@ -470,7 +470,7 @@ class Core:
 
     def _answer(
         self,
-        worker: Worker,
+        worker: WorkerRecord,
         granted: Sequence[Grant],
         evaluations: Sequence[Evaluation],
         revoked: Sequence[int],

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from parashard.errors import WrongRun
 from parashard.figures import metric, metric_name
 from parashard_coordinator.core.batch_ends import BatchEnd, StepResult
-from parashard_coordinator.core.callback_progress import CallbackProgress, Rate
+from parashard_coordinator.core.callback_progress import CallbackProgress, DecidedRate
 from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.controller import Controller, Drift, Lag
 from parashard_coordinator.core.draining import Draining
@@ -369,7 +369,7 @@ class JobRecord:
         of_metrics = {int(epoch): of_epoch for epoch, of_epoch in saved.epoch_metrics.items()}
         past = {int(epoch): _numbers(figures) for epoch, figures in saved.epoch_figures.items()}
         self.figures.resume(saved.examples, saved.counted, sums, saved.not_finite_epochs, of_metrics, past)
-        rates = [Rate(*rate) for rate in saved.learning_rates]
+        rates = [DecidedRate(*rate) for rate in saved.learning_rates]
         if self.controller is not None:
             self.controller.resume([Lag(*lag) for lag in saved.lags], [Drift(*drift) for drift in saved.drifts])
         self.callback_progress.resume(rates, saved.leased_to, saved.stopped_by, saved.rates_decided)

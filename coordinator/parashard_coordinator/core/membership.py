@@ -15,7 +15,7 @@ PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push", "transfer")
 
 
 @dataclass
-class Worker:
+class WorkerRecord:
     """One worker's present incarnation, and what it has done under its name."""
 
     name: str
@@ -75,7 +75,7 @@ class Workers:
         self._first_incarnation = (coordinator_incarnation - 1 << 32) + 1
         self._same_arithmetic = same_arithmetic
         self.fingerprint = ""
-        self.by_name: dict[str, Worker] = {}
+        self.by_name: dict[str, WorkerRecord] = {}
         self._earlier: dict[str, EarlierWorker] = {}  # those that have not joined this coordinator yet
 
     def resume(self, earlier: Mapping[str, EarlierWorker]) -> None:
@@ -95,13 +95,13 @@ class Workers:
         return self._earlier | here
 
     @property
-    def live(self) -> list[Worker]:
+    def live(self) -> list[WorkerRecord]:
         """Workers that are not known to have ended."""
         return [worker for worker in self.by_name.values() if worker.live]
 
     def register(
         self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
-    ) -> Worker:
+    ) -> WorkerRecord:
         """Take in a worker's new incarnation; an earlier one under the same name is superseded from now on.
 
         Without a name it gets the lowest free "guest-N": "worker-N" are the launcher's. A process that registers again,
@@ -125,7 +125,7 @@ class Workers:
         name = self.name_for(name)
         earlier = self.by_name.get(name)
         incarnation = earlier.incarnation + 1 if earlier else self._first_incarnation
-        worker = Worker(name, incarnation, device, http_address, now_s, token)
+        worker = WorkerRecord(name, incarnation, device, http_address, now_s, token)
         before = earlier or self._earlier.pop(name, None)
         if before:
             worker.restarted = bool(earlier) or before.token not in (ANY_PROCESS, token)
@@ -143,11 +143,11 @@ class Workers:
             index += 1
         return f"guest-{index}"
 
-    def worker_of(self, token: int) -> Worker | None:
+    def worker_of(self, token: int) -> WorkerRecord | None:
         """Return the incarnation of a process that joined before, unless another process has its name now."""
         return next((worker for worker in self.by_name.values() if token and worker.token == token), None)
 
-    def heard(self, name: str, incarnation: int, sequence: int, now_s: float) -> Worker:
+    def heard(self, name: str, incarnation: int, sequence: int, now_s: float) -> WorkerRecord:
         """Return the worker that a call is from, now known to live.
 
         Raises
@@ -184,7 +184,7 @@ class Workers:
         taken = self.by_name.get(name)
         return name.startswith("guest-") and taken is not None and taken.live
 
-    def silent(self, now_s: float) -> list[Worker]:
+    def silent(self, now_s: float) -> list[WorkerRecord]:
         """Return the live workers that have been silent for longer than the lease time."""
         return [worker for worker in self.live if now_s - worker.last_seen_s > self._lease_ttl_s]
 

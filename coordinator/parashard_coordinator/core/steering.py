@@ -13,11 +13,11 @@ from parashard_coordinator.core.controller import SLOW_MIN_S, Controller, Decisi
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import NOT_FINITE
 from parashard_coordinator.core.leases import Grant, NextBatches
-from parashard_coordinator.core.membership import Worker
+from parashard_coordinator.core.membership import WorkerRecord
 from parashard_coordinator.core.step_times import median
 
 
-def steer(job: JobRecord, worker: Worker, drifts: Sequence[Drift], now_s: float) -> None:
+def steer(job: JobRecord, worker: WorkerRecord, drifts: Sequence[Drift], now_s: float) -> None:
     """Take in what a worker reported with its call, and decide what is due."""
     controller = job.controller
     if controller is None:
@@ -49,7 +49,7 @@ def set_lag(job: JobRecord, decision: Decision) -> None:
         job.add_event(f"from batch {batch:,} on the lag is {decision.lag}: {decision.reason}")
 
 
-def at_most(job: JobRecord, worker: Worker, want: int, now_s: float) -> tuple[int, str]:
+def at_most(job: JobRecord, worker: WorkerRecord, want: int, now_s: float) -> tuple[int, str]:
     """Return how many of the steps that a worker wants it may have, and why none.
 
     In `auto` it is an even share of a batch, less what the worker holds: a batch is complete when its last part is.
@@ -90,18 +90,18 @@ def steered(job: JobRecord, grants: Sequence[Grant]) -> list[Grant]:
     ]
 
 
-def refill(job: JobRecord, worker: Worker) -> int | None:
+def refill(job: JobRecord, worker: WorkerRecord) -> int | None:
     """Return with how many steps in its queue a worker asks for more; None: as the job says."""
     controller = job.controller
     return None if controller is None else max(depth_of(controller, worker), controller.ahead // 2)
 
 
-def depth(job: JobRecord, worker: Worker) -> int | None:
+def depth(job: JobRecord, worker: WorkerRecord) -> int | None:
     """Return how many transfers a worker overlaps with computing; None: as the job says."""
     return None if job.controller is None else depth_of(job.controller, worker)
 
 
-def depth_of(controller: Controller, worker: Worker) -> int:
+def depth_of(controller: Controller, worker: WorkerRecord) -> int:
     """Return 1 where a worker transfers while it computes, else 0."""
     return int(controller.overlaps(worker.phases_s))
 
@@ -134,7 +134,7 @@ def figures(job: JobRecord) -> dict[str, Any]:
     }
 
 
-def _judge(job: JobRecord, controller: Controller, worker: Worker, now_s: float) -> None:
+def _judge(job: JobRecord, controller: Controller, worker: WorkerRecord, now_s: float) -> None:
     times, live = job.leases.times, _live(job)
     own = times.of(worker.name)
     others = []

@@ -13,7 +13,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.figures import natural
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.membership import Worker
+from parashard_coordinator.core.membership import WorkerRecord
 from parashard_coordinator.core.staleness import merged, quantile
 from parashard_coordinator.core.steering import in_words
 from parashard_coordinator.shards.shard_reports import HOTTEST_MAX, TABLE_FIGURES, TABLES_MAX, ShardRecord
@@ -93,7 +93,7 @@ class StatusView:
             training={name: value for name, value in job.figures.newest().items() if math.isfinite(value)},
         )
 
-    def _worker(self, job: JobRecord, worker: Worker, now_s: float) -> pb.WorkerStatus:
+    def _worker(self, job: JobRecord, worker: WorkerRecord, now_s: float) -> pb.WorkerStatus:
         return pb.WorkerStatus(
             name=worker.name,
             incarnation=worker.incarnation,

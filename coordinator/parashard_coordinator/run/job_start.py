@@ -17,7 +17,7 @@ from parashard_coordinator.core.rounds import NoRounds, Rounds, SyncRounds
 from parashard_coordinator.run.resolve import ResolvedJob
 
 
-class Callbacks(NamedTuple):
+class CallbackOptions(NamedTuple):
     """What the launcher's callbacks want of the coordinator."""
 
     followed: bool = False
@@ -26,14 +26,14 @@ class Callbacks(NamedTuple):
     store_evaluated: bool = False
 
 
-NO_CALLBACKS = Callbacks()
+NO_CALLBACKS = CallbackOptions()
 
 
 def new_job_record(
     resolved: ResolvedJob,
     run_id: str,
     incarnation: int,
-    callbacks: Callbacks = NO_CALLBACKS,
+    callbacks: CallbackOptions = NO_CALLBACKS,
     *,
     open_: bool = False,
 ) -> JobRecord:

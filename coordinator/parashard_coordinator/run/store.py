@@ -55,7 +55,7 @@ from parashard.store.claims import newest_claim
 from parashard_coordinator.core.saved import Saved
 
 
-class Identity(NamedTuple):
+class RunIdentity(NamedTuple):
     """The identity of a run's steps: the job's digest, and the mapping that it is computed from."""
 
     digest: str
@@ -117,14 +117,14 @@ class RunStore:
             )
         return stored
 
-    def check_run(self, run_id: str, mine: Identity, *, resume: bool) -> str:
+    def check_run(self, run_id: str, mine: RunIdentity, *, resume: bool) -> str:
         """Return the id of the run in the store, or the one to begin; nothing is written, not even a claim.
 
         Parameters
         ----------
         run_id : str
             This coordinator's run; a store with another one is refused, unless `resume`.
-        mine : Identity
+        mine : RunIdentity
             Of the present job.
         resume : bool
             True: the store must have a run, whose id is returned.
@@ -146,7 +146,7 @@ class RunStore:
             )
         return stored.run_id
 
-    def begin_run(self, run_id: str, mine: Identity) -> None:
+    def begin_run(self, run_id: str, mine: RunIdentity) -> None:
         """Write the run's record, unless there is one.
 
         Raises
@@ -161,7 +161,7 @@ class RunStore:
         if (stored.run_id, stored.job_digest) != (run_id, mine.digest):
             raise NotReady(f"{self.store.url}: another coordinator has just begun run {stored.run_id}")
 
-    def _write_run(self, run_id: str, mine: Identity) -> None:
+    def _write_run(self, run_id: str, mine: RunIdentity) -> None:
         record = RunRecord(
             run_id=run_id,
             job_digest=mine.digest,

@@ -35,7 +35,7 @@ from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
-from parashard_coordinator.run.store import Identity, RunStore
+from parashard_coordinator.run.store import RunIdentity, RunStore
 from parashard_coordinator.shards.shard_reports import ShardRecord, record_of
 from parashard_server.build import ShardBuilder
 from parashard_server.durability.checkpointer import Checkpointer
@@ -73,7 +73,7 @@ def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> B
     begun = unclaimed.find_run(drawn, resume=resume)
     kept = None if begun is None else unclaimed.catalogue.initial_manifest(begun.job_digest)
     resolved = resolve(job, declared, kept=kept)
-    identity = Identity(resolved.digest, resolved.identity, as_toml(job))
+    identity = RunIdentity(resolved.digest, resolved.identity, as_toml(job))
     run_id = unclaimed.check_run(drawn, identity, resume=resume)
     records = RunStore(store, claim_incarnation(store, "coordinator"))
     records.keep_initial(resolved.digest, resolved.initial, resolved.initial_rows, resolved.initial_slots)

@@ -61,7 +61,7 @@ from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.endpoints.service import follow_call, follow_reply
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.history import HistoryFile
-from parashard_coordinator.run.job_start import Callbacks, new_job_record
+from parashard_coordinator.run.job_start import CallbackOptions, new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_worker.computing import Task, WrongResult
 from parashard_worker.device import open_device
@@ -414,7 +414,7 @@ class InProcessTraining:
 
 def _record(run: BegunRun, follower: CallbackFollower, *, resume: bool) -> JobRecord:
     """Return the state of the job, with what the run has stored of it."""
-    callbacks = Callbacks(
+    callbacks = CallbackOptions(
         followed=True, decide=follower.decides, ahead=follower.ahead, store_evaluated=follower.stores_evaluated
     )
     job = new_job_record(run.resolved, run.run_id, run.records.incarnation, callbacks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parashard.errors import NotReady, Superseded, UnknownWorker, WrongRun
-from parashard_coordinator.core.membership import Shards, Worker, Workers
+from parashard_coordinator.core.membership import Shards, WorkerRecord, Workers
 from support.coordinator_cases import registration
 
 TTL_S = 10.0
@@ -15,7 +15,7 @@ def workers_of(same_arithmetic: bool = False) -> Workers:
     return Workers(TTL_S, same_arithmetic=same_arithmetic)
 
 
-def join(workers: Workers, name: str = "", fingerprint: str = "x86", now_s: float = 0.0) -> Worker:
+def join(workers: Workers, name: str = "", fingerprint: str = "x86", now_s: float = 0.0) -> WorkerRecord:
     return workers.register(name, fingerprint, "cpu", "host:9", now_s)
 
 

@@ -15,7 +15,7 @@ from parashard.job.load import job_from_toml
 from parashard.launch.run_files import REPORT_FILE
 from parashard.plan.embedding import mixed
 from parashard.plan.variables import Float32s, values_sha256
-from parashard_coordinator.core.callback_progress import Rate
+from parashard_coordinator.core.callback_progress import DecidedRate
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
@@ -119,7 +119,7 @@ def test_rows_are_counted_by_table_and_audited_by_the_model() -> None:
 
 def test_a_learning_rate_that_no_step_had_is_left_out() -> None:
     core = ended()
-    core.job.callback_progress.rates = [Rate(2, 0.5, 1), Rate(4, 0.25, 3)]
+    core.job.callback_progress.rates = [DecidedRate(2, 0.5, 1), DecidedRate(4, 0.25, 3)]
     rates = report(core.job, ledger(), seen(), 4.0)["callbacks"]["learning_rates"]
     assert [rate["first_step"] for rate in rates] == [2]
 

@@ -18,15 +18,15 @@ from parashard.settings.reading import read_json
 from parashard.store import open_store
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.saved import Saved
-from parashard_coordinator.run.store import Identity, RunStore
+from parashard_coordinator.run.store import RunIdentity, RunStore
 from support.checkpoint_cases import DIGEST, PLAN, RUN, STEPS, VARIABLES, write_drained
 from support.store_fakes import MemoryStore
 
 IDENTITY = {"job": {"seed": 3, "batch_size": 8}, "optimizer": {"kind": "sgd", "learning_rate": 0.1}}
 
 
-def identity(digest: str = DIGEST, **changed: Any) -> Identity:
-    return Identity(digest, {**IDENTITY, **changed}, 'job = { name = "small" }\n')
+def identity(digest: str = DIGEST, **changed: Any) -> RunIdentity:
+    return RunIdentity(digest, {**IDENTITY, **changed}, 'job = { name = "small" }\n')
 
 
 def plan_on(shards: int) -> Plan:
@@ -37,7 +37,7 @@ def plan_on(shards: int) -> Plan:
 # --- the run ---
 
 
-def open_run(run_store: RunStore, run_id: str, mine: Identity, *, resume: bool) -> str:
+def open_run(run_store: RunStore, run_id: str, mine: RunIdentity, *, resume: bool) -> str:
     """As a coordinator does, with a claim in between."""
     run_id = run_store.check_run(run_id, mine, resume=resume)
     run_store.begin_run(run_id, mine)
