@@ -33,7 +33,7 @@ from parashard_coordinator.exclusive_core import ExclusiveCore
 from support.coordinator_cases import DIGEST, RUN, Caller, core_of
 from support.message_edges import at_edges
 from support.served_core import lease_request, shard_request, worker_request
-from support.serving_cases import TABLE, Committer, ShardLife, follower_of
+from support.serving_cases import TABLE, Committer, ShardLife, watcher_of
 from support.shard_process import ShardProcess
 from support.store_fakes import MemoryStore
 
@@ -162,7 +162,7 @@ def test_a_server(store: MemoryStore, call: str) -> None:
     committer.write_plan()
     for shard in range(2):
         committer.commit(ShardLife(shard), [shard], {}, ())
-    run = ServedRun(follower_of(store), TableSet((EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0)),), seed=5), "small")
+    run = ServedRun(watcher_of(store), TableSet((EmbeddingTable(TABLE, 2, SGD(learning_rate=1.0)),), seed=5), "small")
     run.look()
     service = ServingService(run)
     for what, request in at_edges(SERVING[call]):
