@@ -82,8 +82,10 @@ def simulate(
         optimizer = ps.SGD(optimizer.learning_rate, **{name: getattr(optimizer, name) for name in kept})
     strategy = ps.ParameterServerStrategy(shards=1, workers=schedule.workers, consistency=schedule.policy)
     trainer = ps.Trainer(trial.model, optimizer, strategy, seed=seed, name="statistics", settings=dict(trial.settings))
-    place = _Place(lambda call, run: _Simulation(call, run, trial, schedule, seed, method, points, drift_every).run())
-    trainer._place = place
+    backend = _Backend(
+        lambda call, run: _Simulation(call, run, trial, schedule, seed, method, points, drift_every).run()
+    )
+    trainer._backend = backend
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.suppress(_Trained):
         trainer.fit(
             trial.train,
@@ -92,15 +94,15 @@ def simulate(
             batch_size=trial.batch_size,
             verbose=0,
         )
-    assert place.outcome is not None
-    return place.outcome
+    assert backend.outcome is not None
+    return backend.outcome
 
 
 class _Trained(Exception):
     """The simulation is over: nothing of the run is kept."""
 
 
-class _Place:
+class _Backend:
     """Trains a fit in virtual time, as `parashard.api.fits.FitBackend`."""
 
     runs_script = False
