@@ -21,7 +21,7 @@ from functools import partial
 
 from parashard.launch.forks import Request, read_request, send_message
 from parashard.launch.new_process import become, show
-from parashard.process.shell import ExitCode, die_with_parent
+from parashard.process.shell import ExitCode, die_with_parent, end_process
 
 NUMBER = struct.Struct("i")  # a process id, or the negative number of an error
 
@@ -95,7 +95,7 @@ class ForkServer:
                 os.close(write)
                 return True
             os.write(write, NUMBER.pack(number))
-            os._exit(0)
+            end_process(ExitCode.DONE)
         os.close(write)
         if between > 0:
             told = os.read(read, NUMBER.size)
@@ -108,7 +108,7 @@ class ForkServer:
     def _begin(self, request: Request, log: int, go: int) -> None:
         """Become what was asked for, once the launcher knows this process."""
         if not os.read(go, 1):  # it has ended, or asked another server
-            os._exit(ExitCode.RETRY)
+            end_process(ExitCode.RETRY)
         os.close(go)
         become(request, log)
 
