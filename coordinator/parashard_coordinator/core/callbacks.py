@@ -63,7 +63,7 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     milestone = progress.reached(job.leases.lowest_incomplete, target)
     if len(ends) == ENDS_AT_ONCE:
         milestone = None  # it comes after its steps
-    elif milestone is not None and job.awaited_workers and job.figures.missing_in(milestone.epochs):
+    elif milestone is not None and job.awaits_reports and job.figures.missing_in(milestone.epochs):
         milestone = None  # a worker is about to report steps again that an earlier coordinator has not stored
     return FollowAnswer(
         job.options.incarnation,

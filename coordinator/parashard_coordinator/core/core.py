@@ -176,7 +176,6 @@ class Core:
         for step in call.completed:
             self._completed(worker, step, now_s)
         steer(job, worker, call.drifts, now_s)
-        job.awaited_workers.discard(worker.name)
         for failed in call.failed:
             self._failed(worker, FailedStep(*failed), now_s)
         for result in call.evaluated:
@@ -227,7 +226,7 @@ class Core:
             self._died(worker, silent, now_s)
             self._left(worker, silent)
         if now_s - self._began_s > self.job.options.lease_ttl_s:
-            self.job.awaited_workers.clear()
+            self.job.awaits_reports = False
         self._check_slow(now_s)
         self._check_callbacks(now_s)
 
@@ -418,7 +417,6 @@ class Core:
     def _exited(self, exit_: Exit, now_s: float) -> None:
         job = self.job
         job.add_event(f"{exit_.process} ended: {exit_.reason}")
-        job.awaited_workers.discard(str(exit_.process))
         worker = job.workers.by_name.get(str(exit_.process))
         accounted = False
         if worker is not None and worker.live:

@@ -27,7 +27,6 @@ from parashard_coordinator.core.learning import NOT_FALLING, RISES, Change, Lear
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.membership import (
     ENDED,
-    LIVE,
     EarlierWorker,
     ShardRegistration,
     Shards,
@@ -130,8 +129,8 @@ class JobRecord:
             ahead=options.callbacks_ahead,
             stores_evaluated=options.stores_evaluated,
         )
-        self.awaited_workers: set[str] = set()
-        """Workers of an earlier coordinator that may still report steps which it has not stored."""
+        self.awaits_reports = False
+        """Workers of an earlier coordinator may still report steps that it has not stored; its record may lack one."""
         self.workers_wanted = options.workers
         self.scale_requests = 0  # of the run: one that asks for the same number again is a request too
         self.state = JobState.STARTING if options.shards else JobState.RUNNING
@@ -179,7 +178,7 @@ class JobRecord:
         """Every step, evaluation and figure is in, and told to callbacks: the last checkpoint can be taken."""
         in_ = self.leases.finished and self.evaluations.finished and self.shards.all_registered
         in_ = in_ and self.callback_progress.told(self.leases.target)
-        if self.awaited_workers and self.figures.missing(0, self.leases.target):
+        if self.awaits_reports and self.figures.missing(0, self.leases.target):
             return False
         return in_ and self.rounds.returning_to is None and not self.over
 
@@ -387,7 +386,7 @@ class JobRecord:
         workers = {name: EarlierWorker(*known) for name, known in saved.workers.items()}
         self.workers.resume(workers)
         self.supervision.ended_workers = {name for name, known in workers.items() if known.state == ENDED}
-        self.awaited_workers = {name for name, known in workers.items() if known.state == LIVE}
+        self.awaits_reports = bool(workers)
         if len(saved.shard_incarnations) == self.options.shards:  # else another placement: other shards
             self.earlier_incarnations = list(saved.shard_incarnations)
         self.rounds.rollbacks, self.resumes = saved.rollbacks, saved.resumes
@@ -404,7 +403,7 @@ class JobRecord:
         self.earlier_incarnations = [0] * self.options.shards
         self.progress.goes_on = False
         self.workers.started_anew()
-        self.awaited_workers.clear()
+        self.awaits_reports = False
         self.supervision.ended_workers.clear()
 
     @property

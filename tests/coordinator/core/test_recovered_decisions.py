@@ -30,6 +30,19 @@ def test_what_was_counted_goes_on() -> None:
     assert core_after(core, Sync(4)).job.saved() == earlier.job.saved(), "however often"
 
 
+def test_the_end_waits_for_reports_of_a_worker_that_the_record_does_not_know() -> None:
+    """It joined after the record was stored, which is stored with decisions and every two seconds."""
+    earlier = core_of()
+    Caller(earlier, "worker-0")
+    core = core_after(earlier)
+    announce_all(core, [(0, 40)], [(0, 40)])
+    Caller(core, "worker-0").call()
+    assert not core.job.complete
+    Caller(core, "worker-1").call(completed=done(*range(40)))
+    assert core.job.complete
+    assert core.job.figures.missing(0, 40) == 0
+
+
 def test_a_scaling_is_stored_before_it_acts_and_a_run_started_anew_has_the_user_s_number() -> None:  # P7
     earlier = core_of()
     before = earlier.job.decisions
@@ -280,5 +293,8 @@ def test_the_final_weights_are_judged_again_where_a_shard_has_an_incarnation_tha
     announce(unknown, 1, 1, [(0, 40)])
     for core in (known, unknown):
         Caller(core, "worker-0").call()
+        core.tick(
+            core.job.options.lease_ttl_s + 1.0
+        )  # no report of an earlier coordinator's worker is awaited any more
     assert (known.job.complete, unknown.job.complete) == (True, False)
     assert unknown.job.evaluations.results().keys() == {20}, "what was judged on the way is history"
