@@ -103,7 +103,7 @@ class FitBackend(Protocol):
         call : FitCall
             What computes the steps, of which examples.
         run : Run
-            What is about to begin, or to go on; it has a declaration.
+            The run that begins or resumes; it has a declaration.
         view : JobView
             Shows the progress.
         follower : CallbackFollower

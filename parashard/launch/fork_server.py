@@ -106,7 +106,7 @@ class ForkServer:
         return False
 
     def _begin(self, request: Request, log: int, go: int) -> None:
-        """Become what was asked for, once the launcher knows this process."""
+        """Run the requested program once the launcher knows this process."""
         if not os.read(go, 1):  # it has ended, or asked another server
             end_process(ExitCode.RETRY)
         os.close(go)

@@ -54,7 +54,7 @@ def build_model(
     spec : DataSpec
         Of the job's data: sizes of the first and the last layer, and of the ledger.
     seed : int
-        The job's; keys what is random in a step.
+        The job's; determines the random numbers of a step.
     folder : Path or None
         Where a user's own module is looked up first: the job file's folder.
     tables : sequence of EmbeddingTable

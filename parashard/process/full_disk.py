@@ -41,7 +41,7 @@ def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: th
     write : callable
         Raises StoreFailed or OSError if it fails, and has then changed nothing.
     what : str
-        What is written, as of `BestEffort`.
+        Name of the written file, as for `BestEffort`.
     stopping : Event
         Ends the retries when set.
 

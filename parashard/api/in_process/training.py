@@ -105,7 +105,7 @@ class InProcessTraining:
     Parameters
     ----------
     run, begun : Run, BegunRun
-        What is trained, and what its store has of it.
+        The run, with the part of it that its store has.
     call : FitCall
         What computes the steps, of which examples.
     view : JobView
