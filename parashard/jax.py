@@ -19,36 +19,47 @@ from parashard.job.declared_table import Table
 from parashard.models.base import Initial
 from parashard.models.evaluation import Given, Told, judged, metrics_by_name
 from parashard.models.framework import (
+    FROZEN,
     LOSS_SCALE,
+    PARAMETER,
     Computed,
     Pairing,
     WrongModel,
     class_outside,
+    initial_of,
     made_by,
+    pushed_for,
     refuse_other_framework,
     rows,
     step_seed,
+    takes_weights,
     unscaled,
+    value_of,
 )
 from parashard.models.jax_arrays import (
     all_borrowed,
     array_of,
     borrowed,
+    check,
     check_width,
     differ,
+    gathered,
     is_zero,
     jax,
+    kinds_of,
+    leaves_of,
+    like_gathered,
+    marked,
     output_of,
+    parted,
     result_of,
     seeded_apart,
+    summed,
+    tables_and_keys,
     tensor_of,
 )
-from parashard.models.jax_rows import gathered, like_gathered, marked, parted, summed, tables_and_keys
-from parashard.models.jax_variables import check, kinds_of, leaves_of
 from parashard.models.looking_up import placed
-from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.user_errors import named_with_line
-from parashard.models.weighted import PARAMETER, takes_weights
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import NO_KEYS

@@ -21,25 +21,25 @@ from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table, dimension_of
 from parashard.metrics import Metric, Sums
-from parashard.models import keras_optimizers
-from parashard.models.base import HeldTable, Initial
+from parashard.models.base import HeldTable, Initial, OptimizerState
 from parashard.models.evaluation import Told
 from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
     WrongModel,
     class_outside,
+    initial_of,
     made_by,
+    pushed_for,
     refuse_other_framework,
     rows,
     step_seed,
     unscaled,
+    value_of,
 )
 from parashard.models.keras_backends import open_backend
-from parashard.models.keras_embeddings import Embedding
-from parashard.models.keras_functions import Functions
-from parashard.models.keras_keys import KeysOf, look_ups_in
-from parashard.models.keras_metrics import Compiled, check_single, check_sums, classes_of
+from parashard.models.keras_embeddings import Embedding, KeysOf, look_ups_in
+from parashard.models.keras_functions import Compiled, Functions, check_single, check_sums, classes_of
 from parashard.models.keras_rows import NOT_RENAMED, Asking, KerasRows, Renamed, lent
 from parashard.models.keras_variables import (
     Found,
@@ -50,11 +50,11 @@ from parashard.models.keras_variables import (
     keras,
     marks_of,
     means_losses,
+    restore,
     seeded,
+    state_of,
     word,
 )
-from parashard.models.optimizer_state import OptimizerState
-from parashard.models.state import initial_of, pushed_for, value_of
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s
@@ -281,11 +281,11 @@ class Model:
         if own.optimizer is not self.own_optimizer(own) and not own.optimizer.built:
             own.optimizer.build(trained)
         names = [named[id(variable)] for variable in trained]
-        keras_optimizers.restore(self.own_optimizer(own), names, trained, spec, state, self._backend.array)
+        restore(self.own_optimizer(own), names, trained, spec, state, self._backend.array)
 
     def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
         """Return the state of an optimizer of Keras, by the paths of its variables; None: it is new."""
-        state = keras_optimizers.state_of(optimizer, spec, self._backend.array)
+        state = state_of(optimizer, spec, self._backend.array)
         others = (
             {name for of_slot in state.slots.values() for name in of_slot} - self._found.kinds.keys() if state else ()
         )

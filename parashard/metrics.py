@@ -7,16 +7,71 @@ worker. Called by the models, through `parashard.models.evaluation`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from parashard.errors import ConfigurationError
-from parashard.models import metric_figures
 from parashard.models.framework import WrongModel
+
+VALUES_MAX = 4096
+"""Most numbers of a step's metrics together; metrics with longer states are of evaluations only."""
+METRICS_MAX = 64
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return a sum divided by its count; of nothing NaN."""
+    return values[0] / values[1] if values[1] else math.nan
+
+
+def _total(values: Sequence[float]) -> float:
+    """Return a sum."""
+    return values[0]
+
+
+def _area(values: Sequence[float]) -> float:
+    """Return the share of pairs of a 1 and a 0 that are in order, of the histogram of 1s and then that of 0s."""
+    bins = len(values) // 2
+    ones, zeros = values[:bins], values[bins:]
+    pairs = sum(ones) * sum(zeros)
+    if not pairs:
+        return math.nan
+    ordered = (one * (up_to - zero / 2) for one, zero, up_to in zip(ones, zeros, accumulate(zeros), strict=True) if one)
+    return sum(ordered) / pairs
+
+
+def _entropy_ratio(values: Sequence[float]) -> float:
+    """Return the mean cross-entropy divided by that of the share of 1: of their sum, the 1s and all examples."""
+    entropies, ones, examples = values
+    if not 0 < ones < examples:
+        return math.nan
+    share = ones / examples
+    return entropies / examples / -(share * math.log(share) + (1 - share) * math.log1p(-share))
+
+
+FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": mean,
+    "sum": _total,
+    "auc": _area,
+    "normalized_entropy": _entropy_ratio,
+}
+
+
+def figure(kind: str, values: Sequence[float]) -> float | None:
+    """Return the figure of a state; NaN: a number of it is not finite. None: only the metric itself has the figure."""
+    make = FIGURES.get(kind)
+    if make is None:
+        return None
+    try:
+        return make(values) if values and all(map(math.isfinite, values)) else math.nan
+    except (ValueError, IndexError, OverflowError):
+        return math.nan
+
 
 Values = npt.NDArray[np.float64]
 
@@ -65,7 +120,7 @@ class Metric:
 
     def figure(self, values: Values) -> float:
         """Return the figure of a state: by default its first number divided by its second, a mean; of nothing NaN."""
-        return metric_figures.mean(values.tolist())
+        return mean(values.tolist())
 
     def of(self, outputs: Any, targets: Any) -> Sums:
         """Return the state of some examples.
@@ -162,7 +217,7 @@ class Added(Metric):
 
     def figure(self, values: Values) -> float:
         """Return the sum."""
-        return metric_figures.total(values.tolist())
+        return _total(values.tolist())
 
 
 class Accuracy(Metric):
@@ -316,7 +371,7 @@ class AUC(Metric):
 
     def figure(self, values: Values) -> float:
         """Return the share of pairs of a 1 and a 0 that are in order."""
-        return metric_figures.area(values.tolist())
+        return _area(values.tolist())
 
 
 def _sigmoid(logits: Values) -> Values:
@@ -351,11 +406,11 @@ class NormalizedEntropy(Metric):
 
     def figure(self, values: Values) -> float:
         """Return the quotient."""
-        return metric_figures.entropy_ratio(values.tolist())
+        return _entropy_ratio(values.tolist())
 
 
 def kind_of(metric: Metric) -> str:
-    """Return the name of a metric's figure in `parashard.models.metric_figures`; "" where only the metric has it."""
+    """Return the name of a metric's figure in `parashard.metrics`; "" where only the metric has it."""
     return _KINDS.get(type(metric).figure, "")
 
 

@@ -19,21 +19,24 @@ from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table
 from parashard.models import torch_optimizers
-from parashard.models.base import HeldTable, Initial
+from parashard.models.base import HeldTable, Initial, OptimizerState
 from parashard.models.evaluation import Given, Told, added_up, judged, metrics_by_name
 from parashard.models.framework import (
+    FROZEN,
     LOSS_SCALE,
     Computed,
     Pairing,
     WrongModel,
+    initial_of,
     made_by,
+    pushed_for,
     refuse_other_framework,
     rows,
     step_seed,
     unscaled,
+    value_of,
+    weighted_loss,
 )
-from parashard.models.optimizer_state import OptimizerState
-from parashard.models.state import FROZEN, initial_of, pushed_for, value_of
 from parashard.models.torch_arrays import (
     AUTOCAST,
     array_of,
@@ -51,15 +54,17 @@ from parashard.models.torch_embeddings import (
     EmbeddingBag,
     HeldRows,
     TorchRows,
+    Vocabulary,
     check_keys,
+    exportable,
     look_ups_in,
     named_ids,
     rows_lent,
 )
-from parashard.models.torch_export import Vocabulary, exportable
 from parashard.models.torch_losses import LossKind, called, loss_kind
 from parashard.models.torch_variables import (
     Place,
+    Writes,
     check,
     compute_again,
     copied,
@@ -70,8 +75,6 @@ from parashard.models.torch_variables import (
     plain_name,
     tensors_of,
 )
-from parashard.models.torch_writes import Writes
-from parashard.models.weighted import weighted_loss
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s

@@ -17,11 +17,10 @@ from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.metrics import Metric, Sums
-from parashard.models.base import Initial, LooksUp, Model, TellsMetrics, adds_losses
+from parashard.models.base import Initial, LooksUp, Model, TellsMetrics, adds_losses, for_thread
 from parashard.models.evaluation import Totals
+from parashard.models.framework import host_array
 from parashard.models.looking_up import placed
-from parashard.models.state import host_array
-from parashard.models.threaded import for_thread
 from parashard.plan.embedding import Keys
 from parashard.plan.state import COUNTER, SUM
 from parashard.plan.steps import StepPlan

@@ -21,7 +21,7 @@ from parashard.errors import ConfigurationError, JobFailed
 from parashard.launch.run import INTERRUPTED, run_job
 from parashard.launch.run_files import LOGS
 from parashard.launch.runs import Run, job_credentials
-from parashard.models.threaded import for_thread
+from parashard.models.base import for_thread
 from parashard.process.path_text import short_path
 from parashard.process.shell import ExitCode
 

@@ -21,7 +21,7 @@ from parashard.data.base import Batch, DataSpec, Indices
 from parashard.errors import ConfigurationError, ShapeMismatch
 from parashard.job.declared_table import Table
 from parashard.models.base import Nothing
-from parashard.models.loop_rows import NamedRows, named_rows
+from parashard.models.looking_up import NamedRows, named_rows
 from parashard.models.user_errors import named_with_line
 from parashard.plan.variables import Float32s
 from parashard.process.logs import log

@@ -18,8 +18,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.launch.run_folders import resumed_job
-from parashard.models.base import Model
-from parashard.models.optimizer_state import KeepsOptimizer, OptimizerState, ReadsOptimizer
+from parashard.models.base import KeepsOptimizer, Model, OptimizerState, ReadsOptimizer
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.store import open_store

@@ -22,7 +22,7 @@ from parashard.launch.local_cluster import StartThread
 from parashard.launch.run_files import LOGS
 from parashard.launch.runs import Run
 from parashard.launch.thread_child import ThreadChild
-from parashard.models.threaded import for_thread
+from parashard.models.base import for_thread
 from parashard.models.user_errors import named_with_line
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.compute_threads import threads_for

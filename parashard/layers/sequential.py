@@ -23,10 +23,9 @@ from parashard.layers.base import Layer, LooksUpLayer, Pass, Pullback, Shape, Sh
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.models.base import HeldTable
 from parashard.models.evaluation import Given, Told, added_up, judged, metrics_by_name
-from parashard.models.framework import Pairing, WrongModel
+from parashard.models.framework import PARAMETER, Pairing, WrongModel, takes_weights
 from parashard.models.looking_up import placed
 from parashard.models.row_places import rows_held
-from parashard.models.weighted import PARAMETER, takes_weights
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import NO_KEYS

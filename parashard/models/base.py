@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from parashard.data.base import Array, Batch
 from parashard.data.tree import Tree
+from parashard.errors import ConfigurationError
+from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import Keys
+from parashard.plan.optimizers import OptimizerSpec
+from parashard.plan.slots import Slots
 from parashard.plan.variables import Float32s, Variable
+from parashard.process.model_lock import holding_model_lock
 
 if TYPE_CHECKING:
     from parashard.checkpoints.row_files import StoredRows
@@ -204,3 +210,50 @@ class AuditsRows(Audited, Protocol):
 def adds_losses(model: object) -> bool:
     """Tell whether a model's loss is a sum over examples, and no mean."""
     return bool(getattr(model, "adds_losses", False))
+
+
+class OptimizerState(NamedTuple):
+    """How many updates were done, and the slots that they have left, of whole variables."""
+
+    updates: int
+    slots: Slots
+
+
+@runtime_checkable
+class KeepsOptimizer(Protocol):
+    """A model whose framework's own object has an optimizer, such as a compiled Keras model."""
+
+    def own_optimizer(self, own: Any) -> Any:
+        """Return the optimizer of an object that `own` returned; None: it has none."""
+
+    def restore_optimizer(self, own: Any, spec: OptimizerSpec, state: OptimizerState) -> None:
+        """Give it the state of the shards' optimizer, which is of the same rule."""
+
+
+@runtime_checkable
+class ReadsOptimizer(Protocol):
+    """A model that reads the state of its framework's optimizers."""
+
+    def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
+        """Return the state of one that computes the same updates as `spec`; None: it is new."""
+
+
+def for_thread(model: Model) -> Model:
+    """Return a model of one thread's own: what it says itself, else a deep copy.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be copied.
+    """
+    with holding_model_lock():  # built one after the other
+        if isinstance(model, Threaded):
+            return model.for_thread()
+        try:
+            return copy.deepcopy(model)
+        except Exception as error:
+            raise ConfigurationError(
+                f"worker threads need a model each, and {type(model).__name__} cannot be copied: "
+                f"{named_with_line(error)}; give it a method for_thread() that returns another one, or itself if "
+                "threads may share it"
+            ) from error

@@ -1,21 +1,21 @@
-"""Builds the model that a job's options describe: a built-in one, a test oracle, or a user's own.
-
-Called by the coordinator (variables, audits) and the workers (gradients).
-"""
+"""Builds the model that a job's options describe: a built-in one, a test oracle, or a user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
 
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.models.base import Model, Seeded
-from parashard.models.cnn import ConvolutionalNetwork
-from parashard.models.dlrm import Dlrm
-from parashard.models.fm import FactorizationMachine
-from parashard.models.ledger import Ledger
-from parashard.models.mlp import multilayer_perceptron
+from parashard.models.clicks import Dlrm, FactorizationMachine, WideDeep
+from parashard.models.networks import ConvolutionalNetwork, SoftmaxRegression, multilayer_perceptron
 from parashard.models.options import (
     CnnOptions,
     DeepFmOptions,
@@ -31,12 +31,118 @@ from parashard.models.options import (
     UserOptions,
     WideDeepOptions,
 )
-from parashard.models.row_ledger import RowLedger
-from parashard.models.softmax import SoftmaxRegression
-from parashard.models.torn import Torn
-from parashard.models.user import load_user_model, user_code_sha256
-from parashard.models.wide_deep import WideDeep
+from parashard.models.oracles import Ledger, RowLedger, Torn
+from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable
+
+_METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
+
+
+def load_user_model(
+    options: UserOptions, spec: DataSpec, folder: Path | None, tables: Sequence[EmbeddingTable] = ()
+) -> Model:
+    """Import the module, call its factory with the data's spec and the options, and check what it returns."""
+    module_name, _, factory_name = options.kind.partition(":")
+    module = _imported(options.kind, module_name, folder)
+    factory = getattr(module, factory_name, None)
+    if not callable(factory):
+        what = "has no" if factory is None else "has something that cannot be called as"
+        raise ConfigurationError(f"model kind {options.kind!r}: {_place(module)} {what} {factory_name!r}")
+    model = _called(options, factory, spec, _place(module), tables)
+    lacking = [name for name in _METHODS if not callable(getattr(model, name, None))]
+    if lacking:
+        raise ConfigurationError(
+            f"model kind {options.kind!r}: the factory returned {type(model).__name__!r} without the methods "
+            f"{', '.join(lacking)}; a model has {', '.join(_METHODS)}"
+        )
+    return cast(Model, model)
+
+
+def user_code_sha256(options: UserOptions, folder: Path | None) -> str:
+    """Return SHA-256 (hex) of the source of the module that has the factory; modules that it imports are not in it."""
+    module = _imported(options.kind, options.kind.partition(":")[0], folder)
+    if module.__file__ is None:
+        return ""
+    try:
+        return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigurationError(f"model kind {options.kind!r}: {module.__file__}: {error.strerror}") from None
+
+
+def _imported(kind: str, name: str, folder: Path | None) -> ModuleType:
+    places = _search_last(folder)
+    try:
+        module = importlib.import_module(name)
+    except BaseException as error:  # anything that the user's module raises on import, SystemExit too
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            where = "".join(f"in {place}, " for place in places)
+            raise ConfigurationError(f"model kind {kind!r}: no module {error.name!r} {where}or installed") from None
+        if isinstance(error, ImportError) and error.name:
+            _check_unshadowed(kind, error.name.partition(".")[0], places)
+        raise ConfigurationError(f"model kind {kind!r}: importing {name!r} failed: {named_with_line(error)}") from error
+    _check_unshadowed(kind, name, places)
+    return module
+
+
+def _search_last(folder: Path | None) -> list[Path]:
+    """Let modules in these folders be found after all that is installed; return the folders.
+
+    At the end of `sys.path`, not at its beginning as a script's folder is: a file named `numpy.py` there must
+    not take the place of a package that is installed, which may not have been imported yet.
+    """
+    places = [place.resolve() for place in (folder, Path()) if place is not None]
+    sys.path += [place for place in dict.fromkeys(map(str, places)) if place not in sys.path]
+    importlib.invalidate_caches()
+    return list(dict.fromkeys(places))
+
+
+def _check_unshadowed(kind: str, name: str, places: list[Path]) -> None:
+    """Refuse an imported module that shadows the user's module of the same name."""
+    module = sys.modules.get(name)
+    own = next((file for place in places if (file := _file_in(place, name))), None)
+    if own is not None and module is not None and not _is_of(module, own):
+        raise ConfigurationError(f"model kind {kind!r}: {name!r} is {_place(module)}, not {own}; rename yours")
+
+
+def _takes_tables(factory: Callable[..., Any]) -> bool:
+    try:
+        return "tables" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # one that cannot be looked at
+        return False
+
+
+def _called(
+    options: UserOptions,
+    factory: Callable[..., Any],
+    spec: DataSpec,
+    place: str,
+    tables: Sequence[EmbeddingTable],
+) -> Any:
+    extra = dict(options.further)
+    if _takes_tables(factory):
+        extra["tables"] = {table.name: table for table in tables}
+    try:
+        return factory(spec, **extra)
+    except ConfigurationError:
+        raise
+    except BaseException as error:  # anything that the user's factory raises is the user's to fix
+        raise ConfigurationError(
+            f"model kind {options.kind!r}: the factory in {place}, called with the data's spec and the options "
+            f"{', '.join(extra) or '(none)'}, raised {named_with_line(error)}"
+        ) from error
+
+
+def _file_in(place: Path, name: str) -> Path | None:
+    path = place.joinpath(*name.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def _is_of(module: ModuleType, own: Path) -> bool:
+    return module.__file__ is not None and Path(module.__file__).resolve().parent == own.resolve().parent
+
+
+def _place(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or f"module {module.__name__!r} (built in)"
 
 
 def build_model(
@@ -46,25 +152,7 @@ def build_model(
     folder: Path | None,
     tables: Sequence[EmbeddingTable] = (),
 ) -> Model:
-    """Build the model that the options describe.
-
-    Parameters
-    ----------
-    options : ModelOptions
-    spec : DataSpec
-        Of the job's data: sizes of the first and the last layer, and of the ledger.
-    seed : int
-        The job's; determines the random numbers of a step.
-    folder : Path or None
-        Where a user's own module is looked up first: the job file's folder.
-    tables : sequence of EmbeddingTable
-        The job's.
-
-    Raises
-    ------
-    ConfigurationError
-        The model does not go with the data, or a user's model cannot be loaded.
-    """
+    """Build the model that the options describe."""
     match options:
         case SoftmaxOptions():
             return SoftmaxRegression(spec)

@@ -1,12 +1,13 @@
 """Models of clicks and the like: two classes from numbers and keys, whose rows of embedding tables are looked up.
 
-Owns what they share: the keys, the loss and the metrics. Each gives the logit. Called by the models of this folder.
+Owns what they share: the keys, the loss and the metrics. Each gives the logit.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,13 +16,15 @@ from parashard.data.base import Array, Batch, DataSpec
 from parashard.data.ragged import LISTS
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
+from parashard.layers.dense import Dense
 from parashard.layers.losses import sigmoid_cross_entropy
 from parashard.layers.row_sums import sum_by_place
 from parashard.layers.sequential import Sequential
 from parashard.metrics import AUC, BinaryAccuracy, Metric, NormalizedEntropy
-from parashard.models.combining import PullBack, bags_of, combined, keys_of_lists
 from parashard.models.evaluation import Told, judged
-from parashard.models.perceptron import dense_layers
+from parashard.models.networks import dense_layers
+from parashard.models.options import DeepFmOptions, DlrmOptions, FmOptions, WideDeepOptions
+from parashard.models.row_places import PullBack, bags_of, combined, keys_of_lists
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Variable
 
@@ -38,21 +41,6 @@ class ClickModel(ABC):
 
     Every key has a row of each table that the model uses: "wide", of one number, and "deep". The rows of a list of keys
     become one vector by the table's combiner, so that each column has one.
-
-    Parameters
-    ----------
-    kind : str
-        What the job calls it.
-    spec : DataSpec
-        Of data whose inputs are "numbers" and "keys", and where columns have several "lists".
-    tables : sequence of EmbeddingTable
-        The job's.
-
-    Raises
-    ------
-    ConfigurationError
-        If the data has no keys or other than two classes, or the job lacks a table, has one that no model of clicks
-        uses, or a combiner where the data has no lists.
     """
 
     uses: ClassVar[Sequence[str]] = (WIDE, DEEP)
@@ -179,3 +167,141 @@ def tower(inputs: int, hidden: Sequence[int], outputs: int, dropout: float, seed
 
 def _on_host(value: Any) -> Any:
     return value if isinstance(value, np.ndarray) else value.get()
+
+
+class WideDeep(ClickModel):
+    """logit = the sum of the wide weights + dense layers over numbers and all embeddings, end to end.
+
+    Variables: those of the dense layers, as in a multilayer perceptron; the last bias is the model's.
+    """
+
+    def __init__(
+        self, options: WideDeepOptions, spec: DataSpec, seed: int, tables: Sequence[EmbeddingTable] = ()
+    ) -> None:
+        super().__init__(options.kind, spec, tables)
+        inputs = self.numbers + self.columns * self.dimension
+        self._tower = tower(inputs, options.hidden, 1, options.dropout, seed)
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        """Return the variables of the dense layers."""
+        return self._tower.initial_variables()  # type: ignore[return-value]  # it holds no values
+
+    def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
+        """Return the logits and their pullback."""
+        embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
+        numbers = batch.inputs["numbers"].astype(embedded.dtype, copy=False)
+        inputs = xp.concatenate([numbers, embedded.reshape(len(embedded), -1)], axis=1)
+        wide, wide_back = self.wide(variables, batch, xp)
+        deep, deep_back = self._tower.as_layer(variables, inputs, step, xp)
+
+        def pull_back(gradient: Array) -> Gradients:
+            of_wide = wide_back(gradient)
+            by_inputs, of_tower = deep_back(gradient, True)
+            assert by_inputs is not None
+            by_embedded = by_inputs[:, self.numbers :].reshape(embedded.shape)
+            return {**of_tower, **of_wide, DEEP: by_rows(by_embedded)}
+
+        return wide + deep, pull_back
+
+
+class FactorizationMachine(ClickModel):
+    """logit = the sum of the wide weights + the sum of v_i . v_j over all pairs of keys + a dense part.
+
+    The dense part is linear in the numbers; of DeepFM it has layers over numbers and all embeddings.
+    """
+
+    def __init__(
+        self, options: FmOptions | DeepFmOptions, spec: DataSpec, seed: int, tables: Sequence[EmbeddingTable] = ()
+    ) -> None:
+        super().__init__(options.kind, spec, tables)
+        self._is_deep = isinstance(options, DeepFmOptions)
+        if isinstance(options, DeepFmOptions):
+            inputs = self.numbers + self.columns * self.dimension
+            self._dense = tower(inputs, options.hidden, 1, options.dropout, seed)
+        else:
+            self._dense = Sequential([Dense(1)], input_shape=(max(1, self.numbers),), loss="sigmoid_cross_entropy")
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        """Return the variables of the dense part."""
+        return self._dense.initial_variables()  # type: ignore[return-value]  # it holds no values
+
+    def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
+        """Return the logits and their pullback."""
+        embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
+        total = embedded.sum(axis=1)
+        pairs = 0.5 * (total**2 - (embedded**2).sum(axis=1)).sum(axis=1, keepdims=True)
+        wide, wide_back = self.wide(variables, batch, xp)
+        dense, dense_back = self._dense.as_layer(variables, self._inputs(batch, embedded, xp), step, xp)
+
+        def pull_back(gradient: Array) -> Gradients:
+            by_embedded = gradient[:, None] * (total[:, None] - embedded)
+            of_wide = wide_back(gradient)
+            by_inputs, of_dense = dense_back(gradient, self._is_deep)
+            if by_inputs is not None and self._is_deep:
+                by_embedded += by_inputs[:, self.numbers :].reshape(embedded.shape)
+            return {**of_dense, **of_wide, DEEP: by_rows(by_embedded)}
+
+        return wide + pairs + dense, pull_back
+
+    def _inputs(self, batch: Batch, embedded: Array, xp: Any) -> Array:
+        numbers = batch.inputs["numbers"].astype(embedded.dtype, copy=False)
+        if self._is_deep:
+            return xp.concatenate([numbers, embedded.reshape(len(embedded), -1)], axis=1)
+        return numbers if self.numbers else xp.zeros((len(embedded), 1), embedded.dtype)
+
+
+class Dlrm(ClickModel):
+    """logit = top(bottom(numbers), all products of two of: bottom(numbers), the embeddings).
+
+    Variables: "bottom.<name>" and "top.<name>", where a name is that of a variable of a multilayer perceptron.
+    """
+
+    uses = (DEEP,)
+
+    def __init__(self, options: DlrmOptions, spec: DataSpec, seed: int, tables: Sequence[EmbeddingTable] = ()) -> None:
+        super().__init__(options.kind, spec, tables)
+        if not self.numbers:
+            raise ConfigurationError(f"model kind {options.kind!r} needs a column of numbers, and the data has none")
+        self._bottom = tower(self.numbers, options.bottom, self.dimension, 0.0, seed)
+        self._pairs = np.triu_indices(self.columns + 1, 1)
+        inputs = self.dimension + len(self._pairs[0])
+        self._top = tower(inputs, options.hidden, 1, options.dropout, seed)
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        """Return the variables of both parts."""
+        return {
+            f"{part}.{name}": replace(variable, name=f"{part}.{name}")
+            for part, layers in (("bottom", self._bottom), ("top", self._top))
+            for name, variable in layers.initial_variables().items()
+            if isinstance(variable, Variable)
+        }
+
+    def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
+        """Return the logits and their pullback."""
+        embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
+        numbers = batch.inputs["numbers"].astype(embedded.dtype, copy=False)
+        vector, bottom_back = self._bottom.as_layer(_of(variables, "bottom"), numbers, step, xp)
+        all_vectors = xp.concatenate([vector[:, None], embedded], axis=1)
+        products = xp.matmul(all_vectors, all_vectors.transpose(0, 2, 1))
+        first, second = (xp.asarray(places) for places in self._pairs)
+        inputs = xp.concatenate([vector, products[:, first, second]], axis=1)
+        logits, top_back = self._top.as_layer(_of(variables, "top"), inputs, step, xp)
+
+        def pull_back(gradient: Array) -> Gradients:
+            by_inputs, of_top = top_back(gradient, True)
+            assert by_inputs is not None
+            by_products = xp.zeros_like(products)
+            by_products[:, first, second] = by_inputs[:, self.dimension :]
+            by_products += by_products.transpose(0, 2, 1)
+            by_vectors = xp.matmul(by_products, all_vectors)
+            _, of_bottom = bottom_back(by_inputs[:, : self.dimension] + by_vectors[:, 0], False)
+            own = {f"bottom.{name}": found for name, found in of_bottom.items()}
+            own |= {f"top.{name}": found for name, found in of_top.items()}
+            return {**own, DEEP: by_rows(by_vectors[:, 1:])}
+
+        return logits, pull_back
+
+
+def _of(variables: Mapping[str, Array], part: str) -> dict[str, Array]:
+    """Return the variables of a part by their names within it."""
+    return {name.removeprefix(f"{part}."): values for name, values in variables.items() if name.startswith(f"{part}.")}

@@ -1,8 +1,7 @@
 """Distinct keys: the keys that a step uses, each once, and where each of its look-ups has its row among them.
 
 Mixed keys are spread evenly, so that a hash table whose places are in the order of the keys' high bits has them almost
-sorted. Compiled by Numba; `numpy.unique` says the same, readably, and takes over where keys are not spread. Called by
-`parashard.models.looking_up` and `loop_rows`.
+sorted. Compiled by Numba; `numpy.unique` says the same, readably, and takes over where keys are not spread.
 """
 
 # The loops take what Numba infers.
@@ -26,11 +25,6 @@ PLACES_EACH = 2  # of the table, for each look-up
 
 def distinct_keys(words: Keys) -> tuple[Keys, NDArray[np.int64]]:
     """Return what `numpy.unique(words, return_inverse=True)` does.
-
-    Parameters
-    ----------
-    words : ndarray of uint64
-        Mixed keys, as often as they are looked up.
 
     Returns
     -------

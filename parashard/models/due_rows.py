@@ -1,9 +1,8 @@
 """Due rows: what the ledger of rows must end with where rules give keys their rows, and end them.
 
 In `sync:N` the order of updates is known, and so are all rows: each use is counted again, update by update, by its own
-reading of the rules. In other modes updates may come in any order. There bounds are due: a row that was pushed t
-times has t of its key's updates, so at least the t that use it least, and without eviction t is known. Knows no shard.
-Called by `parashard.models.row_ledger`.
+reading of the rules. In other modes updates may come in any order. There bounds are due: a row that was pushed t times
+has t of its key's updates, so at least the t that use it least, and without eviction t is known. Knows no shard.
 """
 
 from __future__ import annotations
@@ -65,10 +64,6 @@ def due_rows(applied: Applied, table: str, own: int, shared: int, t: Numbers) ->
 
     Parameters
     ----------
-    applied : Applied
-    table : str
-    own, shared : int
-        How many keys of each kind.
     t : ndarray of int64, shape (own + shared,)
         How often each row was pushed, as it says itself.
     """

@@ -1,7 +1,6 @@
 """What evaluations tell: a model's metrics by their names, and their states over the batches of an evaluation.
 
-The one place where batches are put together. Knows no framework. Called by the models, by
-`parashard_worker.computing` and by `parashard.api.trained_model`.
+The one place where batches are put together. Knows no framework.
 """
 
 from __future__ import annotations
@@ -28,13 +27,7 @@ _TOLERANCE, _NOISE = 1e-4, 1e-2  # of a figure; noise is a difference that the o
 
 
 def metrics_by_name(metrics: Sequence[Given]) -> dict[str, Metric]:
-    """Return metrics by their names.
-
-    Raises
-    ------
-    ConfigurationError
-        If a name is unknown, or two have the same.
-    """
+    """Return metrics by their names."""
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise ConfigurationError(f"metrics is a list of names and functions, such as ['accuracy'], found {metrics!r}")
     found: dict[str, Metric] = {}
@@ -118,18 +111,7 @@ Told = float | Sums | Update
 def judged(
     metrics: Mapping[str, Metric], outputs: Any, targets: Any, examples: int, host: Callable[[Any], Any]
 ) -> dict[str, Sums | Update]:
-    """Return the states of metrics for a batch.
-
-    Parameters
-    ----------
-    metrics : mapping of str to Metric
-    outputs, targets
-        The framework's arrays: functions get them as they are.
-    examples : int
-        How many there are.
-    host : callable
-        From such an array to NumPy's; other values pass.
-    """
+    """Return the states of metrics for a batch."""
     found: dict[str, Sums | Update] = {}
     on_host: tuple[Any, Any] | None = None
     for name, metric in metrics.items():
@@ -151,13 +133,7 @@ def added_up(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
 
 
 class Totals:
-    """The figures of examples that come in batches.
-
-    Attributes
-    ----------
-    sums : dict of str to Sums
-        The states of all batches by name.
-    """
+    """The figures of examples that come in batches."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Sums] = {}
@@ -189,13 +165,7 @@ def no_means(evaluate: Callable[[Indices], Mapping[str, Any]], order: Indices) -
 
     Only numbers, and what functions of a model's metrics return, can be so. Where the order of the examples changes a
     figure, such as by random numbers, nothing can be told of it.
-
-    Parameters
-    ----------
-    evaluate : callable (indices) -> mapping
-        What the model tells of these examples of the batch.
-    order : ndarray of int64
-        The examples, at least 2, as they are halved: the less alike the halves are, the more is seen.
+    The less alike the halves of `order` are, the more is seen.
     """
     examples, half = len(order), len(order) // 2
     parts = np.sort(order), np.sort(order)[::-1], order[:half], order[half:]

@@ -1,21 +1,28 @@
 """What models of every framework share: a step's seed, a scaled loss, arrays with an axis.
 
-Knows no framework. Called by `parashard.torch`, `parashard.jax` and `parashard.keras`.
+Knows no framework.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from parashard.data.base import Array
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, shortened
+from parashard.models.base import Initial
 from parashard.models.user_errors import named_with_line
+from parashard.plan.state import ALLOWED, AVERAGE, COUNTER, average_factor, check_state, counter_rows, counter_values
+from parashard.plan.variables import Float32s, Variable
 
 Computed = tuple[float | Array, Mapping[str, Array | None]]
 """A loss and gradients by name."""
@@ -29,13 +36,7 @@ class WrongModel(ValueError):
 
 
 def refuse_other_framework(given: Any, own: str) -> None:
-    """Refuse a module of another framework than `own`: torch, keras or jax.
-
-    Raises
-    ------
-    ConfigurationError
-        It names the model that takes it.
-    """
+    """Refuse a module of another framework than `own`: torch, keras or jax."""
     for name, kind, call in (("keras", "Model", "ps.keras.Model(model)"), ("torch", "nn", "ps.torch.Model(net, loss)")):
         base: Any = getattr(sys.modules.get(name), kind, None)
         base = getattr(base, "Module", base)
@@ -48,13 +49,7 @@ def refuse_other_framework(given: Any, own: str) -> None:
 
 
 def made_by(make: Callable[[], Any], call: str) -> Any:
-    """Return what a user's factory makes.
-
-    Raises
-    ------
-    ConfigurationError
-        If it raises; `call` says how it is called.
-    """
+    """Return what a user's factory makes."""
     try:
         return make()
     except (ConfigurationError, WrongModel):
@@ -78,15 +73,7 @@ def unscaled(compute: Callable[[float], Computed], scale: float, xp: Any) -> Com
 
     A gradient that is not finite is computed again with half the scale, down to 1. Each step begins with the same
     scale, so that it has the same bits wherever it is computed; powers of two change none that are representable.
-
-    Parameters
-    ----------
-    compute : callable (scale) -> (loss, gradients)
-        The gradients of the loss times the scale, divided by it.
-    scale : float
-        A power of two; 1 where nothing is scaled.
-    xp : module
-        Of the gradients.
+    `compute` takes the scale, and divides its gradients by it.
     """
     found = compute(scale)
     while scale > 1 and not all(bool(xp.isfinite(g).all()) for g in found[1].values() if g is not None):
@@ -135,22 +122,7 @@ class Pairing:
         return self._open
 
     def check(self, outputs: Array, targets: Array, loss: float, reversed_loss: Callable[[], float]) -> None:
-        """Refuse a loss that is the same when the targets come in reverse.
-
-        Parameters
-        ----------
-        outputs, targets : ndarray
-            Of a batch.
-        loss : float
-            Of them.
-        reversed_loss : callable
-            Computes the loss of the same outputs and the targets from the last to the first.
-
-        Raises
-        ------
-        WrongModel
-            If it is the same to the last digits of float32.
-        """
+        """Refuse a loss that is the same when the targets come in reverse."""
         spread = float(np.ptp(outputs))
         told_apart = spread > 1e-3 * max(float(np.abs(outputs).max()), float(np.abs(targets).max()))
         if not told_apart or np.array_equal(targets, targets[::-1]):
@@ -163,3 +135,109 @@ class Pairing:
                 f"of shape {shape}, or reshape the outputs in the loss"
             )
         self._open = False
+
+
+FROZEN: Final = "frozen"
+
+
+def checked_kind(name: str, kind: object, dtype: Any) -> str:
+    """Return the kind of an array that has no gradient."""
+    if kind != FROZEN and (not kind or check_state(kind) is not None):
+        raise ConfigurationError(
+            f"state: {name!r} is {shortened(repr(kind))}; allowed: {ALLOWED}, or {FROZEN} for what never changes"
+        )
+    whole = np.dtype(dtype).kind in "iu"
+    if whole != (kind == COUNTER):
+        raise ConfigurationError(
+            f"state: {name!r} of {np.dtype(dtype)} is {kind!r}; allowed: counter for whole numbers, else the others"
+        )
+    return str(kind)
+
+
+def initial_of(name: str, array: npt.NDArray[Any], kind: str) -> Initial:
+    """Return what a model starts from for an array: of a kind, or "" for one with a gradient."""
+    if kind == COUNTER:
+        counted = counter_rows(array)
+        return Variable(name, counted.shape, state=kind), counted
+    content: Float32s = np.atleast_1d(np.asarray(array, np.float32))
+    if not kind:
+        return content
+    return Variable(name, content.shape, frozen=kind == FROZEN, state="" if kind == FROZEN else kind), content
+
+
+def host_array(array: Any) -> npt.NDArray[Any]:
+    """Return an array on the host: NumPy's as it is, a copy of CuPy's."""
+    return array if isinstance(array, np.ndarray) else np.asarray(array.get())
+
+
+def value_of(pulled: Any, kind: str) -> Any:
+    """Return what a framework has in place of a variable: whole numbers for a counter, else what was pulled."""
+    return counter_values(host_array(pulled)) if kind == COUNTER else pulled
+
+
+def pushed_for(kind: str, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> Float32s:
+    """Return what a step pushes for state that it changed.
+
+    A running average changed by r' = r + M (b - r): the batch's own value is b = r + (r' - r) / M, and the shard moves
+    its r, which may be newer, towards it.
+    """
+    if kind == COUNTER:
+        return counter_rows(np.asarray(after, np.int64) - np.asarray(before, np.int64))
+    before = np.atleast_1d(np.asarray(before, np.float32))
+    change: Float32s = np.atleast_1d(np.asarray(after, np.float32)) - before
+    if kind.startswith(AVERAGE):
+        change = before + change / np.float32(average_factor(kind))
+    return change
+
+
+PARAMETER = "sample_weight"
+"""Of a loss that applies weights itself."""
+
+Weighted = Callable[[Any, Any, Any], Any]
+
+
+def takes_weights(function: Any) -> bool:
+    """Tell whether a function has a parameter for weights."""
+    return PARAMETER in _parameters(function)
+
+
+def weighted_loss(loss: Any) -> Weighted | None:
+    """Return the loss as a function of outputs, targets and weights.
+
+    A loss with a parameter `sample_weight` is called with it. A loss with PyTorch's `reduction`, which is "mean", gives
+    the loss of each example instead, and the mean over all of its numbers is taken here. None: it can do neither, or
+    weighs classes itself, so that its mean is another one.
+    """
+    if takes_weights(loss):
+        return lambda outputs, targets, weights: loss(outputs, targets, **{PARAMETER: weights})
+    if getattr(loss, "weight", None) is not None or _bound(loss).get("weight") is not None:
+        return None
+    reduction = _parameters(loss).get("reduction")
+    if reduction is not None and reduction.default == "mean":
+        return lambda outputs, targets, weights: _mean(loss(outputs, targets, reduction="none"), weights)
+    if getattr(loss, "reduction", None) == "mean":  # an object, such as torch.nn.MSELoss()
+        each = copy.copy(loss)
+        each.reduction = "none"
+        return lambda outputs, targets, weights: _mean(each(outputs, targets), weights)
+    return None
+
+
+def _mean(values: Any, weights: Any) -> Any:
+    """Return the mean of an example's losses, each times the example's weight."""
+    if values.shape[:1] != weights.shape:
+        raise WrongModel(
+            f"the loss gives values of shape {tuple(values.shape)} for {len(weights)} weighted examples; due is one "
+            "row for each"
+        )
+    return (values * weights.reshape(-1, *[1] * (len(values.shape) - 1)).to(values.dtype)).mean()
+
+
+def _parameters(function: Any) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def _bound(function: Any) -> dict[str, Any]:
+    return dict(function.keywords) if isinstance(function, functools.partial) else {}

@@ -1,20 +1,24 @@
 """Arrays of JAX: pulled arrays as JAX's, and values and gradients of JAX's as arrays.
 
-Owns the import of JAX. Knows no tree's meaning. Called by `parashard.jax` and `parashard.models.keras_backends`.
+Owns the import of JAX. Knows no tree's meaning.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
-from parashard.data.base import Array
+from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
-from parashard.models.framework import WrongModel
+from parashard.job.declared_table import Table, checked_tables
+from parashard.layers.row_sums import sum_by_place
+from parashard.models.framework import WrongModel, checked_kind
 from parashard.process.extras import install
 
 try:
@@ -135,3 +139,110 @@ def _bytes(constant: Any) -> bytes:
 
 def _variables(atoms: Any) -> list[Any]:
     return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+def leaves_of(tree: Any) -> dict[str, Any]:
+    """Return the leaves by their paths."""
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {"/".join(_word(key) for key in path) or "parameters": leaf for path, leaf in found}
+
+
+def kinds_of(leaves: Mapping[str, Any], patterns: Mapping[str, str]) -> dict[str, str]:
+    """Return what each leaf is: "" with a gradient, "frozen", or a kind of state."""
+    kinds = dict.fromkeys(leaves, "")
+    for pattern, kind in patterns.items():
+        names = [name for name in leaves if fnmatchcase(name, pattern)]
+        if not names:
+            raise ConfigurationError(f"state: {pattern!r} matches none of the leaves: {', '.join(leaves)}")
+        kinds |= {name: checked_kind(name, kind, array_of(leaves[name]).dtype) for name in names}
+    for name, leaf in leaves.items():
+        if not kinds[name] and not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
+            raise ConfigurationError(
+                f"parameter {name!r} is {leaf.dtype}; allowed: real floating point, or whole numbers that state= "
+                "names as a counter"
+            )
+    return kinds
+
+
+def check(made: Any) -> None:
+    """Refuse what is no tree of arrays, such as an object that JAX does not take for a tree."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(made)[0]:
+        _check_leaf("/".join(map(_word, path)), leaf)
+
+
+def _check_leaf(name: str, leaf: Any) -> None:
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex):
+        return
+    kind = type(leaf).__name__
+    if dataclasses.is_dataclass(leaf):
+        raise ConfigurationError(
+            f"init returned a {kind}, which JAX takes for one value: decorate the class with "
+            "@jax.tree_util.register_dataclass"
+        )
+    raise ConfigurationError(
+        f"parameter {name!r} is a {kind}; allowed: arrays. What is no array goes into the functions: flax.nnx.split "
+        "and equinox.partition part a module"
+    )
+
+
+def _word(key: Any) -> str:
+    return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
+
+
+MARK = "\0rows of "
+"""Before a table's name among trained leaves, whose paths never begin so."""
+
+
+def tables_and_keys(tables: object, keys: object) -> dict[str, Table]:
+    """Return the tables of a model by name, if it says which rows a batch needs exactly where it has tables."""
+    found = checked_tables(tables)
+    if keys is not None and not callable(keys):
+        raise ConfigurationError(f"keys is a function of the inputs, found {type(keys).__name__}")
+    if found and keys is None:
+        named = ", ".join(f"{name!r}: ..." for name in found)
+        raise ConfigurationError(
+            f"the model looks up rows of {', '.join(map(repr, found))}, and nothing says which a batch needs: "
+            f"ps.jax.Model(..., keys=lambda inputs: {{{named}}})"
+        )
+    combining = [name for name, table in found.items() if table.combiner is not None]
+    if combining:
+        raise ConfigurationError(
+            f"table {combining[0]!r} has combiner={found[combining[0]].combiner!r}, which has no effect: a function of "
+            "JAX is given the row of each id, and says itself what becomes of several"
+        )
+    if keys is not None and not found:
+        raise ConfigurationError("keys= names rows of tables, and there are none: ps.jax.Model(..., tables=[...])")
+    return found
+
+
+def gathered(variables: Mapping[str, Array], batch: Batch) -> dict[str, Any]:
+    """Return the row of each id, shape (*ids, dimension), by table."""
+    return {name: borrowed(variables[name].take(places, axis=0)) for name, places in batch.places.items()}
+
+
+def like_gathered(tables: Mapping[str, Table], batch: Batch) -> dict[str, Any]:
+    """Return zeros in the shapes of `gathered`."""
+    return {
+        name: np.zeros((*places.shape, tables[name].dimension), np.float32) for name, places in batch.places.items()
+    }
+
+
+def summed(gradients: Mapping[str, Any], variables: Mapping[str, Array], batch: Batch, xp: Any) -> dict[str, Array]:
+    """Return the gradient of the rows from those of ids, which are added in the order of the ids."""
+    found = {}
+    for name, places in batch.places.items():
+        rows, dimension = variables[name].shape
+        of_ids = xp.asarray(gradients[name]).reshape(-1, dimension)
+        found[name] = sum_by_place(of_ids, places.reshape(-1), rows, xp)
+    return found
+
+
+def marked(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rows by names that no leaf has."""
+    return {MARK + name: array for name, array in rows.items()}
+
+
+def parted(trained: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return leaves, and rows by their tables, of what has both."""
+    leaves = {name: leaf for name, leaf in trained.items() if not name.startswith(MARK)}
+    return leaves, {name.removeprefix(MARK): rows for name, rows in trained.items() if name.startswith(MARK)}

@@ -1,7 +1,7 @@
 """What differs between JAX and PyTorch beneath a Keras model: tensors, gradients, compilation, the generator.
 
 Knows no Keras and no model: a backend is handed functions of lists of tensors, and the rows of tables that the layers
-within look up. `parashard.models.keras_on_jax` and `keras_on_torch` are the two. Called by `parashard.keras`.
+within look up. `parashard.models.keras_on_jax` and `keras_on_torch` are the two.
 """
 
 from __future__ import annotations
@@ -90,13 +90,7 @@ class Backend(Protocol):
 
 
 def open_backend(name: str) -> Backend:
-    """Return the backend that Keras has.
-
-    Raises
-    ------
-    ConfigurationError
-        If models of that backend cannot be trained here.
-    """
+    """Return the backend that Keras has."""
     if name == "jax":
         from parashard.models.keras_on_jax import Jax
 

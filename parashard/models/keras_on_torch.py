@@ -1,6 +1,6 @@
 """Keras on PyTorch, eager: gradients by autograd, and rows that are looked up as layers are called.
 
-Knows no Keras. Called by `parashard.models.keras_backends`.
+Knows no Keras.
 """
 
 from __future__ import annotations

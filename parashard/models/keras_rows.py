@@ -2,7 +2,7 @@
 
 On PyTorch a look-up is made as the layer is called. What JAX compiles cannot look up: its layers are called twice,
 first for the ids alone, then with their rows; so the rows are in the ids' shape, and the number of different keys
-compiles nothing anew. Knows no layer and no shard. Called by `parashard.models.keras_backends`.
+compiles nothing anew. Knows no layer and no shard.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves, map_leaves
-from parashard.models.framework import WrongModel
+from parashard.models.framework import WrongModel, host_array
 from parashard.models.row_places import INT32, check_width, places_among, summed_by_table
-from parashard.models.state import host_array
 from parashard.plan.embedding import Keys
 
 Asked = list[dict[tuple[str, int, int | None], Any]]
@@ -99,25 +98,7 @@ class Given:
 
 
 class Gathered:
-    """The rows of look-ups whose ids are known.
-
-    Parameters
-    ----------
-    pulled : KerasRows
-        Among which they are.
-    asked : Asked
-        The ids, as the model has them.
-
-    Raises
-    ------
-    WrongModel
-        If an id is not among the keys.
-
-    Attributes
-    ----------
-    rows : list of array of float32, shape (*ids, dimension)
-        Of each look-up: zeros of the padding key.
-    """
+    """The rows of look-ups whose ids are known."""
 
     def __init__(self, pulled: KerasRows, asked: Asked) -> None:
         self._keys, self._xp = pulled.keys, pulled.xp
@@ -160,18 +141,6 @@ class Renamed:
     """What a model's inputs have in place of ids of more than 32 bits, which JAX has none of: numbers of the batch.
 
     Each has one that no input has, the same in all inputs, so that ids are equal where they were. Others stay.
-
-    Parameters
-    ----------
-    inputs : tree of arrays
-        Of whole numbers and others.
-    others : iterable of int
-        Numbers that mean something to the model besides.
-
-    Attributes
-    ----------
-    inputs : tree of arrays
-        With the numbers in them.
     """
 
     def __init__(self, inputs: Tree, others: Sequence[int] = ()) -> None:

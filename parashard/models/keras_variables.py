@@ -1,12 +1,12 @@
 """What of a Keras model can be trained here: the kinds of its variables, what is refused, its seeds and copies.
 
-Owns the import of Keras. Knows no step. Called by `parashard.keras`.
+Owns the import of Keras. Knows no step.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -14,8 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parashard.errors import ConfigurationError
-from parashard.models.state import FROZEN, checked_kind
+from parashard.models.base import OptimizerState
+from parashard.models.framework import FROZEN, checked_kind
+from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.state import AVERAGE
+from parashard.plan.variables import Float32s
 from parashard.process.extras import install
 
 try:
@@ -66,13 +69,7 @@ _MEANS = ("sum_over_batch_size", "mean")
 
 
 def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
-    """Return what a variable is: "" it is trained, "frozen", or a kind of state; None: no variable of a job.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be what `patterns` say, or cannot be trained.
-    """
+    """Return what a variable is: "" it is trained, "frozen", or a kind of state; None: no variable of a job."""
     if is_seed(variable):
         return None
     is_floating = keras.backend.is_float_dtype(variable.dtype)
@@ -124,13 +121,7 @@ class Found(NamedTuple):
 
 
 def found_in(model: Any, patterns: Mapping[str, str]) -> Found:
-    """Return what of a model is a variable of a job.
-
-    Raises
-    ------
-    ConfigurationError
-        If one cannot be, two have the same path, a pattern matches none, or nothing is trained.
-    """
+    """Return what of a model is a variable of a job."""
     owners = {id(v): layer for layer in model._flatten_layers() for v in layer.variables}  # the innermost comes last
     found: dict[str, tuple[Any, str]] = {}
     others: list[Any] = []
@@ -221,3 +212,63 @@ def means_losses(model: Any) -> bool:
         getattr(loss, "reduction", _MEANS[0]) in _MEANS and getattr(loss, "ignore_class", None) is None
         for loss in losses
     )
+
+
+class _Kept(NamedTuple):
+    """Where an optimizer of Keras keeps a slot: theirs = factor * ours + offset."""
+
+    attribute: str
+    factor: float = 1.0
+    offset: float = 0.0
+
+
+def restore(optimizer: Any, names: Sequence[str], trained: Sequence[Any], spec: OptimizerSpec, state: OptimizerState,
+            array: Any) -> None:  # fmt: skip
+    """Give an optimizer that has taken no step the state of the shards'."""
+    if not optimizer.built:
+        optimizer.build(trained)
+    optimizer.iterations.assign(state.updates)
+    if hasattr(optimizer._learning_rate, "assign"):  # else a schedule, which follows from the iterations
+        optimizer.learning_rate = spec.learning_rate
+    for slot, (attribute, factor, offset) in _kept(optimizer, spec).items():
+        theirs = getattr(optimizer, attribute, None) or []
+        for name, variable in zip(names, trained, strict=True):
+            values = state.slots.get(slot, {}).get(name)
+            if values is not None and theirs:
+                own = theirs[optimizer._get_variable_index(variable)]
+                own.assign((np.float32(factor) * values + np.float32(offset)).reshape(array(own.value).shape))
+
+
+def state_of(optimizer: Any, spec: OptimizerSpec, array: Any) -> OptimizerState | None:
+    """Return the state of an optimizer by the paths of its variables; None: it has taken no step."""
+    if not optimizer.built or not int(array(optimizer.iterations.value)):
+        return None
+    slots: dict[str, Mapping[str, Float32s]] = {}
+    for slot, (attribute, factor, offset) in _kept(optimizer, spec).items():
+        theirs = getattr(optimizer, attribute, None) or []
+        of_slot = {}
+        for variable in optimizer._trainable_variables if theirs else []:
+            values = np.array(array(theirs[optimizer._get_variable_index(variable)].value), np.float32)
+            of_slot[variable.path] = np.atleast_1d((values - np.float32(offset)) / np.float32(factor))
+        slots[slot] = of_slot
+    return OptimizerState(int(array(optimizer.iterations.value)), slots)
+
+
+def _kept(optimizer: Any, spec: OptimizerSpec) -> dict[str, _Kept]:
+    """Return where each slot of a rule is kept by the optimizer of Keras that has this rule."""
+    own = spec.plain()
+    match spec.rule:
+        case "momentum" | "nesterov":  # of which Keras keeps the step itself
+            return {"velocity": _Kept("momentums", -1.0 if own["rate_in_velocity"] else -spec.learning_rate)}
+        case "adam" | "adamw" | "lamb":
+            return {"m": _Kept("_momentums"), "v": _Kept("_velocities")}
+        case "adagrad":  # ours has an epsilon of Keras' in the sum (`parashard.api.optimizer_table`)
+            return {
+                "accumulator": _Kept("_accumulators", offset=-optimizer.epsilon if own["epsilon"] <= 1e-30 else 0.0)
+            }
+        case "ftrl":
+            return {"z": _Kept("_linears"), "n": _Kept("_accumulators")}
+        case "rmsprop" | "rmsprop_momentum" | "rmsprop_centered":
+            velocity = _Kept("_momentums", 1.0 if own["rate_in_velocity"] else spec.learning_rate)
+            return {"mean_square": _Kept("_velocities"), "velocity": velocity, "mean": _Kept("_average_gradients")}
+    return {}

@@ -1,24 +1,28 @@
 """Looking up: which rows of embedding tables a batch needs, by what the model says of it.
 
 Owns the call of a model's `keys` and the check of what it returns; makes of keys, as users have them, mixed ones in
-ascending order, each once. Knows no shard. Called by `parashard_worker.computing`, and for prediction.
+ascending order, each once. Knows no shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from parashard.data.base import Array, Batch
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, ShapeMismatch
 from parashard.job.keys import dotted
+from parashard.layers.row_sums import sum_by_place
 from parashard.models.base import LooksUp, Model
 from parashard.models.distinct_keys import distinct_keys
 from parashard.models.framework import WrongModel
+from parashard.models.row_places import Places
 from parashard.models.user_errors import place_of
 from parashard.plan.embedding import EmbeddingTable, Keys, mixed_ids
+from parashard.plan.variables import Float32s
 
 Tables = Mapping[str, EmbeddingTable]
 
@@ -27,20 +31,12 @@ def looked_up(model: Model, batch: Batch, tables: Tables, *, bounded: bool = Tru
     """Return a batch with the keys of the rows that it needs, and where each has its row among those.
 
     `bounded`: it is a step's, and has at most the keys that one may have.
-
-    Raises
-    ------
-    WrongModel
-        If the model names a table that the job lacks, values that are no ids, or more than a step may have.
     """
     keys, places = {}, {}
     for name, words in _named(model, batch, tables).items():
         keys[name], places[name] = distinct_keys(words)
-        if bounded and len(keys[name]) > tables[name].keys_per_step_max:
-            raise WrongModel(
-                f"{_place_of_keys(model)}a step needs {len(keys[name]):,} rows of table {name!r}; its "
-                f"keys_per_step_max is {tables[name].keys_per_step_max:,}"
-            )
+        if bounded:
+            _check_bound(name, keys[name], tables, WrongModel, _place_of_keys(model))
     return replace(batch, keys=keys, places=places)
 
 
@@ -66,13 +62,7 @@ def uses_tables(model: object) -> bool:
 
 
 def check_looks_up(model: Model, tables: Tables) -> None:
-    """Refuse a model that uses no table of a job that declares some, and the reverse.
-
-    Raises
-    ------
-    ConfigurationError
-        If only one of the two knows of tables.
-    """
+    """Refuse a model that uses no table of a job that declares some, and the reverse."""
     if tables and not uses_tables(model):
         raise ConfigurationError(
             f"the job declares the tables {', '.join(sorted(tables))}, and the model uses none: it has no method keys"
@@ -98,20 +88,31 @@ def unused_tables(model: Model, batch: Batch, tables: Tables) -> list[str]:
 
 def _named(model: Model, batch: Batch, tables: Collection[str]) -> dict[str, Keys]:
     """Return the mixed keys that a model names, by table."""
-    method = _keys_of(model)
-    where, named = _place_of_keys(model), method(batch)
+    return _mixed(_keys_of(model)(batch), tables, WrongModel, _place_of_keys(model))
+
+
+def _mixed(named: Any, tables: Collection[str], failure: type[Exception], where: str = "") -> dict[str, Keys]:
+    """Return ids by table as mixed keys, in their shape; `failure` says what is no id of a table of the job."""
     if not isinstance(named, Mapping):
-        raise WrongModel(f"{where}keys returned a {type(named).__name__}; due is a mapping of tables to their keys")
+        raise failure(f"{where}keys returned a {type(named).__name__}; due is a mapping of tables to their ids")
     words: dict[str, Keys] = {}
-    for name, keys in named.items():
+    for name, ids in named.items():
         if name not in tables:
-            raise WrongModel(f"{where}keys named the table {name!r}; the job has: {', '.join(sorted(tables))}")
+            raise failure(f"{where}keys named the table {name!r}; the job has: {', '.join(sorted(tables))}")
         try:
-            found = np.asarray(keys)
+            found = np.asarray(ids)
             words[name] = mixed_ids(found).reshape(found.shape)
         except (ConfigurationError, ValueError) as error:
-            raise WrongModel(f"{where}keys returned for table {name!r} are not ids: {error}") from error
+            raise failure(f"{where}keys returned for table {name!r} are not ids: {error}") from error
     return words
+
+
+def _check_bound(name: str, keys: Keys, tables: Tables, failure: type[Exception], where: str = "") -> None:
+    if len(keys) > tables[name].keys_per_step_max:
+        raise failure(
+            f"{where}a step needs {len(keys):,} rows of table {name!r}; its keys_per_step_max is "
+            f"{tables[name].keys_per_step_max:,}"
+        )
 
 
 def _place_of_keys(model: Model) -> str:
@@ -122,3 +123,59 @@ def _place_of_keys(model: Model) -> str:
 def _keys_of(model: Model) -> Callable[[Batch], Mapping[str, Array]]:
     assert isinstance(model, LooksUp), "checked when the task was loaded"
     return model.keys
+
+
+NOT_FLOATING_POINT = "biucOSUmM"
+"""Kinds of dtypes: a cast to float32 would lose what they say, or have no meaning."""
+
+
+class NamedRows(NamedTuple):
+    """The rows that a step asks for.
+
+    Parameters
+    ----------
+    keys : dict of str to ndarray of uint64
+        By table: mixed, ascending, each once.
+    places : dict of str to ndarray of int64
+        By table: where each id's row is among those, in the shape of the ids.
+    """
+
+    keys: dict[str, Keys]
+    places: dict[str, Places]
+
+    def by_id(self, rows: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the row of each id, shape (*ids, dimension), by table: new arrays."""
+        return {name: rows[name].take(places, axis=0) for name, places in self.places.items()}
+
+    def gradient(self, name: str, by_id: Any, tables: Tables) -> Float32s:
+        """Return the gradient of a table's rows: those of its ids, added in their order.
+
+        Parameters
+        ----------
+        by_id : array of floating point, shape (*ids, dimension)
+        """
+        places = self.places.get(name)
+        if places is None:
+            raise ShapeMismatch(f"a gradient for table {name!r}, of which keys named no id")
+        due = (*places.shape, tables[name].row_elements)
+        found = np.asarray(by_id)
+        if found.dtype.kind in NOT_FLOATING_POINT or found.shape != due:
+            raise ShapeMismatch(
+                f"the gradient of table {name!r} is {found.dtype} {found.shape}; due is floating point {due}: of each "
+                "id that keys named"
+            )
+        by_look_up = found.astype(np.float32).reshape(-1, due[-1])
+        summed: Float32s = sum_by_place(by_look_up, places.reshape(-1), len(self.keys[name]), np)
+        return summed
+
+
+NO_NAMED_ROWS = NamedRows({}, {})
+
+
+def named_rows(named: Any, tables: Tables) -> NamedRows:
+    """Return the rows that ids by table ask for."""
+    found = NamedRows({}, {})
+    for name, words in _mixed(named, tables, ConfigurationError).items():
+        found.keys[name], found.places[name] = distinct_keys(words)
+        _check_bound(name, found.keys[name], tables, ConfigurationError)
+    return found

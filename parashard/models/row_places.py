@@ -1,17 +1,18 @@
 """Places of ids among the rows that a step has pulled, and the sums of their gradients: what look-ups by layers share.
 
-Knows no framework and no shard. Called by `parashard.models.torch_embeddings` and `parashard.models.keras_rows`.
+Knows no framework and no shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import Array
+from parashard.data.ragged import NO_KEY
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table
 from parashard.layers.row_sums import sum_by_place
@@ -54,13 +55,7 @@ def check_combiner(call: str, table: Table | EmbeddingTable, combiner: str | Non
 
 
 def places_among(ids: npt.NDArray[Any], keys: Keys, table: str) -> Places:
-    """Return the place of each id's row among those of ascending mixed keys.
-
-    Raises
-    ------
-    WrongModel
-        If one is not there; it names the id.
-    """
+    """Return the place of each id's row among those of ascending mixed keys."""
     places, there = found_among(mixed(ids), keys)
     if not there.all():
         raise WrongModel(
@@ -113,15 +108,6 @@ def summed_by_table(
 
     Those of a key are added in the order of look-ups, and of the ids in them, so that the sum has the same bits
     wherever it is computed (P35).
-
-    Parameters
-    ----------
-    look_ups : iterable of (table, gradients, places)
-        The gradient by each row that was looked up, shape (look-ups, row_elements), and which that was, both `xp`'s.
-    keys : mapping of str to ndarray of uint64
-        By table: whose rows were pulled.
-    xp : module
-        `numpy` or `cupy`.
     """
     parts: dict[str, list[tuple[Array, Array]]] = {}
     for table, gradients, places in look_ups:
@@ -132,3 +118,69 @@ def summed_by_table(
         by_look_ups, places = (xp.concatenate(some) for some in zip(*of_table, strict=True))
         found[name] = sum_by_place(by_look_ups, places, len(keys[name]), xp)
     return found
+
+
+PullBack = Callable[[Array], Array]
+
+
+class Bags(NamedTuple):
+    """Which look-ups make one vector: bag i * columns + c has those of example i in column c of lists.
+
+    Parameters
+    ----------
+    of : array of int64, shape (look-ups,)
+        Each look-up's bag; column by column, and in each in the order of the examples.
+    sizes : array of int64, shape (examples * columns,)
+        How many look-ups each has.
+    """
+
+    of: Array
+    sizes: Array
+
+
+def keys_of_lists(keys: Array, lists: Sequence[Array]) -> Array:
+    """Return the keys that examples look up, in the order in which rows are combined: those of one key, then lists.
+
+    Parameters
+    ----------
+    keys : ndarray of int64, shape (examples, columns)
+        Of the columns of one key.
+    lists : sequence of ndarray of int64, shape (examples, values)
+        Of each column of lists, filled up with `NO_KEY`.
+
+    Returns
+    -------
+    ndarray of int64, shape (look-ups,)
+    """
+    return np.concatenate([keys.reshape(-1), *(column[column != NO_KEY] for column in lists)])
+
+
+def bags_of(lists: Sequence[Array], xp: Any) -> Bags:
+    """Return the bags of columns of lists, of which there is one at least."""
+    there = [column != NO_KEY for column in lists]
+    of = [xp.nonzero(one)[0] * len(lists) + place for place, one in enumerate(there)]
+    return Bags(xp.concatenate(of), xp.stack([one.sum(axis=1) for one in there], axis=1).reshape(-1))
+
+
+def combined(rows: Array, bags: Bags, combiner: str, xp: Any) -> tuple[Array, PullBack]:
+    """Return one vector for each bag, and from the gradient by these that by the rows of the look-ups.
+
+    Parameters
+    ----------
+    rows : array, shape (look-ups, dimension)
+        Of each look-up.
+
+    Returns
+    -------
+    array, shape (bags, dimension)
+        As of `torch.nn.EmbeddingBag`.
+    """
+    vectors = sum_by_place(rows, bags.of, len(bags.sizes), xp)
+    sizes = xp.maximum(bags.sizes, 1).astype(rows.dtype)[:, None]
+    if combiner == "mean":
+        vectors /= sizes
+
+    def pull_back(gradient: Array) -> Array:
+        return (gradient / sizes if combiner == "mean" else gradient)[bags.of]
+
+    return vectors, pull_back

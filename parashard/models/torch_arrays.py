@@ -1,6 +1,6 @@
 """Arrays of PyTorch: pulled arrays as tensors, and values and gradients of tensors as arrays.
 
-Owns the import of PyTorch. Knows no module. Called by `parashard.torch` and `parashard.models.keras_backends`.
+Owns the import of PyTorch. Knows no module.
 """
 
 from __future__ import annotations

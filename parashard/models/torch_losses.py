@@ -2,7 +2,7 @@
 
 `reduction="sum"` adds up; cross entropy and the negative log likelihood divide by what counts, which is each target but
 those of `ignore_index`, times its class's weight. Invariant: loss(all) = sum(share * loss(piece)) over the pieces of a
-batch. A function of the user's own is not looked into. Called by `parashard.torch`.
+batch. A function of the user's own is not looked into.
 """
 
 from __future__ import annotations
@@ -25,17 +25,7 @@ IGNORED = -100
 
 
 class LossKind:
-    """How a loss that is no mean over examples is put together.
-
-    Parameters
-    ----------
-    adds : bool
-        The loss is a sum over examples; else a mean over what counts.
-    weight : tensor, optional
-        Of each class.
-    ignore_index : int
-        A target that does not count.
-    """
+    """How a loss that is no mean over examples is put together."""
 
     def __init__(self, *, adds: bool, weight: torch.Tensor | None = None, ignore_index: int = IGNORED) -> None:
         self.adds = adds

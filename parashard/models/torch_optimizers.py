@@ -1,6 +1,6 @@
 """The state of an optimizer of PyTorch from the shards' slots, and the reverse.
 
-Owns which of PyTorch's tensors each of our slots is, and the classes that have our rules. Called by `parashard.torch`.
+Owns which of PyTorch's tensors each of our slots is, and the classes that have our rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from parashard.errors import ConfigurationError
-from parashard.models.optimizer_state import OptimizerState
+from parashard.models.base import OptimizerState
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s
 
@@ -34,25 +34,7 @@ def state_dict(
     module: torch.nn.Module, names: Mapping[str, str], groups: Sequence[tuple[Sequence[str], float, bool]],
     spec: OptimizerSpec, state: OptimizerState,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what `load_state_dict` of the optimizer of PyTorch with this rule takes.
-
-    Parameters
-    ----------
-    module : Module
-        Whose parameters the optimizer would have, in their order where there are no groups.
-    names : mapping of str to str
-        Our names, by those of the module's parameters.
-    groups : sequence of (names, learning_rate_factor, decay)
-        As the trainer's own optimizer had them; empty: one of all parameters.
-    spec : OptimizerSpec
-        The shards', with its present rate.
-    state : OptimizerState
-
-    Raises
-    ------
-    ConfigurationError
-        If PyTorch has no optimizer of this rule.
-    """
+    """Return what `load_state_dict` of the optimizer of PyTorch with this rule takes; no groups: one of all."""
     parameters = {names[name]: parameter for name, parameter in module.named_parameters()}
     made = _made(spec, [
         {"params": [parameters[name] for name in of_group], "lr": spec.learning_rate * factor}
@@ -75,13 +57,7 @@ def state_dict(
 
 
 def state_of(optimizer: Any, names: Mapping[int, str], spec: OptimizerSpec) -> OptimizerState | None:
-    """Return the state of an optimizer, by the names of its parameters; None: it has taken no step.
-
-    Raises
-    ------
-    ConfigurationError
-        If its parameters have no names, or have taken different numbers of steps.
-    """
+    """Return the state of an optimizer, by the names of its parameters; None: it has taken no step."""
     entries = {parameter: entry for parameter, entry in optimizer.state.items() if entry}
     if not entries:
         return None

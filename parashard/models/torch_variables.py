@@ -1,17 +1,18 @@
 """What of a PyTorch module can be trained here: its names, the kinds of its parameters and buffers, what is refused.
 
-Knows no step. Called by `parashard.torch`.
+Knows no step.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from parashard.errors import ConfigurationError
-from parashard.models.state import FROZEN, checked_kind
+from parashard.models.framework import FROZEN, NOT_IN_PLACE, WrongModel, checked_kind
 from parashard.models.torch_arrays import array_of, torch
 from parashard.plan.state import AVERAGE, COUNTER
 
@@ -68,14 +69,7 @@ def _check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
 
 
 def kinds_of(module: torch.nn.Module, declared: Mapping[str, str]) -> dict[str, str]:
-    """Return what each parameter and buffer is: "" with a gradient, "frozen", or a kind of state; without constants.
-
-    Raises
-    ------
-    ConfigurationError
-        If a buffer that is declared does not exist, or cannot be what it is declared; or if a running average has no
-        fixed factor.
-    """
+    """Return what each parameter and buffer is: "" with a gradient, "frozen", or a kind of state; without constants."""
     parameters, buffers = named(module.named_parameters()), named(module.named_buffers())
     kinds = {name: "" if parameter.requires_grad else FROZEN for name, parameter in parameters.items()}
     kinds |= {name: FROZEN for name, buffer in buffers.items() if buffer.is_floating_point()}
@@ -175,3 +169,74 @@ def compute_again(module: torch.nn.Module) -> None:
             for hook in within._forward_pre_hooks.values():
                 if type(hook).__module__.startswith("torch.nn.utils."):
                     hook(within, ())
+
+
+Tensors = Mapping[str, torch.Tensor]
+Modules = Iterable[tuple[str, torch.nn.Module]]
+
+
+class Writes:
+    """Tensors and numbers of a module before a step.
+
+    `is_first` looks for writes through `.data` and for numbers that `forward` counts, too, which costs copies.
+    """
+
+    def __init__(
+        self, trained: Tensors, constants: Tensors, frozen: Tensors, modules: Modules, *, is_first: bool
+    ) -> None:
+        self._trained, self._constants, self._frozen = trained, constants, frozen
+        self._modules = modules
+        self._versions = {name: tensor._version for name, tensor in {**trained, **constants}.items()}
+        self._first = {name: tensor.detach().clone() for name, tensor in trained.items()} if is_first else {}
+        self._counted = numbers_in(modules) if is_first else {}
+
+    def check(self, tensors: Tensors, buffers: Tensors) -> None:
+        """Compare with the variables and buffers after the step."""
+        written = [name for name, tensor in self._trained.items() if tensor._version != self._versions[name]]
+        written += [name for name, before in self._first.items() if not torch.equal(self._trained[name], before)]
+        if written:
+            raise WrongModel(f"parameter {written[0]!r} is written in place while a step is computed: {NOT_IN_PLACE}")
+        written = [
+            name
+            for name, before in self._constants.items()
+            if buffers[name] is not before or before._version != self._versions[name]
+        ]
+        written += [name for name, before in self._frozen.items() if not torch.equal(tensors[name], before)]
+        if written:
+            all_before = {**self._constants, **self._frozen}
+            said = {name: "average:0.1" if all_before[name].is_floating_point() else "counter" for name in written}
+            raise WrongModel(
+                f"{', '.join(map(repr, written))}: written while a step is computed, and without a gradient to push; "
+                f"say how: state={said}, where 'average:M' is a running average ('average:1' keeps the newest), "
+                "'counter' counts, and 'sum' is any other change"
+            )
+        if self._counted:
+            warn_of_counting(self._counted, numbers_in(self._modules))
+        turned = [name for name, tensor in self._trained.items() if not tensor.requires_grad]
+        turned += [name for name in self._frozen if tensors[name].requires_grad]
+        if turned:
+            raise WrongModel(
+                f"requires_grad of {turned[0]!r} is changed while a step is computed: set it before fit, which reads "
+                "it as it begins"
+            )
+
+
+def numbers_in(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, float]:
+    """Return the numbers of Python that modules have as attributes, by name."""
+    return {
+        f"{prefix}{name}": value
+        for prefix, within in modules
+        for name, value in vars(within).items()
+        if type(value) in (int, float) and not name.startswith("_")
+    }
+
+
+def warn_of_counting(before: Mapping[str, float], after: Mapping[str, float]) -> None:
+    """Warn of numbers that a step has changed, which are no state of the model."""
+    changed = [name for name, value in before.items() if after.get(name) != value]
+    if changed:
+        warnings.warn(
+            f"forward changes {changed[0]!r} of the module, which is no buffer: each worker has a number of its own, "
+            f"and none is saved; register_buffer and state={{{changed[0]!r}: 'counter'}} make one of them",
+            stacklevel=2,
+        )

@@ -1,7 +1,6 @@
 """The line of the user's own code that raised an error, as text.
 
-Not the user's are this package and the services, the standard library and installed libraries. Called where a user's
-model is called: `parashard.models.user`, the coordinator's `resolve` and the workers.
+Not the user's are this package and the services, the standard library and installed libraries.
 """
 
 from __future__ import annotations

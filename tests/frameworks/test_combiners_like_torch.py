@@ -10,7 +10,7 @@ import pytest
 import parashard as ps
 from parashard.data.ragged import NO_KEY
 from parashard.errors import ConfigurationError
-from parashard.models.combining import bags_of, combined, keys_of_lists
+from parashard.models.row_places import bags_of, combined, keys_of_lists
 
 torch = pytest.importorskip("torch")
 

@@ -19,7 +19,7 @@ import os, sys
 with open("noted", "a") as file:
     file.write(f"{sys.argv[0].split(os.sep)[-2]} {' '.join(os.environ.get(name, '-') for name in NAMES)}\\n")
 
-from parashard.models.softmax import SoftmaxRegression as build
+from parashard.models.networks import SoftmaxRegression as build
 """
 
 

@@ -19,9 +19,8 @@ from parashard.data.base import Batch
 from parashard.data.synthetic import SyntheticOptions, SyntheticSource
 from parashard.job.policy import Policy
 from parashard.models.base import Audited, Model
-from parashard.models.ledger import Ledger
-from parashard.models.mlp import MlpOptions, MultilayerPerceptron
-from parashard.models.torn import Torn, TornOptions
+from parashard.models.networks import MlpOptions, MultilayerPerceptron
+from parashard.models.oracles import Ledger, Torn, TornOptions
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD, Adam, OptimizerSpec
 from parashard.plan.partition import Partition, Partitioner, Plan, fixed_shards, maximum_size, place, split, whole

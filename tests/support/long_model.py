@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from parashard.data.base import Array, Batch, DataSpec
-from parashard.models.ledger import Ledger
-from parashard.models.mlp import MlpOptions, MultilayerPerceptron
+from parashard.models.networks import MlpOptions, MultilayerPerceptron
 from parashard.models.options import RowLedgerOptions
-from parashard.models.row_ledger import RowLedger
+from parashard.models.oracles import Ledger, RowLedger
 
 QUICK_UNTIL = Path(__file__).with_name("quick-until")
 SLOW_STEP_S = 1.0

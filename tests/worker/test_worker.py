@@ -18,7 +18,7 @@ from parashard.data.base import Batch, DataSpec
 from parashard.errors import JobFailed, NotReady, Unreachable, WrongRun
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
-from parashard.models.softmax import SoftmaxRegression
+from parashard.models.networks import SoftmaxRegression
 from parashard.process.shell import Stop
 from parashard.protocol.messages import PushResult
 from parashard_worker import leasing, membership

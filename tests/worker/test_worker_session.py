@@ -12,7 +12,7 @@ import pytest
 from parashard.data import open_source
 from parashard.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch, UnknownVariable, WrongRun
 from parashard.job.load import job_from_toml
-from parashard.models.softmax import SoftmaxRegression
+from parashard.models.networks import SoftmaxRegression
 from parashard.process.shell import Stop
 from parashard_worker.session import Session, Step
 from parashard_worker.worker import Worker

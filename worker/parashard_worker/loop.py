@@ -24,8 +24,7 @@ from parashard.errors import (
     NonFiniteGradient,
     ParashardError,
 )
-from parashard.metrics import Sums, kind_of
-from parashard.models.metric_figures import VALUES_MAX
+from parashard.metrics import VALUES_MAX, Sums, kind_of
 from parashard.models.user_errors import described
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints

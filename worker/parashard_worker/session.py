@@ -43,7 +43,7 @@ from parashard.job.embeddings import tables_of
 from parashard.job.layers import Override
 from parashard.launch.run_folders import check_in_progress, how_it_ended
 from parashard.models.framework import step_seed
-from parashard.models.loop_rows import NO_NAMED_ROWS, NamedRows, named_rows
+from parashard.models.looking_up import NO_NAMED_ROWS, NamedRows, named_rows
 from parashard.models.user_errors import described
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.partition import Plan

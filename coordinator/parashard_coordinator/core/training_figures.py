@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from parashard.models.metric_figures import FIGURES, figure, mean
+from parashard.metrics import FIGURES, figure, mean
 from parashard.plan.intervals import IntervalSet
 
 EPOCHS_KEPT = 100

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.errors import MalformedFrame
-from parashard.models.metric_figures import FIGURES, METRICS_MAX, VALUES_MAX
+from parashard.metrics import FIGURES, METRICS_MAX, VALUES_MAX
 from parashard.process import failpoints
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import SERVER_THREADS, Server

@@ -19,7 +19,7 @@ from parashard.errors import (
     UnknownWorker,
     WrongRun,
 )
-from parashard.models.metric_figures import VALUES_MAX
+from parashard.metrics import VALUES_MAX
 from parashard.protocol.rpc import connect, our_errors
 from parashard_coordinator.core.calls import JobState, LeaseAnswer
 from parashard_coordinator.core.controller import Drift

@@ -15,8 +15,8 @@ from parashard.errors import ConfigurationError
 from parashard.layers.embedding import summed_by_row
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.layers.sequential import Sequential
-from parashard.models.cnn import PooledConv2D
 from parashard.models.framework import WrongModel
+from parashard.models.networks import PooledConv2D
 from support.model_cases import OnBoth
 from support.tiers import fewer
 

@@ -12,8 +12,8 @@ from parashard.data.ragged import NO_KEY
 from parashard.errors import ConfigurationError
 from parashard.models.base import LooksUp, Model
 from parashard.models.building import build_model
-from parashard.models.combining import bags_of, combined, keys_of_lists
 from parashard.models.options import ModelOptions
+from parashard.models.row_places import bags_of, combined, keys_of_lists
 from parashard.plan.embedding import Combiner, mixed
 from parashard.settings.validation import validated
 from support.click_cases import CLICK_MODELS, COLUMNS, DIMENSION, LISTS, click_spec, click_start, lists_batch, tables

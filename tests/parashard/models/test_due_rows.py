@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from parashard.checkpoints.row_files import StoredRows
 from parashard.models.due_rows import Applied, entries_of
 from parashard.models.options import RowLedgerOptions
-from parashard.models.row_ledger import TABLE, RowLedger
+from parashard.models.oracles import TABLE, RowLedger
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD
 from parashard.plan.row_rules import RowRules

@@ -93,7 +93,7 @@ def test_a_step_may_use_as_many_keys_as_its_table_says_each_counted_once() -> No
 
 WRONG: dict[str, tuple[Any, str]] = {
     "another table": ({"artist": np.array([1])}, "keys named the table 'artist'; the job has: item, user"),
-    "no mapping": ([1, 2], "keys returned a list; due is a mapping of tables to their keys"),
+    "no mapping": ([1, 2], "keys returned a list; due is a mapping of tables to their ids"),
     "nothing": (None, "keys returned a NoneType; due is a mapping"),
     "real numbers": ({"user": np.array([1.0])}, "keys returned for table 'user' are not ids: .* found float64"),
     "truths": ({"user": np.array([True])}, "for table 'user' are not ids: .* found bool"),

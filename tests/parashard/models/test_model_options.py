@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from parashard.errors import ConfigurationError
 from parashard.models.building import build_model
-from parashard.models.cnn import ConvolutionalNetwork
-from parashard.models.mlp import MultilayerPerceptron
+from parashard.models.networks import ConvolutionalNetwork, MultilayerPerceptron
 from parashard.models.options import CnnOptions, MlpOptions, ModelOptions, UserOptions
 from parashard.plan.variables import Variable
 from parashard.settings.validation import validated

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parashard.errors import ShapeMismatch
-from parashard.models.loop_rows import named_rows
+from parashard.models.looking_up import named_rows
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD
 

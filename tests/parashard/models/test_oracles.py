@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.models.base import Audited
-from parashard.models.ledger import LEDGER_EPOCHS_MAX, Ledger, squares_total
-from parashard.models.torn import TORN_VARIABLES, Torn, TornOptions
+from parashard.models.oracles import LEDGER_EPOCHS_MAX, TORN_VARIABLES, Ledger, Torn, TornOptions, squares_total
 from support.model_cases import spec_of, start
 from support.tiers import fewer
 

@@ -15,9 +15,8 @@ from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.models.base import Audited, AuditsRows, LooksUp
 from parashard.models.building import build_model
-from parashard.models.ledger import LEDGER_EPOCHS_MAX
 from parashard.models.options import RowLedgerOptions
-from parashard.models.row_ledger import TABLE, RowLedger
+from parashard.models.oracles import LEDGER_EPOCHS_MAX, TABLE, RowLedger
 from parashard.plan.embedding import mixed
 from support.model_cases import spec_of
 from support.tiers import fewer

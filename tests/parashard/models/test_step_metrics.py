@@ -11,8 +11,7 @@ import pytest
 import parashard as ps
 from parashard.api.batching import Accumulated
 from parashard.data.base import Batch
-from parashard.metrics import AUC, Accuracy, Metric, NormalizedEntropy, kind_of
-from parashard.models import metric_figures
+from parashard.metrics import AUC, FIGURES, Accuracy, Metric, NormalizedEntropy, figure, kind_of
 from parashard_worker.loop import metric_sums
 from support.model_cases import start
 
@@ -91,15 +90,15 @@ def test_a_figure_is_the_same_where_there_is_no_metric(metric: Metric) -> None:
     values = np.random.default_rng(1).integers(1, 9, metric.length).astype(np.float64)
     values[-1] += 20
     kind = kind_of(metric)
-    assert metric_figures.figure(kind, values.tolist()) == (metric.figure(values) if kind else None)
+    assert figure(kind, values.tolist()) == (metric.figure(values) if kind else None)
     assert (kind == "") == isinstance(metric, Ratio)
 
 
 def test_numbers_that_no_metric_gave_make_no_figure_and_no_error() -> None:
     wrong: list[list[float]] = [[], [1.0], [math.inf, 1.0], [1.0, 0.0], [-1.0, 3.0, 2.0]]
-    for kind in metric_figures.FIGURES:
+    for kind in FIGURES:
         for values in wrong:
-            found = metric_figures.figure(kind, values)
+            found = figure(kind, values)
             assert found is not None
             assert kind == "sum" or math.isnan(found) or values == wrong[-1]
 

@@ -96,7 +96,7 @@ def test_no_name_but_parashard_is_taken_from_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.delitem(sys.modules, name, raising=False)
-    (tmp_path / f"{name}.py").write_text("from parashard.models.softmax import SoftmaxRegression\n")
+    (tmp_path / f"{name}.py").write_text("from parashard.models.networks import SoftmaxRegression\n")
     written(tmp_path, "mine.py", f"from {name} import SoftmaxRegression as build")
     load(tmp_path, "mine:build")
     assert sys.modules.pop(name).__file__ == str(tmp_path / f"{name}.py")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.models.weighted import takes_weights, weighted_loss
+from parashard.models.framework import takes_weights, weighted_loss
 
 
 class Values(np.ndarray):  # type: ignore[type-arg]

@@ -1,13 +1,14 @@
-"""The ledger of rows: a model whose table counts how often every key was used. The exactly-once oracle of tables.
+"""The oracles: models whose final weights show whether each step was applied exactly once and as a whole.
 
-Example i uses two keys: one of its own, and one of a few that all examples share, in a batch often several times. The
-"gradient" of each use in epoch e is (1, (e + 1)^2), as in `parashard.models.ledger`; a ledger of the first examples is
-the one variable. With SGD at learning rate -1 and sums instead of means where gradients are folded, every row must end
-as the sums over its uses, and there must be no other row. Knows no shard. Built by `parashard.models.building`.
+The ledger counts how often every example was applied. The "gradient" of example i in epoch e is row i = (1, (e + 1)^2),
+zero elsewhere, summed over the batch. With SGD at learning rate -1, and sums instead of means where gradients are
+folded, every row must end as (epochs, sum of (e + 1)^2): the first column shows a step that was lost or counted twice,
+the second one such errors that cancel each other across epochs. Knows no shard.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,57 @@ from numpy.typing import NDArray
 from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
 from parashard.models.due_rows import Applied, due_rows
-from parashard.models.ledger import squares_total
-from parashard.models.options import RowLedgerOptions
+from parashard.models.options import RowLedgerOptions, TornOptions
 from parashard.plan.embedding import unmixed
 from parashard.plan.variables import Float32s, Variable
 
 if TYPE_CHECKING:
     from parashard.checkpoints.row_files import StoredRows
+
+LEDGER_EPOCHS_MAX = 368
+"""Most epochs whose sum of squares is at most 2^24, up to where float32 counts exactly."""
+
+
+class Ledger:
+    """One variable, "ledger": shape (examples, 2), zeros at the start."""
+
+    adds_losses = True
+
+    def __init__(self, spec: DataSpec) -> None:
+        self._examples = spec.examples
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        """Return the ledger."""
+        return {"ledger": Variable("ledger", (self._examples, 2), decay=False)}
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Array], batch: Batch, xp: Any
+    ) -> tuple[float, Mapping[str, Array]]:
+        """Return 0.0, for there is nothing to minimise, and the batch's entries: a new array."""
+        squares_total(batch.epoch + 1)
+        entries = np.zeros((self._examples, 2), variables["ledger"].dtype)
+        np.add.at(entries, batch.indices, np.array((1, (batch.epoch + 1) ** 2), entries.dtype))
+        return 0.0, {"ledger": xp.asarray(entries)}
+
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
+        """Return no metric."""
+        return {}
+
+    def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
+        """Return {"ledger_wrong": rows that are not exactly (epochs, sum of (e + 1)^2 for e < epochs)}."""
+        expected = np.array((epochs, squares_total(epochs)), np.float32)
+        return {"ledger_wrong": int((variables["ledger"] != expected).any(axis=1).sum())}
+
+
+def squares_total(epochs: int) -> int:
+    """Return the sum of (e + 1)^2 for e < epochs; raise ConfigurationError where float32 could not hold it exactly."""
+    if epochs > LEDGER_EPOCHS_MAX:
+        raise ConfigurationError(
+            f"model kind 'ledger' counts exactly for at most {LEDGER_EPOCHS_MAX} epochs (a sum of squares of 2^24), "
+            f"found {epochs}"
+        )
+    return epochs * (epochs + 1) * (2 * epochs + 1) // 6
+
 
 TABLE = "ledger"
 _SHARED = 1 << 62  # where shared keys begin
@@ -34,11 +79,8 @@ _FIRST = 64  # examples that the variable has rows for
 class RowLedger:
     """The variable "entries", zeros at the start, and the table "ledger", whose rows have two numbers and begin so.
 
-    Parameters
-    ----------
-    spec : DataSpec
-        Only `examples` is used.
-    options : RowLedgerOptions
+    Example i uses two keys: its own, and one of a few that all examples share, in a batch often several times. Each use
+    in epoch e adds (1, (e + 1)^2): every row must end as the sums over its uses, and there must be no other row.
     """
 
     adds_losses = True
@@ -135,3 +177,63 @@ class RowLedger:
         of_shared = (shared >= 0) & (shared < self._shared)
         times[of_shared] = uses[shared[of_shared]]
         return times.astype(np.float32)
+
+
+TORN_VARIABLES = tuple(f"torn_{piece:02}" for piece in range(8))
+
+_COLUMNS = 16
+_CONSTANT_BITS = 10
+
+
+class Torn:
+    """Eight variables, "torn_00" to "torn_07": shape (rows, 16), zeros at the start.
+
+    Every attempt at a step pushes one random constant to every row of every variable. A shard that applies pushes
+    atomically keeps the values of a variable equal; chunks of two attempts mixed, or half a push, make them differ.
+    Unlike all other randomness this is not seeded: attempts with the same constant could be mixed undetected. Two
+    shards may hold two attempts of a step, so only values of one variable are compared, each small enough to be whole
+    on one shard.
+
+    Examples
+    --------
+    A push that reached only one row of a variable:
+
+    >>> import numpy as np
+    >>> final = {name: np.zeros((2, 16), np.float32) for name in TORN_VARIABLES}
+    >>> final["torn_03"][1] = 0.5
+    >>> Torn(TornOptions(rows=2)).audit(final, epochs=1)
+    {'torn': 16}
+    """
+
+    def __init__(self, options: TornOptions) -> None:
+        self._shape = (options.rows, _COLUMNS)
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        """Return the eight variables."""
+        return {name: Variable(name, self._shape, decay=False) for name in TORN_VARIABLES}
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Array], batch: Batch, xp: Any
+    ) -> tuple[float, Mapping[str, Array]]:
+        """Return 0.0 and, for every variable, a new array full of this attempt's constant."""
+        constant = _constant()
+        return 0.0, {name: xp.full(self._shape, constant, variables[name].dtype) for name in TORN_VARIABLES}
+
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
+        """Return no metric."""
+        return {}
+
+    def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
+        """Return {"torn": values that differ from the first value of their variable}."""
+        return {"torn": sum(int((variables[name] != variables[name][0, 0]).sum()) for name in TORN_VARIABLES)}
+
+
+def _constant() -> float:
+    """Return k / 1024, k random in +-[1, 1024].
+
+    Never zero, which would hide half a push. Sums of multiples of 1/1024 are exact in float32 in any order while they
+    stay below 2^14: always for 16,384 steps, and with random signs almost surely for millions.
+    """
+    bits = int.from_bytes(os.urandom(2), "little")
+    magnitude = 1 + (bits & ((1 << _CONSTANT_BITS) - 1))
+    return (magnitude if bits >> 15 else -magnitude) / (1 << _CONSTANT_BITS)
