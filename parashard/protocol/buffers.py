@@ -23,11 +23,7 @@ class Buffers:
         views = [memoryview(piece) for piece in pieces]
         self.pieces: tuple[memoryview, ...] = tuple(view.cast("B") for view in views if view.nbytes)
         self._starts = (0, *accumulate(piece.nbytes for piece in self.pieces))
-
-    @property
-    def nbytes(self) -> int:
-        """Length of the whole run."""
-        return self._starts[-1]
+        self.nbytes = self._starts[-1]
 
     def whole(self) -> memoryview:
         """Return the run as one view; only several pieces are copied."""

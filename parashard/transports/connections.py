@@ -1,7 +1,7 @@
-"""Connections: the open connections of a transport to one shard, one request at a time on each.
+"""The connections of a transport over streams to one shard, one request at a time on each.
 
 Owns which are free, how many there may be, and their end. Does not know what a connection is nor how it is opened.
-Called by the stream transports, from many threads.
+Called by `parashard.transports.tcp` and `parashard.transports.shm`, from many threads.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class Connections(Generic[_Connection]):
         full: QueueFull | None = None
         while True:
             with self._changed:
-                while not self._free and (full or self._no_more()):
-                    self._check_open()
+                while not (self._free or self._closed) and (full or self._no_more()):
                     if full and not self._used and not self._opening:
                         raise full
                     if not self._changed.wait(deadline_s - time.monotonic()):
                         raise Unreachable("no connection was free before the deadline", peer=self._peer)
-                self._check_open()
+                if self._closed:
+                    raise Unreachable("the transport is closed", peer=self._peer)
                 if self._free:
                     connection = self._free.pop()
                     self._used.add(connection)
@@ -134,17 +134,13 @@ class Connections(Generic[_Connection]):
                 closed = self._closed
         if closed:
             connection.close()
-            self._check_open()
+            raise Unreachable("the transport is closed", peer=self._peer)
         return connection
 
     def _no_more(self) -> bool:
         """Return whether to wait for one of the connections that there are."""
         there = len(self._used) + self._opening
         return there >= self._limit or (there > 0 and self._clock() < self._full_until_s)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Unreachable("the transport is closed", peer=self._peer)
 
 
 class Exchange(Generic[_Connection, _Answer]):
@@ -222,3 +218,24 @@ class Exchange(Generic[_Connection, _Answer]):
             self._connections.give_back(connection)
         else:
             self._connections.drop(connection)
+
+
+class StreamTransport(Generic[_Connection]):
+    """A transport whose requests each take a connection; opening one says HELLO."""
+
+    def __init__(self, connections: Connections[_Connection]) -> None:
+        self._connections = connections
+
+    def greet(self, deadline_s: float) -> None:
+        """Make sure that there is a connection, at most `deadline_s` seconds from now.
+
+        Raises
+        ------
+        ParashardError
+            What stands against it: `Unreachable` without an answer, else as the shard says.
+        """
+        self._connections.give_back(self._connections.take(time.monotonic() + deadline_s))
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._connections.close()

@@ -189,27 +189,21 @@ class WeightsReader:
         position = begin_bytes
         while position < end_bytes:
             stop = min(end_bytes, starts[index + 1])
-            if not self._read_partition(index, position, stop, into, position - begin_bytes, known, version, exact):
-                break
+            for _ in range(ATTEMPTS_MAX):
+                done = int(self._done[index])
+                if exact and done > version:
+                    raise StaleRound(f"partition {index} has moved to version {done}; asked was for version {version}")
+                if known is not None and done <= known:
+                    break  # a move that has begun since makes a version later than the one asked for
+                if int(self._begun[index]) != done:
+                    return position  # the move takes longer than a look; the shard's own line is the place to wait
+                memory.scatter(self._content[position:stop], into, position - begin_bytes)
+                if int(self._begun[index]) == done:
+                    break
+            else:
+                return position
             index, position = index + 1, stop
         return position
-
-    def _read_partition(
-        self, index: int, begin: int, end: int, into: Buffers, place: int, known: int | None, version: int, exact: bool
-    ) -> bool:
-        """Copy bytes of one partition; return whether they are of one version."""
-        for _ in range(ATTEMPTS_MAX):
-            done = int(self._done[index])
-            if exact and done > version:
-                raise StaleRound(f"partition {index} has moved to version {done}; asked was for version {version}")
-            if known is not None and done <= known:
-                return True  # a move that has begun since makes a version later than the one asked for
-            if int(self._begun[index]) != done:
-                return False  # the move takes longer than a look; the shard's own line is the place to wait
-            memory.scatter(self._content[begin:end], into, place)
-            if int(self._begun[index]) == done:
-                return True
-        return False
 
 
 def memory_bytes(elements: int, partitions: int) -> int:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 
-from parashard._proto import stream_pb2, tensor_pb2
-from parashard.errors import MalformedFrame, StaleRound, Unreachable
+from parashard._proto import stream_pb2
+from parashard.errors import LimitExceeded, MalformedFrame, StaleRound, Unreachable
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.process import failpoints
 from parashard.protocol import wire
@@ -25,12 +26,11 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import NO_KEYS, Ack, Fetched, FoundRows, PullRun, Push
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
-from parashard.transports.connections import Connections, Exchange
+from parashard.transports.connections import Connections, Exchange, StreamTransport
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import WeightsReader
 from parashard.transports.socket_io import close_descriptors, connected
-from parashard.transports.stream import Kind, Refused, Stream, answer, greet, parsed
-from parashard.transports.stream_transport import StreamTransport, ack_from, whole_push
+from parashard.transports.stream import Head, Kind, Refused, Stream, answer, greet
 
 
 class ShmTransport(StreamTransport["ShmConnection"]):
@@ -58,12 +58,9 @@ class ShmTransport(StreamTransport["ShmConnection"]):
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Ask for rows and which version the weights are of; these are copied once that is known."""
         until_s = time.monotonic() + deadline_s
-        return Exchange(
-            self._connections,
-            lambda c: c.ask_pull(run, until_s),
-            lambda c: c.weights(run, into, read, until_s),
-            until_s,
-        )
+        ask = partial(ShmConnection.ask_pull, run=run, until_s=until_s)
+        answered = partial(ShmConnection.weights, run=run, into=into, read=read, until_s=until_s)
+        return Exchange(self._connections, ask, answered, until_s)
 
     def _open(self, until_s: float) -> ShmConnection:
         stream = Stream(connected(self._path, until_s), self._path)
@@ -121,71 +118,59 @@ class ShmConnection:
         self._mapped = None  # a remaining reference to this object must not keep a dead shard's memory
         self._stream.close()
 
-    @property
-    def _slot(self) -> Bytes:
-        return self._memory()[0]
-
-    @property
-    def _reader(self) -> WeightsReader:
-        return self._memory()[1]
-
-    def _memory(self) -> tuple[Bytes, WeightsReader]:
-        mapped = self._mapped
-        if mapped is None:
-            raise Unreachable("the connection was closed", peer=self._stream.peer)
-        return mapped
-
     def ask_push(self, push: Push, until_s: float) -> None:
         """Copy a push into the slot and send its header."""
-        header = whole_push(push, self._slot_bytes, self._stream.peer)
-        memory.gather(push.payload, self._slot)
+        slot, _ = self._mapped or self._closed()
+        if push.payload.nbytes > self._slot_bytes:
+            raise LimitExceeded(
+                f"step {push.step}: a push of {push.payload.nbytes} bytes; the shard takes {self._slot_bytes}",
+                peer=self._stream.peer,
+            )
+        memory.gather(push.payload, slot)
         failpoints.hit("worker.push.in_slot")
-        self._stream.send(Kind.PUSH, header, deadline_s=until_s)
+        self._stream.send(Kind.PUSH, wire.push_header(push), deadline_s=until_s)
 
     def ack(self, until_s: float) -> Ack:
         """Wait for the answer to a push; from then on the slot is free."""
-        return ack_from(self._stream, deadline_s=until_s)
+        return wire.ack(answer(self._stream, Kind.RECEIPT, deadline_s=until_s).header)
 
     def ask_pull(self, run: PullRun, until_s: float) -> None:
         """Ask for rows, and for the version of a run."""
-        header, keys = wire.pull_header(run), wire.keys_payload(run)
+        header = wire.pull_header(run)
+        keys = wire.keys_payload(run) if run.keys else []
         if keys and wire.keys_bytes_of(header) <= self._slot_bytes - self._rows_at:
-            memory.gather(Buffers(keys), self._slot[self._rows_at :])
+            slot, _ = self._mapped or self._closed()
+            memory.gather(Buffers(keys), slot[self._rows_at :])
             header.keys_in_slot, keys = True, []
         self._stream.send(Kind.PULL, header, keys, deadline_s=until_s)
 
     def weights(self, run: PullRun, into: Buffers, read: ReadRows, until_s: float) -> Fetched:
         """Wait for the answer to a pull, have the rows read, and copy the weights; return the outcome."""
-        reply, rows = self._answered(run, until_s)
-        read(rows)
-        position = self._read(run, into, reply.version)
-        done_bytes = position - run.offset_bytes
-        if done_bytes < run.length_bytes:
-            rest = run._replace(offset_bytes=position, length_bytes=run.length_bytes - done_bytes, keys=NO_KEYS)
-            self._stream.send(Kind.PULL, wire.pull_header(rest, in_slot=True), deadline_s=until_s)
-            self._copy_from_slot(self._answered(rest, until_s)[0], rest, into, done_bytes)
-        return Fetched(reply.version, reply.waited_s)
-
-    def _read(self, run: PullRun, into: Buffers, version: int) -> int:
-        """Copy a run from where it lies; return up to which byte."""
-        end = run.offset_bytes + run.length_bytes
-        if end > ELEMENT_BYTES * self._reader.elements:
+        head = answer(self._stream, Kind.WEIGHTS, deadline_s=until_s)
+        if run.keys or head.header.tables or head.payload_bytes:
+            read(self._rows(head, run, until_s))
+        slot, reader = self._mapped or self._closed()
+        version, end = head.header.version, run.offset_bytes + run.length_bytes
+        if end > ELEMENT_BYTES * reader.elements:
             raise MalformedFrame(
-                f"a pull of bytes up to {end} from a shard of {self._reader.elements} elements", peer=self._stream.peer
+                f"a pull of bytes up to {end} from a shard of {reader.elements} elements", peer=self._stream.peer
             )
         exact = run.round is not None
         try:
-            return self._reader.read(run.offset_bytes, end, into, known=run.known_version, version=version, exact=exact)
+            position = reader.read(run.offset_bytes, end, into, known=run.known_version, version=version, exact=exact)
         except StaleRound as error:  # nothing is under way, so the connection is as good as after the shard's refusal
             raise Refused(StaleRound(error.message, peer=self._stream.peer)) from None
+        if position < end:
+            rest = run._replace(offset_bytes=position, length_bytes=end - position, keys=NO_KEYS)
+            self._copy_from_slot(slot, rest, into, position - run.offset_bytes, until_s)
+        return Fetched(version, head.header.waited_s)
 
-    def _answered(self, run: PullRun, until_s: float) -> tuple[tensor_pb2.PullReply, Mapping[str, FoundRows]]:
-        """Receive the answer to a pull and its rows: in the slot, or from the socket where they had no room.
+    def _rows(self, head: Head, run: PullRun, until_s: float) -> Mapping[str, FoundRows]:
+        """Return the rows of an answer to a pull: in the slot, or from the socket where they had no room.
 
         They are views of the slot, for as long as the connection is in use.
         """
-        head = answer(self._stream, Kind.WEIGHTS, deadline_s=until_s)
-        reply = parsed(head.header, tensor_pb2.PullReply)
+        reply = head.header
         rows_bytes = wire.rows_bytes_of(reply, run)
         if head.payload_bytes not in (0, rows_bytes):
             raise MalformedFrame(
@@ -195,16 +180,24 @@ class ShmConnection:
             rows = np.empty(rows_bytes, np.uint8)
             self._stream.receive_into([rows.data], deadline_s=until_s)
         else:
-            rows = self._slot[self._rows_at : self._rows_at + rows_bytes]
+            slot, _ = self._mapped or self._closed()
+            rows = slot[self._rows_at : self._rows_at + rows_bytes]
             if rows.nbytes < rows_bytes:
                 raise MalformedFrame(
                     f"rows of {rows_bytes} bytes from byte {self._rows_at} of a slot of {self._slot_bytes}",
                     peer=self._stream.peer,
                 )
-        return reply, wire.rows_from(reply, rows.data, run)
+        return wire.rows_from(reply, rows.data, run)
 
-    def _copy_from_slot(self, reply: tensor_pb2.PullReply, run: PullRun, into: Buffers, place: int) -> None:
-        copied = sum(reply.run_lengths)
+    def _copy_from_slot(self, slot: Bytes, run: PullRun, into: Buffers, place: int, until_s: float) -> None:
+        """Have the shard copy a run to the slot, and copy it from there."""
+        self._stream.send(Kind.PULL, wire.pull_header(run, in_slot=True), deadline_s=until_s)
+        head = answer(self._stream, Kind.WEIGHTS, deadline_s=until_s)
+        self._rows(head, run, until_s)  # refuses any
+        copied = sum(head.header.run_lengths)
         wire.check_answered(run, copied, peer=self._stream.peer)
-        for offset, length in wire.runs_within(reply, run, copied):
-            memory.scatter(self._slot[offset : offset + length], into, place + offset - run.offset_bytes)
+        for offset, length in wire.runs_within(head.header, run, copied):
+            memory.scatter(slot[offset : offset + length], into, place + offset - run.offset_bytes)
+
+    def _closed(self) -> NoReturn:
+        raise Unreachable("the connection was closed", peer=self._stream.peer)

@@ -73,16 +73,20 @@ class PlainIo:
 
     def send(self, pieces: Sequence[memoryview], deadline_s: float, descriptors: Sequence[int] = ()) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        while pieces:
+        left_bytes = sum(piece.nbytes for piece in pieces)
+        while left_bytes:
             self._limit(socket.SO_SNDTIMEO, deadline_s)
             try:
                 sent = self._connection.sendmsg(pieces[:IOVECS_MAX], ancillary, socket.MSG_NOSIGNAL)
             except BlockingIOError:  # the limit, which may be earlier than the deadline
                 continue
-            pieces, ancillary = rest_of(pieces, sent), []
+            left_bytes -= sent
+            if left_bytes:
+                pieces, ancillary = rest_of(pieces, sent), []
 
     def receive(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
-        while pieces:
+        left_bytes = sum(piece.nbytes for piece in pieces)
+        while left_bytes:
             self._limit(socket.SO_RCVTIMEO, deadline_s)
             try:
                 if len(pieces) == 1:
@@ -93,7 +97,9 @@ class PlainIo:
                 continue
             if received == 0:
                 raise EOFError
-            pieces = rest_of(pieces, received)
+            left_bytes -= received
+            if left_bytes:
+                pieces = rest_of(pieces, received)
 
     def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
         space_bytes = socket.CMSG_SPACE((count_max + 1) * DESCRIPTOR_BYTES)
@@ -123,7 +129,9 @@ class PlainIo:
 
         The limit of an earlier call stays where it is at least half of the time that is left.
         """
-        left_s = _left_s(deadline_s)
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
         limit_s = self._limits_s.get(option, 0.0)
         if limit_s <= left_s and (2 * limit_s >= left_s or math.isinf(limit_s)):
             return
@@ -139,7 +147,7 @@ class TlsIo:
         self._connection = connection
 
     def handshake(self, deadline_s: float) -> None:
-        self._connection.settimeout(_pythons(_left_s(deadline_s)))
+        self._limit(deadline_s)
         self._connection.do_handshake()
 
     @property
@@ -151,14 +159,14 @@ class TlsIo:
         for piece in pieces:
             position = 0
             while position < piece.nbytes:
-                self._connection.settimeout(_pythons(_left_s(deadline_s)))
+                self._limit(deadline_s)
                 position += self._connection.send(piece[position:])
 
     def receive(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
         for piece in pieces:
             position = 0
             while position < piece.nbytes:
-                self._connection.settimeout(_pythons(_left_s(deadline_s)))
+                self._limit(deadline_s)
                 received = self._connection.recv_into(piece[position:])
                 if received == 0:
                     raise EOFError
@@ -167,6 +175,12 @@ class TlsIo:
     def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
         self.receive([piece], deadline_s)
         return []
+
+    def _limit(self, deadline_s: float) -> None:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(None if math.isinf(left_s) else left_s)
 
 
 def io_of(connection: socket.socket) -> SocketIo:
@@ -237,18 +251,6 @@ def close_descriptors(descriptors: Sequence[int] | array.array[int]) -> None:
     """Close unwanted file descriptors."""
     for descriptor in descriptors:
         socket.close(descriptor)
-
-
-def _left_s(deadline_s: float) -> float:
-    """Return the seconds until a deadline."""
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError
-    return left_s
-
-
-def _pythons(limit_s: float) -> float | None:
-    return None if math.isinf(limit_s) else limit_s
 
 
 def _timeval(limit_s: float) -> bytes:

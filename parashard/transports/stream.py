@@ -18,11 +18,11 @@ import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
 
-from parashard._proto import stream_pb2
+from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, PeerFailed, Unreachable
 from parashard.protocol import wire
 from parashard.transports.base import Greeting
@@ -34,7 +34,6 @@ REFUSAL_BYTES_MAX = 2000  # of the message in a refusal
 SKIP_BYTES = 256 << 10  # read at once of a payload that is skipped
 
 _PREFIX = struct.Struct("<4sB3sIQ")
-_Header = TypeVar("_Header", bound=Message)
 
 
 class Kind(enum.IntEnum):
@@ -49,6 +48,15 @@ class Kind(enum.IntEnum):
     REFUSAL = 7
 
 
+HEADERS: dict[Kind, type[Message]] = {
+    Kind.HELLO: stream_pb2.Hello,
+    Kind.WELCOME: stream_pb2.Welcome,
+    Kind.PUSH: tensor_pb2.PushHeader,
+    Kind.RECEIPT: tensor_pb2.PushReply,
+    Kind.PULL: tensor_pb2.PullHeader,
+    Kind.WEIGHTS: tensor_pb2.PullReply,
+    Kind.REFUSAL: stream_pb2.Refusal,
+}
 WITH_PAYLOAD = (Kind.PUSH, Kind.PULL, Kind.WEIGHTS)
 BROKEN = (OSError, EOFError)
 """What `parashard.transports.socket_io` raises; a deadline's TimeoutError is an OSError."""
@@ -59,7 +67,7 @@ class Head(NamedTuple):
     """A message without its payload, which is still on the wire."""
 
     kind: Kind
-    header: bytes
+    header: Any  # the message that `HEADERS` names
     payload_bytes: int
     descriptors: tuple[int, ...] = ()  # the receiver's to close
 
@@ -137,7 +145,7 @@ class Stream:
         Raises
         ------
         MalformedFrame
-            If it does not begin as a message does.
+            If it does not begin as a message does, or its header is not one of its kind.
         LimitExceeded
             If it declares a header of more than `header_bytes_max`, or brings more than `descriptors_max` file
             descriptors.
@@ -156,16 +164,37 @@ class Stream:
                     raise LimitExceeded(
                         f"a message brings more than {descriptors_max} file descriptors", peer=self.peer
                     )
-                kind, header_bytes, payload_bytes = self._checked(prefix, header_bytes_max)
-                header = bytearray(header_bytes)
-                self._io.receive([memoryview(header)] if header else [], deadline_s)
+                magic, number, reserved, header_bytes, payload_bytes = _PREFIX.unpack(prefix)
+                if magic != MAGIC or any(reserved):
+                    found = bytes(prefix[:8])
+                    raise MalformedFrame(f"a message begins with {MAGIC!r}, found {found!r}", peer=self.peer)
+                kind = _KINDS.get(number)
+                if kind is None:
+                    raise MalformedFrame(f"unknown message kind {number}; known are 1 to {len(Kind)}", peer=self.peer)
+                if header_bytes > header_bytes_max:
+                    raise LimitExceeded(
+                        f"a message declares a header of {header_bytes} bytes; allowed are {header_bytes_max}",
+                        peer=self.peer,
+                    )
+                if payload_bytes and kind not in WITH_PAYLOAD:
+                    raise MalformedFrame(f"a {kind.name} has no payload, found {payload_bytes} bytes", peer=self.peer)
+                content = bytearray(header_bytes)
+                if content:
+                    self._io.receive([memoryview(content)], deadline_s)
+            header = HEADERS[kind]()
+            header.ParseFromString(bytes(content))
         except BROKEN as error:
             close_descriptors(descriptors)
             raise self._unreachable(error, "receive") from None
+        except DecodeError as error:
+            close_descriptors(descriptors)
+            raise MalformedFrame(
+                f"a message's header is not a {header.DESCRIPTOR.name}: {error}", peer=self.peer
+            ) from None
         except BaseException:
             close_descriptors(descriptors)
             raise
-        return Head(kind, bytes(header), payload_bytes, tuple(descriptors))
+        return Head(kind, header, payload_bytes, tuple(descriptors))
 
     def receive_into(self, pieces: Sequence[memoryview], *, deadline_s: float) -> None:
         """Fill pieces with the next bytes of a payload; they go from the kernel to where the pieces lie."""
@@ -203,37 +232,12 @@ class Stream:
         with self._sending, self._receiving:  # a descriptor that someone is about to use must not become another file
             self._connection.close()
 
-    def _checked(self, prefix: memoryview, header_bytes_max: int) -> tuple[Kind, int, int]:
-        magic, kind, reserved, header_bytes, payload_bytes = _PREFIX.unpack(prefix)
-        if magic != MAGIC or any(reserved):
-            raise MalformedFrame(f"a message begins with {MAGIC!r}, found {bytes(prefix[:8])!r}", peer=self.peer)
-        known = _KINDS.get(kind)
-        if known is None:
-            raise MalformedFrame(f"kinds of messages are 1 to {len(Kind)}, found {kind}", peer=self.peer)
-        if header_bytes > header_bytes_max:
-            raise LimitExceeded(
-                f"a message declares a header of {header_bytes} bytes; allowed are {header_bytes_max}", peer=self.peer
-            )
-        if payload_bytes and known not in WITH_PAYLOAD:
-            raise MalformedFrame(f"a {known.name} has no payload, found {payload_bytes} bytes", peer=self.peer)
-        return known, header_bytes, payload_bytes
-
     def _unreachable(self, error: OSError | EOFError, act: str) -> Unreachable:
         if isinstance(error, TimeoutError):
             return Unreachable(f"could not {act} before the deadline", peer=self.peer)
         if isinstance(error, EOFError):
             return Unreachable("the connection was closed", peer=self.peer)
         return Unreachable(f"the connection broke: {error}", peer=self.peer)
-
-
-def parsed(header: bytes, kind: type[_Header]) -> _Header:
-    """Return a header as the message that it should be, or raise `MalformedFrame`."""
-    message = kind()
-    try:
-        message.ParseFromString(header)
-    except DecodeError as error:
-        raise MalformedFrame(f"a message's header is not a {kind.DESCRIPTOR.name}: {error}") from None
-    return message
 
 
 def refusal(error: ParashardError) -> stream_pb2.Refusal:
@@ -244,9 +248,8 @@ def refusal(error: ParashardError) -> stream_pb2.Refusal:
     return stream_pb2.Refusal(code=error.code, message=content.decode(errors="ignore"))
 
 
-def refused(header: bytes, peer: str) -> ParashardError:
+def refused(message: stream_pb2.Refusal, peer: str) -> ParashardError:
     """Return the error that a REFUSAL carries, of the class that the peer raised and with the peer's address."""
-    message = parsed(header, stream_pb2.Refusal)
     kind = ParashardError.from_code(message.code)
     if kind is None:
         return PeerFailed(f"refused with the unknown code {message.code!r}: {message.message}", peer=peer)
@@ -289,11 +292,7 @@ def greet(
         stream.handshake(deadline_s=deadline_s)
         stream.send(Kind.HELLO, hello, deadline_s=deadline_s)
         head = answer(stream, Kind.WELCOME, deadline_s=deadline_s, descriptors_max=descriptors_max)
-        try:
-            return parsed(head.header, stream_pb2.Welcome), head.descriptors
-        except MalformedFrame:
-            close_descriptors(head.descriptors)
-            raise
+        return head.header, head.descriptors
     except Refused as refusal:
         stream.close()
         raise refusal.error from None

@@ -9,21 +9,20 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from parashard._proto import tensor_pb2
-from parashard.errors import MalformedFrame, Unreachable
+from parashard.errors import LimitExceeded, MalformedFrame, Unreachable
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import NO_KEYS, Ack, Fetched, PullRun, Push, fetched
 from parashard.security.identity import Role, identities_in, in_words
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
-from parashard.transports.connections import Connections, Exchange
+from parashard.transports.connections import Connections, Exchange, StreamTransport
 from parashard.transports.dialling import dial
 from parashard.transports.socket_io import tune
-from parashard.transports.stream import Kind, Stream, answer, greet, parsed
-from parashard.transports.stream_transport import StreamTransport, ack_from, whole_push
+from parashard.transports.stream import Kind, Stream, answer, greet
 
 
 class TcpTransport(StreamTransport[Stream]):
@@ -51,22 +50,22 @@ class TcpTransport(StreamTransport[Stream]):
     def push(self, push: Push, deadline_s: float) -> Pending[Ack]:
         """Send a push."""
         deadline_s += time.monotonic()
-
-        def ask(stream: Stream) -> None:
-            header = whole_push(push, self._push_bytes_max, self._address)
-            stream.send(Kind.PUSH, header, push.payload.pieces, deadline_s=deadline_s)
-
-        return Exchange(self._connections, ask, lambda stream: ack_from(stream, deadline_s=deadline_s), deadline_s)
+        ask = partial(self._ask_push, push, deadline_s)
+        return Exchange(self._connections, ask, partial(_ack, deadline_s=deadline_s), deadline_s)
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Ask for a run and for rows."""
         deadline_s += time.monotonic()
-        return Exchange(
-            self._connections,
-            lambda stream: stream.send(Kind.PULL, wire.pull_header(run), wire.keys_payload(run), deadline_s=deadline_s),
-            lambda stream: _weights(stream, run, into, read, deadline_s),
-            deadline_s,
-        )
+        answered = partial(_weights, run=run, into=into, read=read, deadline_s=deadline_s)
+        return Exchange(self._connections, partial(_ask_pull, run=run, deadline_s=deadline_s), answered, deadline_s)
+
+    def _ask_push(self, push: Push, deadline_s: float, stream: Stream) -> None:
+        if push.payload.nbytes > self._push_bytes_max:
+            raise LimitExceeded(
+                f"step {push.step}: a push of {push.payload.nbytes} bytes; the shard takes {self._push_bytes_max}",
+                peer=self._address,
+            )
+        stream.send(Kind.PUSH, wire.push_header(push), push.payload.pieces, deadline_s=deadline_s)
 
     def _connect(self, deadline_s: float) -> Stream:
         host, _, port = self._address.rpartition(":")
@@ -107,14 +106,23 @@ def _prove(stream: Stream, deadline_s: float) -> None:
         raise
 
 
+def _ack(stream: Stream, deadline_s: float) -> Ack:
+    return wire.ack(answer(stream, Kind.RECEIPT, deadline_s=deadline_s).header)
+
+
+def _ask_pull(stream: Stream, run: PullRun, deadline_s: float) -> None:
+    keys = wire.keys_payload(run) if run.keys else ()
+    stream.send(Kind.PULL, wire.pull_header(run), keys, deadline_s=deadline_s)
+
+
 def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadline_s: float) -> Fetched:
     """Receive the parts of the answer to a pull into their places; return the outcome."""
     left, end, received = run, run.offset_bytes + run.length_bytes, 0
     found: list[Fetched] = []
     while True:
         head = answer(stream, Kind.WEIGHTS, deadline_s=deadline_s)
-        reply = parsed(head.header, tensor_pb2.PullReply)
-        rows_bytes = wire.rows_bytes_of(reply, left)
+        reply = head.header
+        rows_bytes = wire.rows_bytes_of(reply, left) if left.keys or reply.tables else 0
         runs = wire.runs_within(reply, left, head.payload_bytes - rows_bytes)
         if not (head.payload_bytes or reply.tables or reply.last):
             raise MalformedFrame("a part of an answer with nothing in it", peer=stream.peer)

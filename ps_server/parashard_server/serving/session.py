@@ -19,7 +19,7 @@ from parashard.protocol import wire
 from parashard.protocol.messages import MESSAGE_BYTES_MAX, Ack, PullRun, Push, Target, Weights
 from parashard.protocol.rpc import data_deadline_s
 from parashard.transports.memory import Bytes
-from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
+from parashard.transports.stream import Head, Kind, Stream, refusal
 from parashard_server.serving.stream_server import HELLO_DEADLINE_S
 
 HELLO_BYTES_MAX = 4 << 10  # the peer is not known yet
@@ -60,7 +60,7 @@ def greeted(stream: Stream, plane: Plane, *, deadline_s: float) -> stream_pb2.He
     head = stream.receive(deadline_s=deadline_s, header_bytes_max=HELLO_BYTES_MAX)
     if head.kind is not Kind.HELLO:
         raise MalformedFrame(f"a connection begins with HELLO, found {head.kind.name}")
-    hello = parsed(head.header, stream_pb2.Hello)
+    hello: stream_pb2.Hello = head.header
     plane.check(wire.target(hello.target))
     stream.greeted = True
     return hello
@@ -115,7 +115,7 @@ def pull_asked(
     MalformedFrame
         If they are not as many as the header says. Nothing is received then, either.
     """
-    header = parsed(head.header, tensor_pb2.PullHeader)
+    header = head.header
     keys_bytes = wire.keys_bytes_of(header)
     if header.keys_in_slot:
         room_bytes = 0 if room is None else room.nbytes

@@ -21,7 +21,7 @@ from parashard.protocol.messages import Weights
 from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights
-from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
+from parashard.transports.stream import Head, Kind, Stream, refusal
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.session import (
     Plane,
@@ -159,7 +159,7 @@ class ShmService:
     def _push(self, stream: Stream, head: Head, slot: Bytes, deadline_s: float) -> None:
         if head.payload_bytes:  # it lies in the slot
             raise MalformedFrame(f"over shared memory a message has no payload, found {head.payload_bytes} bytes")
-        header = parsed(head.header, tensor_pb2.PushHeader)
+        header = head.header
         if header.total_bytes > slot.nbytes:
             raise LimitExceeded(f"step {header.step}: a push of {header.total_bytes} bytes; a slot has {slot.nbytes}")
         payload = slot[: header.total_bytes].data

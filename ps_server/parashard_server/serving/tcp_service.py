@@ -18,7 +18,7 @@ from parashard.protocol import wire
 from parashard.protocol.messages import Weights
 from parashard.protocol.rpc import SLOWEST_BYTES_PER_S
 from parashard.transports.socket_io import LOCAL_BUFFER_BYTES
-from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
+from parashard.transports.stream import Head, Kind, Stream, refusal
 from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.session import (
     Plane,
@@ -81,7 +81,7 @@ class TcpService:
         stream.send(Kind.WELCOME, welcome, deadline_s=deadline_s)
 
     def _push(self, stream: Stream, head: Head, deadline_s: float) -> None:
-        header = parsed(head.header, tensor_pb2.PushHeader)
+        header = head.header
         self._check_lengths(header, head.payload_bytes)
         try:
             buffer = self._buffers.take(header.total_bytes)

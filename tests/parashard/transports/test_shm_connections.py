@@ -103,7 +103,7 @@ def test_a_closed_connection_keeps_no_memory_of_its_shard(shard) -> None:  # how
     transport._connections._open_one = lambda deadline_s: opened.append(real_open(deadline_s)) or opened[-1]
     transport.greet(DEADLINE_S)
     [connection] = opened
-    slot = weakref.ref(connection._slot)
+    slot = weakref.ref(connection._mapped[0])
     assert slot() is not None
     transport.close()
     assert slot() is None

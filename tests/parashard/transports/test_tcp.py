@@ -17,7 +17,7 @@ from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Slice
 from parashard.transports import tcp
 from parashard.transports.base import ShardAddress
 from parashard.transports.dialling import dial
-from parashard.transports.stream import Kind, Stream, parsed, refusal
+from parashard.transports.stream import Kind, Stream, refusal
 from parashard.transports.tcp import TcpTransport
 from support.fake_plane import GREETING, TARGET
 from support.stream_peer import DEADLINE_S, deadlines_passed, peer, raw, soon
@@ -83,7 +83,7 @@ class TestPush:
             head = stream.receive(deadline_s=soon())
             content = bytearray(head.payload_bytes)
             stream.receive_into([memoryview(content)], deadline_s=soon())
-            heard.update(kind=head.kind, header=parsed(head.header, tensor_pb2.PushHeader), content=bytes(content))
+            heard.update(kind=head.kind, header=head.header, content=bytes(content))
             stream.send(Kind.RECEIPT, ACK, deadline_s=soon())
             leaves(stream)
 

@@ -36,7 +36,7 @@ class Said:
 
 def hello(target: Target = TARGET) -> Head:
     message = stream_pb2.Hello(target=wire.target_message(target), worker="worker-0")
-    return Head(Kind.HELLO, message.SerializeToString(), 0)
+    return Head(Kind.HELLO, message, 0)
 
 
 def push_header() -> tensor_pb2.PushHeader:

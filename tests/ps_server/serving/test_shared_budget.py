@@ -27,8 +27,7 @@ from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.grpc import SERVICE, GrpcTransport
 from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
-from parashard.transports.stream import Kind, Stream
-from parashard.transports.stream_transport import ack_from
+from parashard.transports.stream import Kind, Stream, answer
 from parashard.transports.tcp import TcpTransport
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import shard_families
@@ -153,7 +152,8 @@ def test_pushes_by_all_ports_share_one_budget(stack: ExitStack) -> None:  # P19
 
     half = ports.push(0).payload.pieces[0][PUSH_BYTES // 2 :]
     halfway._connection.sendall(bytes(half))
-    assert ack_from(halfway, deadline_s=time.monotonic() + DEADLINE_S).result is PushResult.APPLIED
+    ack = wire.ack(answer(halfway, Kind.RECEIPT, deadline_s=time.monotonic() + DEADLINE_S).header)
+    assert ack.result is PushResult.APPLIED
     streaming.go_on.set()
     assert streaming.ack().result is PushResult.APPLIED
     assert tcp.push(ports.push(2), DEADLINE_S).result().result is PushResult.APPLIED, "what was refused came again"

@@ -26,7 +26,7 @@ from parashard.protocol import wire
 from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights, can_share
-from parashard.transports.stream import Head, Kind, Stream, answer, greet, parsed, refused
+from parashard.transports.stream import Head, Kind, Stream, answer, greet, refused
 from parashard_server.serving import session
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shm_service import Slots
@@ -161,14 +161,14 @@ class TestRequests:
     def test_a_pull_may_ask_for_the_version_alone(self, shard, stream) -> None:
         shard.plane.move(1)
         stream.send(Kind.PULL, wire.pull_header(pull_of()), deadline_s=soon())
-        reply = parsed(answer(stream, Kind.WEIGHTS, deadline_s=soon()).header, tensor_pb2.PullReply)
+        reply = answer(stream, Kind.WEIGHTS, deadline_s=soon()).header
         assert (reply.version, list(reply.run_offsets)) == (1, [])
 
     def test_or_for_the_runs_in_the_slot(self, shard, stream) -> None:
         shard.plane.move(1)
         shard.plane.move(2, 2)
         stream.send(Kind.PULL, wire.pull_header(pull_of(known=1), in_slot=True), deadline_s=soon())
-        reply = parsed(answer(stream, Kind.WEIGHTS, deadline_s=soon()).header, tensor_pb2.PullReply)
+        reply = answer(stream, Kind.WEIGHTS, deadline_s=soon()).header
         assert (list(reply.run_offsets), list(reply.run_lengths)) == ([4 * 6], [4 * 994])
 
     def test_rows_come_in_the_slot_where_they_have_room(self, shard, dial) -> None:
@@ -184,7 +184,7 @@ class TestRequests:
                 Kind.PULL, wire.pull_header(asked, in_slot=in_slot), wire.keys_payload(asked), deadline_s=soon()
             )
             head = answer(stream, Kind.WEIGHTS, deadline_s=soon())
-            reply = parsed(head.header, tensor_pb2.PullReply)
+            reply = head.header
             assert wire.rows_bytes_of(reply, asked) == 37
             found = wire.rows_from(reply, slot[12_000:12_037].data, asked)["user"]
             assert found.values.tolist() == [[1.0] * 3] * 3
@@ -212,7 +212,7 @@ class TestRequests:
         assert head.payload_bytes == 1 + 2 * 12, "one byte more than the slot has"
         rows = memoryview(bytearray(head.payload_bytes))
         stream.receive_into([rows], deadline_s=soon())
-        reply = parsed(head.header, tensor_pb2.PullReply)
+        reply = head.header
         assert wire.rows_from(reply, rows, asked)["user"].present.tolist() == [False, True, True]
         [run] = shard.plane.pulls
         slot[12_000:] = 0
