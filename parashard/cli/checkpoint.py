@@ -30,7 +30,7 @@ from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_
 from parashard.cli.app import App
 from parashard.cli.options import TlsDir, complete_runs, told_how_to_continue
 from parashard.cli.printing import print_table
-from parashard.data.parquet_rows import write_rows
+from parashard.data.row_groups import write_rows
 from parashard.errors import (
     ConfigurationError,
     DamagedCheckpoint,

@@ -11,7 +11,6 @@ from parashard.data.base import DataSource
 from parashard.data.clicks import ClicksSource
 from parashard.data.criteo import open_criteo
 from parashard.data.csv import open_csv
-from parashard.data.digits import open_digits
 from parashard.data.idx import open_idx
 from parashard.data.npz import open_npz
 from parashard.data.options import (
@@ -27,22 +26,12 @@ from parashard.data.options import (
     SyntheticOptions,
 )
 from parashard.data.parquet import open_parquet
-from parashard.data.synthetic import SyntheticSource
+from parashard.data.synthetic import SyntheticSource, open_digits
 from parashard.errors import ConfigurationError
 
 
 def open_source(options: DataOptions) -> DataSource:
-    """Load the data that the options describe.
-
-    Raises
-    ------
-    BadData
-        A file is missing, damaged or of another format; the message names it.
-    Unavailable
-        A file is there and the system does not give its content now.
-    ConfigurationError
-        A library that the source needs is not installed; the message names the extra to install.
-    """
+    """Load the data that the options describe."""
     match options:
         case ClicksOptions() | SyntheticOptions():
             return _generated(options)

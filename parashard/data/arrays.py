@@ -1,7 +1,6 @@
 """ArraySource: a data source over arrays in memory, which most formats are read into.
 
-Owns the conversion to float32, the rules for class labels and the fingerprint. Knows nothing of files. Built by the
-sources of this folder.
+Owns the conversion to float32, the rules for class labels and the fingerprint. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -46,26 +45,9 @@ class Split(NamedTuple):
 
 
 class ArraySource:
-    """A `DataSource` over a training split and a held-out split of the same shape and types.
+    """A `DataSource` over a training split and a held-out split of the same shape and types, which it owns from now on.
 
-    Parameters
-    ----------
-    training, held_out : Split
-        Owned by the source from now on; `held_out` may be empty.
-    classes : int
-        Number of classes; 0 where targets are real numbers.
-    input_scale : float
-        Inputs are divided by it as they are handed out, in float32: 255 for bytes that mean [0, 1].
-    columns, marks
-        Of a table: its columns, as in `Preprocessing`, and what stands for a missing value.
-    target : ClassTarget or ValueTarget, optional
-        What a target means; by default the classes are numbered, and values have the training split's scale.
-    warnings : sequence of str
-        Likely mistakes in the data, for the user.
-    hashed : HashedTexts, optional
-        Of a table with hashed keys, how many texts and keys it has.
-    cells : mapping of str to CellCounts
-        Of a table, as in `DataSpec`.
+    It divides inputs by `input_scale`, in float32, as it hands them out: 255 for bytes that mean [0, 1].
     """
 
     def __init__(
@@ -171,11 +153,6 @@ def check_digits(array: AnyArray, what: str, advice: str = OWN_ARRAY) -> None:
 
     A column is one place of the last axis, or all of an array with one axis. Numbers beside fractions are
     measurements, and may be rounded.
-
-    Raises
-    ------
-    BadData
-        It names the column and the first such number.
     """
     if not array.size or array.dtype.kind not in "iuf" or array.dtype.itemsize < 4 or array.dtype == np.float32:
         return

@@ -1,7 +1,7 @@
 """A cache of examples: a folder with one .npy file for each array, written once and then mapped.
 
 Owns the files, which nobody reads before all are whole, and which are never overwritten. Knows not where the examples
-come from. Called by `parashard.api.cached`.
+come from.
 """
 
 from __future__ import annotations
@@ -28,19 +28,7 @@ RECORD_FILE = "examples.json"
 
 
 def read_cache(folder: Path, origin: str) -> Tree | None:
-    """Return the arrays of a cache, mapped from its files; None: there is none.
-
-    Parameters
-    ----------
-    folder : Path
-    origin : str
-        What the examples are of; "" where nobody knows.
-
-    Raises
-    ------
-    BadData
-        If the folder has something else.
-    """
+    """Return the arrays of a cache, mapped from its files; None: there is none."""
     record = folder / RECORD_FILE
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None
@@ -58,14 +46,7 @@ def read_cache(folder: Path, origin: str) -> Tree | None:
 
 
 class CacheWriter:
-    """Writes a cache beside its place, and moves it there when it is whole; used in `with`.
-
-    Parameters
-    ----------
-    folder : Path
-    origin : str
-        As in `read_cache`.
-    """
+    """Writes a cache beside its place, and moves it there when it is whole; used in `with`."""
 
     def __init__(self, folder: Path, origin: str) -> None:
         self._folder, self._origin = folder, origin

@@ -1,7 +1,6 @@
 """How many cells of each column are missing, unknown or of a merged text, and what of that a user must know.
 
-Owns the counts of the report and of a prediction, and the warnings that follow from texts. Knows no file. Called by
-`parashard.data.tabular`, and for prediction.
+Owns the counts of the report and of a prediction, and the warnings that follow from texts. Knows no file.
 """
 
 from __future__ import annotations
@@ -31,18 +30,7 @@ def told_of_columns(
     held_out: Mapping[str, Column],
     marks: Marks,
 ) -> tuple[dict[str, CellCounts], list[str]]:
-    """Return the counts of the columns that have any, and warnings.
-
-    Parameters
-    ----------
-    columns : sequence of InputColumn
-        As they are saved.
-    read : mapping of str to Column
-        The training table as it was read, with each text.
-    training, held_out : mapping of str to Column
-        The columns of the training rows and of the held-out rows.
-    marks : Marks
-    """
+    """Return the counts of the columns that have any, and warnings."""
     counts, warnings = {}, []
     for column in columns:
         of_training, of_held_out = training[column.name], held_out[column.name]

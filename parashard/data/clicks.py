@@ -3,7 +3,7 @@
 Owns the generator: example i is a function of (seed, i) alone, in integer mixing and arithmetic that IEEE 754 rounds,
 so it is the same on every machine, and no memory grows with the number of examples. The label is drawn from a known
 logit, so that the best AUC that any model can reach is known, too: `true_auc`. Serves load, tests and benchmarks of
-embedding tables. Called by `parashard.data.open_source`.
+embedding tables.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import Indices
-from parashard.data.ragged import places_of_rows
+from parashard.data.ragged import places_of_rows, run_lengths
 from parashard.data.texts import Marks, canonical, has_leading_zero, number_of
 from parashard.errors import SHOWN_CHARACTERS, BadData, shortened
 
@@ -200,11 +200,6 @@ def typed(
     one is a whole number with a zero before it and `zeros_are_text`. One of which half of the cells, or of the distinct
     cells, hold numbers is numeric, too, and must not hold anything else, unless it may be `mixed`. Every other one is
     text.
-
-    Raises
-    ------
-    BadData
-        A numeric column has a cell that is no finite number; the message names the cell and what can be done.
     """
     column = table.columns[name]
     assert not isinstance(column, Lists)
@@ -253,13 +248,7 @@ def _advice_on_label(column: Words, may_be_class: bool) -> str:
 
 
 def typed_like(training: Cells, table: ColumnTable, name: str, *, marks: Marks = NO_MARKS) -> Cells:
-    """Return a column of a held-out table as the kind, numbers or text, that it is in the training table.
-
-    Raises
-    ------
-    BadData
-        The training table has numbers there, and a cell is none; or the column has lists.
-    """
+    """Return a column of a held-out table as the kind, numbers or text, that it is in the training table."""
     column = table.columns[name]
     if isinstance(column, Lists):
         raise BadData(f"{table.path}: column {shown_cell(name)}: has lists, and the training table has none there")
@@ -300,3 +289,47 @@ def _numbers(column: Words) -> tuple[Float64s, npt.NDArray[np.bool_]]:
     read = [number_of(word) for word in column.vocabulary]
     values = np.array([math.nan if value is None else value for value in read] + [math.nan])
     return values, np.array([value is not None for value in read] + [False])
+
+
+VALUES_MAX = 4096
+"""Most values of a cell: a step's examples are arrays as wide as the longest list of the data."""
+
+
+def as_lists(column: Column, delimiter: str, marks: Marks = NO_MARKS) -> Lists:
+    """Return a column as lists of texts, without values that stand for a missing one."""
+    if isinstance(column, Lists):
+        return _without_missing(column, marks)
+    cells = as_words(column)
+    split = _lists([values_of(cell, delimiter, marks) for cell in cells.vocabulary] + [[]])  # code -1: the last
+    return split.take(np.where(cells.codes < 0, len(cells.vocabulary), cells.codes))
+
+
+def values_of(cell: str, delimiter: str, marks: Marks = NO_MARKS) -> list[str]:
+    """Return the values of one cell."""
+    values = (value.strip() for value in cell.split(delimiter))
+    return [value for value in values if not marks.is_missing(value)]
+
+
+def lists_of(rows: Iterable[Sequence[str]]) -> Lists:
+    """Return a column of these lists."""
+    return _lists(list(rows))
+
+
+def check_lengths(lists: Lists, cell: Callable[[int], str]) -> None:
+    """Refuse more values in a cell than are allowed."""
+    lengths = run_lengths(lists.offsets)
+    row = int(lengths.argmax())
+    if lengths[row] > VALUES_MAX:
+        raise BadData(f"{cell(row)}: found {lengths[row]:,} values; allowed: at most {VALUES_MAX:,}")
+
+
+def _lists(rows: Sequence[Sequence[str]]) -> Lists:
+    texts = words(text for row in rows for text in row)
+    return Lists(texts.codes, np.cumsum([0, *map(len, rows)]), texts.vocabulary)
+
+
+def _without_missing(lists: Lists, marks: Marks) -> Lists:
+    gone = np.array([marks.is_missing(text) for text in lists.vocabulary] + [True])
+    there = ~gone[lists.codes]
+    before = np.concatenate(([0], np.cumsum(there)))
+    return Lists(lists.codes[there], before[lists.offsets], lists.vocabulary)

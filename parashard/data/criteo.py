@@ -5,7 +5,7 @@ and 26 texts (C1 to C26, 8 hex digits each), with tabs between them and no heade
 
 Owns the reading of it, block by block into arrays that grow in place, and what is said of a malformed row. A number
 becomes ln(1 + x), negative ones stay; standardised by the training rows; 0 where it is missing. A text becomes a key,
-XXH64 under a seed of its column's, and no text is the key of "". Called by `parashard.data.open_source`.
+XXH64 under a seed of its column's, and no text is the key of "".
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from parashard.data.hashing import keys_of_bytes, seed_of
 from parashard.data.input_columns import LogNumberColumn
 from parashard.data.key_columns import KeyColumn
 from parashard.data.options import CriteoOptions
-from parashard.data.portable_math import signed_log
+from parashard.data.portable_math import mean_and_deviation, signed_log
 from parashard.data.preprocessing import ClassTarget
-from parashard.data.standardising import mean_and_deviation
-from parashard.errors import BadData, ConfigurationError
-from parashard.process.extras import install
+from parashard.errors import BadData
+from parashard.process.extras import pyarrow_for
 
 LABEL = "label"
 NUMBERS = tuple(f"I{number}" for number in range(1, 14))
@@ -59,15 +58,7 @@ class _Rows(NamedTuple):
 
 
 def open_criteo(options: CriteoOptions) -> ArraySource:
-    """Read one or two logs.
-
-    Raises
-    ------
-    BadData
-        The log cannot be read, or a row is malformed; the message names file and row.
-    ConfigurationError
-        pyarrow is not installed.
-    """
+    """Read one or two logs."""
     training, held_out = _split(options)
     columns = tuple(
         _fitted(name, training.numbers[:, place], f"{options.path}: column {shown_cell(name)}")
@@ -159,13 +150,7 @@ def _keys(texts: Any, seed: int) -> npt.NDArray[np.int64]:
 
 
 def _read(path: Path) -> _Rows:
-    try:
-        import pyarrow as pa
-        from pyarrow import csv
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{path}: Criteo's files need pyarrow, which cannot be imported ({error}); run: {install('parquet')}"
-        ) from error
+    pa, csv = pyarrow_for(f"{path}: Criteo's files", "csv")
     types = [pa.int8(), *[pa.int32()] * len(NUMBERS), *[pa.binary()] * len(TEXTS)]
     settings = {
         "read_options": csv.ReadOptions(column_names=COLUMNS, block_size=_BLOCK_BYTES, use_threads=False),

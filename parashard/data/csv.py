@@ -38,15 +38,7 @@ def open_csv(options: CsvOptions) -> ArraySource:
 
 @contextmanager
 def opened_text(path: Path, encoding: str) -> Iterator[TextIO]:
-    """Open a text file, compressed with gzip or not: the first bytes tell.
-
-    Raises
-    ------
-    BadData
-        It cannot be opened or read, is no text in this encoding, or is a Parquet file.
-    Unavailable
-        It is there and the system does not give its content now.
-    """
+    """Open a text file, compressed with gzip or not: the first bytes tell."""
     try:
         skips_mark = codecs.lookup(encoding).name == "utf-8"
         with path.open("rb") as file:
@@ -114,19 +106,7 @@ def read_csv(path: Path, options: CsvOptions) -> ColumnTable:
 
 
 class _Reading:
-    """The rows of a file, and where its quotes are.
-
-    Parameters
-    ----------
-    file : iterable of str
-        Its lines.
-    options : CsvOptions
-
-    Attributes
-    ----------
-    line : int
-        The last line that was read.
-    """
+    """The rows of a file, and where its quotes are."""
 
     def __init__(self, file: Iterable[str], options: CsvOptions) -> None:
         self.line = 0

@@ -1,7 +1,7 @@
 """Files of data by paths, patterns and URLs, each with what opens it.
 
 Owns which URLs name data and how a pattern is matched. Files in buckets are read by obstore, with the settings of
-`parashard.store.buckets`. Called by `parashard.api.cached`; `parashard.data.row_groups` reads the rows.
+`parashard.store.buckets`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,7 @@ class DataFile(NamedTuple):
 
 
 def data_files(urls: Sequence[str]) -> list[DataFile]:
-    """Return the files that paths and URLs name; those of a pattern (``*``, ``?``, ``[``, ``**``) by their names.
-
-    Raises
-    ------
-    BadData
-        If there is none.
-    Unavailable
-        If a disk or a bucket does not answer at present.
-    ConfigurationError
-        If such a URL is not read, or what reads it is not installed.
-    """
+    """Return the files that paths and URLs name; those of a pattern (``*``, ``?``, ``[``, ``**``) by their names."""
     found = []
     for url in urls:
         scheme, separator, rest = url.partition("://")

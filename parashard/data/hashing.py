@@ -1,6 +1,6 @@
 """Keys of texts: XXH64 (Yann Collet's xxHash, 64 bits) of their UTF-8, so that a text has the same key everywhere.
 
-Owns the function, compiled by Numba. Knows no column. Called by the sources of tables, and by users.
+Owns the function, compiled by Numba. Knows no column.
 """
 
 # The loops take what Numba infers.
@@ -21,12 +21,6 @@ Hashes = npt.NDArray[np.uint64]
 def keys_of_texts(texts: Sequence[str], seed: int = 0) -> Hashes:
     """Return a key of 64 bits for each text.
 
-    Parameters
-    ----------
-    texts : sequence of str
-    seed : int
-        From 0 to 2^64 - 1: with another one every text has another key.
-
     Returns
     -------
     ndarray of uint64, shape (texts,)
@@ -46,8 +40,6 @@ def keys_of_bytes(content: npt.NDArray[np.uint8], offsets: npt.NDArray[Any], see
 
     Parameters
     ----------
-    content : ndarray of uint8
-        UTF-8.
     offsets : ndarray of whole numbers, shape (texts + 1,)
         Where each text begins in it, and where the last one ends.
     """

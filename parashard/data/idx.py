@@ -1,8 +1,8 @@
 """MNIST's own files: the four IDX files of LeCun, Cortes and Burges (1998), compressed with gzip or not.
 
-Owns the reading of IDX; nothing that a file declares is trusted. The format, big-endian: two zero bytes, the type
-(8: unsigned byte), the number of dimensions, one uint32 per dimension, then the elements in row-major order. Serves
-every data set in the same files (Fashion-MNIST, KMNIST). Called by `parashard.data.open_source`.
+Owns the reading of IDX; nothing that a file declares is trusted. The format, big-endian: two zero bytes, the type (8:
+unsigned byte), the number of dimensions, one uint32 per dimension, then the elements in row-major order. Serves every
+data set in the same files (Fashion-MNIST, KMNIST).
 """
 
 from __future__ import annotations
@@ -57,26 +57,10 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
-    """Read an IDX file of unsigned bytes.
+    """Read an IDX file of unsigned bytes, compressed with gzip or not: the first bytes tell.
 
-    Parameters
-    ----------
-    path : Path
-        Compressed with gzip or not; the first bytes tell, not the name.
-    dimensions : int
-        How many it must have.
-
-    Returns
-    -------
-    ndarray of uint8
-        A new array with every axis at least 1, allocated only once the declared size is known to fit the file's size:
-        exactly, or under gzip within what that many bytes can decompress to.
-
-    Raises
-    ------
-    BadData
-        The file cannot be read, is not IDX, has another type or number of dimensions, is damaged, or is shorter or
-        longer than it declares.
+    The array is allocated only once the size that the file declares is known to fit the file's: exactly, or under gzip
+    within what that many bytes can decompress to.
     """
     try:
         size = path.stat().st_size

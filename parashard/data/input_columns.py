@@ -1,7 +1,6 @@
 """Input columns: how the columns of a table become inputs of a model or keys, fitted on its training rows.
 
-Owns standardisation and one-hot encoding, and puts numbers and keys together. Knows no file. Used by
-`parashard.data.preprocessing`, which saves the columns, and by the sources of tables.
+Owns standardisation and one-hot encoding, and puts numbers and keys together. Knows no file.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from parashard.data.key_columns import (
     KnownKeysColumn,
     unknown_text,
 )
-from parashard.data.portable_math import signed_log
-from parashard.data.standardising import mean_and_deviation, standardise
+from parashard.data.portable_math import mean_and_deviation, signed_log, standardise
 from parashard.data.tree import Tree
 from parashard.errors import BadData
 from parashard.plan.variables import Float32s
@@ -120,13 +118,7 @@ InputColumn = Annotated[
 
 
 def fitted_number(name: str, column: Numbers, origin: str) -> NumberColumn:
-    """Return the standardisation of a numeric column, learned from these rows alone.
-
-    Raises
-    ------
-    BadData
-        The numbers are too large.
-    """
+    """Return the standardisation of a numeric column, learned from these rows alone."""
     mean, deviation = mean_and_deviation(column.present(), origin)
     return NumberColumn(
         name=name,
@@ -138,13 +130,7 @@ def fitted_number(name: str, column: Numbers, origin: str) -> NumberColumn:
 
 
 def fitted_text(name: str, column: Words, origin: str) -> TextColumn:
-    """Return the one-hot encoding of a text column, learned from these rows alone.
-
-    Raises
-    ------
-    BadData
-        There are too many categories.
-    """
+    """Return the one-hot encoding of a text column, learned from these rows alone."""
     fitted = TextColumn(
         name=name, categories=tuple(merged(column).used()), missing_input=bool((column.codes < 0).any())
     )
@@ -175,20 +161,7 @@ def encoded(columns: Sequence[InputColumn], table: Mapping[str, Column], rows: i
 
 
 def check_known(column: InputColumn, texts: Column, cell: Callable[[int], str]) -> None:
-    """Refuse a text that the vocabulary of a column lacks, where the job says so.
-
-    Parameters
-    ----------
-    column : InputColumn
-    texts : Column
-        Its texts.
-    cell : callable
-        Returns the place of a row's cell, for the error.
-
-    Raises
-    ------
-    BadData
-    """
+    """Refuse a text that the vocabulary of a column lacks, where the job says so."""
     if not isinstance(column, KNOWN_KEYS) or column.unknown == "key":
         return
     found = unknown_text(column, texts)

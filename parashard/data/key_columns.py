@@ -1,7 +1,6 @@
 """Columns that become keys of embedding tables: of hashed texts or of a vocabulary, one in each row or several.
 
-Owns what of such a column is saved for prediction, and the keys of its texts. Knows neither files nor models. Used by
-`parashard.data.preprocessing`.
+Owns what of such a column is saved for prediction, and the keys of its texts. Knows neither files nor models.
 """
 
 from __future__ import annotations

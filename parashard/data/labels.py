@@ -1,7 +1,7 @@
 """Labels: whether a label names a class or is a number to predict, and the targets of each.
 
-Owns the default where the job file does not say: one rule for every format, an error where it is ambiguous.
-Knows nothing of files. Called by `tables` and `npz`.
+Owns the default where the job file does not say: one rule for every format, an error where it is ambiguous. Knows
+nothing of files.
 """
 
 from __future__ import annotations
@@ -35,11 +35,6 @@ def kind_of_labels(labels: Cells, origin: str) -> TargetKind:
 
     Numbers of which one has a fraction are values. Texts and booleans are classes, and so are at most
     `INFERRED_CLASSES_MAX` distinct whole numbers, each on two rows or more on average.
-
-    Raises
-    ------
-    BadData
-        Neither is safe; the message has the counts, and the key to set.
     """
     if isinstance(labels, Numbers):
         present = labels.present()
@@ -64,15 +59,7 @@ def kind_of_dtype(labels: npt.NDArray[Any]) -> TargetKind:
 
 
 def kind_of_array(labels: npt.NDArray[Any], origin: str) -> TargetKind:
-    """Return the default meaning of an array of finite labels: that of its dtype.
-
-    Raises
-    ------
-    BadData
-        The values contradict the dtype: integers that leave most classes out, or whose classes have fewer than two
-        examples on average; floats that are all whole, with as few distinct values as classes have. The message has
-        the counts.
-    """
+    """Return the default meaning of an array of finite labels: that of its dtype."""
     kind, distinct, examples = kind_of_dtype(labels), len(np.unique(labels)), len(labels)
     if kind == "class":
         classes = int(labels.max(initial=0)) + 1
@@ -117,13 +104,7 @@ def class_names(labels: Cells, origin: str) -> tuple[str, ...]:
 
 
 def class_targets(labels: Cells, classes: Sequence[str], cell: Cell) -> npt.NDArray[np.int64]:
-    """Return every row's place in `classes`.
-
-    Raises
-    ------
-    BadData
-        A label is missing, or is not among them.
-    """
+    """Return every row's place in `classes`."""
     text = as_words(labels)
     targets = text.places(classes)
     wrong = np.flatnonzero(targets < 0)
@@ -137,13 +118,7 @@ def class_targets(labels: Cells, classes: Sequence[str], cell: Cell) -> npt.NDAr
 
 
 def value_targets(labels: Cells, cell: Cell) -> Float32s:
-    """Return every row's label as a float32.
-
-    Raises
-    ------
-    BadData
-        A label is text, missing, or too large for float32, or float32 tells too few of them apart.
-    """
+    """Return every row's label as a float32."""
     if not isinstance(labels, Numbers):
         present = np.flatnonzero(labels.codes >= 0)
         row = int(present[0]) if len(present) else 0

@@ -1,7 +1,7 @@
 """Arrays in NumPy's .npz archive: what `np.savez` and `np.savez_compressed` write.
 
 Owns the checks between an archive's sizes, its arrays' headers and what a data source may hold; nothing is ever
-unpickled. Called by `parashard.data.open_source`.
+unpickled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables in Apache Parquet, read with pyarrow (the extra `parquet`), which is imported only when such data is opened.
 
-Owns the mapping of Arrow's types to columns. Called by `parashard.data.open_source`.
+Owns the mapping of Arrow's types to columns.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from parashard.data.columns import Column, ColumnTable, Lists, Numbers, Words, a
 from parashard.data.keyed import keyed_names
 from parashard.data.options import ParquetOptions
 from parashard.data.tabular import table_source
-from parashard.errors import BadData, ConfigurationError, shown_names
-from parashard.process.extras import install
+from parashard.errors import BadData, shown_names
+from parashard.process.extras import pyarrow_for
 
 _CATEGORY = "categorical"
 _WHOLE_FLOATS = 2.0**53  # each whole number up to it is a float64
@@ -54,13 +54,7 @@ def read_what_can_be(path: Path) -> tuple[ColumnTable, dict[str, str]]:
 def _read(
     path: Path, is_used: Callable[[str], bool], keys: Collection[str], refused: dict[str, str] | None
 ) -> ColumnTable:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{path}: Parquet files need pyarrow, which cannot be imported ({error}); run: {install('parquet')}"
-        ) from error
+    pa, parquet = pyarrow_for(f"{path}: Parquet files", "parquet")
     try:
         with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too
             table = file.read()

@@ -1,7 +1,7 @@
 """Logarithm, exponential and what is made of them, with the same bits on every machine.
 
 NumPy's own differ in their last bits between processors and versions, and with them data's fingerprints would. These
-are sums, products and quotients in a fixed order, each rounded as IEEE 754 says. Called by the sources of this folder.
+are sums, products and quotients in a fixed order, each rounded as IEEE 754 says.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+
+from parashard.errors import BadData
+from parashard.plan.variables import Float32s
 
 Float64s = npt.NDArray[np.float64]
 
@@ -64,3 +67,26 @@ def sigmoid(values: Float64s) -> Float64s:
 def signed_log(values: Float64s) -> Float64s:
     """Return ln(1 + x) of numbers from 0 on, and negative ones as they are; NaN of NaN."""
     return np.where(values > 0.0, log(1.0 + np.maximum(values, 0.0)), values)
+
+
+def mean_and_deviation(values: Float64s, origin: str) -> tuple[float, float]:
+    """Return mean and standard deviation (1 where all are equal), summed in order; BadData if they overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = _sum_in_order(values) / max(1, len(values))
+        variance = _sum_in_order((values - mean) ** 2) / max(1, len(values))
+    if not math.isfinite(variance):
+        raise BadData(f"{origin}: values up to {np.abs(values).max():g} are too large to be standardised")
+    return mean, math.sqrt(variance) or 1.0
+
+
+def standardise(values: Float64s, mean: float, deviation: float, out: Float32s, origin: str) -> None:
+    """Write (value - mean) / deviation into `out`, 0 for NaN; BadData where that is too large for float32."""
+    with np.errstate(over="ignore"):
+        out[:] = np.where(np.isnan(values), 0.0, (values - mean) / deviation)
+    if not np.isfinite(out).all():
+        raise BadData(f"{origin}: has values too far from those of the training rows for float32")
+
+
+def _sum_in_order(values: Float64s) -> float:
+    """Return the sum; `np.sum` adds in an order that depends on the width of the CPU's vectors."""
+    return float(np.cumsum(values)[-1]) if len(values) else 0.0

@@ -1,7 +1,7 @@
 """Preprocessing: from a row of a table to the inputs of a model, and from its outputs to predictions.
 
 Owns the file with the fitted columns and the meaning of outputs: `preprocessing.json` beside a run's weights
-(docs/preprocessing.md). Knows nothing of training. Used by the data sources, and for prediction with a run's weights.
+(docs/preprocessing.md). Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from parashard.data.base import Field
-from parashard.data.columns import Column, Float64s, Numbers, number_text, shown_cell, words
+from parashard.data.columns import Column, Float64s, Numbers, lists_of, number_text, shown_cell, values_of, words
 from parashard.data.input_columns import ANY_KEYS, InputColumn, NumberColumn, TextColumn, check_known, encoded
 from parashard.data.key_columns import LISTS_OF_KEYS, SINGLE_KEYS
-from parashard.data.lists import lists_of, values_of
+from parashard.data.portable_math import mean_and_deviation
 from parashard.data.ragged import LISTS, Ragged
-from parashard.data.standardising import mean_and_deviation
 from parashard.data.texts import Marks, canonical, marks_of, number_of
 from parashard.data.tree import Tree, map_leaves
 from parashard.errors import BadData

@@ -1,7 +1,6 @@
 """Ragged arrays: rows of different lengths end to end, handed out as arrays of one width.
 
-Owns the layout, and what stands in the places that a row has no key for. Knows no column. Used by key columns of
-several values and by `parashard.data.arrays`.
+Owns the layout, and what stands in the places that a row has no key for. Knows no column.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ class Ragged:
         Those of all rows, end to end; owned by this object from now on.
     offsets : ndarray of int64, shape (rows + 1,)
         Where each row begins among them, and where the last one ends.
-    width : int
-        Length of the rows that are handed out, at least that of the longest one: they end in `NO_KEY`.
     """
 
     def __init__(self, values: Int64s, offsets: Int64s, width: int) -> None:

@@ -1,22 +1,24 @@
 """Rows of Parquet files as arrays, some at a time: columns of numbers, and of lists of one length.
 
-Owns which types of columns are arrays. pyarrow (the extra `parquet`) is imported when rows are read. Called by
-`parashard.api.cached`; the tables of job files are `parashard.data.parquet`'s.
+Owns which types of columns are arrays. pyarrow (the extra `parquet`) is imported when rows are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parashard.data.arrays import AnyArray, check_digits, check_int64
 from parashard.data.base import kind_of_failure
 from parashard.data.data_files import DataFile
 from parashard.data.options import is_index
-from parashard.errors import BadData, ConfigurationError, shown_names
-from parashard.process.extras import install
+from parashard.errors import BadData, shown_names
+from parashard.plan.embedding import Keys, as_numpys
+from parashard.process.extras import pyarrow_for
 
 ROWS_AT_ONCE = 1 << 16
 
@@ -27,22 +29,8 @@ def read_rows(
     """Yield the columns of some rows at a time, in the order of the files; None: all columns.
 
     Whole numbers and booleans are int64, others float32; a column of lists has one more axis.
-
-    Raises
-    ------
-    BadData
-        If a file cannot be read, a column is missing or no such array, or a column that is not among `targets` holds
-        ids as floats; the sentence names it.
-    ConfigurationError
-        If pyarrow is not installed.
     """
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{files[0].url}: Parquet files need pyarrow, which cannot be imported ({error}); run: {install('parquet')}"
-        ) from error
+    pa, parquet = pyarrow_for(f"{files[0].url}: Parquet files", "parquet")
     due: dict[str, tuple[Any, ...]] = {}
     for file in files:
         row = 0
@@ -105,3 +93,21 @@ def _array(pa: Any, column: Any, origin: str, row: int, *, rounds: bool) -> AnyA
             raise BadData(f"{origin}: row {row + int(np.argmin(np.isfinite(array)))} is not finite")
         return array
     raise BadData(f"{origin}: is {kind}; allowed are numbers, booleans, and lists of these of one length")
+
+
+def write_rows(path: Path, pieces: Iterable[tuple[Keys, NDArray[Any]]]) -> int:
+    """Write keys (uint64) and rows (fixed-size lists of float32, or float16 where that is kept); return how many."""
+    pa, parquet = pyarrow_for(f"{path.suffix} files", "parquet")
+    writer, count = None, 0
+    try:
+        for keys, kept in pieces:
+            rows = as_numpys(kept)
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+            piece = pa.table({"key": pa.array(keys), "row": lists})
+            writer = writer or parquet.ParquetWriter(path, piece.schema)
+            writer.write_table(piece)
+            count += len(keys)
+    finally:
+        if writer is not None:
+            writer.close()
+    return count

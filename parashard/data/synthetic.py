@@ -2,21 +2,25 @@
 
 Owns the generator: example i is a function of (seed, i) alone, in integer mixing, additions and one rounding, so it is
 the same on every machine, and no memory grows with the number of examples. Serves benchmarks, tests and the ledger
-oracle, which needs only the number of examples. Called by `parashard.data.open_source`, and by `clicks` for its
-numbers.
+oracle, which needs only the number of examples.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import DataSpec, Indices
-from parashard.data.options import SyntheticOptions
+from parashard.data.options import DigitsOptions, SyntheticOptions
+from parashard.errors import ConfigurationError
 from parashard.plan.splitmix import splitmix64
+from parashard.process.extras import install
 
 _Words = npt.NDArray[np.uint64]
 _U64 = np.uint64
@@ -77,3 +81,34 @@ def normal_numbers(counters: _Words, key: int) -> npt.NDArray[np.float64]:
     for shift in (0, 16, 32, 48):
         total += ((bits >> _U64(shift)) & _U64(0xFFFF)).astype(np.float64)
     return ((total + 2.0) * 2.0**-16 - 2.0) * _SQUARE_ROOT_OF_3  # lanes are centred; their sum's variance is 1/3
+
+
+_BRIGHTEST = 16.0
+_FILE = Path("datasets", "data", "digits.csv.gz")  # in scikit-learn's package: 64 pixels and the label in each row
+
+
+def open_digits(options: DigitsOptions) -> ArraySource:
+    """Load the digits that scikit-learn bundles (Alpaydin and Kaynak, UCI, 1998), if that is installed."""
+    rows = _rows()
+    digits = Split(rows[:, :-1], rows[:, -1].astype(np.int64))
+    training, held_out = options.rows(len(rows))
+    return ArraySource(digits.take(training), digits.take(held_out), classes=10, input_scale=_BRIGHTEST)
+
+
+def _rows() -> np.ndarray:
+    """Return pixels and labels as uint8 of shape (1797, 65).
+
+    They are read without importing scikit-learn, which would cost each process more than a second.
+    """
+    package = find_spec("sklearn")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        if (file := Path(folder) / _FILE).is_file():
+            return np.loadtxt(file, np.uint8, delimiter=",")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the digits data comes with scikit-learn, which cannot be imported ({error}); run: {install('examples')}"
+        ) from error
+    pixels, labels = load_digits(return_X_y=True)
+    return np.column_stack([pixels, labels]).astype(np.uint8)

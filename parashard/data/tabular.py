@@ -25,7 +25,9 @@ from parashard.data.columns import (
     Lists,
     Numbers,
     Words,
+    as_lists,
     as_words,
+    check_lengths,
     number_text,
     shown_cell,
     typed,
@@ -36,7 +38,6 @@ from parashard.data.input_columns import InputColumn, check_known, encoded, fitt
 from parashard.data.key_columns import AnyKeyColumn, unknown_values
 from parashard.data.keyed import EVERY_TEXT, fitted_keys, hashed_texts, keyed_names
 from parashard.data.labels import class_names, class_targets, kind_of_labels, value_targets
-from parashard.data.lists import as_lists, check_lengths
 from parashard.data.options import TableOptions
 from parashard.data.preprocessing import ClassTarget, ValueTarget, fitted_value
 from parashard.data.texts import number_of
@@ -65,11 +66,6 @@ def table_source(options: TableOptions, table: ColumnTable, held_out: ColumnTabl
 
     Means, deviations and vocabularies are fitted on the training rows alone; only the classes come from the whole
     training table, so that a rare class that was held out is still one.
-
-    Raises
-    ------
-    BadData
-        A column is missing or has an invalid value, a label is missing or unknown, or there is nothing to encode.
     """
     whole = _typed(options, table)
     labels = whole.pop(options.label)

@@ -1,7 +1,6 @@
 """Trees: arrays in nested dicts, tuples and lists, such as several inputs; each leaf has a path as its name.
 
-Owns what is a branch, the names of leaves, and the same function on every leaf. Knows no kind of array. Called by the
-sources of a script's data, by devices and by models.
+Owns what is a branch, the names of leaves, and the same function on every leaf. Knows no kind of array.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """XXH64 of texts that lie end to end, compiled by Numba, the GIL released.
 
-The algorithm is xxHash's specification (doc/xxhash_spec.md, "XXH64"). Called by `parashard.data.hashing`, which imports
-this module only when there are texts.
+The algorithm is xxHash's specification (doc/xxhash_spec.md, "XXH64"). Imported only when there are texts.
 """
 
 # The loops take what Numba infers.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from parashard.data.base import DataSpec, HashedTexts
-from parashard.data.collisions import counted
 from parashard.data.csv import open_csv
 from parashard.data.hashing import keys_of_texts, seed_of
+from parashard.data.keyed import counted
 from parashard.data.options import CsvOptions
 
 PAIR = ("aaaaaaaabbbbbbbb", "SuiO81Zx01WpDBDV")
@@ -70,7 +70,7 @@ def test_a_text_that_many_cells_have_counts_once_and_a_missing_cell_as_one(tmp_p
 
 
 def test_a_few_pairs_are_named_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parashard.data.collisions.hashed", lambda texts, column: keys_of_texts(["one"] * len(texts)))
+    monkeypatch.setattr("parashard.data.keyed.hashed", lambda texts, column: keys_of_texts(["one"] * len(texts)))
     found, warnings = counted({"a": ["x", "y", "z"], "b": ["x", "z"], "none": []})
     assert found == (5, 1)
     assert [warning.partition(" ha")[0] for warning in warnings] == [

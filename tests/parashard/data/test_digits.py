@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parashard.data import digits
-from parashard.data.digits import DigitsOptions, open_digits
+from parashard.data import synthetic
+from parashard.data.synthetic import DigitsOptions, open_digits
 from parashard.errors import ConfigurationError
 from parashard.process.extras import install
 
@@ -35,13 +35,13 @@ def test_they_are_what_scikit_learn_loads_with_and_without_its_file(monkeypatch)
     inputs, targets = from_file.examples(np.arange(len(labels)))
     np.testing.assert_array_equal(inputs, (pixels / 16).astype(np.float32))
     np.testing.assert_array_equal(targets, labels)
-    monkeypatch.setattr(digits, "_FILE", Path("no", "such", "file"))
+    monkeypatch.setattr(synthetic, "_FILE", Path("no", "such", "file"))
     assert open_digits(DigitsOptions(held_out=0)).spec == from_file.spec
 
 
 def test_scikit_learn_is_not_imported():
     pytest.importorskip("sklearn")
-    load = "from parashard.data.digits import DigitsOptions, open_digits; open_digits(DigitsOptions())"
+    load = "from parashard.data.synthetic import DigitsOptions, open_digits; open_digits(DigitsOptions())"
     check = f"import sys; {load}; print(*{{'sklearn', 'scipy'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == ""
@@ -49,6 +49,6 @@ def test_scikit_learn_is_not_imported():
 
 def test_names_the_extra_where_scikit_learn_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    monkeypatch.setattr(synthetic, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=re.escape(install("examples"))):
         open_digits(DigitsOptions())

@@ -10,11 +10,10 @@ import pytest
 
 from parashard.data.arrays import ArraySource
 from parashard.data.cache import CacheWriter, read_cache
-from parashard.data.columns import Words, words
+from parashard.data.columns import VALUES_MAX, Words, as_lists, lists_of, words
 from parashard.data.csv import open_csv
 from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.key_columns import KeysColumn
-from parashard.data.lists import VALUES_MAX, as_lists, lists_of
 from parashard.data.options import CsvOptions, ParquetOptions
 from parashard.data.parquet import open_parquet
 from parashard.data.preprocessing import as_json, read_preprocessing

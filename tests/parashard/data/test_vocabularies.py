@@ -13,11 +13,11 @@ from parashard.data.arrays import ArraySource
 from parashard.data.csv import open_csv
 from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.key_columns import KnownKeyColumn, KnownKeysColumn
+from parashard.data.keyed import VOCABULARY_BYTES_MAX, read_vocabularies
 from parashard.data.options import CsvOptions, ParquetOptions
 from parashard.data.preprocessing import as_json, read_preprocessing
 from parashard.data.ragged import NO_KEY
 from parashard.data.texts import Marks
-from parashard.data.vocabularies import VOCABULARY_BYTES_MAX, read_vocabularies
 from parashard.errors import BadData
 from parashard.settings.validation import validated
 
