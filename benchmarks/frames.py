@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import sys
 import tempfile
 import threading
@@ -35,11 +34,10 @@ from parashard.client.shard_client import ShardClient
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.launch.local_cluster import MODULES, LocalCluster
-from parashard.process.arguments import service_arguments
 from parashard.process.logs import log
 from parashard.process.shell import Stop
+from parashard.process.starts import ShardStart
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.protocol.coordinator_watchdog import connecting_arguments
 from parashard.protocol.proto_conversion import plan_from, view_from
 from parashard.transports.choosing import connect_by
 from parashard_server.__main__ import serve
@@ -125,7 +123,7 @@ def cluster(transport: str) -> Iterator[ShardClient]:
         processes.start("coordinator", MODULES["coordinator"], arguments)
         coordinator = CoordinatorClient(find_coordinator(name), where=name)
         reply = coordinator.get_job()
-        shard = threading.Thread(target=serve, args=(_shard_arguments(name), stop, None))
+        shard = threading.Thread(target=serve, args=(ShardStart(connect=name, index=0), stop, None))
         shard.start()
         plan, connect = plan_from(reply.plan), connect_by(job.cluster.transport)
         client = ShardClient(reply.run_id, reply.job_digest, plan, "worker-0", connect=connect)
@@ -138,13 +136,6 @@ def cluster(transport: str) -> Iterator[ShardClient]:
             shard.join()
             coordinator.close()
             processes.end()
-
-
-def _shard_arguments(run_dir: str) -> argparse.Namespace:
-    parser = service_arguments("")
-    connecting_arguments(parser)
-    parser.set_defaults(index=0, device="", data_port=0, advertise_data=None, linger_s=math.inf)
-    return parser.parse_args(["--connect", run_dir])
 
 
 def counted(transport: str, calls: Calls) -> tuple[list[list[str]], str]:

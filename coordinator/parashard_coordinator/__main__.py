@@ -6,13 +6,10 @@ the closed lifeline ends it. SIGTERM before the end: save, exit 0; shards and wo
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
@@ -23,11 +20,12 @@ from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.process import failpoints
-from parashard.process.arguments import advertised_address, credentials_of, seconds, service_arguments, write_address
+from parashard.process.arguments import advertised_address, credentials_of, write_address
 from parashard.process.compute_threads import limit_threads
 from parashard.process.full_disk import retry_while_disk_fails
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
+from parashard.process.starts import CoordinatorStart
 from parashard.protocol.coordinator_client import ADDRESS_FILE, http_port_in
 from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server, join_address
@@ -58,75 +56,41 @@ EARLIER_INITIAL_FILE = "initial.safetensors"
 
 def main() -> int:
     """Run one coordinator and return its exit code."""
-    parser = service_arguments("The parashard coordinator: leases steps and watches the job.")
-    parser.add_argument("--job", required=True, type=Path, help="the job file")
-    parser.add_argument("--run-dir", required=True, type=Path, help="where the run's files go")
-    parser.add_argument("--run-id", default="", help="the run; the same at every start of its coordinator")
-    parser.add_argument("--resume", action="store_true", help="take up the run that the checkpoint store has")
-    parser.add_argument("--from-checkpoint", default="", help="the drained checkpoint that a new placement starts from")
-    parser.add_argument("--init", type=Path, help="safetensors file with the first weights")
-    parser.add_argument(
-        "--declaration",
-        type=Path,
-        help="folder with what another process declares of data and model, which are not opened here then",
-    )
-    parser.add_argument("--open", action="store_true", help="lease only the steps that the launcher has scheduled")
-    parser.add_argument("--model-folder", type=Path, help="where a model of your own is looked up")
-    parser.add_argument(
-        "--callbacks", choices=["follow", "decide"], help="the launcher runs callbacks, which may decide with `decide`"
-    )
-    parser.add_argument(
-        "--callbacks-ahead",
-        type=int,
-        choices=[0, 1],
-        help="epochs that training may be ahead of callbacks; 0: it waits for them",
-    )
-    parser.add_argument("--store-evaluated", action="store_true", help="keep the weights of every evaluation")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="over the job file, such as cluster.shards=2"
-    )
-    parser.add_argument(
-        "--linger-s",
-        type=seconds,
-        help="seconds to stay after the job's end, for others to hear of it (default: ever)",
-    )
-    parser.add_argument("--kubernetes-job", default="", help="the workers' Job, with cluster.launcher=kubernetes")
-    arguments = parser.parse_args()
-    code = arguments.stopped_exit_code
+    start = CoordinatorStart.read()
 
     def traced(stop: Stop) -> ExitCode:
-        with tracing(arguments.trace, "coordinator", "") as tracer:
-            return serve(arguments, stop, tracer)
+        with tracing(start.trace, "coordinator", "") as tracer:
+            return serve(start, stop, tracer)
 
-    return run_service("coordinator", arguments.lifeline, traced, code, arguments.log_format)
+    return run_service("coordinator", start.lifeline, traced, start.stopped_exit_code, start.log_format)
 
 
-def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
+def serve(start: CoordinatorStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
     """Coordinate one job."""
     limit_threads(1)
-    run_dir: Path = arguments.run_dir
-    credentials = credentials_of(arguments, Role.COORDINATOR)
-    job = load_job(arguments.job, [parse_set(text) for text in arguments.set], environ={}).job
-    cluster = _cluster(job, arguments.kubernetes_job)
+    run_dir = start.run_dir
+    credentials = credentials_of(start, Role.COORDINATOR)
+    job = load_job(start.job, [parse_set(text) for text in start.set], environ={}).job
+    cluster = _cluster(job, start.kubernetes_job)
     store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
-    run_id, resolved, run_store = take_up(arguments, job, store, stop)
+    run_id, resolved, run_store = take_up(start, job, store, stop)
     incarnation = run_store.incarnation
-    plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
+    plan, source = run_store.open_plan(resolved.plan, start.from_checkpoint)
     callbacks = CallbackOptions(
-        followed=arguments.callbacks is not None,
-        decide=arguments.callbacks == "decide",
-        ahead=arguments.callbacks_ahead,
-        store_evaluated=arguments.store_evaluated,
+        followed=start.callbacks is not None,
+        decide=start.callbacks == "decide",
+        ahead=start.callbacks_ahead,
+        store_evaluated=start.store_evaluated,
     )
     core = ExclusiveCore(
-        taken_up_core(resolved, run_id, run_store, stop, callbacks, resume=arguments.resume, open_=arguments.open)
+        taken_up_core(resolved, run_id, run_store, stop, callbacks, resume=start.resume, open_=start.open)
     )
     reply = pb.GetJobReply(
         run_id=run_id,
         job_digest=resolved.digest,
         job_toml=as_toml(job),
         plan=plan_message(plan),
-        model_folder=str(arguments.model_folder or ""),
+        model_folder=str(start.model_folder or ""),
         initial_sha256=resolved.initial_sha256,
         steps_total=resolved.steps.total,
         data_fingerprint=resolved.spec.fingerprint,
@@ -137,15 +101,15 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         stores_evaluated=callbacks.store_evaluated,
     )
     coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, ShardChannels(credentials), tracer)
-    server = Server(join_address(arguments.host, arguments.port), credentials, REQUEST_BYTES_MAX)
+    server = Server(join_address(start.host, start.port), credentials, REQUEST_BYTES_MAX)
     coordination.service.add_to(server)
     admission = server.admission
     refused = {"calls": lambda: admission.refused, "slow": lambda: admission.slow}
-    listen = partial(coordination.http_port, arguments.host, refused=refused, credentials=credentials)
-    http = open_http_port(arguments, listen, run_id)
+    listen = partial(coordination.http_port, start.host, refused=refused, credentials=credentials)
+    http = open_http_port(start, listen, run_id)
     server.start()
     http.start()
-    address = advertised_address(arguments, server.address, stopping=stop.event)
+    address = advertised_address(start, server.address, stopping=stop.event)
     where: dict[str, str | int] = {"address": address, "http": http.address, "run_id": run_id, "pid": os.getpid()}
     write_address(run_dir / ADDRESS_FILE, where, stop.event)
     failpoints.hit("coordinator.boot.serving")
@@ -154,7 +118,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     log.info("serving", address=address, http=http.address, run_id=run_id, incarnation=incarnation)
     try:
         state = coordination.run(stop)
-        stay_until_s = math.inf if arguments.linger_s is None else time.monotonic() + arguments.linger_s
+        stay_until_s = time.monotonic() + start.linger_s
         while time.monotonic() < stay_until_s and not stop.wait(min(LINGER_S, stay_until_s - time.monotonic())):
             coordination.linger()
     finally:
@@ -164,36 +128,36 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     return ExitCode(exit_code) if state is JobState.FAILED else ExitCode.DONE
 
 
-def open_http_port(arguments: argparse.Namespace, listen: Callable[[int], HttpPort], run_id: str) -> HttpPort:
+def open_http_port(start: CoordinatorStart, listen: Callable[[int], HttpPort], run_id: str) -> HttpPort:
     """Listen for HTTP; without `--http-port` where the run's earlier coordinator did, for pages that are left open."""
-    earlier = 0 if arguments.http_port else http_port_in(arguments.run_dir, run_id)
+    earlier = 0 if start.http_port else http_port_in(start.run_dir, run_id)
     try:
-        return listen(earlier or arguments.http_port)
+        return listen(earlier or start.http_port)
     except Unavailable:
         if not earlier:
             raise
         return listen(0)  # another process has taken the port meanwhile
 
 
-def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:
+def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:
     """Begin the run, or take it up with the first values that it has, under a claimed incarnation.
 
     A run that has begun is waited for while the disk is full; one that has not does not begin on a full disk.
     """
-    drawn, resume = arguments.run_id or os.urandom(8).hex(), arguments.resume
-    kept, kept_file = None, arguments.run_dir / EARLIER_INITIAL_FILE
+    drawn, resume = start.run_id or os.urandom(8).hex(), start.resume
+    kept, kept_file = None, start.run_dir / EARLIER_INITIAL_FILE
     unclaimed = RunStore(store, 0)
     begun = unclaimed.find_run(drawn, resume=resume)
     if begun is not None:
         kept = unclaimed.catalogue.initial_manifest(begun.job_digest)
-    if arguments.declaration is not None:
-        declared = read_declaration(arguments.declaration, rows=kept is None)
+    if start.declaration is not None:
+        declared = read_declaration(start.declaration, rows=kept is None)
     else:
-        declared = declare_named(job, arguments.model_folder)
+        declared = declare_named(job, start.model_folder)
     resolved = resolve(
         job,
         declared,
-        arguments.init,
+        start.init,
         kept=kept,
         kept_file=kept_file if begun is not None and kept_file.exists() else None,
     )

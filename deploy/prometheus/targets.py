@@ -18,7 +18,8 @@ from pathlib import Path
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ConfigurationError, ParashardError, RetryLater
-from parashard.process.arguments import TLS_VARIABLE, credentials_in
+from parashard.process.arguments import credentials_in
+from parashard.process.starts import TLS_VARIABLE
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
 

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -96,13 +96,6 @@ class CallbackFollower:
         self._unsaved = False  # callbacks were called, and what they decided is not recorded yet
         self._writes = BestEffort("records of callbacks", lambda text, over: say(text))
         callbacks.training.copy_weights = self._copy
-
-    @property
-    def arguments(self) -> Sequence[str]:
-        """What the coordinator is started with."""
-        store = ["--store-evaluated"] if self.stores_evaluated else []
-        ahead = [] if self.ahead is None else ["--callbacks-ahead", str(self.ahead)]
-        return ["--callbacks", "decide" if self.decides else "follow", *ahead, *store]
 
     @property
     def decides(self) -> bool:

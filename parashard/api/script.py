@@ -37,6 +37,7 @@ from parashard.launch.run_folders import run_named
 from parashard.models.user_errors import named_with_line
 from parashard.process.durable import write_durably
 from parashard.process.shell import ExitCode, end_process
+from parashard.process.starts import WorkerStart
 
 if TYPE_CHECKING:
     from parashard.data.base import DataSource
@@ -65,19 +66,19 @@ class Script:
 
     Parameters
     ----------
-    arguments : sequence of str or None
+    start : WorkerStart, optional
         Of the worker that this process is; None: it is the script's parent.
     """
 
-    def __init__(self, arguments: list[str] | None) -> None:
-        self.begin(arguments)
+    def __init__(self, start: WorkerStart | None) -> None:
+        self.begin(start)
 
-    def begin(self, arguments: list[str] | None) -> None:
+    def begin(self, start: WorkerStart | None) -> None:
         """Begin: once more in a process that was forked."""
-        self.is_worker = arguments is not None
+        self.is_worker = start is not None
         self._named, self._shown = sys.argv[0], shlex.join(sys.argv)
         self._file: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when the script has ended
-        self._arguments = arguments or []
+        self._start = start
         self._answers: list[dict[str, Any]] = []
         self._calls = 0
         self._last = False
@@ -92,8 +93,7 @@ class Script:
     @property
     def run_dir(self) -> Path | None:
         """The run folder of the worker that this process is; None: it only has the coordinator's address."""
-        run = Path(self._arguments[self._arguments.index("--connect") + 1])
-        return run if run.is_dir() else None
+        return Path(self._start.connect) if self._start is not None and Path(self._start.connect).is_dir() else None
 
     @property
     def _own_call(self) -> str:
@@ -152,7 +152,7 @@ class Script:
     @property
     def worker_name(self) -> str:
         """The name of the worker that this process is; "": the next free one."""
-        return self._arguments[self._arguments.index("--name") + 1]
+        return self._start.name if self._start is not None else ""
 
     def write_answers(self, run_dir: Path) -> None:
         """Write what the calls so far returned to where the workers of the next one find it."""
@@ -180,7 +180,8 @@ class Script:
         from parashard_worker.loading import OwnTask
 
         atexit.unregister(self._miss)
-        end_process(main(self._arguments, OwnTask(model, source, model_sha256, check)))
+        assert self._start is not None, "the script's parent is no worker"
+        end_process(main(self._start, OwnTask(model, source, model_sha256, check)))
 
     @property
     def _name(self) -> str:
@@ -378,10 +379,10 @@ def raise_again(answer: Mapping[str, Any]) -> NoReturn:
     raise _ERRORS.get(answer["error"], JobFailed)(answer["says"])
 
 
-def given() -> list[str] | None:
-    """Return the arguments of the worker that this process is; None: it is none."""
+def given() -> WorkerStart | None:
+    """Return how the worker that this process is was started; None: it is none."""
     text = parashard._started.worker_arguments
-    return None if text is None else [str(word) for word in json.loads(text)]
+    return None if text is None else WorkerStart.read(json.loads(text))
 
 
 SCRIPT = Script(given())

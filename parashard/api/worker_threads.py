@@ -1,7 +1,7 @@
 """Workers that are threads of the process that calls `fit`, as in a notebook: each is the worker that a process is.
 
 Owns what of the process such a run changes, and puts it back: compute threads, the logger. What is random is put back
-by `parashard.api.fits`. The worker is `parashard_worker.service`, imported when the first one starts. Called by
+by `parashard.api.fits`. The worker is `parashard_worker.__main__.serve`, imported when the first one starts. Called by
 `parashard.api.fit_on_cluster`.
 """
 
@@ -29,6 +29,7 @@ from parashard.process.compute_threads import threads_for
 from parashard.process.logs import as_logfmt, log, logged_to
 from parashard.process.model_lock import holding_model_lock
 from parashard.process.shell import ERROR_CHARACTERS_MAX, ExitCode, Stop, ended_by
+from parashard.process.starts import WorkerStart
 
 LOG_FILE = "workers.log"
 """Of all worker threads of a run."""
@@ -57,8 +58,8 @@ def worker_threads(call: FitCall, run: Run) -> Iterator[StartThread]:
 
 def _work(call: FitCall, run: Run, words: Sequence[str], stop: Stop, on_hung: Callable[[str], None]) -> tuple[int, str]:
     """Be a worker, and return what its process would have ended with, and why."""
+    from parashard_worker.__main__ import serve
     from parashard_worker.loading import OwnTask
-    from parashard_worker.service import arguments_of, serve
 
     def hung(reason: str) -> None:
         log.critical("hung", reason=reason)
@@ -67,7 +68,7 @@ def _work(call: FitCall, run: Run, words: Sequence[str], stop: Stop, on_hung: Ca
     try:
         assert run.declared is not None
         own = OwnTask(for_thread(call.model), call.source, run.declared.model_sha256)
-        code = serve(arguments_of(words), stop, own, on_hung=hung)
+        code = serve(WorkerStart.read(words), stop, own, on_hung=hung)
     except ParashardError as error:
         return ended_by(error, stop), shortened(str(error), ERROR_CHARACTERS_MAX)
     except BaseException as error:  # a bug, or the user's code that builds a model

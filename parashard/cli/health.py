@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from parashard.errors import ConfigurationError
-from parashard.process.arguments import address, finite, own_host
+from parashard.process.arguments import finite
 from parashard.process.health import ask
+from parashard.process.starts import address, own_host
 
 
 def health(

@@ -15,7 +15,7 @@ from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, load_job
 from parashard.launch.run_folders import LOCK_FILE, discard_unbegun, launcher_of, owned, runs_here
 from parashard.launch.stopping import resume_command
-from parashard.process.arguments import TLS_VARIABLE, TRACE_VARIABLE
+from parashard.process.starts import TLS_VARIABLE, TRACE_VARIABLE
 
 if TYPE_CHECKING:
     from parashard.display.live import JobView

@@ -6,6 +6,7 @@ Parses and executes; decides nothing. Loaded by `parashard.cli.main`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from parashard.launch.local_cluster import MODULES, WORKER_ARGUMENTS
 from parashard.launch.run_folders import place_of
 from parashard.process.arguments import finite
 from parashard.process.shell import LogFormat
+from parashard.process.starts import WorkerStart
 
 
 def worker(
@@ -70,21 +72,24 @@ def worker(
     place = place_of(connect)
     if script and Path(place).is_dir():
         place = str(Path(place).absolute())  # a script may go to another folder
-    arguments = ["--connect", place, "--name", name, "--device", device or ""]
-    arguments += ["--host", host, "--http-port", str(http_port), "--stopped-exit-code", str(stopped_exit_code)]
-    arguments += ["--log-format", log_format]
-    arguments += [part for text in set_ or () for part in ("--set", text)]
-    if give_up_s is not None:
-        arguments += ["--give-up-s", str(give_up_s)]
-    if model_folder is not None:
-        arguments += ["--model-folder", str(model_folder.absolute())]
-    if tls_dir is not None:
-        arguments += ["--tls-dir", str(tls_dir.absolute())]
-    arguments += ["--trace"] if trace else []
+    start = WorkerStart(
+        connect=place,
+        name=name,
+        device=device or "",
+        host=host,
+        http_port=http_port,
+        stopped_exit_code=stopped_exit_code,
+        log_format=log_format,
+        set=tuple(set_ or ()),
+        give_up_s=math.inf if give_up_s is None else give_up_s,
+        model_folder=model_folder and model_folder.absolute(),
+        tls_dir=tls_dir and tls_dir.absolute(),
+        trace="1" if trace else "",
+    )
     if script:
-        environ = {**os.environ, WORKER_ARGUMENTS: json.dumps(arguments)}
+        environ = {**os.environ, WORKER_ARGUMENTS: json.dumps(start.words())}
         os.execve(sys.executable, [sys.executable, *_checked(script)], environ)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES["worker"], *arguments])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES["worker"], *start.words()])
 
 
 def _checked(script: list[str]) -> list[str]:

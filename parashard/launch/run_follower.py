@@ -5,7 +5,7 @@ Knows no callback. `parashard.launch.running` calls it; `parashard.api.callback_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from parashard._proto import coordinator_pb2 as pb
@@ -26,8 +26,16 @@ class RunFollower(Protocol):
     """Follows a run, in the thread that supervises it."""
 
     @property
-    def arguments(self) -> Sequence[str]:
-        """What the coordinator is started with."""
+    def decides(self) -> bool:
+        """Whether a callback may stop the run or change the learning rate."""
+
+    @property
+    def ahead(self) -> int | None:
+        """How many milestones training may be ahead of callbacks; None: as many as can be kept."""
+
+    @property
+    def stores_evaluated(self) -> bool:
+        """Whether a callback uses the weights that were evaluated."""
 
     def look(self, follow: Follow) -> None:
         """Ask what has happened, and act on it; called many times a second until the job is over.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
+from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
@@ -26,6 +28,7 @@ from parashard.process.awake_clock import AwakeClock
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
 from parashard.process.durable import rename_durably
 from parashard.process.shell import ExitCode
+from parashard.process.starts import CoordinatorStart, ShardStart, WorkerStart
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import intervals_from
 from parashard.protocol.rpc import CONTROL_DEADLINE_S
@@ -73,7 +76,7 @@ class Running:
         self._view = view
         self._client: CoordinatorClient | None = None
         self._run_id = ""
-        self._arguments: list[str] = []
+        self._start = self._first_start()
         self._coordinator_exits = 0  # in a row, without a completed step in between
         self._coordinator_due_s: float | None = None  # when to restart it
         self._clock = AwakeClock(STALL_S, time.monotonic)  # for the coordinator's silence, without own pauses
@@ -89,28 +92,13 @@ class Running:
 
     def start_coordinator(self) -> None:
         """Start the coordinator and wait until it serves."""
-        run, model_folder = self._run, self._run.loaded.path.parent
-        self._arguments = ["--run-dir", str(self._run_dir), *self._common(), "--model-folder", str(model_folder)]
-        port, http_port = self._cluster_options.ports_of_coordinator()
-        self._arguments += ["--port", str(port), "--http-port", str(http_port)]
-        if run.declared is not None:
-            self._arguments += ["--declaration", str(self._run_dir)]
-        if self._follower is not None:
-            self._arguments += self._follower.arguments
-        if self._steering is not None and self._steering.open_length:
-            self._arguments += ["--open"]
-        if run.init is not None:
-            self._arguments += ["--init", str(run.init.absolute())]
-        first = ["--job", str(self._run_dir / NEW_JOB_FILE)]
-        first += ["--resume"] if run.resume else ["--run-id", os.urandom(8).hex()]
-        first += ["--from-checkpoint", run.from_checkpoint] if run.from_checkpoint else []
-        self._start_coordinator(first)
+        self._start_coordinator()
         while (where := coordinator_in(self._run_dir)).get("pid") != self._coordinator_pid():
             for child in self._cluster.reap():
                 self._coordinator_ended(child)
                 if child.exit_code > 0 and child.exit_code != ExitCode.RETRY:  # a retry would fail, too
                     raise JobFailed(f"the coordinator ended: {child.reason}")
-            self._start_coordinator_again(first)
+            self._start_coordinator_again()
             if self._check_silence():  # a retry would hang, too
                 raise JobFailed(
                     f"cluster.start_s is {self._cluster_options.start_s:.0f} s, in which it did not come up"
@@ -120,17 +108,48 @@ class Running:
         (self._run_dir / REPORT_FILE).unlink(missing_ok=True)  # of an earlier start of this run
         rename_durably(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
         self._run_id = str(where["run_id"])
-        self._arguments += ["--job", str(self._run_dir / JOB_FILE), "--run-id", self._run_id]
-        self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir), credentials=run.credentials)
+        self._start = replace(
+            self._start, job=self._start.run_dir / JOB_FILE, run_id=self._run_id, resume=False, from_checkpoint=""
+        )
+        self._client = CoordinatorClient(
+            str(where["address"]), where=str(self._run_dir), credentials=self._run.credentials
+        )
         if self._steering is not None:
             self._steering.tell(accepted=True)
         if not self._cluster_options.workers:
             command = self._how_to_join(str(where["address"]))
             self._awaited = AwaitedWorkers(f"the job waits until one joins: {command}")
-        elif run.script is not None:
-            shown = run.script.shown
+        elif self._run.script is not None:
+            shown = self._run.script.shown
             self._awaited = AwaitedWorkers(f"each runs {shown} up to its call of fit, from the beginning", IMPORT_S)
         self._say_awaited(live=0)
+
+    def _first_start(self) -> CoordinatorStart:
+        """Return how the coordinator is started until it has accepted the job."""
+        run, folder = self._run, self._run_dir.absolute()
+        port, http_port = self._cluster_options.ports_of_coordinator()
+        start = CoordinatorStart(
+            **self._common(),
+            job=folder / NEW_JOB_FILE,
+            run_dir=folder,
+            port=port,
+            http_port=http_port,
+            model_folder=run.loaded.path.parent,
+            declaration=None if run.declared is None else folder,
+            init=None if run.init is None else run.init.absolute(),
+            open=self._steering is not None and self._steering.open_length,
+            resume=run.resume,
+            run_id="" if run.resume else os.urandom(8).hex(),
+            from_checkpoint=run.from_checkpoint,
+        )
+        if self._follower is None:
+            return start
+        return replace(
+            start,
+            callbacks="decide" if self._follower.decides else "follow",
+            callbacks_ahead=self._follower.ahead,
+            store_evaluated=self._follower.stores_evaluated,
+        )
 
     def until_over(self) -> tuple[pb.JobState, str]:
         """Supervise the processes for the coordinator until the job is over; return its last state and reason."""
@@ -143,7 +162,7 @@ class Running:
                     self._coordinator_ended(child)
                 else:
                     ended.append(child)
-            self._start_coordinator_again([])
+            self._start_coordinator_again()
             try:
                 orders = self._supervise(ended)
             except RetryLater as error:
@@ -201,13 +220,13 @@ class Running:
         self._coordinator_due_s = time.monotonic() + pause_s
         self._view.say(f"the coordinator ended: {child.reason}; it is restarted")
 
-    def _start_coordinator_again(self, first: list[str]) -> None:
+    def _start_coordinator_again(self) -> None:
         if self._coordinator_due_s is not None and time.monotonic() >= self._coordinator_due_s:
             self._coordinator_due_s = None
-            self._start_coordinator(first)
+            self._start_coordinator()
 
-    def _start_coordinator(self, first: list[str]) -> None:
-        self._cluster.start("coordinator", MODULES["coordinator"], [*self._arguments, *first])
+    def _start_coordinator(self) -> None:
+        self._cluster.start("coordinator", MODULES["coordinator"], self._start.words())
         self._silence.started(self._clock.now_s())
 
     def _check_exit(self, child: Ended) -> None:
@@ -270,13 +289,13 @@ class Running:
     def _obey(self, orders: pb.SuperviseReply) -> None:
         for process in orders.start:
             name = f"{process.role}-{process.index}"
-            common = ["--connect", str(self._run_dir), *self._common()]
+            connect, common = str(self._run_dir), self._common()
             if process.role == "shard":
                 port, data_port = self._cluster_options.ports_of_shard(process.index)
-                common += ["--port", str(port), "--data-port", str(data_port)]
-                self._cluster.start(name, MODULES["shard"], [*common, "--index", str(process.index)])
+                shard = ShardStart(**common, connect=connect, index=process.index, port=port, data_port=data_port)
+                self._cluster.start(name, MODULES["shard"], shard.words())
             else:
-                self._cluster.start(name, MODULES["worker"], [*common, "--name", name])
+                self._cluster.start(name, MODULES["worker"], WorkerStart(**common, connect=connect, name=name).words())
         for process in orders.stop:
             name = f"{process.role}-{process.index}"
             if (name, self._cluster.pid(name)) not in self._asked_to_end:  # once: a second signal would kill it
@@ -285,11 +304,12 @@ class Running:
         for process in orders.kill:
             self._cluster.kill(f"{process.role}-{process.index}")
 
-    def _common(self) -> list[str]:
-        insecure = ["--insecure"] if self._cluster_options.insecure else []
-        credentials = self._run.credentials
-        tls = ["--tls-dir", str(credentials.folder.absolute())] if credentials else []
-        return ["--host", self._cluster_options.host, *insecure, *tls, *(["--trace"] if self._run.trace else [])]
+    def _common(self) -> dict[str, Any]:
+        """Return what all processes are started with."""
+        options, credentials = self._cluster_options, self._run.credentials
+        tls_dir = credentials.folder.absolute() if credentials else None
+        trace = "1" if self._run.trace else ""
+        return {"host": options.host, "insecure": options.insecure, "tls_dir": tls_dir, "trace": trace}
 
     def _how_to_join(self, address: str) -> str:
         """Return the command that joins from another machine, or from this one where nothing else is listened to."""

@@ -8,51 +8,27 @@ from __future__ import annotations
 
 import math
 import threading
-from argparse import ArgumentParser, Namespace
 
-from parashard.process.arguments import seconds
 from parashard.process.logs import log
 from parashard.process.shell import Stop
+from parashard.process.starts import ConnectedStart
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
 
 LOOK_S = 1.0
 
 
-def connecting_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of a process that has a coordinator."""
-    parser.add_argument("--connect", required=True, help="the coordinator: host:port, or a run directory")
-    parser.add_argument(
-        "--give-up-s",
-        type=seconds,
-        default=math.inf,
-        help="stop, as after SIGTERM, once the coordinator has been away for so many seconds (default: never)",
-    )
-
-
-def client_of(arguments: Namespace, stop: Stop, credentials: Credentials | None) -> CoordinatorClient:
-    """Return a shard's or a worker's client of its coordinator; with `--give-up-s` start the watchdog.
-
-    Parameters
-    ----------
-    arguments : Namespace
-        With `connect`, a run directory or host:port, and `give_up_s`.
-    stop : Stop
-        Ends every wait for the coordinator; set by the watchdog.
-    credentials : Credentials, optional
-        Shown to the coordinator.
-    """
+def client_of(start: ConnectedStart, stop: Stop, credentials: Credentials | None) -> CoordinatorClient:
+    """Return a shard's or a worker's client of its coordinator; with `--give-up-s` start the watchdog."""
     client = CoordinatorClient(
-        find_coordinator(arguments.connect, cancelled=stop.event),
+        find_coordinator(start.connect, cancelled=stop.event),
         cancelled=stop.event,
-        where=arguments.connect,
+        where=start.connect,
         credentials=credentials,
     )
-    if arguments.give_up_s < math.inf:
+    if start.give_up_s < math.inf:
         client.retry_budget_s = math.inf  # the watchdog ends the retries
-        threading.Thread(
-            target=give_up, args=(client, stop, arguments.give_up_s), name="giving-up", daemon=True
-        ).start()
+        threading.Thread(target=give_up, args=(client, stop, start.give_up_s), name="giving-up", daemon=True).start()
     return client
 
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from parashard.errors import ConfigurationError
-from parashard.process.arguments import TRACE_VARIABLE
 from parashard.process.extras import install
+from parashard.process.starts import TRACE_VARIABLE
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

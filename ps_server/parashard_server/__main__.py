@@ -11,7 +11,6 @@ import math
 import os
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,12 +22,13 @@ from parashard.checkpoints.retention import CommonRounds
 from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.process import failpoints
 from parashard.process.allocator import MESSAGES, keep_freed_memory
-from parashard.process.arguments import address, advertised_address, credentials_of, port, seconds, service_arguments
+from parashard.process.arguments import advertised_address, credentials_of
 from parashard.process.compute_threads import limit_threads
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
+from parashard.process.starts import ShardStart
 from parashard.protocol.coordinator_client import CoordinatorClient
-from parashard.protocol.coordinator_watchdog import client_of, connecting_arguments
+from parashard.protocol.coordinator_watchdog import client_of
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import Server, join_address
 from parashard.security.identity import Role
@@ -59,51 +59,36 @@ LOOK_S = 0.05
 
 def main() -> int:
     """Run one shard and return its exit code."""
-    parser = service_arguments("One parashard shard: holds variables and applies pushes.")
-    connecting_arguments(parser)
-    parser.add_argument("--index", required=True, type=int, help="which shard of the plan this is")
-    parser.add_argument("--device", default="", help="cpu, cuda or cuda:N (default: what the job file says)")
-    parser.add_argument("--data-port", type=port, default=0, help="port of the stream server; 0 picks a free one")
-    parser.add_argument(
-        "--advertise-data",
-        type=address,
-        metavar="HOST:PORT",
-        help="stream server's address to tell others, where it is not the one we listen on",
-    )
-    parser.add_argument(
-        "--linger-s", type=seconds, default=math.inf, help="end so many seconds after the job is done (default: never)"
-    )
-    arguments = parser.parse_args()
+    start = ShardStart.read()
     keep_freed_memory(MESSAGES)
-    code = arguments.stopped_exit_code
-    role = f"shard-{arguments.index}"
+    role = f"shard-{start.index}"
 
     def traced(stop: Stop) -> ExitCode:
-        with tracing(arguments.trace, "shard", role) as tracer:
-            return serve(arguments, stop, tracer)
+        with tracing(start.trace, "shard", role) as tracer:
+            return serve(start, stop, tracer)
 
-    return run_service(role, arguments.lifeline, traced, code, arguments.log_format)
+    return run_service(role, start.lifeline, traced, start.stopped_exit_code, start.log_format)
 
 
-def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
+def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
     """Serve one shard until asked to stop."""
-    credentials = credentials_of(arguments, Role.SHARD)
-    coordinator = client_of(arguments, stop, credentials)
+    credentials = credentials_of(start, Role.SHARD)
+    coordinator = client_of(start, stop, credentials)
     reply = coordinator.get_job()
     store = open_store(reply.checkpoint_url)
     catalogue = Catalogue(store).of_run(reply.run_id)
-    builder = ShardBuilder(reply, arguments.index, store, device=arguments.device)
+    builder = ShardBuilder(reply, start.index, store, device=start.device)
     options = builder.job.checkpoint
     coordinator.retry_budget_s = builder.job.cluster.retry_budget_s
     restorer = Restorer(
         catalogue,
         reply,
         builder.plan,
-        arguments.index,
+        start.index,
         builder.optimizer.slots,
         rounds=builder.round_steps is not None,
     )
-    claims = Claims(store, f"shard-{arguments.index}", os.urandom(8).hex())
+    claims = Claims(store, f"shard-{start.index}", os.urandom(8).hex())
     first = begin_first_incarnation(builder, restorer, claims, stop.event)
     host = first.host
     limit_threads(1)
@@ -125,9 +110,9 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     )
     lifecycle = ShardLifecycle(host, builder, restorer, claims, checkpointer)
     plane = RequestHandler(host, lifecycle, tracer)
-    ports = Listeners(plane, host, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
+    ports = Listeners(plane, host, builder.job, builder.push_memory, start.host, start.data_port, credentials)
     service = ShardService(plane, host, checkpointer, lifecycle, ports.buffers)
-    server = Server(join_address(arguments.host, arguments.port), credentials)
+    server = Server(join_address(start.host, start.port), credentials)
     service.add_to(server)
     refused = {
         "calls": lambda: server.admission.refused,
@@ -138,8 +123,8 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     metrics.add(partial(shard_families, host, builder.push_memory, checkpointer.record))
     announced = False
     http = HttpPort(
-        arguments.host,
-        arguments.http_port,
+        start.host,
+        start.http_port,
         metrics,
         lambda: "" if announced else "not registered with the coordinator",
     )
@@ -147,11 +132,11 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     ports.start()
     http.start()
     where = pb.ShardAddress(
-        address=advertised_address(arguments, server.address, ports.address, stop.event),
-        data_address=arguments.advertise_data or ports.address,
+        address=advertised_address(start, server.address, ports.address, stop.event),
+        data_address=start.advertise_data or ports.address,
         local_path=ports.local_path,
     )
-    announcer = _Announcer(coordinator, host, checkpointer, lifecycle, service, where, http.address, arguments.linger_s)
+    announcer = _Announcer(coordinator, host, checkpointer, lifecycle, service, where, http.address, start.linger_s)
     coordinator.patiently(announcer.announce)
     announced = True
     failpoints.hit("shard.boot.registered")

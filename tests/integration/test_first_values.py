@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from parashard.job.declaration import declare, write_declaration
 from parashard.job.load import as_toml, job_from_toml
 from parashard.plan.variables import values_sha256
 from parashard.process.shell import Stop
+from parashard.process.starts import CoordinatorStart
 from parashard.protocol.proto_conversion import plan_message
 from parashard.store import Store, open_store
 from parashard_coordinator.__main__ import take_up
@@ -61,15 +61,13 @@ def taken_up(store: Store, folder: Path, run_dir: str, **changed: Any) -> tuple[
     """Do what a coordinator does that is started with a run directory of its own."""
     (folder / run_dir).mkdir(exist_ok=True)
     job = job_from_toml(SMALL_JOB.replace('"softmax"', '"drawing:build"'), [("cluster.shards", 2, "test")])
-    arguments = {
+    arguments: dict[str, Any] = {
         "run_id": "run-1",
-        "resume": False,
-        "declaration": None,
+        "job": folder / "job.toml",
         "model_folder": folder,
         "run_dir": folder / run_dir,
-        "init": None,
     }
-    run_id, resolved, run_store = take_up(Namespace(**(arguments | changed)), job, open_store(store.url), Stop())
+    run_id, resolved, run_store = take_up(CoordinatorStart(**(arguments | changed)), job, open_store(store.url), Stop())
     assert run_id == "run-1"
     return resolved, run_store
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ConfigurationError, Fenced, ParashardError, PeerFailed, Superseded, Unreachable, WrongRun
 from parashard.process.shell import Stop
+from parashard.process.starts import ShardStart
 from parashard.store.claims import claim_incarnation
 from parashard_server import __main__ as module
 from parashard_server.__main__ import _Announcer, serve
@@ -97,5 +97,5 @@ def test_a_shard_that_does_not_see_the_run_s_store_makes_none(tmp_path: Path, mo
     monkeypatch.setattr("parashard_server.__main__.client_of", lambda *_: coordinator)
     monkeypatch.setattr("parashard_server.__main__.credentials_of", lambda *_: None)
     with pytest.raises(ConfigurationError, match="is not on this machine"):
-        serve(Namespace(), Stop(), None)
+        serve(ShardStart(connect="", index=0), Stop(), None)
     assert not list(tmp_path.iterdir())

@@ -20,10 +20,11 @@ from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.models.networks import SoftmaxRegression
 from parashard.process.shell import Stop
+from parashard.process.starts import WorkerStart
 from parashard.protocol.messages import PushResult
 from parashard_worker import leasing, membership
 from parashard_worker.loading import OwnTask
-from parashard_worker.worker import Worker, WorkerEnd, WorkerSettings
+from parashard_worker.worker import Worker, WorkerEnd
 from support.in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of
 from support.resolved_job import resolved_here
 from support.small_cluster import SmallCluster, small_cluster
@@ -94,15 +95,15 @@ def test_a_model_that_is_declared_in_another_way_is_refused(cluster: SmallCluste
 
 
 def test_an_override_that_changes_the_steps_is_refused(cluster: SmallCluster) -> None:  # P2
-    settings = WorkerSettings(overrides=[("job.batch_size", 4, "--set")])
+    start = WorkerStart(connect="", set=("job.batch_size=4",))
     with pytest.raises(WrongRun, match=r"job\.batch_size"):
-        Worker(cluster.client, settings=settings).run(Stop())
+        Worker(cluster.client, start=start).run(Stop())
 
 
 def test_a_stop_ends_it_and_gives_its_leases_back(cluster: SmallCluster) -> None:
     model, stop, environment = Watched(SOURCE.spec), Stop(), dict(os.environ)
     model.before = lambda batch: stop.ask("enough") if len(model.steps) == 3 else None
-    end = Worker(cluster.client, OwnTask(model, SOURCE), settings=WorkerSettings("worker-7")).run(stop)
+    end = Worker(cluster.client, OwnTask(model, SOURCE), WorkerStart(connect="", name="worker-7")).run(stop)
     assert end == WorkerEnd(3, job_failed=False, reason="enough")
     assert not cluster.core.run_exclusive(lambda core, _: core.job.leases.held_by("worker-7"))
     assert not cluster.core.run_exclusive(lambda core, _: core.job.workers.by_name["worker-7"].live)
@@ -159,7 +160,7 @@ class TestAStepThatIsStuckInTheModel:
         model, entered, going_on = stuck
         stop = Stop()
         thread, ends = self.run(
-            Worker(cluster.client, OwnTask(model, SOURCE), settings=WorkerSettings("worker-0")), stop
+            Worker(cluster.client, OwnTask(model, SOURCE), WorkerStart(connect="", name="worker-0")), stop
         )
         assert entered.wait(DEADLINE_S)
         assert cluster.core.run_exclusive(lambda core, _: core.job.leases.held_by("worker-0"))

@@ -1,38 +1,74 @@
-"""Starts a worker as a process: turns its outcome into an exit code, and ends with it."""
+"""Starts a worker: as a process, whose exit code is the outcome, or as a thread of a program.
+
+`main` is the process; `serve` knows no signal and ends nothing, and is called by `parashard.api.worker_threads`, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from parashard.errors import JobFailed
+from parashard.launch.run_folders import how_it_ended
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
+from parashard.process.arguments import credentials_of
+from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
+from parashard.process.starts import WorkerStart
+from parashard.protocol.coordinator_watchdog import client_of
+from parashard.security.identity import Role
 from parashard.telemetry.tracing import tracing
 from parashard_worker.loading import NAMED_BY_JOB, OwnTask
-from parashard_worker.service import arguments_of, is_over, serve
+from parashard_worker.worker import Worker
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
 
 
-def main(words: Sequence[str] | None = None, own: OwnTask = NAMED_BY_JOB) -> int:
-    """Run one worker and return its exit code.
-
-    Parameters
-    ----------
-    words : sequence of str, optional
-        Its arguments; None: the command line's.
-    own : OwnTask
-        The model and the examples of the program that is this worker; by default the job names them.
-    """
-    arguments = arguments_of(words)
+def main(given: WorkerStart | None = None, own: OwnTask = NAMED_BY_JOB) -> int:
+    """Run one worker as this process and return its exit code; `given`, `own`: of a program that is the worker."""
+    start = given or WorkerStart.read()
     keep_freed_memory(EVERY_STEP)
-    role = arguments.name or "worker"
-    code = arguments.stopped_exit_code
 
     def traced(stop: Stop) -> ExitCode:
-        if is_over(arguments.connect):
+        if is_over(start.connect):
             return ExitCode.DONE
-        with tracing(arguments.trace, "worker", arguments.name) as tracer:
-            return serve(arguments, stop, own, tracer=tracer)
+        with tracing(start.trace, "worker", start.name) as tracer:
+            return serve(start, stop, own, tracer=tracer)
 
-    return run_service(role, arguments.lifeline, traced, code, arguments.log_format)
+    return run_service(start.name or "worker", start.lifeline, traced, start.stopped_exit_code, start.log_format)
+
+
+def serve(
+    start: WorkerStart,
+    stop: Stop,
+    own: OwnTask = NAMED_BY_JOB,
+    *,
+    tracer: Tracer | None = None,
+    on_hung: Callable[[str], None] | None = None,
+) -> ExitCode:
+    """Work for one job until it is over or a stop is asked for; parameters as of `Worker`."""
+    credentials = credentials_of(start, Role.WORKER)
+    coordinator = client_of(start, stop, credentials)
+    try:
+        worker = Worker(coordinator, own, start, credentials=credentials, tracer=tracer, on_hung=on_hung)
+        end = worker.run(stop)
+    finally:
+        coordinator.close()
+    return ExitCode.JOB_FAILED if end.job_failed else ExitCode.DONE
+
+
+def is_over(run_dir: str) -> bool:
+    """Tell, and say, whether a run is done: its coordinator is gone, and would be waited for in vain."""
+    ended = how_it_ended(Path(run_dir))
+    if ended is None:
+        return False
+    state, reason = ended
+    if state == "failed":
+        raise JobFailed(f"{run_dir} has failed: {reason}; `parashard resume {run_dir}` goes on with it")
+    log.info("left", reason=f"{run_dir} is done: {reason}")
+    return True
 
 
 if __name__ == "__main__":

@@ -12,24 +12,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.job.layers import Override
+from parashard.job.layers import parse_set
 from parashard.process import failpoints
 from parashard.process.logs import bound, log
 from parashard.process.shell import Stop
+from parashard.process.starts import WorkerStart
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
 from parashard_worker.evaluated import check_store, keep_evaluated
-from parashard_worker.leasing import Leasing
+from parashard_worker.leasing import Leasing, end_process
 from parashard_worker.loading import NAMED_BY_JOB, OwnTask, job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
 from parashard_worker.membership import LEAVE_S, Membership
@@ -39,39 +38,9 @@ from parashard_worker.user_warnings import warnings_told
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
+ANY_WORKER = WorkerStart(connect="")
 AUTO_DEPTH = 1  # most steps beside the present one in `auto`, where the coordinator says how many
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """What is this worker's own, and not the job's.
-
-    Parameters
-    ----------
-    name : str
-        Its name in the job, such as worker-0; "": the next free one.
-    device : str
-        auto, cpu, cuda or cuda:N; "": as the job says.
-    host, http_port
-        Where /metrics, /livez and /readyz are; port 0 picks a free one.
-    overrides : sequence of (dotted key, value, name of the flag)
-        What is elsewhere on this machine, such as data.path; what defines the steps must stay.
-    model_folder : Path, optional
-        Where a model that the job names is looked up; None: where the coordinator does.
-    own_process : bool
-        Whether this process is there for the worker alone. Then its compute threads are limited by its environment,
-        too, and it ends with a step that is not done within `cluster.grace_s` after a stop. Any other process waits for
-        its model.
-    """
-
-    name: str = ""
-    device: str = ""
-    host: str = "127.0.0.1"
-    http_port: int = 0
-    overrides: Sequence[Override] = ()
-    model_folder: Path | None = None
-    own_process: bool = False
 
 
 def tell_hung(reason: str) -> None:
@@ -96,30 +65,34 @@ class Worker:
         Client of the coordinator; the caller closes it.
     own : OwnTask
         What it computes; by default what the job names.
-    settings : WorkerSettings
-        What is this worker's own.
+    start : WorkerStart
+        What is this worker's own, and not the job's; its addresses are not read.
     credentials : Credentials, optional
         Shown to the shards, and asked for by the HTTP port.
     tracer : Tracer, optional
         Makes the spans of its steps.
-    on_hung : callable
-        Called with the reason, in the leasing thread, when a step hangs in the model; default: it is logged.
+    on_hung : callable, optional
+        Called with the reason, in the leasing thread, when a step hangs in the model; default: it is logged, and the
+        worker waits for its model. None: this process is there for the worker alone. It ends then, and with a step that
+        is not done within `cluster.grace_s` after a stop; its environment limits its compute threads, too.
     """
 
     def __init__(
         self,
         coordinator: CoordinatorClient,
         own: OwnTask = NAMED_BY_JOB,
+        start: WorkerStart = ANY_WORKER,
         *,
-        settings: WorkerSettings = WorkerSettings(),
         credentials: Credentials | None = None,
         tracer: Tracer | None = None,
-        on_hung: Callable[[str], None] = tell_hung,
+        on_hung: Callable[[str], None] | None = tell_hung,
     ) -> None:
         self._coordinator = coordinator
-        self._on_hung = on_hung
         self._own = own
-        self._settings = settings
+        self._start = start
+        self._overrides = [parse_set(text) for text in start.set]
+        self._own_process = on_hung is None
+        self._on_hung = on_hung or end_process
         self._credentials = credentials
         self._tracer = tracer
 
@@ -138,33 +111,33 @@ class Worker:
             If the coordinator or a shard has been away for longer than `cluster.retry_budget_s`, or a stop was asked
             for before the worker had joined.
         """
-        settings, coordinator = self._settings, self._coordinator
+        start, coordinator = self._start, self._coordinator
         reply = coordinator.get_job()
         if self._own.check is not None:
             self._own.check(job_of(reply))
-        job = job_of(reply, settings.overrides)
+        job = job_of(reply, self._overrides)
         coordinator.retry_budget_s = job.cluster.retry_budget_s
         check_store(reply)
-        threads = limit_compute_threads(job, own_process=settings.own_process)
+        threads = limit_compute_threads(job, own_process=self._own_process)
         task = load_task(
             reply,
             job,
             self._own,
             threads=threads,
-            worker=settings.name,
-            device=settings.device,
-            model_folder=settings.model_folder,
+            worker=start.name,
+            device=start.device,
+            model_folder=start.model_folder,
         )
         metrics = Metrics("worker", self._credentials)
         joined = False
-        http = HttpPort(settings.host, settings.http_port, metrics, lambda: "" if joined else "not in the job yet")
+        http = HttpPort(start.host, start.http_port, metrics, lambda: "" if joined else "not in the job yet")
         http.start()
         try:
             membership = Membership(
                 coordinator, reply, job, task.plan, credentials=self._credentials, tracer=self._tracer
             )
             device = task.device
-            member = membership.join(settings.name, device.fingerprint(), device.name, http.address)
+            member = membership.join(start.name, device.fingerprint(), device.name, http.address)
             joined = True
             failpoints.hit("worker.boot.joined")
             with bound(worker=member.name, incarnation=member.incarnation):
@@ -175,7 +148,7 @@ class Worker:
                 loop = StepLoop(task, client, leasing, depth=depth, keep=keep)
                 metrics.add(partial(worker_families, loop, member.name))
                 with (
-                    warnings_told(leasing.warned) if settings.own_process else nullcontext(),
+                    warnings_told(leasing.warned) if self._own_process else nullcontext(),
                     self._left_in_time(stop, leasing, job.cluster.grace_s),
                     membership.working(leasing, client),
                 ):
@@ -209,5 +182,5 @@ class Worker:
             leasing.leave(LEAVE_S)
             log.info("left", reason=f"{stop.reason}; the step in the works was given back")
         finally:
-            if self._settings.own_process:
+            if self._own_process:
                 os._exit(stop.exit_code)  # even if giving back or logging failed

@@ -112,7 +112,7 @@ def test_rates_that_are_known_in_advance_are_told_until_a_coordinator_answers(tm
     it.look(follow)
     planned = [[(one.epoch, one.learning_rate) for one in request.planned] for request in coordinator.requests]
     assert planned == [[(epoch, 0.5**epoch) for epoch in range(1, 9)]] * 2 + [[]] * 2
-    assert list(it.arguments) == ["--callbacks", "decide"]
+    assert (it.decides, it.ahead, it.stores_evaluated) == (True, None, False)
 
 
 def test_callbacks_hear_of_batches_where_a_batch_is_several_steps(tmp_path: Path) -> None:
@@ -273,4 +273,4 @@ def test_evaluated_weights_are_copied_and_then_forgotten(tmp_path: Path) -> None
         assert store.names("evaluated") == ["000000000008-cd.safetensors"]
         it.end()
         assert store.names("evaluated") == []
-        assert list(it.arguments) == ["--callbacks", "decide", "--callbacks-ahead", "0", "--store-evaluated"]
+        assert (it.decides, it.ahead, it.stores_evaluated) == (True, 0, True)

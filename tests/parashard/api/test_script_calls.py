@@ -20,6 +20,7 @@ from parashard.api.strategies import MultiWorkerMirroredStrategy
 from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.job.sections import _checked_name
 from parashard.launch.local_cluster import WORKER_ARGUMENTS
+from parashard.process.starts import WorkerStart
 from support.command_run import ROOT
 from support.waiting import DEADLINE_S
 
@@ -30,7 +31,7 @@ class Ended(BaseException):
 
 def worker(folder: Path, *answers: dict[str, object]) -> Script:
     (folder / CALLS_FILE).write_text(json.dumps(answers))
-    return Script(["--connect", str(folder), "--name", "worker-3"])
+    return Script(WorkerStart(connect=str(folder), name="worker-3"))
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def test_a_worker_s_earlier_calls_are_answered_and_its_own_is_made(tmp_path: Pat
             call.answer = returned
     with parent.call("fit"):
         parent.write_answers(tmp_path)
-    script = Script(["--connect", str(tmp_path), "--name", "worker-0"])
+    script = Script(WorkerStart(connect=str(tmp_path), name="worker-0"))
     with script.call("fit") as call:
         assert call.answer == {"call": "fit", "run_dir": "runs/a"}
     with script.call("evaluate") as call:
@@ -74,7 +75,7 @@ def test_what_a_call_raised_it_raises_in_a_worker_of_a_later_one(tmp_path: Path,
     with pytest.raises(error), parent.call("fit"):
         raise error("no such rate")
     parent.write_answers(tmp_path)
-    script = Script(["--connect", str(tmp_path), "--name", "worker-0"])
+    script = Script(WorkerStart(connect=str(tmp_path), name="worker-0"))
     with pytest.raises(error, match="no such rate"), script.call("fit"):
         pytest.fail("it is not made again")
     with script.call("fit") as call:

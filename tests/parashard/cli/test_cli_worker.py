@@ -1,7 +1,10 @@
 """`parashard worker`: what the process that it becomes is told."""
 
+import math
+
 import pytest
 
+from parashard.process.starts import WorkerStart
 from support.command_line import Command, begun
 
 
@@ -25,8 +28,7 @@ def test_a_worker_by_hand_logs_for_people_unless_it_is_told_otherwise(
     started: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
     parashard("worker", "--connect", "host:1", *flags)
-    ((*_, flag, form),) = started
-    assert (flag, str(form)) == ("--log-format", "json" if flags else "text")
+    assert WorkerStart.read(started[0][4:]).log_format == ("json" if flags else "text")
 
 
 @pytest.mark.parametrize("flags", [["--trace"], []])
@@ -44,11 +46,11 @@ def test_what_starts_workers_elsewhere_says_how_they_listen_and_end(
 ) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.0.0.7")
     flags = ["--host", "auto", "--http-port", "9100", "--give-up-s", "600", "--stopped-exit-code", "75"]
     parashard("worker", "--connect", "host:1", *flags)
     parashard("worker", "--connect", "host:1")
-    given, default = (" ".join(words) for words in started)
-    assert "--host auto --http-port 9100 --stopped-exit-code 75" in given
-    assert "--give-up-s 600.0" in given
-    assert "--host 127.0.0.1 --http-port 0 --stopped-exit-code 0" in default
-    assert "--give-up-s" not in default
+    given, default = (WorkerStart.read(words[4:]) for words in started)
+    assert (given.host, given.http_port, given.stopped_exit_code, given.give_up_s) == ("10.0.0.7", 9100, 75, 600.0)
+    assert (default.host, default.http_port, default.stopped_exit_code) == ("127.0.0.1", 0, 0)
+    assert default.give_up_s == math.inf

@@ -14,7 +14,7 @@ from parashard.job.load import load_job
 from parashard.launch.programs import RESUME_VARIABLE
 from parashard.launch.run_folders import RUNS_VARIABLE
 from parashard.process import failpoints
-from parashard.process.arguments import TLS_VARIABLE, TRACE_VARIABLE
+from parashard.process.starts import TLS_VARIABLE, TRACE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -3,25 +3,67 @@
 import argparse
 import json
 import socket
+from pathlib import Path
 
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard.process.arguments import advertised_address, credentials_of, port, service_arguments, write_address
-from parashard.process.shell import ExitCode
+from parashard.process.arguments import advertised_address, credentials_of, write_address
+from parashard.process.shell import ExitCode, LogFormat
+from parashard.process.starts import CoordinatorStart, ShardStart, Start, WorkerStart, port_number
 from parashard.security.identity import Role
 
 
 def test_arguments_that_every_service_takes():
-    found = service_arguments("A service.").parse_args([])
+    found = Start.read([])
     assert (found.host, found.port, found.http_port, found.lifeline) == ("127.0.0.1", 0, 0, None)
+
+
+STARTS = [
+    Start(),
+    CoordinatorStart(job=Path("job.toml"), run_dir=Path("runs/x")),
+    CoordinatorStart(
+        job=Path("job.toml"),
+        run_dir=Path("/runs/x"),
+        resume=True,
+        callbacks="decide",
+        callbacks_ahead=0,
+        set=("cluster.shards=2", "job.seed=1"),
+        linger_s=0.5,
+        tls_dir=Path("/tls"),
+    ),
+    ShardStart(connect="runs/x", index=0),
+    ShardStart(connect="[::1]:7000", index=3, advertise_data="proxy:7", trace="1", lifeline=9, insecure=True),
+    WorkerStart(connect="runs/x"),
+    WorkerStart(
+        connect="10.0.0.1:7000",
+        name="worker-2",
+        set=("data.path=/mnt/a b",),
+        model_folder=Path("/models"),
+        give_up_s=60.0,
+        log_format=LogFormat.JSON,
+        stopped_exit_code=75,
+    ),
+]
+
+
+@pytest.mark.parametrize("start", STARTS, ids=lambda start: type(start).__name__)
+def test_a_start_is_read_back_from_its_words(start):
+    assert type(start).read(start.words()) == start
+
+
+def test_a_start_without_what_it_needs_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        ShardStart.read(["--connect", "runs/x"])
+    assert ended.value.code == ExitCode.CONFIGURATION
+    assert "--index" in capsys.readouterr().err
 
 
 def test_the_host_auto_is_what_the_machines_own_name_stands_for(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "worker-3")
     monkeypatch.setattr(socket, "gethostbyname", {"worker-3": "10.0.0.7"}.__getitem__)
-    assert service_arguments("A service.").parse_args(["--host", "auto"]).host == "10.0.0.7"
-    assert service_arguments("A service.").parse_args(["--host", "shard-0"]).host == "shard-0"
+    assert Start.read(["--host", "auto"]).host == "10.0.0.7"
+    assert Start.read(["--host", "shard-0"]).host == "shard-0"
 
 
 def test_a_machine_whose_own_name_stands_for_nothing_needs_another_host(monkeypatch, capsys):
@@ -31,7 +73,7 @@ def test_a_machine_whose_own_name_stands_for_nothing_needs_another_host(monkeypa
     monkeypatch.setattr(socket, "gethostname", lambda: "nameless")
     monkeypatch.setattr(socket, "gethostbyname", unknown)
     with pytest.raises(SystemExit) as ended:
-        service_arguments("A service.").parse_args(["--host", "auto"])
+        Start.read(["--host", "auto"])
     assert ended.value.code == ExitCode.CONFIGURATION
     assert "'nameless' stands for no IPv4 address" in capsys.readouterr().err
 
@@ -39,18 +81,18 @@ def test_a_machine_whose_own_name_stands_for_nothing_needs_another_host(monkeypa
 @pytest.mark.parametrize("text", ["-1", "65536", "70000"])
 def test_a_number_that_is_no_port_is_refused(text, capsys):
     with pytest.raises(argparse.ArgumentTypeError, match="0 to 65535"):
-        port(text)
+        port_number(text)
     with pytest.raises(SystemExit) as ended:
-        service_arguments("A service.").parse_args([f"--port={text}"])
+        Start.read([f"--port={text}"])
     assert ended.value.code == ExitCode.CONFIGURATION
     assert "0 to 65535" in capsys.readouterr().err
 
 
 def test_a_service_tells_where_it_listens_unless_another_address_leads_there(tmp_path):
-    parser, file = service_arguments("A service."), tmp_path / "shard-0.json"
-    assert advertised_address(parser.parse_args([]), "127.0.0.1:4000") == "127.0.0.1:4000"
+    file = tmp_path / "shard-0.json"
+    assert advertised_address(Start.read([]), "127.0.0.1:4000") == "127.0.0.1:4000"
     assert list(tmp_path.iterdir()) == []
-    found = parser.parse_args(["--advertise", "proxy:7", "--address-file", str(file)])
+    found = Start.read(["--advertise", "proxy:7", "--address-file", str(file)])
     assert advertised_address(found, "127.0.0.1:4000") == "proxy:7"
     assert json.loads(file.read_text()) == {"address": "127.0.0.1:4000", "data_address": ""}
     advertised_address(found, "127.0.0.1:4000", "127.0.0.1:4001")
@@ -72,7 +114,7 @@ def test_an_address_file_is_replaced_whole(tmp_path):
 @pytest.mark.parametrize("text", ["127.0.0.1", "127.0.0.1:", ":7", "127.0.0.1:0", "127.0.0.1:70000", "host:-1"])
 def test_an_address_that_cannot_be_connected_to_is_not_advertised(text, capsys):
     with pytest.raises(SystemExit) as ended:
-        service_arguments("A service.").parse_args(["--advertise", text])
+        Start.read(["--advertise", text])
     assert ended.value.code == ExitCode.CONFIGURATION
     assert "to 65535" in capsys.readouterr().err
 
@@ -80,18 +122,18 @@ def test_an_address_that_cannot_be_connected_to_is_not_advertised(text, capsys):
 @pytest.mark.parametrize("text", ["::1:7000", "[::1:7000", "fe80::1]:7000"])
 def test_an_ipv6_address_without_brackets_is_refused(text, capsys):
     with pytest.raises(SystemExit):
-        service_arguments("A service.").parse_args(["--advertise", text])
+        Start.read(["--advertise", text])
     assert "is in brackets" in capsys.readouterr().err
 
 
 def test_an_ipv6_address_in_brackets_is_advertised():
-    assert service_arguments("A service.").parse_args(["--advertise", "[::1]:7000"]).advertise == "[::1]:7000"
+    assert Start.read(["--advertise", "[::1]:7000"]).advertise == "[::1]:7000"
 
 
 @pytest.mark.parametrize("text", ["-1", "256"])
 def test_a_number_that_is_no_exit_code_is_refused(text, capsys):
     with pytest.raises(SystemExit):
-        service_arguments("A shard.").parse_args(["--stopped-exit-code", text])
+        Start.read(["--stopped-exit-code", text])
     assert f"{text} is not an exit code: allowed are 0 to 255" in capsys.readouterr().err
 
 
@@ -100,21 +142,19 @@ class TestWhereItListens:
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
     def test_on_loopback_without_more(self, host):
-        assert credentials_of(service_arguments("x").parse_args(["--host", host]), Role.SHARD) is None
+        assert credentials_of(Start.read(["--host", host]), Role.SHARD) is None
 
     @pytest.mark.parametrize("host", ["10.0.0.1", "example.org", "fe80::1"])
     def test_elsewhere_not_without_credentials(self, host):
         with pytest.raises(ConfigurationError, match=f"host '{host}' is off loopback, and there are no credentials; "):
-            credentials_of(service_arguments("x").parse_args(["--host", host]), Role.SHARD)
+            credentials_of(Start.read(["--host", host]), Role.SHARD)
 
     def test_elsewhere_with_insecure(self):
-        assert (
-            credentials_of(service_arguments("x").parse_args(["--host", "10.0.0.1", "--insecure"]), Role.SHARD) is None
-        )
+        assert credentials_of(Start.read(["--host", "10.0.0.1", "--insecure"]), Role.SHARD) is None
 
     def test_elsewhere_with_credentials_of_the_right_role(self, certificates):
         folder = str(certificates.folder(Role.SHARD))
-        arguments = service_arguments("x").parse_args(["--host", "10.0.0.1", "--tls-dir", folder])
+        arguments = Start.read(["--host", "10.0.0.1", "--tls-dir", folder])
         assert str(credentials_of(arguments, Role.SHARD).folder) == folder
         with pytest.raises(ConfigurationError, match="this process is a coordinator"):
             credentials_of(arguments, Role.COORDINATOR)
@@ -122,8 +162,8 @@ class TestWhereItListens:
     def test_the_environment_names_the_folder_unless_the_command_line_does(self, monkeypatch, certificates):
         monkeypatch.setenv("PARASHARD_TLS_DIR", "/nowhere")
         with pytest.raises(ConfigurationError, match=r"/nowhere/ca\.pem: No such file"):
-            credentials_of(service_arguments("x").parse_args([]), Role.SHARD)
-        given = service_arguments("x").parse_args(["--tls-dir", str(certificates.folder(Role.SHARD))])
+            credentials_of(Start.read([]), Role.SHARD)
+        given = Start.read(["--tls-dir", str(certificates.folder(Role.SHARD))])
         assert credentials_of(given, Role.SHARD)
         monkeypatch.setenv("PARASHARD_TLS_DIR", "")
-        assert credentials_of(service_arguments("x").parse_args([]), Role.SHARD) is None
+        assert credentials_of(Start.read([]), Role.SHARD) is None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterable, Iterator
 
 import pytest
 
 from parashard.process.shell import Stop
+from parashard.process.starts import WorkerStart
 from parashard.protocol.coordinator_client import CoordinatorClient
-from parashard.protocol.coordinator_watchdog import LOOK_S, client_of, connecting_arguments, give_up
+from parashard.protocol.coordinator_watchdog import LOOK_S, client_of, give_up
 
 AFTER_S = 3 * LOOK_S
 
@@ -68,13 +68,11 @@ def test_a_coordinator_that_comes_back_is_waited_for(client: CoordinatorClient, 
 
 @pytest.mark.parametrize(("told", "seconds"), [([], math.inf), (["--give-up-s", "600"], 600.0)])
 def test_a_client_gives_up_only_if_told_to(told: list[str], seconds: float) -> None:
-    parser = argparse.ArgumentParser()
-    connecting_arguments(parser)
-    arguments = parser.parse_args(["--connect", "127.0.0.1:1", *told])
+    start = WorkerStart.read(["--connect", "127.0.0.1:1", *told])
     stop = Stop()
-    client = client_of(arguments, stop, None)
+    client = client_of(start, stop, None)
     usual = CoordinatorClient("127.0.0.1:1")
-    assert arguments.give_up_s == seconds
+    assert start.give_up_s == seconds
     assert client.retry_budget_s == (math.inf if told else usual.retry_budget_s), "it ends before it gives up otherwise"
     stop.ask("the test ends")
     for one in (client, usual):

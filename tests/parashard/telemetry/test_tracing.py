@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard.process.arguments import TRACE_VARIABLE, service_arguments
 from parashard.process.extras import install
+from parashard.process.starts import TRACE_VARIABLE, Start
 from parashard.telemetry.tracing import tracing
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,10 +46,10 @@ def test_what_is_neither_yes_nor_no_is_refused() -> None:
 
 def test_the_flag_or_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TRACE_VARIABLE, raising=False)
-    assert service_arguments("x").parse_args([]).trace == ""
-    assert service_arguments("x").parse_args(["--trace"]).trace == "1"
+    assert Start.read([]).trace == ""
+    assert Start.read(["--trace"]).trace == "1"
     monkeypatch.setenv(TRACE_VARIABLE, "yes")
-    assert service_arguments("x").parse_args([]).trace == "yes"
+    assert Start.read([]).trace == "yes"
 
 
 @pytest.mark.parametrize(
