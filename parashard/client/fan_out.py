@@ -59,8 +59,8 @@ class FanOut:
         self,
         begin: Callable[[int], Pending[_Answer]],
         shards: int,
-        settled: Callable[[int, _Answer], None] = lambda shard, answer: None,
-        unacknowledged: Callable[[int], None] = lambda shard: None,
+        settled: Callable[[int, _Answer], None] | None = None,
+        unacknowledged: Callable[[int], None] | None = None,
     ) -> tuple[_Answer, ...]:
         """Begin a request on every shard, then wait for each; what is to be retried is retried after that.
 
@@ -73,9 +73,9 @@ class FanOut:
             Begins the request to a shard, by index, wherever it is now.
         shards : int
             How many there are.
-        settled : callable
+        settled : callable, optional
             Told of every answer, with the shard's index.
-        unacknowledged : callable
+        unacknowledged : callable, optional
             Told of a request that may have reached its shard and was not answered.
 
         Returns
@@ -98,10 +98,11 @@ class FanOut:
                 answers[shard] = pending[shard].result()
             except ParashardError as error:
                 pending[shard].cancel()
-                if isinstance(error, Unreachable):
+                if unacknowledged is not None and isinstance(error, Unreachable):
                     unacknowledged(shard)
                 raise
-            settled(shard, answers[shard])
+            if settled is not None:
+                settled(shard, answers[shard])
 
         def retry(shard: int) -> None:
             pending[shard] = begin(shard)

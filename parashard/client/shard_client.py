@@ -17,9 +17,9 @@ import numpy as np
 from parashard.client.fan_out import FanOut
 from parashard.client.pull_buffers import PullBuffers
 from parashard.client.pulled import Pulled
-from parashard.client.pulled_rows import NO_TABLES, PulledRows, TableSet, rows_by_shard, with_rows
+from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet, rows_by_shard, with_rows
 from parashard.encodings.feedback import Encoded, GradientEncoder
-from parashard.errors import RetryLater, ShapeMismatch, StaleIncarnation, UnknownVariable
+from parashard.errors import RetryLater, ShapeMismatch, UnknownVariable
 from parashard.plan.embedding import Keys
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s, global_norm
@@ -52,6 +52,13 @@ class Pushed(NamedTuple):
 
     acks: tuple[Ack, ...]
     incarnations: tuple[int, ...]
+
+
+class Reached(NamedTuple):
+    """A shard in a view, and the transport to it."""
+
+    target: Target
+    transport: Transport
 
 
 class ShardClient:
@@ -112,8 +119,18 @@ class ShardClient:
         self._connect = connect
         self._tracer = tracer
         self._transports: dict[ShardAddress, Transport] = {}
+        self._shards: tuple[Reached, ...] = ()  # of `view`
         self._closed = False
         self._encoder = GradientEncoder(plan)
+        self._slices = [
+            [
+                (placed, Slice(placed.partition, plan.variables[placed.partition.variable].row_elements))
+                for placed in layout
+            ]
+            for layout in plan.layouts
+        ]  # of a gradient that is not encoded
+        self._shard_bytes = [plan.shard_elements(shard) * ELEMENT_BYTES for shard in range(len(plan.shards))]
+        self._no_rows = PulledRows(tables)
         self._unacknowledged: set[tuple[int, int]] = set()  # (step, shard) of encoded pushes whose ack never came
         self._sets = PullBuffers(plan)
         self.view = View(0, ())
@@ -125,10 +142,13 @@ class ShardClient:
                 return
             for where in set(self._transports) - set(view.shards):
                 self._transports.pop(where).close()
+            shards = []
             for shard, where in enumerate(view.shards):
+                target = Target(self._run_id, self._job_digest, self._plan.version, shard, where.incarnation)
                 if where not in self._transports:
-                    self._transports[where] = self._connect(where, Greeting(self._target(shard, view), self._worker))
-            self.view = view
+                    self._transports[where] = self._connect(where, Greeting(target, self._worker))
+                shards.append(Reached(target, self._transports[where]))
+            self._shards, self.view = tuple(shards), view
 
     def refresh(self) -> None:
         """Use the shards' present view if the coordinator gives it; otherwise keep the old one until the next retry."""
@@ -179,26 +199,24 @@ class ShardClient:
         UnknownVariable
             If there is no such table.
         """
-        begun = self.view
-        shards, rows = len(begun.shards), PulledRows(self._tables, keys)
-        turns = rows.turns(shards)  # the first part of each shard comes with its variables
-        incarnations = [where.incarnation for where in begun.shards]
-        answered = [[begun.shards[part.shard].incarnation for part in parts] for parts in turns]
-        weights = self._sets.take(tuple(incarnations))
+        begun, rows = self._shards, PulledRows(self._tables, keys) if keys else self._no_rows
+        turns = rows.turns(len(begun)) if keys else [[RowPart(shard, {}) for shard in range(len(begun))]]
+        # The first part of each shard comes with its variables.
+        answered = [[begun[part.shard].target.incarnation for part in parts] for parts in turns]
+        weights = self._sets.take(tuple([shard.target.incarnation for shard in begun]))
 
         def pull(turn: int, number: int) -> Pending[Fetched]:
             """Begin a pull: of a shard's variables and the first part of its rows, or of another part of them."""
-            view, part = self.view, turns[turn][number]
+            part = turns[turn][number]
             shard = part.shard
-            target = self._target(shard, view)
+            target, transport = self._shards[shard]
             answered[turn][number] = target.incarnation
-            known = weights.versions[shard] if target.incarnation == begun.shards[shard].incarnation else None
-            length = 0 if turn else self._plan.shard_elements(shard) * ELEMENT_BYTES
-            wanted = rows.keys_of(part)
+            known = weights.versions[shard] if target.incarnation == begun[shard].target.incarnation else None
+            length = 0 if turn else self._shard_bytes[shard]
+            wanted, rows_bytes = (rows.keys_of(part), rows.answer_bytes_of(part)) if part.keys else (NO_KEYS, 0)
             run = PullRun(target, round_, step, 0, length, known, context, wanted, least_version)
             into = Buffers([]) if turn else weights.by_shard[shard]
-            deadline_s = rpc.data_deadline_s(length + rows.answer_bytes_of(part))
-            return self._transport(shard, view).pull(run, into, deadline_s, partial(rows.fill, part))
+            return transport.pull(run, into, rpc.data_deadline_s(length + rows_bytes), partial(rows.fill, part))
 
         with NO_SPAN if self._tracer is None else self._tracer.phase("pull", self._worker, step) as span:
             context = "" if span is None else traceparent(span)
@@ -208,7 +226,7 @@ class ShardClient:
                 weights.versions = tuple(versions[0])
                 weights.incarnations = tuple(answered[0])
             except BaseException:
-                weights.versions = (None,) * shards  # what its arrays hold is undefined
+                weights.versions = (None,) * len(begun)  # what its arrays hold is undefined
                 self._sets.give_back(weights)
                 raise
         waited_s = sum(max((fetched.waited_s for fetched in turn), default=0.0) for turn in found)
@@ -257,16 +275,17 @@ class ShardClient:
         RetryLater
             If a shard gave no ack within the retry budget. Other shards may have the step; that is safe.
         """
-        begun = self.view
-        unsettled: dict[int, list[Encoded]] = {shard: [] for shard in range(len(begun.shards))}
+        begun = self._shards
+        unsettled: list[list[Encoded]] = [[] for _ in begun]
 
         def push(shard: int) -> Pending[Ack]:
             if shard:
                 failpoints.hit("worker.push.between_shards")
-            view, mine = self.view, prepared[shard]
-            if view.shards[shard].incarnation != mine.target.incarnation:  # known versions are of the old one
-                mine = prepared[shard] = mine._replace(target=self._target(shard, view), pulled_version=None)
-            return self._transport(shard, view).push(mine, rpc.data_deadline_s(mine.payload.nbytes))
+            target, transport = self._shards[shard]
+            mine = prepared[shard]
+            if target.incarnation != mine.target.incarnation:  # known versions are of the old one
+                mine = prepared[shard] = mine._replace(target=target, pulled_version=None)
+            return transport.push(mine, rpc.data_deadline_s(mine.payload.nbytes))
 
         def settle(shard: int, ack: Ack) -> None:
             # In sync:N nothing has a residue, and what is held will be applied. A duplicate of a push of ours
@@ -274,7 +293,7 @@ class ShardClient:
             lost = (step, shard) in self._unacknowledged
             self._unacknowledged.discard((step, shard))
             ours = ack.result is not PushResult.DUPLICATE or lost
-            self._encoder.settle(unsettled.pop(shard), applied=ours)
+            self._encoder.settle(unsettled[shard], applied=ours)
 
         def unacknowledged(shard: int) -> None:
             if unsettled[shard] and len(self._unacknowledged) < UNACKNOWLEDGED_MAX:
@@ -287,26 +306,41 @@ class ShardClient:
             arrays = self._checked({n: g for n, g in gradients.items() if n not in keys} if keys else gradients)
             norm = self._norm({**arrays, **of_rows}) if self._tells_norms and arrays else None
             try:
-                prepared = [
-                    self._prepare(shard, begun, step, arrays, pulled, skipped, void, unsettled[shard])._replace(
-                        learning_rate=learning_rate, norm=norm, traceparent=context
+                prepared = []
+                for shard, (target, _) in enumerate(begun):
+                    slices, payload = self._encoded(shard, arrays, unsettled[shard])
+                    known = pulled is not None and pulled.incarnations[shard] == target.incarnation
+                    version = pulled.versions[shard] if pulled is not None and known else None
+                    prepared.append(
+                        Push(
+                            target=target,
+                            worker=self._worker,
+                            step=step,
+                            slices=slices,
+                            skipped=skipped,
+                            pulled_version=version,
+                            payload=payload,
+                            traceparent=context,
+                            learning_rate=learning_rate,
+                            void=void,
+                            norm=norm,
+                        )
                     )
-                    for shard in unsettled
-                ]
                 if of_rows:
                     prepared = list(map(with_rows, prepared, rows_by_shard(self._tables, keys, of_rows, len(prepared))))
-                acks = self._fan_out.request_all(push, len(prepared), settle, unacknowledged)
+                if any(unsettled) or self._unacknowledged:
+                    acks = self._fan_out.request_all(push, len(prepared), settle, unacknowledged)
+                else:
+                    acks = self._fan_out.request_all(push, len(prepared))
             finally:
-                for encoded in unsettled.values():
+                for encoded in filter(None, unsettled):
                     self._encoder.settle(encoded, applied=False)
             if span is not None:
                 span.set_attribute("parashard.results", [ack.result.name.lower() for ack in acks])
-                known = [ack.staleness for ack in acks if ack.staleness is not None]
-                if known:
-                    span.set_attribute("parashard.staleness", max(known))
+                staleness = [ack.staleness for ack in acks if ack.staleness is not None]
+                if staleness:
+                    span.set_attribute("parashard.staleness", max(staleness))
         return Pushed(acks, tuple(push.target.incarnation for push in prepared))
-
-    # --- push ---
 
     def _checked(self, gradients: Mapping[str, Float32s]) -> dict[str, Float32s]:
         """Return gradients as contiguous float32; refuse what would be cut into rows that mean something else."""
@@ -340,46 +374,21 @@ class ShardClient:
         variables = self._plan.variables
         return global_norm({n: g for n, g in gradients.items() if n not in variables or not variables[n].state})
 
-    def _prepare(
-        self,
-        shard: int,
-        view: View,
-        step: int,
-        arrays: Mapping[str, Float32s],
-        pulled: Pulled | None,
-        skipped: bool,
-        void: bool,
-        encoded: list[Encoded],
-    ) -> Push:
-        """Return a shard's part of a push; what had to be encoded joins `encoded`, to be settled."""
+    def _encoded(
+        self, shard: int, arrays: Mapping[str, Float32s], encoded: list[Encoded]
+    ) -> tuple[tuple[Slice, ...], Buffers]:
+        """Return a shard's slices and payload; what had to be encoded joins `encoded`, to be settled."""
         slices, pieces = [], []
-        for placed in self._plan.layouts[shard]:
+        for placed, plain in self._slices[shard]:
             p = placed.partition
             if p.variable not in arrays:
                 continue
-            variable = self._plan.variables[p.variable]
             rows = arrays[p.variable][p.row_start : p.row_stop]
-            if variable.encoding == "float32":
-                slices.append(Slice(p, variable.row_elements))
+            if self._plan.variables[p.variable].encoding == "float32":
+                slices.append(plain)
                 pieces.append(rows.data)
             else:
                 encoded.append(self._encoder.encode(shard, placed, rows.reshape(-1)))
                 slices.append(encoded[-1].slice)
                 pieces.append(encoded[-1].payload)
-        known = pulled is not None and pulled.incarnations[shard] == view.shards[shard].incarnation
-        version = pulled.versions[shard] if pulled is not None and known else None
-        target = self._target(shard, view)
-        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces), void=void)
-
-    # --- both ---
-
-    def _transport(self, shard: int, view: View) -> Transport:
-        transport = self._transports.get(view.shards[shard])
-        if transport is None:
-            raise StaleIncarnation(
-                f"shard {shard} moved from {view.shards[shard].address} while a request was prepared"
-            )
-        return transport
-
-    def _target(self, shard: int, view: View) -> Target:
-        return Target(self._run_id, self._job_digest, self._plan.version, shard, view.shards[shard].incarnation)
+        return tuple(slices), Buffers(pieces)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import Pulled
@@ -62,21 +61,24 @@ class Transfers:
             self._client.refresh()
         if grant.skip:
             return None
-        with self._transferring() as waited_s:
-            try:
-                pulled = self._client.pull(
-                    step=grant.step, round_=self._round(grant.step), keys=keys, least_version=grant.least_version
-                )
-            except TooEarly:
-                waited_s.append(math.inf)  # all of it was waiting
-                raise
-            waited_s.append(pulled.waited_s)
+        round_ = grant.step // self._round_steps if self._round_steps else None
+        started_s, waited_s = time.perf_counter(), 0.0
+        try:
+            pulled = self._client.pull(step=grant.step, round_=round_, keys=keys, least_version=grant.least_version)
+            waited_s = pulled.waited_s
+        except TooEarly:
+            waited_s = math.inf  # all of it was waiting
+            raise
+        finally:
+            with self._adding:
+                self.transfer_s += max(0.0, time.perf_counter() - started_s - waited_s)
         failpoints.hit("worker.pull.done")
         return pulled
 
     def push(self, grant: pb.Grant, gradients: Mapping[str, Float32s] | None, pulled: Pulled | None) -> tuple[int, ...]:
         """Push a step to all shards, and return the incarnations that have it; None: it changes nothing."""
-        with self._transferring():
+        started_s = time.perf_counter()
+        try:
             pushed = self._client.push(
                 grant.step,
                 gradients or {},
@@ -85,6 +87,9 @@ class Transfers:
                 void=gradients is None and not grant.skip,
                 learning_rate=grant.learning_rate or None,
             )
+        finally:
+            with self._adding:
+                self.transfer_s += time.perf_counter() - started_s
         with self._adding:
             self.staleness_pushes += max((r.staleness or 0 for r in pushed.acks), default=0)
         failpoints.hit("worker.push.done")
@@ -112,17 +117,3 @@ class Transfers:
             self._client.refresh()
         else:
             raise error
-
-    @contextmanager
-    def _transferring(self) -> Iterator[list[float]]:
-        """Add how long a pull or a push took, over any retries, less what is put into the list; of several threads."""
-        started_s = time.perf_counter()
-        waited_s: list[float] = []
-        try:
-            yield waited_s
-        finally:
-            with self._adding:
-                self.transfer_s += max(0.0, time.perf_counter() - started_s - sum(waited_s))
-
-    def _round(self, step: int) -> int | None:
-        return step // self._round_steps if self._round_steps else None
