@@ -33,8 +33,8 @@ from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
 from parashard_server.state.rows.embedding_tables import EmbeddingTables
-from parashard_worker.loop import StepLoop
-from parashard_worker.metrics import worker_families
+from parashard_worker.session import Session
+from parashard_worker.worker import worker_families
 from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
@@ -80,10 +80,14 @@ def _shard() -> Metrics:
 
 def _worker() -> Metrics:
     counted: Any = SimpleNamespace(
-        steps=0, computed=0, examples=0, staleness_pushes=0, transfer_s=0.0, phases_s={"lease": 0.0, "pull": 0.0}
+        steps_done=0,
+        computed=0,
+        examples=0,
+        phases_s={"lease": 0.0, "pull": 0.0},
+        transfers=SimpleNamespace(staleness_pushes=0, transfer_s=0.0),
     )
     metrics = Metrics("worker", CREDENTIALS)
-    metrics.add(partial(worker_families, cast(StepLoop, counted), "worker-0"))
+    metrics.add(partial(worker_families, cast(Session, counted), "worker-0"))
     return metrics
 
 

@@ -18,7 +18,7 @@ from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import PHASES
 from parashard_worker.computing import Task
 from parashard_worker.leasing import Leasing
-from parashard_worker.probing import Probe
+from parashard_worker.loop import Probe
 from parashard_worker.transfers import Transfers
 
 

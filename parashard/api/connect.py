@@ -1,6 +1,6 @@
 """connect: a program joins a job that runs, as one of its workers, and computes its steps in a loop of its own.
 
-Owns what a user gives. The session itself is the worker's (`parashard_worker.session`), and is imported with the first
+Owns what a user gives. The session itself is the worker's (`parashard_worker.program`), and is imported with the first
 call.
 """
 
@@ -15,7 +15,7 @@ from parashard.launch.run_folders import place_of
 from parashard.process.arguments import tls_folder
 
 if TYPE_CHECKING:
-    from parashard_worker.session import Session, Step
+    from parashard_worker.program import ProgramSession, Step
 
 
 def connect(
@@ -26,7 +26,7 @@ def connect(
     settings: Mapping[str, Any] | None = None,
     tls_dir: str | os.PathLike[str] | None = None,
     keys: Callable[[Step], Mapping[str, Any]] | None = None,
-) -> Session:
+) -> ProgramSession:
     """Return a session in a job that runs; it joins where its `with` begins.
 
     Parameters
@@ -51,7 +51,7 @@ def connect(
     ConfigurationError
         If `run` is none of these, or `keys` no function.
     """
-    from parashard_worker.session import Session
+    from parashard_worker.program import ProgramSession
 
     if not isinstance(run, str | os.PathLike) or not os.fspath(run):
         raise ConfigurationError(
@@ -59,7 +59,7 @@ def connect(
         )
     if keys is not None and not callable(keys):
         raise ConfigurationError(f"ps.connect: keys is a function of a step, found {type(keys).__name__}")
-    return Session(
+    return ProgramSession(
         place_of(os.fspath(run)),
         name=name,
         data=data,

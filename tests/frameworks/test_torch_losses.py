@@ -17,7 +17,7 @@ from parashard.api.source import source_of
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import parts_of
 from parashard.plan.steps import StepPlan
-from parashard_worker.parts import read_step
+from parashard_worker.computing import read_step
 
 torch = pytest.importorskip("torch")
 

@@ -169,17 +169,18 @@ class Job:
         self.steps = StepPlan(EXAMPLES, BATCH_SIZE, epochs=2, seed=1)
         self.leasing = ScriptedLeasing(deque(pb.Grant(step=w) if isinstance(w, int) else w for w in work))
         self.refreshed = 0
+        self.task = Task(
+            model=self.model,
+            source=source or Numbered(),
+            steps=self.steps,
+            plan=plan,
+            device=Cpu(),
+            clip_norm=clip_norm,
+            round_steps=of_shard.get("round_steps"),
+            tables={table.name: table for table in tables},
+        )
         self.loop = StepLoop(
-            Task(
-                model=self.model,
-                source=source or Numbered(),
-                steps=self.steps,
-                plan=plan,
-                device=Cpu(),
-                clip_norm=clip_norm,
-                round_steps=of_shard.get("round_steps"),
-                tables={table.name: table for table in tables},
-            ),
+            self.task,
             self.cluster.client(retry_budget_s=retry_budget_s, cancelled=cancelled, look=self.look),
             self.leasing,  # type: ignore[arg-type]
             depth=depth,

@@ -17,7 +17,7 @@ from parashard.models.base import Nothing
 from parashard.models.framework import WrongModel
 from parashard.protocol.messages import PullRun, Push
 from parashard_worker import computing
-from parashard_worker import loop as loop_module
+from parashard_worker import session as session_module
 from parashard_worker import transfers as transfers_module
 from support.in_process import push, state_of
 from support.loop_cases import HELD_OUT, Job, Numbered, evaluation
@@ -36,7 +36,7 @@ def test_every_leased_step_is_applied_by_every_shard_and_reported(depth: int) ->
         assert (weights[name] == sum(range(1, 11))).all()
     assert (weights["still"] == 1.0).all()  # frozen: its gradient is not sent
     assert (job.leasing.failures, job.leasing.drops) == ({}, [])
-    assert (job.loop.computed, job.loop.steps, job.loop.examples) == (10, 10, 40)
+    assert (job.loop.session.computed, job.loop.session.steps_done, job.loop.session.examples) == (10, 10, 40)
 
 
 def test_a_report_names_the_incarnations_that_acknowledged_the_step_its_loss_and_its_examples() -> None:  # P3, P5
@@ -59,8 +59,8 @@ def test_no_more_is_under_way_than_the_depth_allows(depth: int) -> None:
     job, pulls, pushes = Job(*range(10), depth=depth), [], []
 
     def look(batch: Batch) -> None:
-        pulls.append(len(job.loop._pulling))
-        pushes.append(len(job.loop._pushing))
+        pulls.append(len(job.loop.session._waiting))
+        pushes.append(len(job.loop.session._pushing))
 
     job.model.before = look
     job.run()
@@ -203,23 +203,23 @@ def test_each_phase_counts_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None
     def takes(seconds: float) -> None:
         clock.now_s += seconds
 
-    for module in (loop_module, transfers_module):
+    for module in (session_module, transfers_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
     job = Job(0, 1)
     job.cluster.before = lambda address, request: takes(1.0 if isinstance(request, PullRun) else 10.0)
     job.model.before = lambda batch: takes(100.0)
     job.run()
-    assert job.loop.phases_s == {"lease": 0.0, "pull": 2 * 2.0, "compute": 2 * 100.0, "push": 2 * 20.0}
-    assert job.loop.transfer_s == 2 * 22.0, "nothing is hidden at depth 0"
-    assert job.leasing.phases() == {**job.loop.phases_s, "transfer": 44.0}
+    assert job.loop.session.phases_s == {"lease": 0.0, "pull": 2 * 2.0, "compute": 2 * 100.0, "push": 2 * 20.0}
+    assert job.loop.session.transfers.transfer_s == 2 * 22.0, "nothing is hidden at depth 0"
+    assert job.leasing.phases() == {**job.loop.session.phases_s, "transfer": 44.0}
 
 
 def test_what_a_shard_waited_for_other_parts_is_no_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now_s=0.0)
-    for module in (loop_module, transfers_module):
+    for module in (session_module, transfers_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
     job = Job(0, 1, 2)
-    pull = job.loop._client.pull
+    pull = job.loop.session.transfers._client.pull
 
     def waiting(*, step: int, **asked: Any) -> Pulled:
         clock.now_s += 4.0
@@ -229,16 +229,16 @@ def test_what_a_shard_waited_for_other_parts_is_no_transfer(monkeypatch: pytest.
         pulled.waited_s = 3.0
         return pulled
 
-    monkeypatch.setattr(job.loop._client, "pull", waiting)
+    monkeypatch.setattr(job.loop.session.transfers._client, "pull", waiting)
     job.run()
-    assert (job.loop.phases_s["lease"], job.loop.phases_s["pull"]) == (2 * 3.0, 2 * 1.0 + 4.0)
-    assert job.loop.transfer_s == 2 * 1.0
+    assert (job.loop.session.phases_s["lease"], job.loop.session.phases_s["pull"]) == (2 * 3.0, 2 * 1.0 + 4.0)
+    assert job.loop.session.transfers.transfer_s == 2 * 1.0
     assert (job.completed, job.leasing.drops) == ([0, 1], [2])
 
 
 def test_a_transfer_beside_computing_counts_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, began, computed = SimpleNamespace(now_s=0.0), threading.Event(), threading.Event()
-    for module in (loop_module, transfers_module):
+    for module in (session_module, transfers_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
     job = Job(0, 1, depth=1)
 
@@ -252,12 +252,12 @@ def test_a_transfer_beside_computing_counts_and_is_not_waited_for(monkeypatch: p
             assert began.wait(DEADLINE_S)
             clock.now_s += 100.0  # of step 0's computing, and of step 1's pull
             computed.set()
-            job.loop._pulling[0][1].result(DEADLINE_S)
+            job.loop.session._waiting[0].pulling.result(DEADLINE_S)
 
     job.cluster.before, job.model.before = pull_ahead, compute
     job.run()
-    assert (job.loop.phases_s["compute"], job.loop.transfer_s) == (100.0, 100.0)
-    assert (job.loop.phases_s["pull"], job.loop.phases_s["push"]) == (0.0, 0.0)
+    assert (job.loop.session.phases_s["compute"], job.loop.session.transfers.transfer_s) == (100.0, 100.0)
+    assert (job.loop.session.phases_s["pull"], job.loop.session.phases_s["push"]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -282,7 +282,7 @@ def test_whatever_may_be_under_way_waits_for_no_other(depth: int) -> None:
                 others.wait(DEADLINE_S)
             return SimpleNamespace(acks=(), incarnations=(1, 1))
 
-    job.loop._transfers._client = Held()  # type: ignore[assignment]
+    job.loop.session.transfers._client = Held()  # type: ignore[assignment]
     job.run(stopping=lambda: len(pulls) > 2 * depth)
     assert not others.broken
 
@@ -316,7 +316,7 @@ def test_staleness_is_that_of_the_stalest_shard_added_up_over_pushes() -> None:
     pushing = job.cluster.shards[1]
     job.model.before = lambda batch: push(pushing, 7, 1.0)  # another worker's, while step 0 is computed
     job.run()
-    assert job.loop.staleness_pushes == 1
+    assert job.loop.session.transfers.staleness_pushes == 1
 
 
 def test_a_model_may_tell_no_loss_and_push_nothing() -> None:

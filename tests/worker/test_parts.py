@@ -14,9 +14,8 @@ from parashard.data.base import DataSpec
 from parashard.data.tree import rows_of
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable
-from parashard_worker.computing import Task
+from parashard_worker.computing import Task, read_step
 from parashard_worker.device import Cpu
-from parashard_worker.parts import read_step
 from support.in_process import plan_of, variables_of
 
 

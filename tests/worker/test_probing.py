@@ -10,7 +10,7 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.data.base import Batch
-from parashard_worker.probing import drift_of
+from parashard_worker.loop import drift_of
 from support.loop_cases import Counting, Job
 
 PROBED = pb.Grant(step=2, probe=True)
@@ -42,7 +42,7 @@ def test_a_probe_changes_no_weight_and_no_report(depth: int) -> None:
         assert (probed.weights()[name] == values).all()
     assert [found.step for found in probed.leasing.drifts] == [2]
     assert probed.model.computed.count(2) == 2
-    assert (probed.loop.computed, plain.loop.computed) == (10, 10)
+    assert (probed.loop.session.computed, plain.loop.session.computed) == (10, 10)
 
 
 def test_a_probe_that_fails_is_no_failure_of_a_step() -> None:

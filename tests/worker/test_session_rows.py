@@ -13,7 +13,7 @@ import pytest
 
 from parashard.errors import ConfigurationError, ShapeMismatch
 from parashard.job.load import job_from_toml
-from parashard_worker.session import Session, Step
+from parashard_worker.program import ProgramSession, Step
 from support.resolved_job import resolved_here
 from support.small_cluster import SmallCluster, small_cluster
 from support.small_job import SMALL_JOB
@@ -49,8 +49,8 @@ def ids_of(step: Step) -> Any:
     return KEYS[np.stack([step.indices % 9, step.indices % 3], axis=1)]
 
 
-def session_of(cluster: SmallCluster, keys: Any = lambda step: {"ledger": ids_of(step)}) -> Session:
-    return Session(cluster.client.address, data=False, keys=keys)
+def session_of(cluster: SmallCluster, keys: Any = lambda step: {"ledger": ids_of(step)}) -> ProgramSession:
+    return ProgramSession(cluster.client.address, data=False, keys=keys)
 
 
 def rows_of(cluster: SmallCluster) -> Mapping[int, float]:
@@ -129,7 +129,7 @@ def test_wrong_keys_end_the_session_and_count_as_an_attempt(cluster: SmallCluste
 
 
 def test_the_model_of_a_job_file_names_ids_where_the_program_does_not(cluster: SmallCluster) -> None:
-    with Session(cluster.client.address) as session:
+    with ProgramSession(cluster.client.address) as session:
         step = next(session.steps())
         assert step.batch is not None
         rows = session.pull()["ledger"]

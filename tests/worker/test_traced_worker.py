@@ -16,6 +16,7 @@ from parashard.protocol.messages import PullRun, Push
 from parashard.telemetry.tracer import trace_id
 from parashard_worker.leased import LeaseLimits
 from parashard_worker.leasing import Joined, Leasing
+from parashard_worker.loop import StepLoop
 from support.in_process import DIGEST, RUN
 from support.loop_cases import Job, evaluation
 from support.traced_cases import CONTEXT, Traced, about, ids
@@ -61,8 +62,7 @@ class Worker:
             tracer=self.traced.tracer,
         )
         client.use(cluster.view())
-        for part in (self.job.loop, self.job.loop._transfers):
-            part._client, part._leasing = client, self.leasing
+        self.job.loop = StepLoop(self.job.task, client, self.leasing, depth=depth)
         self.requests: list[Push | PullRun] = []
         cluster.before = lambda address, request: self.requests.append(request)
 
@@ -166,7 +166,7 @@ def test_a_push_is_one_span_however_often_a_shard_is_asked(worker: Make) -> None
 
 def test_a_skipped_step_is_a_push_alone(worker: Make) -> None:  # P6
     it = worker(pb.Grant(step=3, skip=True)).run()
-    assert sorted(it.of_step(3)) == ["compute", "push", "step"]
+    assert sorted(it.of_step(3)) == ["push", "step"]
     assert about(it.of_step(3)["step"], "skip", "outcome") == [True, "completed"]
 
 

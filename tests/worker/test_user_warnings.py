@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from parashard_worker.user_warnings import TEXT_MAX, TOLD_MAX, warnings_told
+from parashard_worker.worker import TEXT_MAX, TOLD_MAX, warnings_told
 
 
 def test_a_warning_is_told_once_with_the_user_s_line(monkeypatch: pytest.MonkeyPatch) -> None:

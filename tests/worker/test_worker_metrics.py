@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from parashard_worker.metrics import worker_families
+from parashard_worker.worker import worker_families
 from support.loop_cases import Job
 from support.shown_metrics import shown_families
 
 
 def test_the_loops_counters_are_reported() -> None:
-    job = Job(*range(3)).run()
-    job.loop.phases_s.update(pull=1.5)
-    job.loop._transfers.transfer_s = 2.5
-    job.loop._transfers.staleness_pushes = 5
-    job.loop.computed = 4
-    families = shown_families(worker_families(job.loop, "worker-7"))
+    session = Job(*range(3)).run().loop.session
+    session.phases_s.update(pull=1.5)
+    session.transfers.transfer_s = 2.5
+    session.transfers.staleness_pushes = 5
+    session.computed = 4
+    families = shown_families(worker_families(session, "worker-7"))
     samples = {(s.name, s.labels.get("phase")): s for family in families for s in family.samples}
     assert all(family.type == "counter" and family.documentation for family in families)
     assert {s.labels["worker"] for s in samples.values()} == {"worker-7"}

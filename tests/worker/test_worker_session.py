@@ -14,7 +14,7 @@ from parashard.errors import ConfigurationError, NonFiniteGradient, ShapeMismatc
 from parashard.job.load import job_from_toml
 from parashard.models.networks import SoftmaxRegression
 from parashard.process.shell import Stop
-from parashard_worker.session import Session, Step
+from parashard_worker.program import ProgramSession, Step
 from parashard_worker.worker import Worker
 from support.resolved_job import resolved_here
 from support.small_cluster import SmallCluster, small_cluster
@@ -36,8 +36,8 @@ def cluster(tmp_path: Path) -> Iterator[SmallCluster]:
         yield running
 
 
-def session_of(cluster: SmallCluster, **more: Any) -> Session:
-    return Session(cluster.client.address, **more)
+def session_of(cluster: SmallCluster, **more: Any) -> ProgramSession:
+    return ProgramSession(cluster.client.address, **more)
 
 
 SPEC = open_source(resolved().job.data).spec

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard.data.base import Array, BadExample, Batch, DataSource
-from parashard.data.tree import leaves, rows_of
+from parashard.data.base import Array, BadExample, Batch, DataSource, examples_of
+from parashard.data.tree import leaves, map_leaves, rows_of
 from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.metrics import Sums
-from parashard.models.base import Model, Nothing, TellsMetrics
+from parashard.models.base import Model, Nothing, TellsMetrics, adds_losses
 from parashard.models.evaluation import Told, Totals, Update
 from parashard.models.looking_up import keys_of_all, looked_up, placed
 from parashard.models.user_errors import place_of
@@ -29,7 +30,6 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable, global_norm
 from parashard.protocol.messages import NO_KEYS
 from parashard_worker.device import Device
-from parashard_worker.parts import read_step
 from parashard_worker.round_weights import RoundWeights, UnevenBatches
 
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
@@ -272,6 +272,52 @@ class Task(NamedTuple):
 
     def _wrong(self, what: str, method: str = "loss_and_gradients") -> WrongResult:
         return WrongResult(f"{place_of(getattr(self.model, method))}{method} {what}")
+
+
+def read_step(model: Model, source: DataSource, steps: StepPlan, step: int) -> Batch:
+    """Read the examples of a step: of its part of the batch, where these say all, else the batch is read and cut.
+
+    Of a part in which no example counts, such as one whose targets are all ignored, none is returned: its own loss
+    divides by zero. The sum over the parts of a batch of share * gradient is the gradient of the whole batch.
+    """
+    number, epoch, indices = steps.steps_before + step, steps.epoch_of(step), steps.indices(step)
+    if steps.parts == 1:
+        return Batch(number, epoch, indices, *examples_of(source, number, indices))
+    if not len(indices):
+        return Batch(number, epoch, indices, np.empty((0, 1), np.float32), np.empty(0, np.float32))
+    if not steps.batched:
+        part = Batch(number, epoch, indices, *examples_of(source, number, indices))
+        if counts_rows(model, part):
+            return replace(part, share=1.0 if adds_losses(model) else steps.share(step))
+    whole_indices = steps.indices_of_batch(step)
+    drawn_by = number - step % steps.parts  # what is random in a batch must be the same for each of its parts
+    whole = Batch(number, epoch, whole_indices, *examples_of(source, drawn_by, whole_indices))
+    part = _rows_of(whole, steps.rows_of_part(step, rows_of(whole.inputs)))
+    share = share_of(model, part, whole)
+    return replace(part, share=share) if share > 0 else _rows_of(whole, slice(0))  # NaN: nothing of the batch counts
+
+
+def counts_rows(model: Model, part: Batch) -> bool:
+    """Tell whether the share of a part is that of its examples, or 1, whatever the others of the batch are."""
+    of_model = getattr(model, "counts_rows", None)
+    return of_model is None or adds_losses(model) or bool(of_model(part))
+
+
+def share_of(model: Model, part: Batch, whole: Batch) -> float:
+    """Return what the gradient of a part counts in that of the batch."""
+    if not rows_of(part.inputs):
+        return 0.0
+    if adds_losses(model):
+        return 1.0
+    of_model = getattr(model, "share", None)
+    return rows_of(part.inputs) / rows_of(whole.inputs) if of_model is None else float(of_model(part, whole))
+
+
+def _rows_of(batch: Batch, rows: slice) -> Batch:
+    inputs, targets = map_leaves(lambda array: array[rows], (batch.inputs, batch.targets))
+    weights = None if batch.weights is None else batch.weights[rows]
+    indices = batch.indices[rows] if len(batch.indices) == rows_of(batch.inputs) else batch.indices
+    return replace(batch, indices=indices, inputs=inputs, targets=targets, weights=weights)
 
 
 def sendable(

@@ -1,7 +1,7 @@
 """Membership: one worker's part in a job, from joining to leaving: its leases, and its connection to the shards.
 
-Knows no model and no step loop: a worker (`parashard_worker.worker`) computes its steps by a model, a session
-(`parashard_worker.session`) hands them to a program's own loop.
+Knows no model and no step loop: a worker (`parashard_worker.worker`) computes its steps by a model, and
+`parashard_worker.program` hands them to a program's own loop.
 """
 
 from __future__ import annotations

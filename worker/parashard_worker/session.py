@@ -1,457 +1,374 @@
-"""Session: a worker whose steps a program's own loop computes.
+"""Session: a worker's leased steps: pulled ahead, handed out, pushed, and reported or given back.
 
-::
+    for step in session.steps():
+        with session.computing(step):
+            loss, gradients = mine(step.values, session.read(step))
+        session.push(step, gradients, loss=loss, examples=32)
 
-    with parashard.connect("runs/digits-1") as session:
-        for step in session.steps():
-            loss, gradients = mine(session.pull(), step.batch)
-            session.push(step, gradients, loss=loss)
-
-Owns what the program sees: steps, weights, and which push is refused. Leases, pulls and pushes are those of every
-worker (`parashard_worker.membership`, `parashard_worker.transfers`), and so is what holds of them. A session is used in
-one thread; a process may have several, each in its own.
+With a pipeline depth of d, the weights of up to d following steps are pulled, and up to d pushes settle, while a
+gradient is computed; with 0 everything happens strictly one after the other. The coordinator may lower the depth for a
+while. Invariant: a step that was leased is completed, failed or given back, once. Knows no policy and no model.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
-
-import numpy as np
+from typing import Any, NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.client.pull_buffers import read_only
 from parashard.client.pulled import Pulled
-from parashard.data.base import Batch, Indices
-from parashard.errors import (
-    ConfigurationError,
-    InvalidRequest,
-    JobFailed,
-    NonFiniteGradient,
-    ParashardError,
-    ShapeMismatch,
-    UnknownVariable,
-)
-from parashard.job.embeddings import tables_of
-from parashard.job.layers import Override
-from parashard.launch.run_folders import check_in_progress, how_it_ended
-from parashard.models.framework import step_seed
-from parashard.models.looking_up import NO_NAMED_ROWS, NamedRows, named_rows
+from parashard.client.shard_client import ShardClient
+from parashard.errors import InvalidRequest, NonFiniteGradient, ParashardError
 from parashard.models.user_errors import described
-from parashard.plan.embedding import EmbeddingTable
-from parashard.plan.partition import Plan
-from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s
-from parashard.process.arguments import credentials_in
-from parashard.process.logs import log
-from parashard.process.shell import Stop
-from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.protocol.proto_conversion import plan_from
-from parashard_worker.computing import NOT_FLOATING_POINT, Task, sendable
-from parashard_worker.device import Cpu
-from parashard_worker.evaluated import check_store, keep_evaluated
-from parashard_worker.evaluating import Keep, evaluate
+from parashard.process import failpoints
 from parashard_worker.leasing import Leasing
-from parashard_worker.loading import job_of, load_task
-from parashard_worker.membership import Membership
-from parashard_worker.round_weights import round_weights
 from parashard_worker.transfers import Transfers
 
 POLL_S = 0.2
-LOOK_S = 0.5
-SCRIPT = "script"
-"""Source of data, and kind of model, that only their own program has."""
+
+_Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True)
-class Step:
-    """A leased step.
+class Inline(Executor):
+    """Runs what is submitted at once, in the caller: the pipeline of depth 0."""
 
-    Parameters
+    def submit(self, fn: Callable[..., _Result], /, *args: object, **kwargs: object) -> Future[_Result]:
+        """Run and return the outcome as a finished future."""
+        future: Future[_Result] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  # the future raises it where its result is read
+            future.set_exception(error)
+        return future
+
+
+INLINE = Inline()
+
+
+class Reading(NamedTuple):
+    """How a session reads the examples of its steps.
+
+    Attributes
     ----------
-    number : int
-        Its identity: it is in once, whatever computes it.
-    epoch : int
-    indices : ndarray of int64
-        Its examples, by their places in the training split.
-    seed : int
-        For what is random in it: the same at every attempt.
-    batch : Batch, optional
-        Its examples themselves; None where the job's data are not open here.
+    read : callable (int) -> examples
+        Reads those of a step; in a job with tables their `keys` are of the rows that they need.
+    has_tables : bool
+        Whether the job has any.
+    ahead : bool
+        Whether a second thread may read the examples of the next steps.
+    meanwhile : bool
+        Whether the session's thread may read those of the next step before a model's results are there.
     """
 
-    number: int
-    epoch: int
-    indices: Indices
-    seed: int
-    batch: Batch | None
+    read: Callable[[int], Any]
+    has_tables: bool = False
+    ahead: bool = False
+    meanwhile: bool = False
+
+
+@dataclass(slots=True)
+class LeasedStep:
+    """A leased step, with its weights once `Session.steps` hands it out."""
+
+    grant: pb.Grant
+    examples: Future[Any] | None = None  # None: read when they are asked for
+    pulling: Future[Pulled | None] | None = None  # None: once the examples are read
+    pulled: Pulled | None = None  # released after the push: a model may return views of its variables as gradients
+
+    @property
+    def number(self) -> int:
+        """Its number, which is its identity."""
+        return self.grant.step
+
+    @property
+    def may_be_read(self) -> bool:
+        """Whether its examples may be read ahead; what killed a worker before is announced first."""
+        return not self.grant.announce and not self.grant.skip
+
+    @property
+    def values(self) -> Mapping[str, Float32s]:
+        """Every variable, and of each table the rows that its examples need."""
+        assert self.pulled is not None
+        return {**self.pulled.variables, **self.pulled.rows} if self.pulled.rows else self.pulled.variables
 
 
 class Session:
-    """A program as a worker of a job that runs.
+    """The steps of one worker.
 
     Parameters
     ----------
-    run : str
-        A run directory, or host:port of the coordinator.
-    name : str
-        Its name in the job; "": the next free one.
-    data : bool
-        False: open neither the job's data nor its model, and take no evaluations.
-    overrides : sequence of (dotted key, value, name of the flag)
-        What is elsewhere on this machine, such as data.path.
-    tls_dir : Path, optional
-        Credentials.
-    keys : callable (Step) -> mapping of str to array of whole numbers, optional
-        Of a job with embedding tables: the ids whose rows a step needs, by table; default: those of the job's model.
+    client : ShardClient
+        Where weights come from and gradients go.
+    leasing : Leasing
+        Where steps come from and reports go.
+    reading : Reading
+        Reads the steps' examples.
+    round_steps : int, optional
+        In sync mode: N.
+    depth : int
+        Most steps pulled ahead, and pushes that may be under way, while a gradient is computed.
+    evaluate : callable
+        Does a granted evaluation, and reports it.
+
+    Attributes
+    ----------
+    phases_s : dict of str to float
+        Where the time went: of "pull" and "push" only what was waited for; evaluations are in none.
+    steps_done, examples : int
+        Steps that every shard has, and the examples in them.
+    computed : int
+        Steps whose gradient was computed, whatever became of it.
     """
 
     def __init__(
         self,
-        run: str,
+        client: ShardClient,
+        leasing: Leasing,
+        reading: Reading,
         *,
-        name: str = "",
-        data: bool = True,
-        overrides: Sequence[Override] = (),
-        tls_dir: Path | None = None,
-        keys: Callable[[Step], Mapping[str, Any]] | None = None,
+        round_steps: int | None,
+        depth: int = 0,
+        evaluate: Callable[[pb.EvaluationGrant], None],
     ) -> None:
-        self._run = run
-        self._name = name
-        self._data = data
-        self._overrides = overrides
-        self._tls_dir = tls_dir
-        self._keys = keys
-        self._tables: Mapping[str, EmbeddingTable] = {}
-        self._named = NO_NAMED_ROWS  # of the present step
-        self._entered = ExitStack()
-        self._task: Task | None = None
-        self._leasing: Leasing
-        self._transfers: Transfers
-        self._keep: Keep
-        self._plan: Plan
-        self._steps: StepPlan
-        self._grant: pb.Grant | None = None  # of the present step
-        self._pulled: Pulled | None = None
-        self._refused: InvalidRequest | None = None  # why the newest push of the present step was not begun
-        self._computing = ExitStack()
-        self._stop = Stop()
-        self._over: tuple[str, str] | None = None  # how the run ended, where its coordinator did not say so itself
+        self.leasing = leasing
+        self._reading = reading
+        self._evaluate = evaluate
+        self._depth_max = depth
+        self.transfers = Transfers(client, leasing, round_steps)
+        # A thread for whatever may be under way: the pulls of this step and of `depth` more, and `depth` pushes.
+        self._threads: Executor | None = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else None
+        self._reader: Executor | None = ThreadPoolExecutor(1, "data") if depth and reading.ahead else None
+        self._waiting: deque[LeasedStep] = deque()
+        self._present: LeasedStep | None = None  # handed out, and neither pushed nor given up
+        self._pushing: deque[tuple[LeasedStep, pb.CompletedStep, Future[tuple[int, ...]]]] = deque()
+        self._evaluation: pb.EvaluationGrant | None = None
+        self.phases_s = dict.fromkeys(("lease", "pull", "compute", "push"), 0.0)
+        leasing.phases = lambda: {**self.phases_s, "transfer": self.transfers.transfer_s}
+        self.steps_done = self.examples = self.computed = 0
 
     @property
-    def name(self) -> str:
-        """Its name in the job."""
-        return self._name
+    def _depth(self) -> int:
+        return min(self._depth_max, self.leasing.depth)
 
-    def __enter__(self) -> Self:
-        check_in_progress(self._run)
-        with ExitStack() as entered:
-            stop = self._stop
-            credentials = credentials_in(self._tls_dir)
-            coordinator = CoordinatorClient(
-                find_coordinator(self._run),
-                cancelled=stop.event,
-                where=self._run,
-                credentials=credentials,
-                tell=_tell_waiting,
-            )
-            entered.callback(coordinator.close)
-            self._coordinator, self._stop = coordinator, stop
-            threading.Thread(target=self._watch, name="session", daemon=True).start()
-            reply = coordinator.get_job()
-            job = job_of(reply, self._overrides)
-            self._tables = {table.name: table for table in tables_of(job)}
-            coordinator.retry_budget_s = job.cluster.retry_budget_s
-            device, self._plan = Cpu(), plan_from(reply.plan)
-            if self._data and SCRIPT not in (job.data.source, job.model.kind):
-                check_store(reply)
-                self._task = load_task(reply, job, threads=None, device="cpu")
-            self._check_keys()
-            self._job_seed = job.job.seed
-            self._clips = job.step_clip_norm, job.optimizer.variable_clip_norm
-            self._steps = job.steps(reply.examples)
-            if reply.batched and self._steps.parts > 1:
-                raise ConfigurationError(
-                    f"the data of this run are whole batches, which its workers share (consistency.policy "
-                    f"{job.consistency.policy}), and a session has no part of one: begin the run with "
-                    'consistency="auto:1" or "async"'
-                )
-            self._weights = round_weights(job, self._steps)
-            membership = Membership(coordinator, reply, job, self._plan, credentials=credentials)
-            # P13: the program's arithmetic is its own, and in sync:N every worker's must be the same.
-            own = f"{device.fingerprint()}; a program's own loop"
-            member = membership.join(self._name, own, device.name)
-            self._name = member.name
-            evaluates = self._task is not None
-            self._keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, self._plan.variables)
-            self._leasing, self._client = membership.connected(member, stop, _tell_hung, evaluates=evaluates)
-            policy = job.consistency.policy
-            round_steps = policy.bound if policy.kind == "sync" else None
-            self._transfers = Transfers(self._client, self._leasing, round_steps)
-            entered.callback(stop.ask, "the session is over")
-            entered.enter_context(membership.working(self._leasing, self._client))
-            log.info("joined", worker=member.name, run=self._run)
-            self._entered = entered.pop_all()
-        return self
+    @property
+    def _executor(self) -> Executor:
+        return self._threads if self._threads is not None and self._depth else INLINE
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if self._grant is not None and isinstance(error, Exception):
-            self._failed(error)
-        self._give_back()
-        over = self._over
-        try:
-            self._entered.__exit__(kind, error, where)
-        except ParashardError:
-            if error is not None or over is None:
-                raise
-        if error is None and ((over is not None and over[0] != "done") or self._leasing.state == pb.JOB_STATE_FAILED):
-            state, reason = over or ("failed", self._leasing.reason)
-            raise JobFailed(f"the job is {state}: {reason}")
+    def steps(self, stopping: Callable[[], bool]) -> Iterator[LeasedStep]:
+        """Lease steps until the job is over or `stopping` says so; then finish or give back what is half done.
 
-    def steps(self) -> Iterator[Step]:
-        """Lease steps, one after the other, until the job is over.
-
-        A step that is not pushed when the next one is asked for, or when the session ends, is given back, and leased
-        again, to this worker or another; where an exception ends the session, it counts as a failed attempt. Each comes
-        with its weights: one whose round is over by then does not come.
+        A step that is not pushed when the next one is asked for is given back. Each comes with its weights; evaluations
+        and steps to skip are done on the way.
         """
-        while True:
-            self._give_back()
-            work = self._leasing.take(POLL_S)
-            if work is None:
-                if self._leasing.over or self._stop.asked:
-                    return
-            elif isinstance(work, pb.EvaluationGrant):
-                assert self._task is not None
-                evaluate(work, self._task, self._client, self._leasing, self._keep)
-            else:
-                has_rows = self._tables and not work.skip and self._steps.size(work.step)
-                step = self._begun_with_rows(work) if has_rows else self._begun(work)
-                if step is not None:
+        while not stopping():
+            self.give_back()
+            self._fill()
+            if self._waiting:
+                step = self._waiting.popleft()
+                if not self._begin(step):
+                    continue
+                self._present = step
+                if step.grant.skip:
+                    self.push(step, {}, loss=0.0, examples=0)
+                else:
                     yield step
+            elif self._evaluation is not None:
+                self._evaluate(self._evaluation)
+                self._evaluation = None
+            elif self._pushing:
+                self._settle()
+            elif self.leasing.over:
+                break
+        self.give_back()
+        while self._pushing:
+            self._settle()
+        for step in self._waiting:
+            self.leasing.dropped(step.number)
+        self._waiting.clear()
 
-    def pull(self) -> Mapping[str, Float32s]:
-        """Return the weights of the present step, by name.
+    def read(self, step: LeasedStep) -> Any:
+        """Return a step's examples, or raise what a user's code raised as they were read."""
+        return self._reading.read(step.number) if step.examples is None else step.examples.result()
 
-        They were pulled after the step was leased, and are the session's: they cannot be written to, and they change
-        once the step is pushed or given back. Copy what is to be kept. Of each table whose ids were named there are the
-        rows, under its name: of each id, shape (*ids, dimension), in an array of the program's own.
-        """
-        if self._pulled is None:
-            raise ConfigurationError("session.pull() is of a step: call it in `for step in session.steps()`, once each")
-        return {**read_only(self._pulled.variables), **self._named.by_id(self._pulled.rows)}
+    @contextmanager
+    def computing(self, step: LeasedStep) -> Iterator[None]:
+        """Watch over the computation of a step: one that takes too long is reported as failed."""
+        started_s = time.perf_counter()
+        try:
+            with self.leasing.computing(step.grant):
+                yield
+        finally:
+            self.phases_s["compute"] += time.perf_counter() - started_s
+
+    def read_next(self) -> None:
+        """Read the next step's examples, unless another thread does: a model's results may still be on their way."""
+        if self._waiting and self._reader is None and self._reading.meanwhile:
+            following = self._waiting[0]
+            if following.examples is None and following.may_be_read:
+                following.examples = INLINE.submit(self._reading.read, following.number)
 
     def push(
         self,
-        step: Step,
-        gradients: Mapping[str, Any] | None,
+        step: LeasedStep,
+        gradients: Mapping[str, Float32s] | None,
         *,
-        loss: float | None = None,
-        examples: int | None = None,
-    ) -> bool:
-        """Push the present step, to all shards; it is in once, whatever else has computed it.
+        loss: float | None,
+        examples: int,
+        metrics: Sequence[pb.MetricSums] = (),
+    ) -> ParashardError | None:
+        """Push the present step to all shards; return why it did not go through, where that is known already.
 
-        Parameters
-        ----------
-        step : Step
-        gradients : mapping of str to array of floating point, or None
-            In the variables' shapes, of a table in that of its rows by id; what is left out is zero. None: the step
-            moves nothing, not even what has momentum or decays (`async` and `ssp`).
-        loss : float, optional
-            Shown, and in the report.
-        examples : int, optional
-            How many it had; default: as many as its indices.
-
-        Returns
-        -------
-        bool
-            Whether every shard has it. If not, it has been given back: it is in already, or is leased again.
-
-        Raises
-        ------
-        InvalidRequest
-            If the gradients are not of the job's variables, or not finite. Nothing was sent, and the step is still the
-            present one; if it is not pushed after all, the attempt counts as failed.
+        With a depth above 0 it settles beside later steps. None for `gradients`: the step moves nothing.
         """
-        if not isinstance(step, Step):
-            raise ConfigurationError(f"session.push takes a step of session.steps(), found {step!r}")
-        grant = self._grant
-        if grant is None or grant.step != step.number:
-            raise ConfigurationError(
-                f"step {step.number} is not the session's present one: a step is pushed once, before the next one"
-            )
-        try:
-            arrays = None if gradients is None else self._checked(step.number, loss, gradients)
-        except InvalidRequest as error:
-            self._refused = error
-            raise
-        try:
-            self._computing.close()
-            incarnations = self._transfers.push(grant, arrays, self._pulled)
-        except InvalidRequest as error:
-            self._failed(error)
-            raise
-        except ParashardError as error:
-            self._end_step()
-            self._transfers.gave_up(step.number, error)
-            return False
-        self._end_step()
-        self._complete(grant, incarnations, loss, len(step.indices) if examples is None else examples)
-        return True
+        self._present = None
+        self.computed += 1
+        failpoints.hit("worker.compute.done")
+        while len(self._pushing) >= max(1, self._depth):
+            self._settle()
+        done = pb.CompletedStep(
+            step=step.number, loss=loss, examples=examples, skipped=step.grant.skip, metrics=metrics
+        )
+        started_s = time.perf_counter()
+        pushed = self._executor.submit(self.transfers.push, step.grant, gradients, step.pulled)
+        self._pushing.append((step, done, pushed))
+        self.phases_s["push"] += time.perf_counter() - started_s
+        error = None
+        while self._pushing and not self._depth:
+            error = self._settle()
+        return error
 
-    # --- inside ---
+    def failed(self, step: LeasedStep, error: BaseException | str, kind: pb.FailureKind | None = None) -> None:
+        """Report the present step as failed: another attempt is made, here or by another worker."""
+        self._end(step)
+        if kind is None:
+            kind = pb.FAILURE_KIND_NOT_FINITE if isinstance(error, NonFiniteGradient) else pb.FAILURE_KIND_MODEL
+        self.leasing.failed(step.number, error if isinstance(error, str) else described(error), kind)
 
-    def _begun(self, grant: pb.Grant) -> Step | None:
-        """Pull for a leased step, and return it; None: it is dealt with."""
-        try:
-            pulled = self._transfers.pull(grant) if self._steps.size(grant.step) else None
-            if pulled is None:
-                self._complete(grant, self._transfers.push(grant, {}, None), None, 0)
-                return None
-        except InvalidRequest as error:
-            self._transfers.pull_refused(grant.step, error)
-            return None
-        except ParashardError as error:
-            self._transfers.gave_up(grant.step, error)
-            return None
-        self._grant, self._pulled = grant, pulled
-        if grant.announce and not self._leasing.announce(grant.step):
-            return None  # the next turn gives it back
-        self._computing.enter_context(self._leasing.computing(grant))
-        number = grant.step
-        try:
-            return self._step(number)
-        except ParashardError as error:  # the data
-            self._failed(error)
-            return None
+    def give_back(self) -> None:
+        """Give the present step back, if there is one: it is leased again, to this worker or another."""
+        step = self._present
+        if step is not None:
+            self._end(step)
+            self.leasing.dropped(step.number)
 
-    def _begun_with_rows(self, grant: pb.Grant) -> Step | None:
-        """Return a leased step once its rows are pulled, which its examples name; None: it is dealt with."""
-        self._grant = grant
-        if grant.announce and not self._leasing.announce(grant.step):
-            return None  # the next turn gives it back
-        with self._leasing.reading(grant):
-            try:
-                step = self._step(grant.step)
-            except ParashardError as error:  # the data
-                self._failed(error)
-                return None
-            self._named = self._named_by(step)
-        try:
-            self._pulled = self._transfers.pull(grant, self._named.keys)
-        except InvalidRequest as error:
-            self._end_step()
-            self._transfers.pull_refused(grant.step, error)
-            return None
-        except ParashardError as error:
-            self._end_step()
-            self._transfers.gave_up(grant.step, error)
-            return None
-        self._computing.enter_context(self._leasing.computing(grant))
+    def close(self) -> None:
+        """Begin no more transfers."""
+        for executor in filter(None, (self._threads, self._reader)):
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    # --- before a step is handed out ---
+
+    def _fill(self) -> None:
+        """Start pulls until the pipeline is full or no step is at hand."""
+        while len(self._waiting) <= self._depth and self._evaluation is None:
+            idle = not self._waiting and not self._pushing
+            started_s = time.perf_counter()
+            work = self.leasing.take(POLL_S if idle else 0.0)
+            self.phases_s["lease"] += time.perf_counter() - started_s
+            if work is None:
+                return
+            if isinstance(work, pb.EvaluationGrant):
+                self._evaluation = work  # done once nothing pulled waits: those weights would grow stale meanwhile
+            else:
+                started_s = time.perf_counter()
+                self._waiting.append(self._leased(work))
+                self.phases_s["pull"] += time.perf_counter() - started_s
+
+    def _leased(self, grant: pb.Grant) -> LeasedStep:
+        """Begin the pull of a step, and the reading of its examples, where these may come before its turn."""
+        step = LeasedStep(grant)
+        if self._reader is not None and self._depth and step.may_be_read:
+            step.examples = self._reader.submit(self._reading.read, step.number)
+        if not self._reading.has_tables or grant.skip:
+            step.pulling = self._executor.submit(self.transfers.pull, grant)
+        elif step.may_be_read:
+            self._pull_with_rows(step)
         return step
 
-    def _named_by(self, step: Step) -> NamedRows:
-        if self._keys is not None:
-            return named_rows(self._keys(step), self._tables)
-        assert step.batch is not None, "checked as the session began"
-        return NamedRows(dict(step.batch.keys), dict(step.batch.places))
+    def _pull_with_rows(self, step: LeasedStep) -> None:
+        """Read a step's examples, unless that is under way, and begin a pull with the rows that they need."""
+        with self.leasing.reading(step.grant):
+            step.examples = examples = step.examples or INLINE.submit(self._reading.read, step.number)
+            if self._executor is INLINE:
+                wait([examples])
+        step.pulling = self._executor.submit(self._pull_rows, step.grant, examples)
 
-    def _check_keys(self) -> None:
-        """Refuse a job with tables where nothing says which rows a step needs, and the reverse."""
-        tables = ", ".join(sorted(self._tables))
-        if self._tables and self._keys is None and self._task is None:
-            raise ConfigurationError(
-                f"the job has the tables {tables}, and nothing says which rows a step needs: "
-                "ps.connect(..., keys=lambda step: {...}) names their ids, by table"
-            )
-        if self._keys is not None and not self._tables:
-            raise ConfigurationError("keys= names rows of tables, and the job has none")
+    def _pull_rows(self, grant: pb.Grant, examples: Future[Any]) -> Pulled | None:
+        """Pull for examples; None if they could not be read or looked up, which `read` tells."""
+        return None if examples.exception() else self.transfers.pull(grant, examples.result().keys)
 
-    def _step(self, number: int) -> Step:
-        batch = self._task.batch_of(number) if self._task is not None else None
-        seed = step_seed("session", self._job_seed, self._steps.steps_before + number)
-        return Step(number, self._steps.epoch_of(number), self._steps.indices(number), seed, batch)
+    def _begin(self, step: LeasedStep) -> bool:
+        """Wait for a step's weights, and announce it where that is due; False: it was given up."""
+        announced = step.pulling is None
+        if announced:
+            if not self._announced(step.grant):
+                return False
+            self._pull_with_rows(step)
+        started_s = time.perf_counter()
+        try:
+            step.pulled = self._pulled_of(step)
+        except InvalidRequest as error:
+            self.transfers.pull_refused(step.number, error)
+            return False
+        except ParashardError as error:
+            self.transfers.gave_up(step.number, error)
+            return False
+        finally:
+            pull_s = time.perf_counter() - started_s
+            self.phases_s["pull"] += pull_s
+        self._count_wait(step.pulled, pull_s)
+        return announced or self._announced(step.grant)
 
-    def _checked(self, step: int, loss: float | None, gradients: Mapping[str, Any]) -> dict[str, Float32s]:
-        variables = self._plan.variables
-        arrays: dict[str, Float32s] = {}
-        for name, gradient in gradients.items():
-            if name in self._tables:
-                summed = self._named.gradient(name, gradient, self._tables)
-                if len(summed):
-                    arrays[name] = summed
-                continue
-            if name not in variables:
-                raise UnknownVariable(f"a gradient for {name!r}, which is none of {', '.join(sorted(variables))}")
-            array = np.asarray(gradient)
-            if array.dtype.kind in NOT_FLOATING_POINT or array.shape != variables[name].shape:
-                raise ShapeMismatch(
-                    f"the gradient of {name!r} is {array.dtype} {array.shape}; due is floating point "
-                    f"{variables[name].shape}"
-                )
-            if not variables[name].frozen:
-                arrays[name] = np.asarray(array, np.float32)
-        weight = self._steps.share(step) if self._weights is None else self._weights.factor(step)
-        told = 0.0 if loss is None else float(loss)
-        return sendable(step, told, arrays, self._clips, self._plan.variables, weight)
+    def _pulled_of(self, step: LeasedStep) -> Pulled | None:
+        """Wait for a step's pull, and first, under watch, for the keys that it needs."""
+        assert step.pulling is not None
+        if self._reading.has_tables and step.examples is not None:
+            with self.leasing.reading(step.grant):
+                wait([step.examples])
+        return step.pulling.result()
 
-    def _complete(self, grant: pb.Grant, incarnations: Sequence[int], loss: float | None, examples: int) -> None:
-        self._leasing.completed(
-            pb.CompletedStep(
-                step=grant.step,
-                incarnations=incarnations,
-                loss=None if loss is None else float(loss),
-                examples=examples,
-                skipped=grant.skip,
-            )
-        )
+    def _count_wait(self, pulled: Pulled | None, pull_s: float) -> None:
+        """Count what a shard waited for other workers' parts as waiting for a lease: it is no transfer."""
+        if pulled is not None:
+            waited_s = pulled.waited_s if self._executor is INLINE else min(pulled.waited_s, pull_s)
+            self.phases_s["pull"] -= waited_s
+            self.phases_s["lease"] += waited_s
 
-    def _failed(self, error: BaseException) -> None:
-        """Report the present step as failed: another attempt is made, here or by another worker."""
-        assert self._grant is not None
-        step = self._grant.step
-        self._end_step()
-        kind = pb.FAILURE_KIND_NOT_FINITE if isinstance(error, NonFiniteGradient) else pb.FAILURE_KIND_MODEL
-        self._leasing.failed(step, described(error), kind)
+    def _announced(self, grant: pb.Grant) -> bool:
+        """Say that what killed a worker before begins, where that is so; if that fails, give it back: False."""
+        if not grant.announce or self.leasing.announce(grant.step):
+            return True
+        self.leasing.dropped(grant.step)
+        return False
 
-    def _give_back(self) -> None:
-        if self._refused is not None:
-            self._failed(self._refused)
-        elif self._grant is not None:
-            step = self._grant.step
-            self._end_step()
-            self._leasing.dropped(step)
+    # --- after it was computed ---
 
-    def _end_step(self) -> None:
-        self._computing.close()
-        if self._pulled is not None:
-            self._pulled.release()
-        self._grant = self._pulled = self._refused = None
-        self._named = NO_NAMED_ROWS
+    def _settle(self) -> ParashardError | None:
+        """Wait for the oldest push and report its step, or why it did not go through, which is returned."""
+        step, done, pushed = self._pushing.popleft()
+        started_s = time.perf_counter()
+        try:
+            done.incarnations.extend(pushed.result())
+        except ParashardError as error:
+            self.transfers.gave_up(step.number, error)
+            return error
+        finally:
+            self.phases_s["push"] += time.perf_counter() - started_s
+        self._end(step)
+        self.steps_done += 1
+        self.examples += done.examples
+        self.leasing.completed(done)
+        return None
 
-    def _watch(self) -> None:
-        """Wait for no shard and no coordinator any more once the run folder says that they have ended."""
-        while not self._stop.wait(LOOK_S):
-            ended = how_it_ended(Path(self._run)) if self._coordinator.unanswered else None
-            if ended is not None:
-                self._over = ended
-                self._stop.ask(ended[1])
-
-
-def _tell_waiting(text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it
-        sys.stderr.write(f"ps.connect: {text}\n")
-        sys.stderr.flush()
-
-
-def _tell_hung(reason: str) -> None:
-    log.critical("hung", reason=reason)
+    def _end(self, step: LeasedStep) -> None:
+        if step is self._present:
+            self._present = None
+        if step.pulled is not None:
+            step.pulled.release()
+            step.pulled = None

@@ -11,14 +11,19 @@ object in a user's. Knows no argument, no signal and no exit code but those with
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.job.layers import parse_set
+from parashard.models.user_errors import users_line
 from parashard.process import failpoints
 from parashard.process.logs import bound, log
 from parashard.process.shell import Stop
@@ -27,19 +32,20 @@ from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
-from parashard_worker.evaluated import check_store, keep_evaluated
+from parashard_worker.evaluating import check_store, keep_evaluated
 from parashard_worker.leasing import Leasing, end_process
 from parashard_worker.loading import NAMED_BY_JOB, OwnTask, job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
 from parashard_worker.membership import LEAVE_S, Membership
-from parashard_worker.metrics import worker_families
-from parashard_worker.user_warnings import warnings_told
+from parashard_worker.session import Session
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 ANY_WORKER = WorkerStart(connect="")
 AUTO_DEPTH = 1  # most steps beside the present one in `auto`, where the coordinator says how many
+TOLD_MAX = 10  # warnings
+TEXT_MAX = 300  # characters of one
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
 
 
@@ -146,7 +152,7 @@ class Worker:
                 keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, task.plan.variables)
                 depth = AUTO_DEPTH if job.consistency.policy.kind == "auto" else job.cluster.pipeline_depth
                 loop = StepLoop(task, client, leasing, depth=depth, keep=keep)
-                metrics.add(partial(worker_families, loop, member.name))
+                metrics.add(partial(worker_families, loop.session, member.name))
                 with (
                     warnings_told(leasing.warned) if self._own_process else nullcontext(),
                     self._left_in_time(stop, leasing, job.cluster.grace_s),
@@ -154,10 +160,10 @@ class Worker:
                 ):
                     loop.run(lambda: stop.asked)
                 reason = stop.reason or leasing.hung or leasing.reason
-                log.info("left", steps=loop.steps, reason=reason)
+                log.info("left", steps=loop.session.steps_done, reason=reason)
         finally:
             http.stop()
-        return WorkerEnd(loop.steps, leasing.state == pb.JOB_STATE_FAILED, reason)
+        return WorkerEnd(loop.session.steps_done, leasing.state == pb.JOB_STATE_FAILED, reason)
 
     @contextmanager
     def _left_in_time(self, stop: Stop, leasing: Leasing, grace_s: float) -> Iterator[None]:
@@ -184,3 +190,48 @@ class Worker:
         finally:
             if self._own_process:
                 os._exit(stop.exit_code)  # even if giving back or logging failed
+
+
+def worker_families(session: Session, worker: str) -> Iterator[Metric]:
+    """Yield every family of a worker, read from its session when they are scraped."""
+
+    def counter(name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"parashard_worker_{name}", text, labels=["worker"])
+        family.add_metric([worker], value)
+        return family
+
+    yield counter("steps", "Steps computed and acknowledged by every shard.", session.steps_done)
+    yield counter("computed_steps", "Steps computed, whatever became of them.", session.computed)
+    yield counter("staleness_pushes", "Staleness of its pushes, added up.", session.transfers.staleness_pushes)
+    yield counter("examples", "Examples in these steps.", session.examples)
+    phases = CounterMetricFamily(
+        "parashard_worker_phase_seconds", "Where the step loop's time went.", labels=["worker", "phase"]
+    )
+    for phase, seconds in dict(session.phases_s).items():
+        phases.add_metric([worker, phase], seconds)
+    yield phases
+    yield counter("transfer_seconds", "Duration of pulls and pushes, waited for or not.", session.transfers.transfer_s)
+
+
+@contextmanager
+def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell of warnings within, such as "UserWarning: far too few (train.py:12)"; `tell` is called in any thread.
+
+    Each text is told once, and at most TOLD_MAX of them: a worker's output is a log that nobody reads.
+    """
+    before, told = warnings.showwarning, set[str]()
+
+    def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+        before(message, category, *place, **more)
+        line = users_line(sys._getframe())
+        text = f"{category.__name__}: {' '.join(str(message).split())[:TEXT_MAX]}{f' ({line})' if line else ''}"
+        if text not in told and len(told) < TOLD_MAX:
+            told.add(text)
+            tell(text)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        if warnings.showwarning is show:
+            warnings.showwarning = before

@@ -65,7 +65,7 @@ from parashard_coordinator.run.job_start import CallbackOptions, new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_worker.computing import Task, WrongResult
 from parashard_worker.device import open_device
-from parashard_worker.evaluated import keep_evaluated
+from parashard_worker.evaluating import keep_evaluated
 from parashard_worker.round_weights import round_weights
 
 NAME = "fit"
