@@ -2,7 +2,7 @@
 
 What a metric knows of some examples is an array of fixed length, a sum over them; that of more examples is the sum of
 both arrays, in whatever order and grouping. Owns the metrics and their arithmetic, in NumPy. Knows no framework and no
-worker. Called by the models, through `parashard.models.evaluation`.
+worker.
 """
 
 from __future__ import annotations

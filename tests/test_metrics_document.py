@@ -14,8 +14,8 @@ import pytest
 
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
-from parashard.serving.behind import Behind
-from parashard.serving.metrics import serving_families
+from parashard.serving.server import serving_families
+from parashard.serving.versions import Behind
 from parashard.telemetry.metrics import Metrics
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core

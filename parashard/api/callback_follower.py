@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.callbacks.events import Decision, Milestone, StepEnd
-from parashard.callbacks.running import Callbacks
+from parashard.callbacks.running import Callbacks, Decision, Milestone, StepEnd
 from parashard.checkpoints.catalogue import EVALUATED
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.launch.run_follower import CallbackFailed, Follow

@@ -24,8 +24,7 @@ from parashard.api.examples import indexed, of_the_data
 from parashard.api.trained_model import figures_over
 from parashard.api.trained_rows import check_without_tables
 from parashard.api.trainer import EXAMPLES_AT_ONCE
-from parashard.callbacks.files import SUFFIX
-from parashard.callbacks.tensorboard import TensorBoard
+from parashard.callbacks.files import SUFFIX, TensorBoard
 from parashard.display.live import console_for
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.declaration import parts_of

@@ -36,9 +36,7 @@ from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
-from parashard.serving.behind import Behind, behind
 from parashard.serving.checkpoint_watcher import Sight
-from parashard.serving.lookups import LookedUp, look_up, variable_of
 from parashard.serving.messages import (
     feed,
     held_messages,
@@ -48,6 +46,7 @@ from parashard.serving.messages import (
     variables_of_served,
 )
 from parashard.serving.replica import Replica
+from parashard.serving.versions import Behind, LookedUp, behind, look_up, variable_of
 
 WAIT_S = 5.0
 """How long the server is asked to wait for something newer."""

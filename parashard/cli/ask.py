@@ -14,7 +14,7 @@ from rich.console import Console
 
 from parashard.cli.options import TlsDir, complete_runs, told_how_to_continue
 from parashard.display.screen import StatusScreen
-from parashard.display.status_json import status_dict
+from parashard.display.status_tables import status_dict
 from parashard.display.summary import print_summary
 from parashard.errors import Unreachable, WrongRun
 from parashard.figures import counted

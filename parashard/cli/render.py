@@ -19,12 +19,12 @@ from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.render.certificates import Certificates, certificates_of
 from parashard.render.compose import ComposeOptions, render_compose, source_tree
-from parashard.render.earlier import earlier_files
 from parashard.render.kubernetes import (
     SECRETS_PATH,
     STORE_PORT,
     KubernetesOptions,
     cluster_overrides,
+    earlier_files,
     render_kubernetes,
 )
 

@@ -46,13 +46,7 @@ class Panel(NamedTuple):
 
 
 def panels_of(history: Sequence[Mapping[str, object]]) -> list[Panel]:
-    """Return what there is to draw: the loss, and each metric of the held-out data.
-
-    Parameters
-    ----------
-    history : sequence of mapping
-        Lines of `history.jsonl`.
-    """
+    """Return what there is to draw: the loss, and each metric of the held-out data."""
     lines: dict[str, dict[str, dict[float, float]]] = {"loss": {}}  # by metric, then by what it is of
     judged: object = None
     for line in history:

@@ -1,7 +1,7 @@
 """The status of a job as lines that fit a terminal: the layout of its parts.
 
 Pure. Lines are never longer than the width, so none wraps; if the height is too small, events are dropped and the
-remaining workers and shards are counted in a line. Called by `parashard.display.live` and by `parashard status`.
+remaining workers and shards are counted in a line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.display.columns import Column
 from parashard.display.status_tables import (
     figures_of,
     progress_figures,
@@ -23,7 +22,7 @@ from parashard.display.status_tables import (
     table_columns,
     worker_columns,
 )
-from parashard.display.text_table import cut, item_lines, table_lines, text_lines
+from parashard.display.text_table import Column, cut, item_lines, table_lines, text_lines
 from parashard.figures import count, counted, duration
 
 BAR_CELLS = 40
@@ -45,17 +44,7 @@ ITEM = "{} {}"
 
 
 class StatusScreen:
-    """A status as a rich renderable, laid out for its console.
-
-    Parameters
-    ----------
-    status : GetStatusReply
-        The status.
-    fits_height : bool
-        True: no more lines than the terminal has.
-    elsewhere : tuple of str
-        How events begin that are printed elsewhere, and so are left out here.
-    """
+    """A status as a rich renderable, laid out for its console."""
 
     def __init__(self, status: pb.GetStatusReply, *, fits_height: bool, elsewhere: tuple[str, ...] = ()) -> None:
         self._status = status

@@ -7,10 +7,13 @@ them. Decides nothing about the layout.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto.shard_pb2 import TableFigures
-from parashard.display.columns import Column
+from parashard.display.text_table import Column
 from parashard.figures import count, mebibytes, metric, metric_name, percent, rate
 from parashard.telemetry.transfer import Bytes, Overlap
 
@@ -129,3 +132,12 @@ def _hottest(total: TableFigures) -> str:
 def _phase_shares(phases: pb.PhaseSeconds) -> list[str]:
     total = phases.lease + phases.pull + phases.compute + phases.push or 1.0
     return [f"{100 * part / total:.0f}" for part in (phases.lease, phases.compute)]
+
+
+def status_dict(status: pb.GetStatusReply) -> dict[str, Any]:
+    """Return the whole status under the names of `protos/coordinator.proto`, ready for JSON.
+
+    64-bit counts are texts and a figure that is not finite is "NaN" or "Infinity", as in protobuf's JSON. No key
+    is missing but `training_loss` before the first step.
+    """
+    return MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)

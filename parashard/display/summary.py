@@ -1,7 +1,4 @@
-"""The summary of a run that has ended: its report as lines, with the names of the live view.
-
-Called by the command line.
-"""
+"""The summary of a run that has ended: its report as lines, with the names of the live view."""
 
 from __future__ import annotations
 

@@ -1,17 +1,37 @@
 """Tables and lists of items as lines of text that fit a width: what does not fit is dropped, nothing wraps.
 
-Pure. Knows widths, not what is shown. Called by `parashard.display.screen`; `parashard.display.status_tables` makes the
-columns.
+Pure. Knows widths, not what is shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from parashard.display.columns import Column
+
+class Column(NamedTuple):
+    """One column of a table.
+
+    Attributes
+    ----------
+    title : str
+        Above it.
+    cells : tuple of str
+        From top to bottom.
+    is_text : bool
+        True: aligned to the left, and may be truncated; False: a number, shown in full or not at all.
+    rank : int
+        Columns that do not fit are dropped in order of descending rank; 0: never dropped.
+    """
+
+    title: str
+    cells: tuple[str, ...]
+    is_text: bool = False
+    rank: int = 0
+
 
 GAP = "  "
 ITEM_GAP = "   "

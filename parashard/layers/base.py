@@ -1,6 +1,6 @@
 """The contract of a layer: a pure function of its input and its weights, with a pullback.
 
-Owns what all layers share. Knows no other layer and no loss. Called by `parashard.layers.sequential`.
+Owns what all layers share. Knows no other layer and no loss.
 """
 
 from __future__ import annotations

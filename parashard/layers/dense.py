@@ -1,6 +1,6 @@
 """Dense layers, and what makes an image a vector.
 
-Knows no other layer. Called by users and by the built-in models.
+Knows no other layer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import ClassVar
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
 from parashard.layers.base import Layer, Pass, Pullback, Shape, Start, need_count, need_start, start_of
-from parashard.plan.variables import Variable
+from parashard.models.options import ActivationName
+from parashard.plan.variables import Initializer, Variable
 
 
 @dataclass(frozen=True)
@@ -85,3 +86,161 @@ class Flatten(Layer):
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
         """Return a view where there can be one, and the pullback."""
         return x.reshape(len(x), -1), lambda gradient, to_input: (gradient.reshape(x.shape), {})
+
+
+@dataclass(frozen=True)
+class ReLU(Layer):
+    """max(z, 0); the derivative at 0 is 0."""
+
+    name: ClassVar[str] = "relu"
+
+    def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
+        """Return max(x, 0) in a new array, and the pullback."""
+        xp = at.xp
+        output = xp.maximum(x, 0)
+        return output, lambda gradient, to_input: (xp.multiply(gradient, output > 0, out=gradient), {})
+
+
+@dataclass(frozen=True)
+class Tanh(Layer):
+    """tanh(z)."""
+
+    name: ClassVar[str] = "tanh"
+
+    def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
+        """Return tanh(x) in a new array, and the pullback."""
+        xp = at.xp
+        output = xp.tanh(x)
+
+        def pull_back(gradient: Array, to_input: bool) -> tuple[Array, dict[str, Array]]:
+            slope = output * output
+            xp.subtract(1, slope, out=slope)
+            return xp.multiply(gradient, slope, out=gradient), {}
+
+        return output, pull_back
+
+
+@dataclass(frozen=True)
+class Sigmoid(Layer):
+    """1 / (1 + exp(-z)), computed as (1 + tanh(z / 2)) / 2, which overflows nowhere."""
+
+    name: ClassVar[str] = "sigmoid"
+
+    def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
+        """Return the sigmoid of x in a new array, and the pullback."""
+        xp = at.xp
+        output = sigmoid(x, at)
+
+        def pull_back(gradient: Array, to_input: bool) -> tuple[Array, dict[str, Array]]:
+            slope = 1 - output
+            slope *= output
+            return xp.multiply(gradient, slope, out=gradient), {}
+
+        return output, pull_back
+
+
+def sigmoid(z: Array, at: Pass) -> Array:
+    """Return 1 / (1 + exp(-z)) in a new array."""
+    output = z * 0.5
+    at.xp.tanh(output, out=output)
+    output += 1
+    output *= 0.5
+    return output
+
+
+_GELU_LINEAR = math.sqrt(2.0 / math.pi)
+_GELU_CUBIC = 0.044715
+
+
+@dataclass(frozen=True)
+class GELU(Layer):
+    """z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))) / 2: Hendrycks and Gimpel (arXiv:1606.08415, section 2).
+
+    The approximation with tanh, at most 5e-4 from z times the normal distribution function.
+    """
+
+    name: ClassVar[str] = "gelu"
+
+    def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
+        """Return the function of x in a new array, and the pullback."""
+        xp = at.xp
+        t = x * x
+        t *= _GELU_LINEAR * _GELU_CUBIC
+        t += _GELU_LINEAR
+        t *= x
+        xp.tanh(t, out=t)
+        output = t + 1
+        output *= x
+        output *= 0.5
+
+        def pull_back(gradient: Array, to_input: bool) -> tuple[Array, dict[str, Array]]:
+            slope = x * x
+            slope *= 3 * _GELU_LINEAR * _GELU_CUBIC
+            slope += _GELU_LINEAR
+            slope *= x
+            slope *= 1 - t * t
+            slope += t
+            slope += 1
+            slope *= 0.5
+            return xp.multiply(gradient, slope, out=gradient), {}
+
+        return output, pull_back
+
+
+ACTIVATIONS: Mapping[ActivationName, Layer] = {"relu": ReLU(), "gelu": GELU(), "tanh": Tanh()}
+"""Those that a job file can name."""
+
+
+@dataclass(frozen=True)
+class LayerNorm(Layer):
+    """(x - mean) / sqrt(variance + epsilon) * w + b along the last axis (Ba, Kiros, Hinton, arXiv:1607.06450).
+
+    The variance is the biased one. Variables: "weight", ones, and "bias", zeros, both of the last axis's length;
+    neither decays.
+
+    Parameters
+    ----------
+    epsilon : float
+        Added to the variance, against division by zero.
+    """
+
+    name: ClassVar[str] = "norm"
+
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.epsilon, float) or not self.epsilon > 0:
+            raise ConfigurationError(f"LayerNorm: epsilon is a float greater than 0, found {self.epsilon!r}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """Return the shape, which has at least one axis."""
+        if not shape:
+            raise ConfigurationError("an example has no axis to normalise along")
+        return shape
+
+    def variables(self, shape: Shape) -> dict[str, Variable]:
+        """Return the declared weight and bias."""
+        return {
+            "weight": Variable("weight", shape[-1:], Initializer("constant", 1.0), decay=False),
+            "bias": Variable("bias", shape[-1:], decay=False),
+        }
+
+    def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
+        """Return the output in a new array, and the pullback."""
+        weight, others = weights["weight"], tuple(range(x.ndim - 1))
+        unit = x - x.mean(axis=-1, keepdims=True)
+        scale = 1 / at.xp.sqrt((unit * unit).mean(axis=-1, keepdims=True) + self.epsilon)
+        unit *= scale
+
+        def pull_back(gradient: Array, to_input: bool) -> tuple[Array | None, dict[str, Array]]:
+            gradients = {"weight": (gradient * unit).sum(axis=others), "bias": gradient.sum(axis=others)}
+            if not to_input:
+                return None, gradients
+            gradient *= weight
+            along = (gradient * unit).mean(axis=-1, keepdims=True)
+            gradient -= gradient.mean(axis=-1, keepdims=True)
+            gradient -= along * unit
+            gradient *= scale
+            return gradient, gradients
+
+        return unit * weight + weights["bias"], pull_back

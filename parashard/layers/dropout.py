@@ -1,6 +1,6 @@
 """Dropout whose masks are the same wherever a step is computed.
 
-Knows no other layer. Called by users and by the built-in models.
+Knows no other layer.
 """
 
 from __future__ import annotations

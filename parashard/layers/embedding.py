@@ -1,19 +1,35 @@
 """Embedding: a row of a weight for each whole number.
 
-Knows no other layer. Called by users.
+Knows no other layer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from parashard.data.base import Array
-from parashard.layers.base import Layer, Pass, Pullback, Shape, Start, need_count, need_start, start_of
+from parashard.errors import ConfigurationError, shortened
+from parashard.job.declared_table import Table, dimension_of
+from parashard.layers.base import (
+    Layer,
+    LooksUpLayer,
+    Pass,
+    Pullback,
+    Shape,
+    Shapes,
+    Start,
+    need_count,
+    need_start,
+    start_of,
+)
+from parashard.layers.row_sums import sum_by_place, summed_by_row
 from parashard.models.framework import WrongModel
+from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Initializer, Variable
 
 
@@ -70,31 +86,149 @@ class Embedding(Layer):
         return weights["weight"].take(indices, axis=0).reshape(*x.shape, self.units), pull_back
 
 
-def summed_by_row(gradient: Array, indices: Array, rows: int, xp: Any) -> Array:
-    """Return for each row the sum of the gradients with its index, in an order that the indices alone decide.
+COMBINERS = ("sum", "mean")
+_WHOLE = ""
+"""The name of an input that is no dict."""
 
-    Sorted by index, runs of equal ones are summed in pairs at growing distances: without atomic additions, whose order,
-    and so whose bits, differ from run to run on a GPU.
+
+@dataclass(frozen=True)
+class TableEmbedding(LooksUpLayer):
+    """A row of an embedding table for each id of the input: shape (...) becomes (..., dimension). The first layer.
+
+    Of inputs that are a dict it makes one vector: for each of `tables` the rows of its ids, end to end or combined, and
+    every other input as it is, in the order of the inputs' shapes.
+
+    Variables: none. The rows are on the shards, and the gradient is of the rows of the batch.
 
     Parameters
     ----------
-    gradient : array, shape (n, units)
-    indices : array of int64, shape (n,)
+    tables : Table, or mapping of str to Table
+        Whose rows; of inputs that are a dict, by the name of the input that has the ids. A table may have several.
+    combiner : {"sum", "mean"}, optional
+        Of the rows of the last axis of ids, where they have one: shape (..., ids) becomes (..., dimension).
 
-    Returns
-    -------
-    array, shape (rows, units)
-        New, in the gradient's dtype.
+    Notes
+    -----
+    Ids are whole numbers of up to 64 bits.
     """
-    order = xp.argsort(indices, kind="stable")
-    sums, ends = gradient[order], indices[order]
-    distance = 1
-    while distance < len(ends):
-        same = ends[distance:] == ends[:-distance]
-        sums[distance:] += xp.where(same[:, None], sums[:-distance], 0)
-        distance *= 2
-    total = xp.zeros((rows, gradient.shape[1]), gradient.dtype)
-    last = xp.ones(len(ends), bool)
-    last[:-1] = ends[1:] != ends[:-1]
-    total[ends[last]] = sums[last]
-    return total
+
+    name: ClassVar[str] = "table_embedding"
+    of_indices: ClassVar[bool] = True
+
+    tables: Table | EmbeddingTable | Mapping[str, Table | EmbeddingTable]
+    combiner: str | None = None
+    _by_input: dict[str, Table | EmbeddingTable] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_input = self.tables if isinstance(self.tables, Mapping) else {_WHOLE: self.tables}
+        for table in by_input.values():
+            if not isinstance(table, Table | EmbeddingTable):
+                raise ConfigurationError(
+                    'TableEmbedding: tables is one such as ps.Table("users", 16), or a dict of them by input, found '
+                    f"{shortened(repr(table))}"
+                )
+        if not by_input:
+            raise ConfigurationError("TableEmbedding: tables names no input")
+        if self.combiner is not None and self.combiner not in COMBINERS:
+            raise ConfigurationError(f"TableEmbedding: combiner is {' or '.join(COMBINERS)}, found {self.combiner!r}")
+        for table in by_input.values():
+            if table.combiner is not None and self.combiner is None:
+                raise ConfigurationError(
+                    f"TableEmbedding: table {table.name!r} has combiner={table.combiner!r}, and the layer gives every "
+                    "row: give it the combiner, or leave the table's out"
+                )
+        object.__setattr__(self, "_by_input", dict(by_input))
+
+    def own_tables(self) -> tuple[Table | EmbeddingTable, ...]:
+        """Return the tables, each once."""
+        return tuple(dict.fromkeys(self._by_input.values()))
+
+    def output_shape(self, shape: Shapes) -> Shape:
+        """Return the shape with an axis more, or of a dict that of the vector."""
+        if not isinstance(shape, dict):
+            if _WHOLE not in self._by_input:
+                raise ConfigurationError("it looks up inputs by name, and input_shape is no dict of them")
+            return self._shape_of(_WHOLE, shape)
+        lacking = [name for name in self._by_input if name not in shape]
+        if lacking:
+            raise ConfigurationError(
+                f"it looks up the input {lacking[0]!r}, and input_shape has {', '.join(map(repr, shape))}"
+                if lacking[0] != _WHOLE
+                else 'input_shape is a dict, so tables is one by input, such as {"user": ps.Table("users", 16)}'
+            )
+        return (sum(math.prod(self._shape_of(name, of_input)) for name, of_input in shape.items()),)
+
+    def _shape_of(self, name: str, shape: Shape) -> Shape:
+        table = self._by_input.get(name)
+        if table is None:
+            return shape
+        return (*(shape if self.combiner is None else shape[:-1]), dimension_of(table))
+
+    def keys(self, inputs: Any) -> dict[str, Array]:
+        """Return the ids of a batch by table: those of its inputs, one after the other."""
+        found: dict[str, list[Array]] = {}
+        for name, table in self._by_input.items():
+            ids = inputs[name] if name else inputs
+            if ids.dtype.kind not in "iu":
+                raise WrongModel(f"ids of table {table.name!r} are whole numbers, found {ids.dtype}")
+            found.setdefault(table.name, []).append(ids.reshape(-1))
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    def placed(self, inputs: Any, places: Mapping[str, Array]) -> Any:
+        """Return the inputs with the places of rows, as `keys` has their ids, for the ids."""
+        begin = dict.fromkeys(places, 0)
+        found = {}
+        for name, table in self._by_input.items():
+            ids = inputs[name] if name else inputs
+            start = begin[table.name]
+            begin[table.name] = start + math.prod(ids.shape)
+            found[name] = places[table.name][start : begin[table.name]].reshape(ids.shape)
+        return {**inputs, **found} if isinstance(inputs, dict) else found[_WHOLE]
+
+    def apply(self, weights: Mapping[str, Array], x: Any, at: Pass) -> tuple[Array, Pullback]:
+        """Return the rows or the vector, and the pullback; there is no gradient by the input."""
+        shapes = {name: tuple(array.shape) for name, array in x.items()} if isinstance(x, dict) else {_WHOLE: x.shape}
+        parts = {name: self._embedded(weights, name, x[name] if name else x) for name in shapes}
+        dtype = next(iter(weights.values())).dtype
+        if not isinstance(x, dict):
+            outputs = parts[_WHOLE]
+        else:
+            outputs = at.xp.concatenate(
+                [part.reshape(len(part), -1).astype(dtype, copy=False) for part in parts.values()], axis=1
+            )
+
+        def pull_back(gradient: Array, to_input: bool) -> tuple[Array | None, dict[str, Array]]:
+            by_table: dict[str, list[tuple[Array, Array]]] = {name: [] for name in weights}
+            start = 0
+            for name, part in parts.items():
+                width = math.prod(part.shape[1:])
+                own = gradient[:, start : start + width] if isinstance(x, dict) else gradient
+                start += width
+                table = self._by_input.get(name)
+                if table is not None:
+                    places = x[name] if name else x
+                    spread = self._spread(own, places, dimension_of(table), at.xp)
+                    by_table[table.name].append((spread, places.reshape(-1)))
+            found = {}
+            for name, pairs in by_table.items():
+                by_look_ups, places = (at.xp.concatenate(some) for some in zip(*pairs, strict=True))
+                found[name] = sum_by_place(by_look_ups, places, len(weights[name]), at.xp)
+            return None, found
+
+        return outputs, pull_back
+
+    def _embedded(self, weights: Mapping[str, Array], name: str, x: Array) -> Array:
+        table = self._by_input.get(name)
+        if table is None:
+            return x
+        rows = weights[table.name].take(x.reshape(-1), axis=0).reshape(*x.shape, dimension_of(table))
+        if self.combiner is None or x.ndim == 1:
+            return rows
+        return rows.sum(axis=-2) / (max(1, x.shape[-1]) if self.combiner == "mean" else 1)
+
+    def _spread(self, gradient: Array, places: Array, dimension: int, xp: Any) -> Array:
+        """Return the gradient of each look-up, shape (look-ups, dimension), from that of what rows became."""
+        if self.combiner is not None and places.ndim > 1:
+            share = gradient / max(1, places.shape[-1]) if self.combiner == "mean" else gradient
+            gradient = xp.broadcast_to(share.reshape(*places.shape[:-1], 1, dimension), (*places.shape, dimension))
+        return gradient.reshape(math.prod(places.shape), dimension)

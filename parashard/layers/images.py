@@ -1,20 +1,135 @@
 """Layers of images: convolution and pooling. An image is (height, width, channels), or (height, width) of one channel.
 
-Owns the layers; the arithmetic is in `parashard.layers.convolution`. Called by users and by the built-in models.
+Owns the layers; the arithmetic is in `parashard.layers.images`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
 from parashard.layers.base import Layer, Pass, Pullback, Shape, Start, need_count, need_start, start_of
-from parashard.layers.convolution import Window, columns, columns_pull_back, max_pool, max_pool_pull_back, window
 from parashard.models.options import PaddingName
 from parashard.plan.variables import Variable
+
+
+@dataclass(frozen=True)
+class Window:
+    """A square window that slides by one pixel over an image padded with zeros on both axes."""
+
+    kernel: int
+    before: int
+    after: int
+
+    def output_length(self, length: int) -> int:
+        """Return how many positions the window has along an axis of `length` pixels; < 1 where it does not fit."""
+        return length + self.before + self.after - self.kernel + 1
+
+
+def window(kernel: int, padding: PaddingName) -> Window:
+    """Return the window; `same` keeps the image's size (an even kernel pads one pixel more after than before)."""
+    if padding == "valid":
+        return Window(kernel, 0, 0)
+    before = (kernel - 1) // 2
+    return Window(kernel, before, kernel - 1 - before)
+
+
+def columns(images: Array, over: Window, xp: Any) -> Array:
+    """Return one row per window position ("im2col", Chellapilla et al., 2006).
+
+    Parameters
+    ----------
+    images : array, shape (n, height, width, channels)
+
+    Returns
+    -------
+    array, shape (n * height' * width', kernel * kernel * channels)
+        New; a row holds its window row-major, pixel by pixel. Multiplied by a weight of shape
+        (kernel * kernel * channels, outputs) it gives the convolution (cross-correlation, as is usual in networks).
+    """
+    n, height, width, channels = images.shape
+    padded = images
+    if over.before or over.after:
+        padded = xp.zeros(_padded_shape(images.shape, over), images.dtype)
+        padded[:, over.before : over.before + height, over.before : over.before + width] = images
+    rows, cols, k = over.output_length(height), over.output_length(width), over.kernel
+    unrolled = xp.empty((n, rows, cols, k, k, channels), images.dtype)
+    for i in range(k):
+        for j in range(k):
+            unrolled[:, :, :, i, j] = padded[:, i : i + rows, j : j + cols]
+    return unrolled.reshape(n * rows * cols, k * k * channels)
+
+
+def columns_pull_back(gradient: Array, weight: Array, shape: tuple[int, int, int, int], over: Window, xp: Any) -> Array:
+    """Return the gradient by the images of `shape` from the gradient by the convolution: overlapping windows add.
+
+    One product per pixel of the window, so that no second matrix of the columns' size is made.
+
+    Parameters
+    ----------
+    gradient : array, shape (n * height' * width', outputs)
+    weight : array, shape (kernel * kernel * channels, outputs)
+    """
+    n, height, width, channels = shape
+    rows, cols, k = over.output_length(height), over.output_length(width), over.kernel
+    taps = weight.reshape(k, k, channels, -1)
+    part = xp.empty((n * rows * cols, channels), gradient.dtype)
+    padded = xp.zeros(_padded_shape(shape, over), gradient.dtype)
+    for i in range(k):
+        for j in range(k):
+            xp.matmul(gradient, taps[i, j].T, out=part)
+            padded[:, i : i + rows, j : j + cols] += part.reshape(n, rows, cols, channels)
+    return padded[:, over.before : over.before + height, over.before : over.before + width]
+
+
+def _padded_shape(shape: tuple[int, int, int, int], over: Window) -> tuple[int, int, int, int]:
+    n, height, width, channels = shape
+    return n, height + over.before + over.after, width + over.before + over.after, channels
+
+
+def max_pool(images: Array, xp: Any) -> tuple[Array, tuple[Array, Array]]:
+    """Return the maximum of every 2x2 block, and what its pullback needs; an odd last row or column is left out.
+
+    Parameters
+    ----------
+    images : array, shape (n, height, width, channels), height and width >= 2
+        Kept for the pullback; not to be changed before it.
+
+    Returns
+    -------
+    pooled : array, shape (n, height // 2, width // 2, channels)
+    saved : tuple of array
+    """
+    row_pairs = xp.maximum(*_pairs(images, 1))
+    return xp.maximum(*_pairs(row_pairs, 2)), (images, row_pairs)
+
+
+def max_pool_pull_back(gradient: Array, saved: tuple[Array, Array], xp: Any) -> Array:
+    """Return the gradient by the images: each block's goes to one pixel, the first of equal ones.
+
+    To one only, because equal maxima are common (a dark background) and would count the block several times.
+    """
+    images, row_pairs = saved
+    return _pairs_pull_back(_pairs_pull_back(gradient, row_pairs, 2, xp), images, 1, xp)
+
+
+def _pairs(x: Array, axis: int) -> tuple[Array, Array]:
+    """Return views of the even and of the odd positions along an axis, equally long."""
+    stop = x.shape[axis] // 2 * 2
+    before = (slice(None),) * axis
+    return x[(*before, slice(0, stop, 2))], x[(*before, slice(1, stop, 2))]
+
+
+def _pairs_pull_back(gradient: Array, x: Array, axis: int, xp: Any) -> Array:
+    even, odd = _pairs(x, axis)
+    spread = xp.zeros(x.shape, gradient.dtype)
+    to_even, to_odd = _pairs(spread, axis)
+    xp.multiply(gradient, even >= odd, out=to_even)
+    xp.subtract(gradient, to_even, out=to_odd)  # exact: one of the two is the gradient, the other zero
+    return spread
 
 
 @dataclass(frozen=True)

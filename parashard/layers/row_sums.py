@@ -1,6 +1,6 @@
 """Sums of gradients by row, in the order of the examples: what a look-up's pullback is (P35).
 
-Compiled by Numba on the host; on a GPU by an ordered sum without atomics. Called by models that look rows up.
+Compiled by Numba on the host; on a GPU by an ordered sum without atomics.
 """
 
 # The loops take what Numba infers.
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array
-from parashard.layers.embedding import summed_by_row
 from parashard.process.cached_code import compiled
 
 
@@ -52,3 +51,33 @@ def _added(gradients, places, total):
         row = places[look_up]
         for element in range(gradients.shape[1]):
             total[row, element] += gradients[look_up, element]
+
+
+def summed_by_row(gradient: Array, indices: Array, rows: int, xp: Any) -> Array:
+    """Return for each row the sum of the gradients with its index, in an order that the indices alone decide.
+
+    Sorted by index, runs of equal ones are summed in pairs at growing distances: without atomic additions, whose order,
+    and so whose bits, differ from run to run on a GPU.
+
+    Parameters
+    ----------
+    gradient : array, shape (n, units)
+    indices : array of int64, shape (n,)
+
+    Returns
+    -------
+    array, shape (rows, units)
+        New, in the gradient's dtype.
+    """
+    order = xp.argsort(indices, kind="stable")
+    sums, ends = gradient[order], indices[order]
+    distance = 1
+    while distance < len(ends):
+        same = ends[distance:] == ends[:-distance]
+        sums[distance:] += xp.where(same[:, None], sums[:-distance], 0)
+        distance *= 2
+    total = xp.zeros((rows, gradient.shape[1]), gradient.dtype)
+    last = xp.ones(len(ends), bool)
+    last[:-1] = ends[1:] != ends[:-1]
+    total[ends[last]] = sums[last]
+    return total

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
-from parashard.layers.activations import ACTIVATIONS
 from parashard.layers.base import Layer, Pass, Pullback, Shape
-from parashard.layers.dense import Dense, Flatten
+from parashard.layers.dense import ACTIVATIONS, Dense, Flatten
 from parashard.layers.dropout import Dropout
 from parashard.layers.images import Conv2D, MaxPool2D
 from parashard.layers.sequential import Sequential

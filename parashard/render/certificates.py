@@ -1,7 +1,7 @@
 """Certificates of a job's pods on Kubernetes: their issuer, their host names, their mounts.
 
 Owns the decision between TLS and none, and the values of the templates that depend on it. Does not know the contents of
-a certificate (`parashard.security`), nor other parts of pods. Called by `parashard.render.kubernetes`.
+a certificate (`parashard.security`), nor other parts of pods.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob
-from parashard.render.templates import template
+from parashard.render.common import template
 
 NAMES_BYTES_MAX = 6 << 10
 """Of one certificate: gRPC's servers drop a client whose certificate has more than about 8 KiB (decision 0018)."""
@@ -37,20 +37,7 @@ class Certificates(enum.StrEnum):
 
 
 def certificates_of(loaded: LoadedJob, wanted: Certificates | None) -> Certificates | None:
-    """Return the issuer of a job's certificates; None: there are none, because of `cluster.insecure`.
-
-    Parameters
-    ----------
-    loaded : LoadedJob
-        The job.
-    wanted : Certificates, optional
-        The user's choice; None: the default, cert-manager.
-
-    Raises
-    ------
-    ConfigurationError
-        If certificates are requested for a job with `cluster.insecure`.
-    """
+    """Return the issuer of a job's certificates; None: there are none, because of `cluster.insecure`."""
     if not loaded.job.cluster.insecure:
         return wanted or Certificates.CERT_MANAGER
     if wanted is not None:
@@ -72,22 +59,7 @@ def shard_hosts(pod: str, name: str, shards: int) -> list[str]:
 
 
 def security_values(name: str, shards: int, certificates: Certificates | None) -> dict[str, str]:
-    """Return the template values for certificates, by name; empty without TLS.
-
-    Parameters
-    ----------
-    name : str
-        Base name of the job's objects.
-    shards : int
-        Number of shards.
-    certificates : Certificates, optional
-        Their issuer; None: no TLS.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are more shards than the names of one certificate allow.
-    """
+    """Return the template values for certificates, by name; empty without TLS."""
     in_set, in_jobset = shard_hosts(f"{name}-shard", name, shards), shard_hosts(f"{name}-shard-0", name, shards)
     by_manager, by_script = (certificates is kind for kind in (Certificates.CERT_MANAGER, Certificates.SECRETS))
     if by_manager:

@@ -1,13 +1,12 @@
-"""Common parts of all container platforms: jobs that our images can run, image names, the grace period.
-
-Called by the renderers of the platforms.
-"""
+"""Common parts of all container platforms: jobs that our images can run, image names, the grace period."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from parashard.errors import ConfigurationError
@@ -41,22 +40,7 @@ def data_paths(job: Job) -> Iterator[tuple[str, Path]]:
 
 
 def check_runnable(loaded: LoadedJob, where: str, volume: str) -> None:
-    """Refuse a job that containers of our images cannot run on any platform.
-
-    Parameters
-    ----------
-    loaded : LoadedJob
-        The job, from its file and flags.
-    where : str
-        The platform, as in "allowed in a compose file".
-    volume : str
-        The platform's default place for checkpoints.
-
-    Raises
-    ------
-    ConfigurationError
-        Names the key, its value, and the allowed values.
-    """
+    """Refuse a job that containers of our images cannot run on any platform."""
     job = loaded.job
     why, url = _unfit_store(job.checkpoint.url), job.checkpoint.url
     if why:
@@ -85,13 +69,7 @@ def _refused(loaded: LoadedJob, key: str, found: str, where: str, allowed: str) 
 
 
 def parsed_image(flag: str, reference: str) -> re.Match[str]:
-    """Return a reference's parts: `name`, and `tag` and `digest` where it has them.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not a valid reference; the message names the flag.
-    """
+    """Return a reference's parts: `name`, and `tag` and `digest` where it has them."""
     found = REFERENCE.fullmatch(reference)
     if found is None:
         raise ConfigurationError(f"flag {flag}: found {reference!r}; allowed: NAME, NAME:TAG or NAME@sha256:DIGEST")
@@ -106,3 +84,42 @@ def checked_image(flag: str, reference: str) -> str:
 def leave_s(job: Job) -> int:
     """Return the platform's grace period between SIGTERM and SIGKILL of a process, in seconds."""
     return math.ceil(job.cluster.grace_s) + FAREWELL_S
+
+
+_ROOT = files("parashard.render") / "templates"
+_PLACE = re.compile(r"@\{(\w+)\}")
+
+
+def template(path: str) -> str:
+    """Return the text of a template, such as ``base/shards.yaml``."""
+    return _ROOT.joinpath(*path.split("/")).read_text()
+
+
+def templates(folder: str) -> list[str]:
+    """Return the paths of all templates in a folder and below it, sorted."""
+    return sorted(f"{folder}/{path}" for path in _below(_ROOT / folder))
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Substitute values for placeholders.
+
+    A placeholder alone on its line takes whole lines, each indented like it; an empty value removes the line. Values
+    may have placeholders.
+    """
+    lines: list[str] = []
+    for line in text.splitlines():
+        place = _PLACE.fullmatch(line.strip())
+        if place is None:
+            lines.append(_PLACE.sub(lambda found: values[found[1]], line))
+            continue
+        indent = line[: len(line) - len(line.lstrip())]
+        inner = filled(values[place[1]], values).splitlines()
+        lines += [f"{indent}{part}" if part else "" for part in inner]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _below(folder: Traversable) -> list[str]:
+    found: list[str] = []
+    for entry in folder.iterdir():
+        found += [f"{entry.name}/{path}" for path in _below(entry)] if entry.is_dir() else [entry.name]
+    return found

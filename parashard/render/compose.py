@@ -15,8 +15,7 @@ from pathlib import Path
 
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob
-from parashard.render.common import check_runnable, checked_image, data_paths, leave_s
-from parashard.render.templates import filled, template
+from parashard.render.common import check_runnable, checked_image, data_paths, filled, leave_s, template
 
 SHARDS_MAX = 32
 """Number of folders for shards' certificates in the image."""
@@ -57,20 +56,7 @@ def source_tree() -> Path | None:
 
 
 def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
-    """Return the compose file of a job.
-
-    Parameters
-    ----------
-    loaded : LoadedJob
-        The job, without this process's environment, which containers do not have.
-    options : ComposeOptions
-        Settings that are not in a job file.
-
-    Raises
-    ------
-    ConfigurationError
-        If the job or the options cannot be run with compose; the message names the key or the flag.
-    """
+    """Return the compose file of a job."""
     _check(loaded)
     cluster, folder = loaded.job.cluster, options.folder
     secure = not cluster.insecure

@@ -7,16 +7,24 @@ by `parashard.cli.render`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, as_toml
 from parashard.render.certificates import Certificates, certificates_of, security_values
-from parashard.render.common import FAREWELL_S, check_runnable, data_paths, leave_s, parsed_image
-from parashard.render.templates import filled, template, templates
+from parashard.render.common import (
+    FAREWELL_S,
+    check_runnable,
+    data_paths,
+    filled,
+    leave_s,
+    parsed_image,
+    template,
+    templates,
+)
 
 STORE_FOLDER = "/var/lib/parashard"
 DATA_FOLDER = "/data"
@@ -107,11 +115,6 @@ def cluster_overrides(loaded: LoadedJob) -> list[Override]:
 
     The launcher is Kubernetes. A folder for checkpoints is one inside the pods. Since pods do not share a machine, a
     pod uses as many threads as it has CPUs, not a share of the machine's cores.
-
-    Raises
-    ------
-    ConfigurationError
-        If containers of our images cannot run the job; see `check_runnable`.
     """
     check_runnable(loaded, "on Kubernetes", "a volume claim")
     job, flag = loaded.job, "of render k8s"
@@ -124,20 +127,7 @@ def cluster_overrides(loaded: LoadedJob) -> list[Override]:
 
 
 def render_kubernetes(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
-    """Return the manifests of a job, as text by path below the folder to write them into.
-
-    Parameters
-    ----------
-    loaded : LoadedJob
-        With `cluster_overrides`.
-    options : KubernetesOptions
-        Settings that are not in a job file.
-
-    Raises
-    ------
-    ConfigurationError
-        If the job or the options cannot be run there; the message names the key or the flag.
-    """
+    """Return the manifests of a job, as text by path below the folder to write them into."""
     job = loaded.job
     if not job.cluster.workers:
         raise ConfigurationError(
@@ -320,3 +310,21 @@ def _object(flag: str, name: str) -> str:
     if not _OBJECT.fullmatch(name):
         raise ConfigurationError(f"flag {flag}: found {name!r}; allowed: lower-case letters, digits, '-' and '.'")
     return name
+
+
+def earlier_files(folder: Path, files: Collection[str]) -> list[str]:
+    """Return the files in a folder that an earlier rendering wrote and the present one does not.
+
+    A file counts only if its path is a template's and it begins as that template does, so another program's
+    ``secrets.sh`` does not.
+    """
+    possible = {SECRETS_PATH, *(path for part in FOLDERS for path in templates(part))}
+    return sorted(path for path in possible.difference(files) if _is_rendered(folder / path, template(path)))
+
+
+def _is_rendered(path: Path, text: str) -> bool:
+    beginning = text.partition("@{")[0].encode()
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(beginning)) == beginning

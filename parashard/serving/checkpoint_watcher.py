@@ -2,7 +2,7 @@
 
 Owns which checkpoint is published: one that is later than the published one of its shard and has every step of it, so
 that nothing published is ever taken back; of another plan, once every shard has such a one. Knows a store, and neither
-threads nor the network. Called by `parashard.serving.server`, whose thread polls.
+threads nor the network.
 """
 
 from __future__ import annotations
@@ -126,13 +126,7 @@ class CheckpointWatcher:
     _jobs: tuple[Sequence[int], JobManifest | None] = ((), None)
 
     def look(self) -> bool:
-        """Look at the store once; return whether there is something newer to serve.
-
-        Raises
-        ------
-        StoreFailed
-            If the store cannot be listed. What is published stays.
-        """
+        """Look at the store once; return whether there is something newer. What is published stays if that fails."""
         catalogue = Catalogue(self.store)
         if not self.run_id:
             run = catalogue.run()

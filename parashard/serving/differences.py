@@ -1,7 +1,7 @@
 """Differences: what a subscriber lacks of a shard, as parts of bounded size, made as they are sent.
 
 Nothing is kept for a subscriber: each difference is computed from the version that is served, and from what the
-subscriber says that it has. Pure. Called by `parashard.serving.service`.
+subscriber says that it has. Pure.
 """
 
 from __future__ import annotations
@@ -59,19 +59,7 @@ def difference(
     held: Sequence[Shown],
     part_bytes: int = PART_BYTES,
 ) -> Iterator[Part]:
-    """Yield what a subscriber lacks of a shard: rows that changed, and partitions of variables with other values.
-
-    Parameters
-    ----------
-    shard : PublishedShard
-    shards : int
-        Of its plan.
-    tables, variables : collection of str
-        What is subscribed to.
-    held : sequence of Shown
-    part_bytes : int
-        Of keys and values in one part, about.
-    """
+    """Yield what a subscriber lacks of a shard: rows that changed, and partitions of variables with other values."""
     id_ = shard.version.id
     mine = next((shown for shown in held if shown.id[:2] == id_[:2]), None)
     ahead, changes = [], {}

@@ -2,7 +2,7 @@
 
 Owns how: what changed since the last look, until nothing is left; where that is not known, as of another incarnation,
 the buckets whose digests differ first. What was read counts once all of it is of one moment. Is given a function that
-asks the shard; knows no connection. Called by `parashard.serving.shard_watcher`.
+asks the shard; knows no connection.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from parashard.plan.embedding import BUCKET_BITS, BUCKETS, EmbeddingTable, Keys,
 from parashard.plan.partition import ELEMENT_BYTES, Partition, Plan
 from parashard.plan.row_rules import ended
 from parashard.plan.variables import Float32s
-from parashard.serving.bucket_digests import BucketDigests
-from parashard.serving.published_rows import NO_KEYS, Block, PublishedRows, RowChange
+from parashard.serving.published_rows import NO_KEYS, Block, BucketDigests, PublishedRows, RowChange
 from parashard.serving.versions import PublishedShard, PublishedTable, ShardVersion, digest_of
 
 WEIGHTS_BYTES = 3 << 20
@@ -86,17 +85,7 @@ class LiveShard:
     _change: int = 0
 
     def look(self, ask: Ask, incarnation: int, now_s: float) -> bool:
-        """Read what the shard has now; return whether that is another version. What is published stays on an error.
-
-        Raises
-        ------
-        ParashardError
-            As the shard says, or as asking it fails.
-        NotReady
-            If it changes faster than it is read.
-        MalformedFrame
-            If an answer is none to what was asked.
-        """
+        """Read what the shard has now; return whether that is another version. What is published stays on an error."""
         reading = _Reading(self, ask, incarnation)
         reading.read()
         self._position, self._known, self._flat = reading.position, reading.known, reading.flat

@@ -1,7 +1,7 @@
 """Loading: a shard's version out of its checkpoint, from nothing or from the version before it.
 
 Reads of a table only the files that the version before did not name, where these continue them; else all of them, and
-compares. Called by `parashard.serving.checkpoint_watcher`.
+compares.
 """
 
 from __future__ import annotations
@@ -26,25 +26,7 @@ from parashard.store.base import Store
 def load_version(
     store: Store, manifest: ShardManifest, row_elements: Mapping[str, int], before: PublishedShard | None = None
 ) -> PublishedShard:
-    """Return what a checkpoint has, verified.
-
-    Parameters
-    ----------
-    store : Store
-    manifest : ShardManifest
-        Of the checkpoint.
-    row_elements : mapping of str to int
-        By table the elements of a row: the job's tables. Others in the manifest are keys that are only counted.
-    before : PublishedShard, optional
-        An earlier version of the same shard under the same plan.
-
-    Raises
-    ------
-    DamagedCheckpoint
-        If a file is missing, or is not what the manifest says.
-    StoreFailed
-        If the store gives an error.
-    """
+    """Return what a checkpoint has, verified."""
     folder = CheckpointId.of(manifest).folder
     named = read_tensors(store, folder, manifest, "variables")
     variables = {p: named[variable_tensor(p)] for p in manifest.held}

@@ -1,7 +1,4 @@
-"""Messages of the serving protocol (`protos/serving.proto`), to and from values; every length is checked.
-
-Called by the service and by `ps.subscribe`.
-"""
+"""Messages of the serving protocol (`protos/serving.proto`), to and from values; every length is checked."""
 
 from __future__ import annotations
 
@@ -94,13 +91,7 @@ def table_messages(tables: TableSet, published: Published) -> list[pb.ServedTabl
 
 
 def tables_of_served(served: pb.GetServedReply, wanted: Iterable[str]) -> TableSet:
-    """Return tables as a client knows them: their elements and first values, and no optimizer that matters.
-
-    Raises
-    ------
-    MalformedFrame
-        If there can be no such table.
-    """
+    """Return tables as a client knows them: their elements and first values, and no optimizer that matters."""
     try:
         tables = [
             EmbeddingTable(
@@ -131,13 +122,7 @@ def variables_of_served(served: pb.GetServedReply, wanted: Iterable[str]) -> dic
 
 
 def keys_of(content: bytes) -> Keys:
-    """Return keys out of a message's bytes.
-
-    Raises
-    ------
-    MalformedFrame
-        If they are no whole number of keys.
-    """
+    """Return keys out of a message's bytes."""
     if len(content) % KEY_BYTES:
         raise MalformedFrame(f"{len(content)} bytes of keys; a key has {KEY_BYTES}")
     return np.frombuffer(content, _KEYS).astype(np.uint64, copy=False)
@@ -175,13 +160,7 @@ def part_message(part: Part) -> pb.SubscribeReply:
 
 
 def feed(replica: Replica, row_elements: dict[str, int], message: pb.SubscribeReply) -> bool:
-    """Give a part to a replica; return whether a newer version counts now.
-
-    Raises
-    ------
-    MalformedFrame
-        If it is not what can come.
-    """
+    """Give a part to a replica; return whether a newer version counts now."""
     match message.WhichOneof("part"):
         case "begin":
             replica.begin(_begin_of(message.begin))

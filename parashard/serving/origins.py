@@ -1,6 +1,6 @@
 """Origins: a run directory or a coordinator's address, and the run behind it that is to be served.
 
-Owns where job, store and shards are learnt from. Called by the command line.
+Owns where job, store and shards are learnt from.
 """
 
 from __future__ import annotations
@@ -43,27 +43,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(place: str, *, fresh: bool, credentials: Credentials | None, tell: Tell) -> Origin:
-    """Return the run at a place.
-
-    Parameters
-    ----------
-    place : str
-        A run directory, a name under `runs/`, or host:port of a coordinator.
-    fresh : bool
-        Live weights of running shards, not checkpoints.
-    credentials : Credentials, optional
-        Shown to the coordinator and the shards.
-    tell : callable
-        Called with what is waited for.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no such run, its store is not to be reached from here, or live weights are asked for of one that is
-        over.
-    Unreachable
-        If no coordinator answers, where one has to.
-    """
+    """Return the run at a place."""
     if is_address(place):
         return Origin(_served_by(place, "", fresh=fresh, credentials=credentials, tell=tell), None)
     run_dir = run_named(place)

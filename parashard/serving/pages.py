@@ -1,6 +1,6 @@
 """The same over HTTP, in JSON: status, rows and variables. Refusals say what was found and what is allowed.
 
-Called by the HTTP port, for `parashard.serving.server`. A number that JSON has not, infinite or NaN, is null.
+A number that JSON has not, infinite or NaN, is null.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from parashard.errors import InvalidRequest, LimitExceeded, NotReady, ParashardE
 from parashard.plan.embedding import Keys, mixed
 from parashard.plan.variables import Float32s
 from parashard.serving.checkpoint_watcher import Published
-from parashard.serving.lookups import look_up, variable_of
 from parashard.serving.served import ServedRun
 from parashard.serving.service import check_keys
+from parashard.serving.versions import look_up, variable_of
 
 BODY_BYTES_MAX = 2 << 20
 ELEMENTS_MAX = 1 << 20
@@ -29,12 +29,7 @@ Answer = tuple[int, str, bytes]
 
 
 class Pages:
-    """Answers of the paths under /v1.
-
-    Parameters
-    ----------
-    run : ServedRun
-    """
+    """Answers of the paths under /v1."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run

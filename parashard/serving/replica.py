@@ -1,8 +1,7 @@
 """Replica: what a subscriber holds of each shard, made of the differences that a server sends.
 
 Owns when a version counts: only once all of it is there, only if it is later than the one before and has its steps, and
-of another plan only with all its shards. Pure: it is fed values. Called by `ps.subscribe`; `parashard.serving.messages`
-makes the values.
+of another plan only with all its shards. Pure: it is fed values.
 """
 
 from __future__ import annotations
@@ -93,23 +92,8 @@ class _Staged:
 class Replica:
     """A subscriber's state.
 
-    Parameters
-    ----------
-    row_elements : mapping of str to int
-        By table the elements of a row: the tables that are subscribed to.
-    variables : mapping of str to Variable
-        The variables that are.
-    fresh : bool
-        Whether versions are live: a later incarnation's counts although it may lack steps.
-
-    Attributes
-    ----------
-    shards : tuple of HeldShard
-        In their order, all of one plan; empty until all of a plan are there. Replaced as one.
-    problem : str
-        Why the last version that was offered was not taken; empty: it was.
-    resyncs : int
-        How often a shard's version gave way to one of another incarnation, or of another plan.
+    `shards` are in their order and all of one plan, empty until all of a plan are there; they are replaced as one.
+    `problem` says why the last version that was offered was not taken. What is held stays when a part is missing.
     """
 
     def __init__(
@@ -134,13 +118,7 @@ class Replica:
         return tuple(self._next.values()) or self.shards
 
     def begin(self, begin: Begin) -> None:
-        """Begin a version; one that was not ended is forgotten.
-
-        Raises
-        ------
-        MalformedFrame
-            If there can be no such version.
-        """
+        """Begin a version; one that was not ended is forgotten."""
         self._staged = None
         known = set(self._row_elements)
         for ahead in begin.tables:
@@ -196,13 +174,7 @@ class Replica:
         staged.filled[partition] = filled + len(part.values)
 
     def end(self) -> bool:
-        """End the version that was begun; return whether it, or a plan with it, counts now.
-
-        Raises
-        ------
-        MalformedFrame
-            If something of it is missing. What is held stays.
-        """
+        """End the version that was begun; return whether it, or a plan with it, counts now."""
         staged, self._staged = self._under_way(), None
         begin = staged.begin
         due = {ahead.partition for ahead in begin.partitions if ahead.follows}

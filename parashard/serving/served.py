@@ -1,7 +1,6 @@
 """ServedRun: a run that is followed by a thread, and read by the requests of many.
 
-Owns the thread, the lock and the clock; decides nothing. Called by the service, the pages and
-`parashard.serving.server`.
+Owns the thread, the lock and the clock; decides nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from parashard.checkpoints.catalogue import CheckpointId
 from parashard.client.pulled_rows import TableSet
 from parashard.errors import MalformedFrame, NotReady, ParashardError
 from parashard.process.logs import log
-from parashard.serving.behind import Behind, behind
 from parashard.serving.checkpoint_watcher import Published, Sight, Watcher
+from parashard.serving.versions import Behind, behind
 
 POLL_S = 0.2
 """Between two looks at a folder."""
@@ -30,21 +29,7 @@ ASK_S = 1.0
 
 
 class ServedRun:
-    """A run that is followed and served.
-
-    Parameters
-    ----------
-    watcher : Watcher
-        Finds what is served.
-    tables : TableSet
-        The job's.
-    job : str
-        Its name.
-    poll_s : float
-        Between two looks.
-    clock : callable
-        Seconds since 1970.
-    """
+    """A run that is followed and served."""
 
     def __init__(
         self,
@@ -104,13 +89,7 @@ class ServedRun:
         return self._clock()
 
     def published(self) -> Published:
-        """Return what is served now.
-
-        Raises
-        ------
-        NotReady
-            If not every shard has something to be served yet.
-        """
+        """Return what is served now."""
         published = self._watcher.published
         if published is None:
             what = "nothing" if self.fresh else "no checkpoint"
@@ -124,15 +103,7 @@ class ServedRun:
     def wait(
         self, newer: Callable[[Published], bool], wait_s: float, asks: Callable[[], bool] = lambda: True
     ) -> Published:
-        """Return what is served once it is newer, or after `wait_s`, or when nobody asks any more.
-
-        Raises
-        ------
-        MalformedFrame
-            If `wait_s` is NaN.
-        NotReady
-            As `published`.
-        """
+        """Return what is served once it is newer, or after `wait_s`, or when nobody asks any more."""
         if math.isnan(wait_s):
             raise MalformedFrame("wait_s is NaN; allowed is a number of seconds")
         until_s = time.monotonic() + min(max(wait_s, 0.0), WAIT_S_MAX)

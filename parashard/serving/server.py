@@ -1,53 +1,54 @@
 """Ports: what listens in `parashard serve`, over a run that is followed.
 
-Puts the parts together. Called by the command line.
+Puts the parts together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from parashard._proto import serving_pb2_grpc
 from parashard.errors import NotReady
 from parashard.launch.run_folders import how_it_ended
 from parashard.protocol.rpc import Server, join_address
 from parashard.security.credentials import Credentials
-from parashard.serving.metrics import serving_families
 from parashard.serving.pages import BODY_BYTES_MAX, Pages
 from parashard.serving.served import ServedRun
 from parashard.serving.service import ServingService
 from parashard.telemetry.http import NO_QUESTIONS, HttpPort, Questions
 from parashard.telemetry.metrics import Metrics
 
+
+def serving_families(run: ServedRun) -> Iterator[Metric]:
+    """Yield every family: how far behind its run a server is; nothing while it serves nothing."""
+    versions = GaugeMetricFamily(
+        "parashard_serve_behind_versions", "Committed checkpoints later than what is served, of the furthest shard."
+    )
+    seconds = GaugeMetricFamily(
+        "parashard_serve_behind_seconds", "Age of the oldest version that is served; 0 when the job is done."
+    )
+    try:
+        found = run.behind()
+    except NotReady:
+        pass
+    else:
+        versions.add_metric([], found.versions)
+        seconds.add_metric([], found.seconds)
+    yield versions
+    yield seconds
+    text = "Running shards found to be another incarnation."
+    yield CounterMetricFamily("parashard_serve_resyncs", text, value=run.resyncs)
+
+
 REQUEST_BYTES_MAX = 4 << 20
 
 
 class Ports:
-    """The gRPC and the HTTP port over a run that is followed.
-
-    Parameters
-    ----------
-    run : ServedRun
-    host : str
-        Where to listen.
-    port, http_port : int
-        0: any that is free.
-    credentials : Credentials, optional
-        Then gRPC is inside mutual TLS. HTTP has no TLS.
-    lookups_over_http : bool
-        Whether HTTP answers look-ups, too.
-
-    Attributes
-    ----------
-    address, http_address : str
-        host:port.
-
-    Raises
-    ------
-    Unavailable
-        If a port is taken.
-    """
+    """The gRPC and the HTTP port over a run that is followed."""
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.serving import messages
 from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.differences import difference, lacks
-from parashard.serving.lookups import check_variable, elements_of, look_up
 from parashard.serving.served import ServedRun
+from parashard.serving.versions import check_variable, elements_of, look_up
 
 KEYS_MAX = 1 << 16
 """Of one request."""
@@ -27,12 +27,7 @@ SUBSCRIBERS_MAX = 32
 
 
 class ServingService(serving_pb2_grpc.ServingServicer):
-    """Answers from what a run has published.
-
-    Parameters
-    ----------
-    run : ServedRun
-    """
+    """Answers from what a run has published."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run
@@ -118,12 +113,7 @@ class ServingService(serving_pb2_grpc.ServingServicer):
 
 
 def check_keys(run: ServedRun, table: str, keys: int) -> None:
-    """Refuse more keys than one request may ask for.
-
-    Raises
-    ------
-    LimitExceeded
-    """
+    """Refuse more keys than one request may ask for."""
     known = run.tables.by_name.get(table)
     most = KEYS_MAX if known is None else min(KEYS_MAX, ANSWER_BYTES_MAX // (ELEMENT_BYTES * known.row_elements))
     if keys > most:

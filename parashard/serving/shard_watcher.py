@@ -1,8 +1,7 @@
 """ShardWatcher: the live weights and rows of a job's running shards, looked at again and again.
 
 Owns which shard is asked where, and what is published: each shard as it was last read, of one plan. What a later
-incarnation lacks is taken back, and told. Knows the coordinator and the shards' calls, and no thread. Called by
-`parashard.serving.served`, whose thread polls.
+incarnation lacks is taken back, and told. Knows the coordinator and the shards' calls, and no thread.
 """
 
 from __future__ import annotations
@@ -35,14 +34,7 @@ class ShardPlace(NamedTuple):
 
 
 class LiveSource:
-    """The coordinator and the shards of a running job, over gRPC.
-
-    Parameters
-    ----------
-    coordinator : CoordinatorClient
-    credentials : Credentials, optional
-        Shown to the shards.
-    """
+    """The coordinator and the shards of a running job, over gRPC."""
 
     def __init__(self, coordinator: CoordinatorClient, credentials: Credentials | None = None) -> None:
         self._coordinator = coordinator
@@ -89,26 +81,7 @@ class Source(Protocol):
 
 
 class ShardWatcher:
-    """Follows the shards of a running job.
-
-    Parameters
-    ----------
-    source : Source
-    tables : TableSet
-        The job's.
-    clock : callable
-        Seconds since 1970.
-
-    Attributes
-    ----------
-    published : Published or None
-        None until every shard was read once.
-    sight : Sight
-    run_id : str
-        The run; empty until its coordinator has answered.
-    resyncs : int
-        How often a shard was found to be another incarnation.
-    """
+    """Follows the shards of a running job."""
 
     fresh: ClassVar[bool] = True
 
@@ -127,15 +100,7 @@ class ShardWatcher:
         self.resyncs = 0
 
     def look(self) -> bool:
-        """Read what every shard has now; return whether something of it is newer.
-
-        Raises
-        ------
-        ParashardError
-            If the coordinator has never answered.
-        WrongRun
-            If another run's does.
-        """
+        """Read what every shard has now; return whether something of it is newer."""
         if self._plan is None:
             self._begin(*self._source.job())
         problem = self._find()

@@ -2,23 +2,27 @@
 
 A version is a committed checkpoint, which outlives its process. It may take the place of another only if it is later
 and has every step of it (`follows`). A live version (`fresh`) is what a shard had after some pushes: its number is
-theirs, and a later incarnation takes its place although it may lack steps. Pure. Called by the rest of
-`parashard.serving` and by `ps.subscribe`.
+theirs, and a later incarnation takes its place although it may lack steps. Pure.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, TableFile
+from parashard.client.pulled_rows import TableSet
+from parashard.errors import UnknownVariable, shortened
+from parashard.plan.embedding import Keys, bucket_ranges, buckets_of
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition
-from parashard.plan.variables import Float32s
+from parashard.plan.variables import Float32s, Variable
 from parashard.serving.published_rows import PublishedRows
 
 MARKS_MAX = 1024
@@ -150,3 +154,107 @@ def token_of(files: Iterable[TableFile]) -> str:
     for file in files:
         digest.update(f"{file.incarnation} {file.number} {file.name} {file.sha256}\n".encode())
     return digest.hexdigest()[:32]
+
+
+class Behind(NamedTuple):
+    """How far behind.
+
+    Parameters
+    ----------
+    versions : int
+        Committed checkpoints that are later than what is held, of the shard that has the most of them.
+    seconds : float
+        Since the oldest version that is held was committed; 0.0 if the job is done and all of it is held. Of live
+        weights: since it was read, or known to be the newest.
+    """
+
+    versions: int
+    seconds: float
+
+
+def behind(
+    held: Sequence[ShardVersion],
+    newest: Sequence[CheckpointId],
+    final_steps: int | None,
+    now_s: float,
+    looked_at: float | None = None,
+) -> Behind:
+    """Return how far behind the newest checkpoints some versions are."""
+    own = {version.id.shard: version.id for version in held}
+    versions = 0
+    for id_ in newest:
+        mine = own.get(id_.shard)
+        same_plan = mine is not None and mine.plan_version == id_.plan_version
+        if mine is None or mine < id_:
+            versions = max(versions, id_.number - (mine.number if mine is not None and same_plan else 0), 1)
+    if final_steps is not None and not versions:
+        whole = IntervalSet([(0, final_steps)]) if final_steps else IntervalSet()
+        if all(version.steps == whole for version in held):
+            return Behind(0, 0.0)
+    oldest = min((version.written_at for version in held), default=now_s)
+    if looked_at is not None and not versions:
+        oldest = max(oldest, looked_at)
+    return Behind(versions, max(0.0, now_s - oldest))
+
+
+class LookedUp(NamedTuple):
+    """Rows in the order of the keys.
+
+    Parameters
+    ----------
+    rows : ndarray of float32, shape (keys, row_elements)
+        Of a key without a row its first values, as a worker sees them.
+    present : ndarray of bool, shape (keys,)
+        Whether a key has a row.
+    versions : tuple of CheckpointId
+        The version of each shard, in their order, that the rows are of.
+    """
+
+    rows: Float32s
+    present: NDArray[np.bool_]
+    versions: tuple[CheckpointId, ...]
+
+
+def look_up(tables: TableSet, shards: Sequence[PublishedShard], table: str, keys: Keys) -> LookedUp:
+    """Return rows of mixed keys, in any order and with repetitions."""
+    if table not in tables.by_name:
+        known = ", ".join(sorted(tables.by_name)) or "none"
+        raise UnknownVariable(f"table {shortened(table)!r} is none of the job's: {known}")
+    rows = np.empty((len(keys), tables.by_name[table].row_elements), np.float32)
+    present = np.zeros(len(keys), np.bool_)
+    stops = np.array([stop for _, stop in bucket_ranges(len(shards))])
+    owners = np.searchsorted(stops, buckets_of(keys), side="right")
+    for shard, held in enumerate(shards):
+        mine = np.flatnonzero(owners == shard)
+        rows[mine], present[mine] = held.tables[table].rows.look_up(keys[mine])
+    absent = ~present
+    if absent.any():
+        rows[absent] = tables.first_rows(table, keys[absent])
+    return LookedUp(rows, present, tuple(held.version.id for held in shards))
+
+
+def variable_of(variables: Mapping[str, Variable], shards: Sequence[PublishedShard], name: str) -> Float32s:
+    """Return a variable with its shape, a new array."""
+    check_variable(variables, name)
+    variable = variables[name]
+    return elements_of(variable, shards, 0, variable.elements).reshape(variable.shape)
+
+
+def check_variable(variables: Mapping[str, Variable], name: str) -> None:
+    """Raise UnknownVariable unless the job has such a variable."""
+    if name not in variables:
+        known = ", ".join(sorted(variables)) or "none"
+        raise UnknownVariable(f"variable {shortened(name)!r} is none of the job's: {known}")
+
+
+def elements_of(variable: Variable, shards: Sequence[PublishedShard], first: int, stop: int) -> Float32s:
+    """Return the elements [first, stop) of a variable in row-major order, a new array; reads no others."""
+    found = np.empty(stop - first, np.float32)
+    for held in shards:
+        for partition, values in held.variables.items():
+            if partition.variable == variable.name:
+                offset = partition.row_start * variable.row_elements
+                begin, end = max(first, offset), min(stop, partition.row_stop * variable.row_elements)
+                if begin < end:
+                    found[begin - first : end - first] = values.reshape(-1)[begin - offset : end - offset]
+    return found

@@ -2,7 +2,6 @@
 
 Owns which errors of the library mean content that cannot be used, and bfloat16, which the library's part for NumPy
 lacks: files have it as BF16, arrays as `parashard.plan.embedding.BFLOAT16`. Knows no checkpoint and no job.
-Called by `parashard.checkpoints`, and where weights are given, kept at a job's end or handed to another process.
 """
 
 from __future__ import annotations
@@ -44,13 +43,7 @@ _ALIGNED = 8
 
 
 def read_arrays(path: Path) -> dict[str, Float32s]:
-    """Return the arrays of a file by name; their dtype is what the file says.
-
-    Raises
-    ------
-    BadData
-        If it cannot be read as safetensors of dtypes that NumPy has.
-    """
+    """Return the arrays of a file by name; their dtype is what the file says."""
     try:
         return load_file(path)
     except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: dtypes that NumPy lacks
@@ -58,24 +51,12 @@ def read_arrays(path: Path) -> dict[str, Float32s]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str] | None = None) -> None:
-    """Write arrays by name, and what a reader should know of them; in place, and not synced.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    """
+    """Write arrays by name, and what a reader should know of them; in place, and not synced."""
     path.write_bytes(to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()}, about))
 
 
 def from_bytes(content: bytes | memoryview) -> dict[str, Float32s]:
-    """Return the arrays in a file's content; their dtype is what it says, BFLOAT16 among them.
-
-    Raises
-    ------
-    ValueError
-        If it is not safetensors of dtypes that NumPy has, and bfloat16.
-    """
+    """Return the arrays in a file's content; their dtype is what it says, BFLOAT16 among them."""
     header, _ = _header_of(content)
     halves = [name for name, entry in header.items() if entry.get("dtype") == "BF16" and name != "__metadata__"]
     try:

@@ -1,7 +1,7 @@
 """Buckets of object stores, called by obstore.
 
 Owns the clients' settings, the deadline of a call, and the one place where errors of obstore become ours. Does not know
-what is stored. Used by `parashard.store.remote`, and by `parashard.data.data_files` to read data.
+what is stored.
 
 A call runs in a thread of its own: obstore handles no signal before it returns, and the main thread has to.
 obstore's clients do not survive a fork: a process opens its own.
@@ -9,10 +9,11 @@ obstore's clients do not survive a fork: a process opens its own.
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.process.extras import install
-from parashard.store.aws_profile import profile_settings
 
 if TYPE_CHECKING:
     from obstore import store as obstores
@@ -58,21 +58,8 @@ _memory: dict[str, obstores.MemoryStore] = {}
 class Bucket:
     """A bucket, by a URL such as ``s3://BUCKET/FOLDER``. Nothing is asked of it yet. Safe to use from many threads.
 
-    Attributes
-    ----------
-    url : str
-        The URL, without a slash at its end.
-    folder : str
-        What the URL names inside the bucket; may be empty.
-    requests : obstore store
-        For all calls but large uploads in one request.
-    uploads : obstore store
-        For those: its requests may take `REQUEST_TIMEOUT_S` before they are answered.
-
-    Raises
-    ------
-    ConfigurationError
-        If the URL names no bucket, obstore is not installed, or the environment's settings cannot be used.
+    Large uploads in one request go through `uploads`, whose requests may take `REQUEST_TIMEOUT_S`; all else through
+    `requests`.
     """
 
     def __init__(self, url: str) -> None:
@@ -96,13 +83,7 @@ class Bucket:
             raise ConfigurationError(f"{self.url}: {self._cause(error)}") from None
 
     def call(self, doing: str, call: Callable[..., _Returned], *arguments: Any, **options: Any) -> _Returned:
-        """Call obstore, within `CALL_DEADLINE_S`.
-
-        Raises
-        ------
-        StoreFailed
-            With the place and the cause; its ``__cause__`` is obstore's, `FileNotFoundError` for a missing object.
-        """
+        """Call obstore, within `CALL_DEADLINE_S`."""
         answer: Future[_Returned] = Future()
 
         def run() -> None:
@@ -168,3 +149,59 @@ def _certificate(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(f"AWS_CA_BUNDLE: {path} cannot be read: {error.strerror}") from None
+
+
+_KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+_ELSEWHERE = ("credential_process", "role_arn", "sso_session", "sso_start_url", "web_identity_token_file")
+"""What says that a profile's credentials come from another program or service."""
+_OWN_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_SKIP_SIGNATURE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+)
+
+
+def profile_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the profile says and the environment does not: keys, ``region``, ``endpoint``, ``ca_bundle``.
+
+    The profile is ``AWS_PROFILE``, or `default`; the files are where ``AWS_CONFIG_FILE`` and
+    ``AWS_SHARED_CREDENTIALS_FILE`` say.
+    """
+    name = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
+    credentials = _section(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials", name)
+    section = name if name == "default" else f"profile {name}"
+    config = _section(environ.get("AWS_CONFIG_FILE") or "~/.aws/config", section)
+    if credentials is None and config is None and name != "default":
+        raise ConfigurationError(
+            f"AWS_PROFILE: found {name}, which is neither in the credentials file nor in the config"
+        )
+    profile = (config or {}) | (credentials or {})
+    settings = {}
+    if not any(environ.get(variable) for variable in _OWN_CREDENTIALS):
+        settings = {key: profile[key] for key in _KEYS if profile.get(key)}
+        elsewhere = [key for key in _ELSEWHERE if profile.get(key)]
+        if not settings and elsewhere:
+            raise ConfigurationError(
+                f"profile {name} of ~/.aws has {elsewhere[0]} in place of keys, which we cannot use; export its keys: "
+                f'eval "$(aws configure export-credentials --profile {name} --format env)"'
+            )
+    for setting, key, variables in (
+        ("region", "region", ("AWS_REGION", "AWS_DEFAULT_REGION")),
+        ("endpoint", "endpoint_url", ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")),
+    ):
+        if profile.get(key) and not any(environ.get(variable) for variable in variables):
+            settings[setting] = profile[key]
+    authority = environ.get("AWS_CA_BUNDLE") or profile.get("ca_bundle")
+    return settings | ({"ca_bundle": authority} if authority else {})
+
+
+def _section(file: str, name: str) -> dict[str, str] | None:
+    """Return a section of a file; None if there is none."""
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(Path(file).expanduser(), "utf-8")
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file}: cannot be read: {' '.join(str(error).split())}") from None
+    return dict(parser.items(name)) if parser.has_section(name) else None

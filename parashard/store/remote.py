@@ -39,11 +39,6 @@ class ObjectStore:
 
     Credentials, region and endpoint come from the provider's usual variables in the environment; those of S3 also from
     ``~/.aws``. Safe to use from many threads.
-
-    Raises
-    ------
-    ConfigurationError
-        If the URL names no bucket, obstore is not installed, or the environment's settings cannot be used.
     """
 
     def __init__(self, url: str) -> None:

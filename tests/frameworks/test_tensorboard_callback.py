@@ -11,8 +11,7 @@ pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from parashard.callbacks import TensorBoard, Training
-from parashard.callbacks.events import Milestone
-from parashard.callbacks.running import Callbacks
+from parashard.callbacks.running import Callbacks, Milestone
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -11,8 +11,6 @@ from html import escape
 from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.display.columns import Column
-from parashard.display.status_json import status_dict
 from parashard.display.status_tables import (
     HELD_OUT,
     TRAINING,
@@ -21,9 +19,11 @@ from parashard.display.status_tables import (
     metric_figures,
     shard_columns,
     state_of,
+    status_dict,
     table_columns,
     worker_columns,
 )
+from parashard.display.text_table import Column
 from parashard.figures import count, duration, percent
 from parashard_coordinator.endpoints import timeline as points
 from parashard_coordinator.endpoints.timeline import Timeline

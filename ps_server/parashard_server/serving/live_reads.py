@@ -17,7 +17,7 @@ from parashard.errors import MalformedFrame, ParashardError, PeerFailed, Unknown
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.protocol.messages import Target
 from parashard.protocol.proto_conversion import interval_messages
-from parashard.serving.bucket_digests import BucketDigests
+from parashard.serving.published_rows import BucketDigests
 from parashard_server.core.shard import Shard
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from parashard.display.status_json import status_dict
+from parashard.display.status_tables import status_dict
 from parashard.telemetry.http import HEADERS
 from parashard_coordinator.endpoints.pages import STATIC
 from support.status_cases import status_of

@@ -24,8 +24,7 @@ from parashard.callbacks import (
     TerminateOnNaN,
     Training,
 )
-from parashard.callbacks.events import Milestone
-from parashard.callbacks.running import Callbacks
+from parashard.callbacks.running import Callbacks, Milestone
 from parashard.callbacks.stopping import Monitor
 from parashard.errors import ConfigurationError
 

@@ -20,8 +20,7 @@ from parashard.callbacks import (
     Training,
 )
 from parashard.callbacks.base import HOOKS
-from parashard.callbacks.events import Decision, Milestone, StepEnd
-from parashard.callbacks.running import Callbacks, checked, listed
+from parashard.callbacks.running import Callbacks, Decision, Milestone, StepEnd, checked, listed
 from parashard.errors import ConfigurationError
 
 NAN = float("nan")  # one object, so that equality finds it

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.layers.convolution import columns, columns_pull_back, max_pool, max_pool_pull_back, window
+from parashard.layers.images import columns, columns_pull_back, max_pool, max_pool_pull_back, window
 from support.tiers import fewer
 
 geometry = given(

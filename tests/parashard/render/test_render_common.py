@@ -11,7 +11,7 @@ from parashard.job.load import LoadedJob, load_job
 from parashard.render.common import SOURCES_MISSING, STORE_SCHEMES, parsed_image
 from parashard.render.compose import ComposeOptions, render_compose
 from parashard.render.kubernetes import cluster_overrides
-from parashard.store.opening import CREATE_IS_CONDITIONAL
+from parashard.store import CREATE_IS_CONDITIONAL
 from support.small_job import SMALL_JOB
 
 LOCK = Path(__file__).resolve().parents[3] / "deploy" / "docker" / "requirements.lock"

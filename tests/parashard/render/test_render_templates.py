@@ -2,7 +2,7 @@
 
 import pytest
 
-from parashard.render.templates import filled, template, templates
+from parashard.render.common import filled, template, templates
 
 
 def test_a_value_inside_a_line_is_put_there():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parashard.plan.embedding import buckets_of, mixed
-from parashard.serving.bucket_digests import BucketDigests
+from parashard.serving.published_rows import BucketDigests
 
 KEYS = np.sort(mixed(np.arange(9000)))
 USES = np.arange(9000, dtype=np.uint32)

@@ -15,8 +15,8 @@ from parashard.plan.partition import fixed_shards, place, split
 from parashard.serving import messages
 from parashard.serving.checkpoint_watcher import CheckpointWatcher, Published
 from parashard.serving.differences import Part, difference, lacks
-from parashard.serving.lookups import variable_of
 from parashard.serving.replica import Begin, Replica, RowsPart, VariablePart
+from parashard.serving.versions import variable_of
 from support.checkpoint_cases import VARIABLES, write_plan
 from support.serving_cases import (
     ROW_ELEMENTS,

@@ -11,10 +11,8 @@ from parashard.errors import UnknownVariable
 from parashard.plan.embedding import EmbeddingTable, bucket_ranges, mixed
 from parashard.plan.optimizers import SGD
 from parashard.plan.variables import Initializer
-from parashard.serving.behind import Behind, behind
-from parashard.serving.lookups import look_up
 from parashard.serving.published_rows import PublishedRows, RowChange
-from parashard.serving.versions import PublishedShard, PublishedTable, ShardVersion, follows
+from parashard.serving.versions import Behind, PublishedShard, PublishedTable, ShardVersion, behind, follows, look_up
 
 
 def version(shard: int = 0, number: int = 1, steps: int = 5, incarnation: int = 1, at: float = 100.0) -> ShardVersion:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard.store.aws_profile import profile_settings
+from parashard.store.buckets import profile_settings
 
 CREDENTIALS = """
 [default]
