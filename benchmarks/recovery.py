@@ -5,8 +5,9 @@
 with MNIST's four IDX files in FOLDER. Trains the network of `examples/mnist.toml` on a local cluster of 2 shards and 2
 workers, asynchronously, and measures: times, from the death of a process until its work goes on; scripts, the same for
 a worker of a PyTorch script, besides its first step and its memory; goodput, the steps per second under a kill every
-15 s, relative to none; costs, the speed with checkpoints, relative to without. On an idle machine: everything here is a
-matter of processor time.
+15 s, relative to none; costs, the speed with checkpoints, relative to without; intervals, what a shard's death costs at
+1, 5, 30 and 60 s between checkpoints, with a small shard and, with --gib, one of 1 GiB. On an idle machine: everything
+here is a matter of processor time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import recovery_costs, recovery_goodput, recovery_scripts, recovery_times
+from benchmarks import recovery_costs, recovery_goodput, recovery_intervals, recovery_scripts, recovery_times
 from benchmarks.tables import table, write
 from benchmarks.training import clean_up_when_ended
 from benchmarks.watched_run import run_watched
@@ -24,7 +25,9 @@ from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 
 JOB = Path(__file__).parent.parent / "examples" / "mnist.toml"
-PARTS = ("times", "scripts", "goodput", "costs")
+BALLAST = Path(__file__).parent / "races" / "ballast.toml"
+ONE_GIB = ("cluster.shards=1", "cluster.workers=2", f"model.elements={1 << 28}")
+PARTS = ("times", "scripts", "goodput", "costs", "intervals")
 ASYNC = "consistency.policy=async"
 FOR_EVER = ("job.epochs=100000", "evaluation.every_epochs=0.0", "checkpoint.every_s=5.0")
 SHOWN = ("cluster.lease_ttl_s", "cluster.restart_backoff_s", "cluster.silence_s", "checkpoint.every_s")
@@ -43,13 +46,14 @@ def main() -> None:
     parser.add_argument("--fault-every-s", type=float, default=15.0, help="goodput: pause between two kills")
     parser.add_argument("--repeats", type=int, default=3, help="costs: runs of each case (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=8, help="costs: length of a run (default: %(default)s)")
+    parser.add_argument("--gib", action="store_true", help="intervals: also with shards of 1 GiB")
     parser.add_argument("--scratch", type=Path, help="folder on the disk to measure with (default: the system's)")
     parser.add_argument(
         "--write", action="store_true", help="write recovery.json and recovery.md in benchmarks/results"
     )
     arguments = parser.parse_args()
     clean_up_when_ended()
-    parts = {"times": times, "scripts": scripts, "goodput": goodput, "costs": costs}
+    parts = {"times": times, "scripts": scripts, "goodput": goodput, "costs": costs, "intervals": intervals}
     sections: dict[str, str] = {}
     figures: dict[str, Any] = {"settings": settings_shown(arguments.data)}
     for part in arguments.part or PARTS:
@@ -103,6 +107,22 @@ def costs(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
     settings = (f"data.path={arguments.data}", ASYNC, f"job.epochs={arguments.epochs}")
     rows = recovery_costs.measured(JOB, settings, arguments.scratch, arguments.repeats)
     return {"Costs of checkpoints": recovery_costs.section(rows)}, rows
+
+
+def intervals(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
+    """Kill shards at each interval between checkpoints; return tables and figures."""
+    endless = ("job.epochs=100000", "evaluation.every_epochs=0.0")
+    cases: dict[str, tuple[Path, tuple[str, ...]]] = {
+        "Deaths by interval": (JOB, (f"data.path={arguments.data}", *endless))
+    }
+    if arguments.gib:
+        cases["Deaths by interval, shards of 1 GiB"] = (BALLAST, (*ONE_GIB, *endless))
+    deaths = min(arguments.deaths, 3)
+    rows = {
+        name: recovery_intervals.measured(job, settings, arguments.scratch, deaths)
+        for name, (job, settings) in cases.items()
+    }
+    return {name: recovery_intervals.section(found) for name, found in rows.items()}, rows
 
 
 def watched_job(data: str) -> list[Override]:

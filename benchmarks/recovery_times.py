@@ -43,7 +43,7 @@ def measured(watch: Watch, deaths: int, seed: int) -> dict[str, list[Since]]:
     return seen
 
 
-def steady(watch: Watch) -> pb.GetStatusReply:
+def steady(watch: Watch, steps: int = STEADY_STEPS) -> pb.GetStatusReply:
     """Wait until every shard is in and every worker has completed some steps from now on; return how the job goes."""
     first = watch.eventually(watch.status, "a coordinator that answers")
     before = {worker.name: worker.steps_complete for worker in first.workers}
@@ -52,7 +52,7 @@ def steady(watch: Watch) -> pb.GetStatusReply:
         status = watch.status()
         if status is None or status.state != pb.JOB_STATE_RUNNING or len(status.workers) < status.workers_wanted:
             return None
-        grown = all(w.live and w.steps_complete >= before.get(w.name, 0) + STEADY_STEPS for w in status.workers)
+        grown = all(w.live and w.steps_complete >= before.get(w.name, 0) + steps for w in status.workers)
         return status if grown and all(shard.registered for shard in status.shards) else None
 
     return watch.eventually(look, "a job in which every process works")

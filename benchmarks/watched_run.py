@@ -109,18 +109,18 @@ class Watch:
 
         return _answered(ask)
 
-    def eventually(self, look: Callable[[], _Value | None], what: str) -> _Value:
+    def eventually(self, look: Callable[[], _Value | None], what: str, wait_s: float = WAIT_S) -> _Value:
         """Look every 5 ms until there is something true to see, and return it.
 
         Raises
         ------
         JobFailed
-            If the job ended meanwhile, or there was nothing to see within a minute.
+            If the job ended meanwhile, or there was nothing to see within `wait_s`.
         """
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = time.monotonic() + wait_s
         while not (seen := look()):
             if self._over.wait(POLL_S) or time.monotonic() > deadline_s:
-                raise JobFailed(f"the job ended, or {WAIT_S:.0f} s have passed, and there was not: {what}")
+                raise JobFailed(f"the job ended, or {wait_s:.0f} s have passed, and there was not: {what}")
         return seen
 
     def pause(self, seconds: float) -> None:
