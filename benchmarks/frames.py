@@ -30,6 +30,7 @@ from benchmarks.races.ballast import COLUMNS
 from benchmarks.races.ours import JOB
 from benchmarks.tables import table, write
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.proto_conversion import plan_from, view_from
 from parashard.client.shard_client import ShardClient
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
@@ -38,7 +39,6 @@ from parashard.process.logs import log
 from parashard.process.shell import Stop
 from parashard.process.starts import ShardStart
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.protocol.proto_conversion import plan_from, view_from
 from parashard.transports.choosing import connect_by
 from parashard_server.__main__ import serve
 from parashard_worker.transfers import Transfers

@@ -19,10 +19,10 @@ from typing import Any
 from benchmarks.tables import load_before, spread, table, write
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
+from parashard.client.proto_conversion import plan_message
 from parashard.job.load import as_toml, job_from_toml
 from parashard.plan.partition import place, split, whole
 from parashard.plan.variables import Variable
-from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server
 from parashard.store import open_store
 from parashard_coordinator.run.store import RunIdentity, RunStore

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from parashard.errors import ConfigurationError as ConfigurationError
     from parashard.errors import JobFailed as JobFailed
     from parashard.job.declared_table import Table as Table
-    from parashard.layers.sequential import Sequential as Sequential
+    from parashard.models.sequential import Sequential as Sequential
     from parashard.plan.optimizers import FTRL as FTRL
     from parashard.plan.optimizers import LAMB as LAMB
     from parashard.plan.optimizers import SGD as SGD
@@ -94,7 +94,7 @@ _PLACES = {
     "RemoteValue": "parashard.api.coordinator",
     "RMSProp": "parashard.plan.optimizers",
     "RowwiseAdagrad": "parashard.plan.optimizers",
-    "Sequential": "parashard.layers.sequential",
+    "Sequential": "parashard.models.sequential",
     "SGD": "parashard.plan.optimizers",
     "SidecarEvaluator": "parashard.api.sidecar",
     "subscribe": "parashard.api.subscription",

@@ -230,3 +230,7 @@ class PeerFailed(ParashardError, code="peer-failed"):
 
 class JobFailed(ParashardError, code="job-failed"):
     """The job cannot go on; the message says why."""
+
+
+class WrongModel(ValueError):
+    """A model computes what no step can be made of. It is a failure of the step, as any other error in a model."""

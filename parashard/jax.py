@@ -14,7 +14,7 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.data.tree import rows_of
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.declared_table import Table
 from parashard.models.base import Initial
 from parashard.models.evaluation import Given, Told, judged, metrics_by_name
@@ -24,7 +24,6 @@ from parashard.models.framework import (
     PARAMETER,
     Computed,
     Pairing,
-    WrongModel,
     class_outside,
     initial_of,
     made_by,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array, Batch
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.declared_table import Table, dimension_of
 from parashard.metrics import Metric, Sums
 from parashard.models.base import HeldTable, Initial, OptimizerState
@@ -26,7 +26,6 @@ from parashard.models.evaluation import Told
 from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
-    WrongModel,
     class_outside,
     initial_of,
     made_by,

@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from parashard.errors import ConfigurationError
-from parashard.models.framework import WrongModel
+from parashard.errors import ConfigurationError, WrongModel
 
 VALUES_MAX = 4096
 """Most numbers of a step's metrics together; metrics with longer states are of evaluations only."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.data.tree import map_leaves, rows_of
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.declared_table import Table
 from parashard.models import torch_optimizers
 from parashard.models.base import HeldTable, Initial, OptimizerState
@@ -26,7 +26,6 @@ from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
     Pairing,
-    WrongModel,
     initial_of,
     made_by,
     pushed_for,

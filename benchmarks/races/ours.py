@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.peers import seam
 from benchmarks.races.ballast import COLUMNS
+from parashard.client.proto_conversion import plan_from, view_from
 from parashard.client.pulled import Pulled
 from parashard.client.pulled_rows import TableSet
 from parashard.client.shard_client import ShardClient
@@ -25,7 +26,6 @@ from parashard.launch.local_cluster import MODULES, LocalCluster
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.arguments import credentials_in
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.protocol.proto_conversion import plan_from, view_from
 from parashard.transports.choosing import connect_by
 
 JOB = Path(__file__).parent / "ballast.toml"

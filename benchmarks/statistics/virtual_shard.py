@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from parashard._proto import coordinator_pb2 as pb
 from parashard.api.in_process.state import BegunRun
 from parashard.checkpoints.state import ShardState
+from parashard.client.proto_conversion import plan_message
 from parashard.client.pulled_rows import TableSet
 from parashard.client.shard_client import ShardClient
 from parashard.job.embeddings import tables_of
@@ -18,7 +19,6 @@ from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Ack, Fetched, PullRun, Push, Weights
-from parashard.protocol.proto_conversion import plan_message
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, View, no_rows
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.job_record import DueCheckpoint

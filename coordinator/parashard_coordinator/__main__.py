@@ -13,21 +13,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.proto_conversion import plan_message
 from parashard.errors import ConfigurationError, Unavailable
-from parashard.job.declaration import declare_named, read_declaration
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
-from parashard.launch.run_files import CHECKPOINTS
+from parashard.models.declaration import declare_named, read_declaration
 from parashard.process import failpoints
 from parashard.process.arguments import advertised_address, credentials_of, write_address
 from parashard.process.compute_threads import limit_threads
 from parashard.process.full_disk import retry_while_disk_fails
 from parashard.process.logs import log
+from parashard.process.run_files import CHECKPOINTS
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import CoordinatorStart
 from parashard.protocol.coordinator_client import ADDRESS_FILE, http_port_in
-from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server, join_address
 from parashard.security.identity import Role
 from parashard.store import Store, open_store

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from parashard.api.trained_rows import TrainedRows
+from parashard.client.proto_conversion import plan_from, view_from
 from parashard.client.shard_client import ShardClient
 from parashard.display.live import NoView
 from parashard.errors import ConfigurationError, JobFailed, ParashardError
@@ -25,16 +26,15 @@ from parashard.job.declared_table import Table
 from parashard.job.load import job_from_toml
 from parashard.launch.programs import Program, write_program
 from parashard.launch.run import Outcome, run_job
-from parashard.launch.run_files import WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun, owned
 from parashard.launch.runs import Run
 from parashard.launch.steering import Steering
 from parashard.plan.variables import Float32s, as_imported
 from parashard.process.arguments import checked_timeout_s
 from parashard.process.path_text import short_path
+from parashard.process.run_files import WEIGHTS_FILE
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.protocol.proto_conversion import plan_from, view_from
 from parashard.store.arrays import read_arrays
 from parashard.transports.choosing import connect_by
 

@@ -15,9 +15,9 @@ from parashard.api.examples import Indexed
 from parashard.data.base import Array, Batch, DataSource
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError
-from parashard.job.declaration import parts_of
 from parashard.metrics import Metric, Sums
 from parashard.models.base import Initial, LooksUp, Model, TellsMetrics, adds_losses, for_thread
+from parashard.models.declaration import parts_of
 from parashard.models.evaluation import Totals
 from parashard.models.framework import host_array
 from parashard.models.looking_up import placed

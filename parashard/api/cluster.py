@@ -29,12 +29,12 @@ from parashard.api.script import SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
-from parashard.job.declaration import declare
 from parashard.job.declared_table import Table, checked_tables
 from parashard.job.sections import job_name_from
 from parashard.launch.run_folders import new_run_dir
 from parashard.launch.runs import Run, job_credentials
 from parashard.launch.steering import Steering
+from parashard.models.declaration import declare
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.steps import parts_of_batch
 from parashard.plan.variables import Float32s

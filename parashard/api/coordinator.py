@@ -31,13 +31,13 @@ from parashard.api.strategies import PROCESSES, THREADS, ParameterServerStrategy
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.data.tree import map_leaves
 from parashard.errors import ConfigurationError, ParashardError
-from parashard.job.declaration import declare
 from parashard.job.declared_table import Table, checked_tables
 from parashard.job.load import LoadedJob
 from parashard.launch.run_folders import new_run_dir
 from parashard.launch.runs import Run, job_credentials
 from parashard.launch.steering import Steering
 from parashard.launch.stopping import restorable_in_all
+from parashard.models.declaration import declare
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s

@@ -19,10 +19,10 @@ from parashard.api.worker_threads import worker_threads
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.launch.run import INTERRUPTED, run_job
-from parashard.launch.run_files import LOGS
 from parashard.launch.runs import Run, job_credentials
 from parashard.models.base import for_thread
 from parashard.process.path_text import short_path
+from parashard.process.run_files import LOGS
 from parashard.process.shell import ExitCode
 
 

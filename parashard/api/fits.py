@@ -25,14 +25,14 @@ from parashard.data.base import DataSource
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.summary import not_learned
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, declare
 from parashard.job.load import LoadedJob, job_of_run
 from parashard.launch.programs import write_program
-from parashard.launch.run_files import CALLS_FILE, JOB_FILE, ORIGIN_FILE, PROGRAM_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, owned, unchanged_if_refused
 from parashard.launch.runs import Run
 from parashard.models.base import Model, TellsMetrics
+from parashard.models.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, declare
 from parashard.process.path_text import short_path
+from parashard.process.run_files import CALLS_FILE, JOB_FILE, ORIGIN_FILE, PROGRAM_FILE
 from parashard.store import open_store
 
 RECORDS = (CODE_FILE, CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, RECORD_FILE, VALUES_FILE, ROWS_FILE)

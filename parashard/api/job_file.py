@@ -11,11 +11,11 @@ from typing import Any
 
 from parashard.data import open_source
 from parashard.errors import ConfigurationError
-from parashard.job.declaration import parts_of
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml, job_from_table
 from parashard.models.base import Initial
 from parashard.models.building import build_model
+from parashard.models.declaration import parts_of
 from parashard.models.looking_up import check_looks_up
 
 

@@ -19,14 +19,14 @@ from parashard.api.script import SCRIPT
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
-from parashard.job.declaration import declare, read_declaration
 from parashard.job.declared_table import Table
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, job_of_run
 from parashard.job.schema import Job
-from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE
 from parashard.models.base import FrameworkModel, Model
+from parashard.models.declaration import declare, read_declaration
 from parashard.plan.optimizers import OptimizerSpec
+from parashard.process.run_files import JOB_FILE, NEW_JOB_FILE
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables", "tables")
 """The tables of a job that decide what its steps compute."""

@@ -32,10 +32,10 @@ from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.job.sections import job_name_from
 from parashard.launch.local_cluster import WORKER_IS_SCRIPT, ScriptCommand
 from parashard.launch.programs import Program, ResumeFlags, answers_in, process_began, read_resume_flags
-from parashard.launch.run_files import CALLS_FILE
 from parashard.launch.run_folders import run_named
 from parashard.models.user_errors import named_with_line
 from parashard.process.durable import write_durably
+from parashard.process.run_files import CALLS_FILE
 from parashard.process.shell import ExitCode, end_process
 from parashard.process.starts import WorkerStart
 

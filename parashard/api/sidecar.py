@@ -27,8 +27,8 @@ from parashard.api.trainer import EXAMPLES_AT_ONCE
 from parashard.callbacks.files import SUFFIX, TensorBoard
 from parashard.display.live import console_for
 from parashard.errors import BadData, ConfigurationError
-from parashard.job.declaration import parts_of
 from parashard.models.base import FrameworkModel, Model
+from parashard.models.declaration import parts_of
 from parashard.plan.variables import Float32s, as_imported
 from parashard.process.path_text import short_path
 from parashard.store.arrays import from_bytes

@@ -31,21 +31,20 @@ from parashard.api.trained_rows import TrainedRows, tables_of_model
 from parashard.callbacks.base import Training
 from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of
 from parashard.data.tree import Tree, leaves, rows_of
-from parashard.errors import BadData, ConfigurationError, ParashardError
+from parashard.errors import BadData, ConfigurationError, ParashardError, WrongModel
 from parashard.figures import counted
-from parashard.job.declaration import parts_of
 from parashard.job.declared_table import Table
 from parashard.job.schema import Job
-from parashard.launch.run_files import VARIABLES_FILE, WEIGHTS_FILE
 from parashard.models.base import Checked, FrameworkModel, HasStateDict, HoldsRows, Initial, Model, Seeded
+from parashard.models.declaration import parts_of
 from parashard.models.evaluation import Totals
-from parashard.models.framework import WrongModel
 from parashard.models.looking_up import looked_up, placed
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys
 from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.plan.variables import Float32s, as_imported, initial_rows
 from parashard.process.durable import replace_durably
+from parashard.process.run_files import VARIABLES_FILE, WEIGHTS_FILE
 from parashard.protocol.messages import NO_KEYS
 from parashard.store.arrays import read_arrays, write_arrays
 

@@ -16,11 +16,11 @@ from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.state import whole_slots
 from parashard.errors import ConfigurationError
 from parashard.job.schema import Job
-from parashard.launch.run_files import CHECKPOINTS
 from parashard.launch.run_folders import resumed_job
 from parashard.models.base import KeepsOptimizer, Model, OptimizerState, ReadsOptimizer
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.slots import NO_SLOTS, Slots
+from parashard.process.run_files import CHECKPOINTS
 from parashard.store import open_store
 
 

@@ -38,10 +38,10 @@ from parashard.data.base import DataSource
 from parashard.data.tree import Tree
 from parashard.errors import ConfigurationError
 from parashard.job.sections import job_name_from
-from parashard.launch.run_files import WEIGHTS_FILE
 from parashard.models.base import Model
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.schedules import Schedule
+from parashard.process.run_files import WEIGHTS_FILE
 
 EXAMPLES_AT_ONCE = 1000
 SEED_MAX = 2**63 - 1

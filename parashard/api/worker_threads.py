@@ -19,7 +19,6 @@ from parashard.api.fits import FitCall
 from parashard.data.base import DataSource, DataSpec, Examples, Indices, any_thread, examples_of
 from parashard.errors import ParashardError, shortened
 from parashard.launch.local_cluster import StartThread
-from parashard.launch.run_files import LOGS
 from parashard.launch.runs import Run
 from parashard.launch.thread_child import ThreadChild
 from parashard.models.base import for_thread
@@ -28,6 +27,7 @@ from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.compute_threads import threads_for
 from parashard.process.logs import as_logfmt, log, logged_to
 from parashard.process.model_lock import holding_model_lock
+from parashard.process.run_files import LOGS
 from parashard.process.shell import ERROR_CHARACTERS_MAX, ExitCode, Stop, ended_by
 from parashard.process.starts import WorkerStart
 

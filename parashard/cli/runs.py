@@ -24,7 +24,6 @@ from parashard.cli.printing import print_table
 from parashard.errors import ConfigurationError
 from parashard.job.load import job_of_run
 from parashard.launch.programs import program_of, readers_of
-from parashard.launch.run_files import JOB_FILE
 from parashard.launch.run_folders import (
     is_done,
     launcher_of,
@@ -36,6 +35,7 @@ from parashard.launch.run_folders import (
     runs_here,
 )
 from parashard.launch.run_processes import send
+from parashard.process.run_files import JOB_FILE
 
 runs = App(help="List and remove the runs under runs/.")
 

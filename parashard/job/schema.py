@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from parashard.data.options import DataOptions
 from parashard.job.embeddings import TableSettings
+from parashard.job.model_options import ModelOptions
 from parashard.job.policy import Policy
 from parashard.job.relations import Contradictions, contradictions
 from parashard.job.sections import CheckpointOptions, ClusterOptions, ConsistencyOptions, EvaluationOptions, JobOptions
 from parashard.job.settings import VariableSettings
-from parashard.models.options import ModelOptions
 from parashard.plan.optimizers import OptimizerOptions
 from parashard.plan.steps import StepPlan, parts_of_batch
 from parashard.settings.table import Table, key

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from parashard.launch.forks import SERVICES, Fork, Forks, Lost, Request, of_script
-from parashard.launch.run_files import LOGS
 from parashard.launch.thread_child import ThreadChild
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.compute_threads import thread_variables
+from parashard.process.run_files import LOGS
 from parashard.process.shell import ExitCode
 
 LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it

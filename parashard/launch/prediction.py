@@ -28,13 +28,13 @@ from parashard.data.tree import Tree, map_leaves, rows_of
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.embeddings import tables_of
 from parashard.job.load import LoadedJob
-from parashard.launch.run_files import PREPROCESSING_FILE, WEIGHTS_FILE
+from parashard.job.model_options import ScriptModelOptions
 from parashard.launch.run_folders import resumed_job
 from parashard.launch.stored_rows import with_rows
 from parashard.models.base import FrameworkModel, Model
 from parashard.models.building import build_model
-from parashard.models.options import ScriptModelOptions
 from parashard.plan.variables import Float32s, as_imported
+from parashard.process.run_files import PREPROCESSING_FILE, WEIGHTS_FILE
 from parashard.store.arrays import read_arrays
 
 EXAMPLES_AT_ONCE = 1000

@@ -20,22 +20,22 @@ from typing import Any
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
-from parashard.job.declaration import write_declaration
 from parashard.job.load import LoadedJob, as_toml, job_of_run
 from parashard.launch.child_variables import child_variables
 from parashard.launch.local_cluster import LocalCluster
-from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.run_follower import RunFollower
 from parashard.launch.running import Running
 from parashard.launch.runs import Run
 from parashard.launch.steering import Steering
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, with_continuation
+from parashard.models.declaration import write_declaration
 from parashard.process import cuda
 from parashard.process.arguments import check_host
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import sync_upwards, write_durably
 from parashard.process.full_disk import disk_failed
+from parashard.process.run_files import JOB_FILE, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.process.shell import ExitCode
 from parashard.protocol.rpc import check_reachable
 

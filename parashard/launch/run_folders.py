@@ -1,6 +1,6 @@
 """Run directories: their creation, lookup, locks and files.
 
-Knows files and their names (`parashard.launch.run_files`), and of processes only which one holds a lock. Called by
+Knows files and their names (`parashard.process.run_files`), and of processes only which one holds a lock. Called by
 `parashard.launch.run`, by the run in progress, by workers and by the command line.
 """
 
@@ -21,10 +21,10 @@ from parashard.errors import ConfigurationError, StoreFailed
 from parashard.job.keys import check_path
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, job_of_run
-from parashard.launch.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import write_durably
 from parashard.process.full_disk import disk_failed
+from parashard.process.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 
 LOCK_FILE = "lock"

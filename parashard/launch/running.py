@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.proto_conversion import intervals_from
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
 from parashard.launch.awaited_workers import IMPORT_S, AwaitedWorkers
 from parashard.launch.coordinator_silence import CoordinatorSilence
 from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
 from parashard.launch.refused_handshakes import RefusedHandshakes
-from parashard.launch.run_files import JOB_FILE, LOGS, NEW_JOB_FILE, REPORT_FILE
 from parashard.launch.run_folders import coordinator_in
 from parashard.launch.run_follower import CallbackFailed, RunFollower
 from parashard.launch.runs import Run
@@ -27,10 +27,10 @@ from parashard.process.arguments import is_loopback
 from parashard.process.awake_clock import AwakeClock
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
 from parashard.process.durable import rename_durably
+from parashard.process.run_files import JOB_FILE, LOGS, NEW_JOB_FILE, REPORT_FILE
 from parashard.process.shell import ExitCode
 from parashard.process.starts import CoordinatorStart, ShardStart, WorkerStart
 from parashard.protocol.coordinator_client import CoordinatorClient
-from parashard.protocol.proto_conversion import intervals_from
 from parashard.protocol.rpc import CONTROL_DEADLINE_S
 
 SUPERVISE_S = 0.05

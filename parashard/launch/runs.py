@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parashard.errors import ConfigurationError
-from parashard.job.declaration import DeclaredJob
 from parashard.job.load import LoadedJob
 from parashard.job.schema import Job
 from parashard.launch.local_cluster import ScriptCommand, StartThread
-from parashard.launch.run_files import CHECKPOINTS
+from parashard.models.declaration import DeclaredJob
+from parashard.process.run_files import CHECKPOINTS
 from parashard.security.credentials import Credentials
 from parashard.security.identity import OF_A_JOB, in_words
 

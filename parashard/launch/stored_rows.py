@@ -20,11 +20,11 @@ from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.job.embeddings import tables_of
 from parashard.job.schema import Job
-from parashard.launch.run_files import CHECKPOINTS
 from parashard.models.base import Model
 from parashard.models.looking_up import check_looks_up, keys_of_all, placed
 from parashard.plan.embedding import KeyedRows, Keys, candidates_of, floats_of, found_among, unmixed
 from parashard.plan.variables import Float32s
+from parashard.process.run_files import CHECKPOINTS
 from parashard.store import open_store
 
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
+from parashard.job.model_options import ActivationName
 from parashard.layers.base import Layer, Pass, Pullback, Shape, Start, need_count, need_start, start_of
-from parashard.models.options import ActivationName
 from parashard.plan.variables import Initializer, Variable
 
 

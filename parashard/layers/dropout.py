@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
+from parashard.job.model_options import DROPOUT_RATE_MAX
 from parashard.layers.base import Layer, Pass, Pullback
-from parashard.models.options import DROPOUT_RATE_MAX
 from parashard.plan.splitmix import splitmix64
 
 _LANES = 4  # 16-bit uniforms cut from one 64-bit hash

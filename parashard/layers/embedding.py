@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from parashard.data.base import Array
-from parashard.errors import ConfigurationError, shortened
+from parashard.errors import ConfigurationError, WrongModel, shortened
 from parashard.job.declared_table import Table, dimension_of
 from parashard.layers.base import (
     Layer,
@@ -28,7 +28,6 @@ from parashard.layers.base import (
     start_of,
 )
 from parashard.layers.row_sums import sum_by_place, summed_by_row
-from parashard.models.framework import WrongModel
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Initializer, Variable
 

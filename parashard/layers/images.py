@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
+from parashard.job.model_options import PaddingName
 from parashard.layers.base import Layer, Pass, Pullback, Shape, Start, need_count, need_start, start_of
-from parashard.models.options import PaddingName
 from parashard.plan.variables import Variable
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array
-from parashard.models.framework import WrongModel
+from parashard.errors import WrongModel
 
 
 def softmax_cross_entropy(

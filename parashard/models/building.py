@@ -13,10 +13,7 @@ from typing import Any, cast
 
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
-from parashard.models.base import Model, Seeded
-from parashard.models.clicks import Dlrm, FactorizationMachine, WideDeep
-from parashard.models.networks import ConvolutionalNetwork, SoftmaxRegression, multilayer_perceptron
-from parashard.models.options import (
+from parashard.job.model_options import (
     CnnOptions,
     DeepFmOptions,
     DlrmOptions,
@@ -31,6 +28,9 @@ from parashard.models.options import (
     UserOptions,
     WideDeepOptions,
 )
+from parashard.models.base import Model, Seeded
+from parashard.models.clicks import Dlrm, FactorizationMachine, WideDeep
+from parashard.models.networks import ConvolutionalNetwork, SoftmaxRegression, multilayer_perceptron
 from parashard.models.oracles import Ledger, RowLedger, Torn
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable

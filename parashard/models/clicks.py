@@ -16,15 +16,15 @@ from parashard.data.base import Array, Batch, DataSpec
 from parashard.data.ragged import LISTS
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
+from parashard.job.model_options import DeepFmOptions, DlrmOptions, FmOptions, WideDeepOptions
 from parashard.layers.dense import Dense
 from parashard.layers.losses import sigmoid_cross_entropy
 from parashard.layers.row_sums import sum_by_place
-from parashard.layers.sequential import Sequential
 from parashard.metrics import AUC, BinaryAccuracy, Metric, NormalizedEntropy
 from parashard.models.evaluation import Told, judged
 from parashard.models.networks import dense_layers
-from parashard.models.options import DeepFmOptions, DlrmOptions, FmOptions, WideDeepOptions
 from parashard.models.row_places import PullBack, bags_of, combined, keys_of_lists
+from parashard.models.sequential import Sequential
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Variable
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from parashard.data.base import Indices
 from parashard.data.tree import leaves, map_leaves
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.metrics import NAMED, Mean, Metric, Sums
-from parashard.models.framework import WrongModel
 
 Given = str | Metric | Callable[[Any, Any], Any]
 """A known name, a metric, a function of outputs and targets, or an object such as those of torchmetrics."""

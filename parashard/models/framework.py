@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import Array
-from parashard.errors import ConfigurationError, shortened
+from parashard.errors import ConfigurationError, WrongModel, shortened
 from parashard.models.base import Initial
 from parashard.models.user_errors import named_with_line
 from parashard.plan.state import ALLOWED, AVERAGE, COUNTER, average_factor, check_state, counter_rows, counter_values
@@ -29,10 +29,6 @@ Computed = tuple[float | Array, Mapping[str, Array | None]]
 NOT_IN_PLACE = "the shards move it, and would not learn of that; compute with a changed copy, such as weight * factor"
 LOSS_SCALE = 2.0**15
 """What a loss of float16 is multiplied by: the largest power of two that float16 has."""
-
-
-class WrongModel(ValueError):
-    """A model computes what no step can be made of. It is a failure of the step, as any other error in a model."""
 
 
 def refuse_other_framework(given: Any, own: str) -> None:

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array, Batch
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.declared_table import Table, checked_tables
 from parashard.layers.row_sums import sum_by_place
-from parashard.models.framework import WrongModel, checked_kind
+from parashard.models.framework import (
+    checked_kind,
+)
 from parashard.process.extras import install
 
 try:

@@ -13,10 +13,9 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.declared_table import Table, declared_again, dimension_of
 from parashard.models.base import HeldTable
-from parashard.models.framework import WrongModel
 from parashard.models.keras_rows import lent_rows
 from parashard.models.keras_variables import keras
 from parashard.models.row_places import INT32, check_combiner, check_layer, have_wide, rows_held, without_padding

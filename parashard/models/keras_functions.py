@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.metrics import Metric, Values
-from parashard.models.framework import FROZEN, WrongModel
+from parashard.models.framework import (
+    FROZEN,
+)
 from parashard.models.keras_variables import Found, is_seed, keras, shared_seed
 
 _SUMS = (

@@ -10,7 +10,7 @@ import contextlib
 from typing import Any
 
 from parashard.data.base import Array
-from parashard.models.framework import WrongModel
+from parashard.errors import WrongModel
 from parashard.models.jax_arrays import borrowed, check_width, jax, output_of, result_of
 from parashard.models.keras_backends import Function, Gradients, KerasStep, Outputs
 from parashard.models.keras_rows import Asking, Gathered, Given, KerasRows, lent

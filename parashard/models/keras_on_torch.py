@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array
-from parashard.models.framework import NOT_IN_PLACE, WrongModel
+from parashard.errors import WrongModel
+from parashard.models.framework import (
+    NOT_IN_PLACE,
+)
 from parashard.models.keras_backends import Function, Gradients, KerasStep, Outputs
 from parashard.models.keras_rows import NO_KEYS, NO_ROWS, KerasRows, lent
 from parashard.models.row_places import check_width

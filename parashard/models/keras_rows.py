@@ -17,7 +17,10 @@ import numpy.typing as npt
 
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves, map_leaves
-from parashard.models.framework import WrongModel, host_array
+from parashard.errors import WrongModel
+from parashard.models.framework import (
+    host_array,
+)
 from parashard.models.row_places import INT32, check_width, places_among, summed_by_table
 from parashard.plan.embedding import Keys
 

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parashard.data.base import Array, Batch
-from parashard.errors import ConfigurationError, ShapeMismatch
+from parashard.errors import ConfigurationError, ShapeMismatch, WrongModel
 from parashard.job.keys import dotted
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.base import LooksUp, Model
 from parashard.models.distinct_keys import distinct_keys
-from parashard.models.framework import WrongModel
 from parashard.models.row_places import Places
 from parashard.models.user_errors import place_of
 from parashard.plan.embedding import EmbeddingTable, Keys, mixed_ids

@@ -8,15 +8,15 @@ from typing import Any, cast
 
 from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
+from parashard.job.model_options import ActivationName, CnnOptions, MlpOptions
 from parashard.layers.base import Layer, Pass, Pullback, Shape
 from parashard.layers.dense import ACTIVATIONS, Dense, Flatten
 from parashard.layers.dropout import Dropout
 from parashard.layers.images import Conv2D, MaxPool2D
-from parashard.layers.sequential import Sequential
 from parashard.metrics import Sums
 from parashard.models.base import Model
 from parashard.models.evaluation import Told
-from parashard.models.options import ActivationName, CnnOptions, MlpOptions
+from parashard.models.sequential import Sequential
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import NO_KEYS

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
+from parashard.job.model_options import RowLedgerOptions, TornOptions
 from parashard.models.due_rows import Applied, due_rows
-from parashard.models.options import RowLedgerOptions, TornOptions
 from parashard.plan.embedding import unmixed
 from parashard.plan.variables import Float32s, Variable
 

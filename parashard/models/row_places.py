@@ -13,11 +13,10 @@ import numpy.typing as npt
 
 from parashard.data.base import Array
 from parashard.data.ragged import NO_KEY
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.declared_table import Table
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.base import HeldTable
-from parashard.models.framework import WrongModel
 from parashard.plan.embedding import EmbeddingTable, Keys, found_among, mixed, mixed_ids, unmixed
 from parashard.plan.variables import Float32s
 

@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import Array
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.declared_table import Table, dimension_of
 from parashard.models.base import HeldTable
-from parashard.models.framework import WrongModel
 from parashard.models.row_places import (
     check_layer,
     places_among,

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from parashard.errors import WrongModel
 from parashard.metrics import Added, Metric, Sums
-from parashard.models.framework import WrongModel
 from parashard.models.user_errors import has_users_line, named_with_line
 
 _DIVIDING: tuple[Any, ...] = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)

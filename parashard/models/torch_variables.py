@@ -11,8 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from parashard.errors import ConfigurationError
-from parashard.models.framework import FROZEN, NOT_IN_PLACE, WrongModel, checked_kind
+from parashard.errors import ConfigurationError, WrongModel
+from parashard.models.framework import (
+    FROZEN,
+    NOT_IN_PLACE,
+    checked_kind,
+)
 from parashard.models.torch_arrays import array_of, torch
 from parashard.plan.state import AVERAGE, COUNTER
 

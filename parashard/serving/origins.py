@@ -15,8 +15,8 @@ from parashard.errors import ConfigurationError
 from parashard.job.embeddings import tables_of
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
-from parashard.launch.run_files import CHECKPOINTS
 from parashard.launch.run_folders import how_it_ended, place_of, resumed_job, run_named
+from parashard.process.run_files import CHECKPOINTS
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
 from parashard.serving.checkpoint_watcher import CheckpointWatcher

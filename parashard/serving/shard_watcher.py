@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from parashard._proto import shard_pb2 as pb
 from parashard._proto import shard_pb2_grpc
+from parashard.client.proto_conversion import plan_from
 from parashard.client.pulled_rows import TableSet
 from parashard.errors import ParashardError, StalePlan, WrongRun
 from parashard.plan.embedding import EmbeddingTable
@@ -20,7 +21,6 @@ from parashard.plan.partition import Plan
 from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.coordinator_client import CoordinatorClient
-from parashard.protocol.proto_conversion import plan_from
 from parashard.security.credentials import Credentials
 from parashard.serving.checkpoint_watcher import Published, Sight
 from parashard.serving.live_shard import Ask, LiveShard

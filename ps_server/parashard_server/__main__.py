@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.retention import CommonRounds
+from parashard.client.proto_conversion import interval_messages
 from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.process import failpoints
 from parashard.process.allocator import MESSAGES, keep_freed_memory
@@ -29,7 +30,6 @@ from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import ShardStart
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.coordinator_watchdog import client_of
-from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import Server, join_address
 from parashard.security.identity import Role
 from parashard.store import open_store

@@ -9,6 +9,7 @@ from dataclasses import replace
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.initial_rows import iterate_initial_rows
 from parashard.checkpoints.state import ShardState, first_slots, first_values
+from parashard.client.proto_conversion import plan_from
 from parashard.encodings import codec, row_codec
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.embeddings import tables_of
@@ -18,7 +19,6 @@ from parashard.plan.partition import ELEMENT_BYTES, Partition
 from parashard.plan.variables import Float32s, Variable
 from parashard.process.compute_threads import threads_for
 from parashard.protocol.messages import Target
-from parashard.protocol.proto_conversion import plan_from
 from parashard.store.base import Store
 from parashard.transports.base import allows
 from parashard.transports.shared_weights import weight_memory

@@ -12,7 +12,7 @@ import pytest
 from job_run import Ended, Expected, JobRun, violations
 from safetensors.numpy import load_file, save_file
 
-from parashard.launch.run_files import WEIGHTS_FILE
+from parashard.process.run_files import WEIGHTS_FILE
 from support.report_oracle import evaluations_of, misreported
 
 DEADLINE_S = 100.0

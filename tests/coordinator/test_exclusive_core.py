@@ -15,7 +15,7 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.job.load import job_from_toml
-from parashard.launch.run_files import REPORT_FILE
+from parashard.process.run_files import REPORT_FILE
 from parashard.process.shell import Stop
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.calls import JobState

@@ -12,8 +12,7 @@ import pytest
 
 import parashard as ps
 from parashard.data.base import Batch
-from parashard.errors import ConfigurationError
-from parashard.models.framework import WrongModel
+from parashard.errors import ConfigurationError, WrongModel
 
 jax: Any = pytest.importorskip("jax", reason="NO TEST OF ps.jax: it is not installed; `make test-frameworks` has it")
 jnp = jax.numpy

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.models.framework import WrongModel
+from parashard.errors import WrongModel
 from support.keras_cases import X, alone, batch, compiled, first_values, keras, kinds, layers, model
 
 ops = keras.ops

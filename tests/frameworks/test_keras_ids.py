@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.errors import ConfigurationError
-from parashard.models.framework import WrongModel
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
 from support.keras_cases import keras, layers

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.errors import ConfigurationError
-from parashard.models.framework import WrongModel
+from parashard.errors import ConfigurationError, WrongModel
 from support.keras_cases import Counting, Y, batch, compiled, first_values, keras, keras_variables, layers, model, net
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.models.framework import WrongModel
+from parashard.errors import WrongModel
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 keras = pytest.importorskip("keras", reason="NO TEST OF ps.keras: it is not installed; `make test-frameworks` has it")

@@ -10,7 +10,7 @@ import pytest
 
 import parashard as ps
 from parashard.data.base import Batch
-from parashard.job.declaration import parts_of
+from parashard.models.declaration import parts_of
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 Y = np.arange(8) % 3

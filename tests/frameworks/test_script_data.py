@@ -13,8 +13,7 @@ from parashard.api.examples import indexed, indexed_inputs
 from parashard.api.source import source_of
 from parashard.data.base import Batch
 from parashard.data.tree import leaves
-from parashard.errors import BadData, ConfigurationError
-from parashard.models.framework import WrongModel
+from parashard.errors import BadData, ConfigurationError, WrongModel
 
 torch: Any = pytest.importorskip(
     "torch", reason="NO TEST OF ps.torch: PyTorch is not installed; `make test-frameworks` has it"

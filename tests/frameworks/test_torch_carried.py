@@ -14,8 +14,7 @@ import pytest
 
 import parashard as ps
 from parashard.data.base import Batch
-from parashard.errors import ConfigurationError
-from parashard.models.framework import WrongModel
+from parashard.errors import ConfigurationError, WrongModel
 from support.script_run import ScriptRun
 
 torch: Any = pytest.importorskip(

@@ -12,9 +12,11 @@ import parashard as ps
 from parashard.api.batching import Accumulated
 from parashard.client.pulled_rows import TableSet
 from parashard.data.base import Batch
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.models.base import HeldTable
-from parashard.models.framework import WrongModel, step_seed
+from parashard.models.framework import (
+    step_seed,
+)
 from parashard.models.looking_up import looked_up, placed
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD

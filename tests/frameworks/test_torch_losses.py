@@ -15,7 +15,7 @@ import pytest
 import parashard as ps
 from parashard.api.source import source_of
 from parashard.errors import ConfigurationError
-from parashard.job.declaration import parts_of
+from parashard.models.declaration import parts_of
 from parashard.plan.steps import StepPlan
 from parashard_worker.computing import read_step
 

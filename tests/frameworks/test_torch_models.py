@@ -10,9 +10,11 @@ import pytest
 
 import parashard as ps
 from parashard.data.base import Batch
-from parashard.errors import ConfigurationError
-from parashard.job.declaration import parts_of
-from parashard.models.framework import WrongModel, step_seed
+from parashard.errors import ConfigurationError, WrongModel
+from parashard.models.declaration import parts_of
+from parashard.models.framework import (
+    step_seed,
+)
 from parashard_server.state.stateful import move
 from support.model_cases import check_metrics_of_batches, first_output
 

@@ -12,9 +12,8 @@ import parashard as ps
 from parashard.api.calls import decoded, encoded
 from parashard.api.examples import indexed
 from parashard.data.base import Batch
-from parashard.errors import BadData, ConfigurationError
-from parashard.job.declaration import parts_of
-from parashard.models.framework import WrongModel
+from parashard.errors import BadData, ConfigurationError, WrongModel
+from parashard.models.declaration import parts_of
 from parashard.plan.embedding import mixed_ids
 
 torch: Any = pytest.importorskip("torch", reason="NO TEST OF TYPES: PyTorch is not installed; `make test-frameworks`")

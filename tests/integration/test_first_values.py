@@ -14,14 +14,14 @@ from safetensors.numpy import save_file
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.verify import damage_in_store
+from parashard.client.proto_conversion import plan_message
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError, NotReady
-from parashard.job.declaration import declare, write_declaration
 from parashard.job.load import as_toml, job_from_toml
+from parashard.models.declaration import declare, write_declaration
 from parashard.plan.variables import values_sha256
 from parashard.process.shell import Stop
 from parashard.process.starts import CoordinatorStart
-from parashard.protocol.proto_conversion import plan_message
 from parashard.store import Store, open_store
 from parashard_coordinator.__main__ import take_up
 from parashard_coordinator.run.resolve import ResolvedJob

@@ -20,10 +20,10 @@ from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.state import whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard
+from parashard.client.proto_conversion import plan_message
 from parashard.errors import NewerFormat
 from parashard.job.load import job_of_run
-from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, REPORT_FILE
-from parashard.protocol.proto_conversion import plan_message
+from parashard.process.run_files import CHECKPOINTS, JOB_FILE, REPORT_FILE
 from parashard.store import open_store
 from parashard_coordinator.run.history import stored_rows
 from parashard_coordinator.run.store import RunStore

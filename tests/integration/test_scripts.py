@@ -13,7 +13,7 @@ import pytest
 
 from parashard.job.load import load_job
 from parashard.job.policy import Policy
-from parashard.launch.run_files import JOB_FILE
+from parashard.process.run_files import JOB_FILE
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from support.cluster_run import DEADLINE_S, eventually
 from support.command_run import DIES_WITH_US

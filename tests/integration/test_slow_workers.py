@@ -16,7 +16,7 @@ import parashard as ps
 from parashard.api import fit_on_cluster, fits
 from parashard.api import trainer as module
 from parashard.api.script import Script
-from parashard.launch.run_files import LOGS
+from parashard.process.run_files import LOGS
 from parashard_coordinator.core.controller import MEASURED
 
 EXAMPLES, EPOCHS, SIZE, WORKERS = 60, 10, 12, 3

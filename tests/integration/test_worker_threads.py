@@ -20,9 +20,9 @@ from parashard.api import fit_on_cluster, fits
 from parashard.api import trainer as module
 from parashard.api.script import Script
 from parashard.api.worker_threads import LOG_FILE
-from parashard.launch.run_files import LOGS
 from parashard.layers import Dense, ReLU
 from parashard.process import failpoints
+from parashard.process.run_files import LOGS
 from support.report_oracle import store_of, unsaved
 from support.waiting import DEADLINE_S, eventually
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.metrics import AUC, NAMED, NormalizedEntropy
 from parashard.models.clicks import THRESHOLDS
-from parashard.models.framework import WrongModel
 
 sklearn_metrics: Any = pytest.importorskip("sklearn.metrics")
 

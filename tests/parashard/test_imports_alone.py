@@ -38,7 +38,7 @@ print(json.dumps(failed))
 
 def public_modules() -> list[str]:
     """Those of the public names, and what frameworks' modules import of ours before their framework."""
-    places = {*parashard._PLACES.values(), "parashard.layers.sequential", "parashard.models.row_places"}
+    places = {*parashard._PLACES.values(), "parashard.models.sequential", "parashard.models.row_places"}
     return sorted(place for place in places if place not in FRAMEWORKS or find_spec(FRAMEWORKS[place]) is not None)
 
 

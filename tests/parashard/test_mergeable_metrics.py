@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from parashard import metrics as m
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.metrics import Metric, Sums
 from parashard.models.evaluation import Totals, judged, metrics_by_name
-from parashard.models.framework import WrongModel
 
 RNG = np.random.default_rng(3)
 CLASSES = RNG.normal(size=(40, 6)).round(1)  # with ties

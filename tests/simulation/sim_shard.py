@@ -20,9 +20,9 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.retention import CommonRounds
+from parashard.client.proto_conversion import interval_messages
 from parashard.errors import ParashardError, RetryLater
 from parashard.protocol import wire
-from parashard.protocol.proto_conversion import interval_messages
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer

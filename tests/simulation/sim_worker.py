@@ -20,6 +20,7 @@ from sim_parts import COORDINATOR, DIGEST, RUN_ID
 from sim_world import Process, Promise, World
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.proto_conversion import view_from
 from parashard.client.pulled import Pulled
 from parashard.errors import (
     InvalidRequest,
@@ -33,7 +34,6 @@ from parashard.errors import (
     Unreachable,
 )
 from parashard.plan.variables import Float32s
-from parashard.protocol.proto_conversion import view_from
 from parashard.transports.base import View
 from parashard_worker.leased import RETRY_PAUSE_S, Joined, LeasedWork, LeaseLimits
 

@@ -24,11 +24,11 @@ import numpy as np
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.encoding import encode, sha256_of
 from parashard.checkpoints.manifest import ShardManifest, ShardPart
+from parashard.client.proto_conversion import plan_message
 from parashard.job.load import as_toml, job_from_toml
-from parashard.launch.run_files import CHECKPOINTS, JOB_FILE
 from parashard.launch.run_folders import write_report
 from parashard.plan.variables import Float32s
-from parashard.protocol.proto_conversion import plan_message
+from parashard.process.run_files import CHECKPOINTS, JOB_FILE
 from parashard.store import open_store
 from parashard.store.claims import Claims
 from parashard_coordinator.core.calls import CompletedStep

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from parashard.data.base import Array, Batch, DataSpec
+from parashard.job.model_options import RowLedgerOptions
 from parashard.models.networks import MlpOptions, MultilayerPerceptron
-from parashard.models.options import RowLedgerOptions
 from parashard.models.oracles import Ledger, RowLedger
 
 QUICK_UNTIL = Path(__file__).with_name("quick-until")

@@ -12,11 +12,11 @@ import pytest
 from parashard.api import fit_on_cluster, fits
 from parashard.api import trainer as module
 from parashard.api.script import Script
-from parashard.job.declaration import write_declaration
 from parashard.job.load import as_toml
 from parashard.launch.run import Outcome
 from parashard.launch.run_folders import keep_origin
 from parashard.launch.runs import Run
+from parashard.models.declaration import write_declaration
 from parashard.plan.variables import Variable
 from parashard.store.arrays import write_arrays
 

@@ -22,13 +22,13 @@ from parashard.checkpoints.state import whole_model
 from parashard.data import open_source
 from parashard.job.embeddings import tables_of
 from parashard.job.load import load_job
-from parashard.launch.run_files import JOB_FILE, WEIGHTS_FILE
 from parashard.launch.stored_rows import StoredTables
 from parashard.models.building import build_model
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import place
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import values_sha256
+from parashard.process.run_files import JOB_FILE, WEIGHTS_FILE
 from parashard.store import open_store
 from parashard.store.base import Store
 from parashard_coordinator.core.saved import Saved

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from parashard.job.declaration import declare_named
 from parashard.job.schema import Job
+from parashard.models.declaration import declare_named
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 
 

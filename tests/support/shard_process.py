@@ -10,10 +10,10 @@ import numpy as np
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.state import ShardState, load
+from parashard.client.proto_conversion import plan_message
 from parashard.job.load import as_toml, job_from_toml
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.proto_conversion import plan_message
 from parashard.store.base import Store
 from parashard.store.claims import Claims
 from parashard_server.build import ShardBuilder

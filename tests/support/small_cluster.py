@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.proto_conversion import plan_message
 from parashard.job.load import as_toml
 from parashard.protocol.coordinator_client import CoordinatorClient
-from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server
 from parashard.store import open_store
 from parashard_coordinator.core.core import Core

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
+from parashard.client.proto_conversion import plan_message
 from parashard.errors import NotStored, ParashardError, RetryLater, StaleIncarnation, StaleRequest
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import PullRun, PushResult, Target
-from parashard.protocol.proto_conversion import plan_message
 from parashard.store import open_store
 from parashard_server.core.shard import Shard
 from support.in_process import plan_of, push_for, variables_of

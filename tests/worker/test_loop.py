@@ -12,9 +12,8 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import Pulled
 from parashard.data.base import BadExample, Batch
-from parashard.errors import TooEarly
+from parashard.errors import TooEarly, WrongModel
 from parashard.models.base import Nothing
-from parashard.models.framework import WrongModel
 from parashard.protocol.messages import PullRun, Push
 from parashard_worker import computing
 from parashard_worker import session as session_module

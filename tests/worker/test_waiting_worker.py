@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.proto_conversion import plan_message
 from parashard.job.load import as_toml, job_from_toml
-from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import CoordinatorService

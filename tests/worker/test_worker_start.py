@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from parashard.launch.run_files import REPORT_FILE
 from parashard.launch.run_folders import LOCK_FILE
+from parashard.process.run_files import REPORT_FILE
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 
 WORKER = [sys.executable, "-P", "-m", "parashard", "worker", "--connect"]

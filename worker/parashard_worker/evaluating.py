@@ -13,8 +13,7 @@ import numpy as np
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue, evaluated_name
 from parashard.client.shard_client import ShardClient
-from parashard.errors import InvalidRequest, ParashardError, RetryLater, StaleIncarnation, StaleRequest
-from parashard.models.framework import WrongModel
+from parashard.errors import InvalidRequest, ParashardError, RetryLater, StaleIncarnation, StaleRequest, WrongModel
 from parashard.models.user_errors import described
 from parashard.plan.variables import Float32s, Variable, as_exported
 from parashard.process.logs import log

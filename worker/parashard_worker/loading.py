@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.proto_conversion import plan_from
 from parashard.data import open_source
 from parashard.data.base import DataSource, DataSpec
 from parashard.encodings import codec
@@ -28,7 +29,6 @@ from parashard.models.looking_up import check_looks_up
 from parashard.plan.partition import Plan
 from parashard.process.compute_threads import limit_threads, thread_variables, threads_for
 from parashard.process.logs import log
-from parashard.protocol.proto_conversion import plan_from
 from parashard_worker.computing import Task
 from parashard_worker.device import open_device
 from parashard_worker.round_weights import round_weights

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.proto_conversion import view_from
 from parashard.client.pulled_rows import TableSet
 from parashard.client.shard_client import ShardClient
 from parashard.job.embeddings import tables_of
@@ -19,7 +20,6 @@ from parashard.job.schema import Job
 from parashard.plan.partition import Plan
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient
-from parashard.protocol.proto_conversion import view_from
 from parashard.security.credentials import Credentials
 from parashard.transports.base import View
 from parashard.transports.choosing import connect_by

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.proto_conversion import plan_from
 from parashard.client.pull_buffers import read_only
 from parashard.data.base import Batch, Indices
 from parashard.errors import (
@@ -50,7 +51,6 @@ from parashard.process.arguments import credentials_in
 from parashard.process.logs import log
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.protocol.proto_conversion import plan_from
 from parashard_worker.computing import NOT_FLOATING_POINT, Task, sendable
 from parashard_worker.device import Cpu
 from parashard_worker.evaluating import check_store, evaluate, keep_evaluated

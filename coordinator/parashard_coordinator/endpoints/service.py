@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
+from parashard.client.proto_conversion import interval_messages
 from parashard.errors import MalformedFrame
 from parashard.metrics import FIGURES, METRICS_MAX, VALUES_MAX
 from parashard.process import failpoints
-from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import SERVER_THREADS, Server
 from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import (

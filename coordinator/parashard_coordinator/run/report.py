@@ -15,7 +15,6 @@ from parashard.checkpoints.rows_digest import RowsDigest
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import StoreFailed
 from parashard.job.embeddings import tables_of
-from parashard.launch.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import write_report
 from parashard.models.base import AuditsRows
 from parashard.models.due_rows import Applied
@@ -24,6 +23,7 @@ from parashard.plan.row_rules import NO_RULES
 from parashard.plan.variables import values_sha256
 from parashard.process.best_effort import failed_writes, why_failed
 from parashard.process.durable import replace_durably, write_durably
+from parashard.process.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store.arrays import write_arrays
 from parashard.telemetry.transfer import Bytes, Overlap
 from parashard_coordinator.core import steering

@@ -1,7 +1,7 @@
 """Resolves a job file against the declared data and model: variables, plan, number of steps, digest.
 
 Every mismatch between a job, its data and its model is a ConfigurationError before any step runs. Opens neither data
-nor model: `parashard.job.declaration` does, here or in another process.
+nor model: `parashard.models.declaration` does, here or in another process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from parashard.data.base import DataSpec
 from parashard.encodings.encoding import Encoding
 from parashard.errors import BadData, ConfigurationError
 from parashard.figures import counted
-from parashard.job.declaration import DeclaredJob
 from parashard.job.digest import identity_digest, job_identity
 from parashard.job.embeddings import tables_of
 from parashard.job.keys import dotted
@@ -29,6 +28,7 @@ from parashard.job.schema import Job
 from parashard.job.sections import ClusterOptions, received_bytes
 from parashard.job.settings import apply_settings
 from parashard.models.base import Audited
+from parashard.models.declaration import DeclaredJob
 from parashard.plan.embedding import KeyedRows
 from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split
 from parashard.plan.slots import NO_SLOTS, Slots

@@ -43,13 +43,13 @@ from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotReady, NotStored, Superseded
 from parashard.job.differences import differences, in_words
 from parashard.job.digest import changed_keys
-from parashard.launch.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.plan.embedding import KeyedRows
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
+from parashard.process.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store.base import Store
 from parashard.store.claims import newest_claim
 from parashard_coordinator.core.saved import Saved

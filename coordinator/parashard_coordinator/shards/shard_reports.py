@@ -16,9 +16,9 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import shard_folder
 from parashard.checkpoints.manifest import ShardPart
+from parashard.client.proto_conversion import intervals_from
 from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.intervals import IntervalSet
-from parashard.protocol.proto_conversion import intervals_from
 from parashard.settings.reading import read_table
 from parashard.settings.validation import wrong_keys
 from parashard_coordinator.core.calls import Announcement

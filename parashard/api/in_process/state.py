@@ -17,17 +17,17 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import ShardPart
 from parashard.checkpoints.retention import CommonRounds
+from parashard.client.proto_conversion import plan_message
 from parashard.client.pulled_rows import PulledRows, RowPart, TableSet
 from parashard.client.shard_client import ShardClient
-from parashard.job.declaration import DeclaredJob
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
 from parashard.job.schema import Job
+from parashard.models.declaration import DeclaredJob
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import NO_KEYS, Ack, Fetched, PullRun, Push, Weights
-from parashard.protocol.proto_conversion import plan_message
 from parashard.store.base import Store
 from parashard.store.claims import Claims, claim_incarnation
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, View, no_rows

@@ -27,7 +27,6 @@ from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, P
 from parashard.figures import count
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
-from parashard.launch.run_files import JOB_FILE
 from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.run_follower import CallbackFailed
 from parashard.launch.runs import Run
@@ -40,6 +39,7 @@ from parashard.process.backoff import retry_pause_s
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.durable import sync_upwards, write_durably
 from parashard.process.full_disk import disk_failed
+from parashard.process.run_files import JOB_FILE
 from parashard.store import open_store
 from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import (

@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 
 from parashard._proto import shard_pb2, shard_pb2_grpc
+from parashard.client.proto_conversion import interval_messages
 from parashard.errors import LimitExceeded, MalformedFrame, StaleIncarnation, Superseded, Unreachable, WrongRun
 from parashard.protocol import wire
 from parashard.protocol.messages import MESSAGE_BYTES_MAX
-from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import Server, data_deadline_s, data_handlers
 from parashard.transports import memory
 from parashard.transports.grpc import SERVICE

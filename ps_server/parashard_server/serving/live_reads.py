@@ -13,10 +13,10 @@ from typing import TypeVar
 import numpy as np
 
 from parashard._proto import shard_pb2 as pb
+from parashard.client.proto_conversion import interval_messages
 from parashard.errors import MalformedFrame, ParashardError, PeerFailed, UnknownVariable
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.protocol.messages import Target
-from parashard.protocol.proto_conversion import interval_messages
 from parashard.serving.published_rows import BucketDigests
 from parashard_server.core.shard import Shard
 from parashard_server.serving.request_handler import RequestHandler

@@ -19,7 +19,7 @@ from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import ShardPart
 from parashard.errors import MalformedFrame, Superseded
 from parashard.job.load import job_from_toml
-from parashard.launch.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
+from parashard.process.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.process.shell import Stop
 from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation

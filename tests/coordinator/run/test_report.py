@@ -12,9 +12,9 @@ from safetensors import safe_open
 from parashard.checkpoints.row_files import StoredRows
 from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
 from parashard.job.load import job_from_toml
-from parashard.launch.run_files import REPORT_FILE
 from parashard.plan.embedding import mixed
 from parashard.plan.variables import Float32s, values_sha256
+from parashard.process.run_files import REPORT_FILE
 from parashard_coordinator.core.callback_progress import DecidedRate
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.status import StatusView

@@ -10,8 +10,8 @@ import pytest
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import ShardPart
 from parashard.errors import Superseded
-from parashard.launch.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.plan.partition import Plan, fixed_shards, place, split
+from parashard.process.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.run.store import RunStore

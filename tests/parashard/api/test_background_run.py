@@ -16,11 +16,11 @@ from parashard.api.background import BackgroundRun, Variables, within
 from parashard.data.base import DataSpec
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.declaration import declare
 from parashard.launch.programs import Program
 from parashard.launch.run import INTERRUPTED, Outcome
 from parashard.launch.runs import Run
 from parashard.launch.steering import Steering
+from parashard.models.declaration import declare
 from parashard.process.shell import ExitCode
 from support.waiting import DEADLINE_S
 

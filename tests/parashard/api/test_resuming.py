@@ -15,9 +15,9 @@ import parashard as ps
 from parashard.api import trainer as module
 from parashard.api.code import code_of
 from parashard.errors import ConfigurationError
-from parashard.job.declaration import read_declaration
 from parashard.launch.programs import ResumeFlags, program_of, write_program
 from parashard.launch.run_folders import launcher_lock
+from parashard.models.declaration import read_declaration
 from support.played_fits import Line, Runs, X, Y, played_runs  # noqa: F401  # a fixture
 
 

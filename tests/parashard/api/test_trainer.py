@@ -14,9 +14,8 @@ import pytest
 import parashard as ps
 from parashard.api.jobs import check_same_model
 from parashard.data.base import Batch, DataSpec
-from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.declaration import declare, read_declaration, write_declaration
-from parashard.models.framework import WrongModel
+from parashard.errors import ConfigurationError, JobFailed, WrongModel
+from parashard.models.declaration import declare, read_declaration, write_declaration
 from support.played_fits import Line, Runs, X, Y, played_runs  # noqa: F401  # a fixture
 
 

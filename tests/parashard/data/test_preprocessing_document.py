@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 from parashard.data.base import Batch
 from parashard.data.csv import CsvOptions, open_csv
 from parashard.data.preprocessing import as_json
+from parashard.job.model_options import MlpOptions
 from parashard.models.building import build_model
-from parashard.models.options import MlpOptions
 from parashard.plan.variables import initial_rows
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "preprocessing.md"

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 import parashard.data.options
+import parashard.job.model_options
 import parashard.job.schema
-import parashard.models.options
 import parashard.plan.optimizers  # noqa: F401  # these have the tables
 from parashard.errors import ConfigurationError
 from parashard.job.load import job_from_toml
@@ -24,7 +24,7 @@ from support.small_job import SMALL_JOB
 
 OWNERS = {
     *(f"parashard.job.{name}" for name in ("embeddings", "schema", "settings", "tables")),
-    *("parashard.data.options", "parashard.models.options", "parashard.plan.optimizers", "parashard.plan.schedules"),
+    *("parashard.data.options", "parashard.job.model_options", "parashard.plan.optimizers", "parashard.plan.schedules"),
 }
 WHOLE = (-(2**63), -1, 0, 1, 10**9, 2**53 + 1, 2**64, 10**400)
 ANY_NUMBER = {"seed", "split_seed", "target_loss", "target_mean_squared_error", "noise", "kernel", "shared", "rows"}

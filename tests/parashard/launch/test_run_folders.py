@@ -13,7 +13,6 @@ import pytest
 
 from parashard.errors import ConfigurationError
 from parashard.launch import run_folders
-from parashard.launch.run_files import JOB_FILE, REPORT_FILE
 from parashard.launch.run_folders import (
     LOCK_FILE,
     check_in_progress,
@@ -29,6 +28,7 @@ from parashard.launch.run_folders import (
     unchanged_if_refused,
 )
 from parashard.process.durable import write_durably
+from parashard.process.run_files import JOB_FILE, REPORT_FILE
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 
 

@@ -14,9 +14,9 @@ from parashard.display.live import NoView
 from parashard.errors import ConfigurationError, JobFailed, ParashardError, StoreFailed
 from parashard.job.load import load_job
 from parashard.launch.run import INTERRUPTED, run_job
-from parashard.launch.run_files import NEW_JOB_FILE
 from parashard.launch.run_folders import read_report, write_report
 from parashard.launch.runs import Run
+from parashard.process.run_files import NEW_JOB_FILE
 from parashard.process.shell import ExitCode, exit_code_of
 from parashard.store.local import LocalStore
 from support.checkpoint_cases import write_plan, write_shard

@@ -15,10 +15,10 @@ from parashard.display.live import NoView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, Unreachable
 from parashard.job.load import load_job
 from parashard.launch.local_cluster import Ended, ScriptCommand
-from parashard.launch.run_files import NEW_JOB_FILE, REPORT_FILE
 from parashard.launch.running import Running
 from parashard.launch.runs import Run
 from parashard.process.backoff import BACKOFF_MAX_S
+from parashard.process.run_files import NEW_JOB_FILE, REPORT_FILE
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 from parashard.security.identity import Role

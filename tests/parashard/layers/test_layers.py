@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard import layers as L
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.layers.row_sums import summed_by_row
-from parashard.layers.sequential import Sequential
-from parashard.models.framework import WrongModel
 from parashard.models.networks import PooledConv2D
+from parashard.models.sequential import Sequential
 from support.model_cases import OnBoth
 from support.tiers import fewer
 

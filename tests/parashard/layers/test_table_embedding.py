@@ -12,8 +12,7 @@ import pytest
 import parashard as ps
 from parashard.client.pulled_rows import TableSet
 from parashard.data.base import Batch
-from parashard.errors import ConfigurationError
-from parashard.models.framework import WrongModel
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.models.looking_up import looked_up, placed
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD

@@ -10,9 +10,9 @@ import pytest
 
 from parashard.data.ragged import NO_KEY
 from parashard.errors import ConfigurationError
+from parashard.job.model_options import ModelOptions
 from parashard.models.base import LooksUp, Model
 from parashard.models.building import build_model
-from parashard.models.options import ModelOptions
 from parashard.models.row_places import bags_of, combined, keys_of_lists
 from parashard.plan.embedding import Combiner, mixed
 from parashard.settings.validation import validated

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.checkpoints.row_files import StoredRows
+from parashard.job.model_options import RowLedgerOptions
 from parashard.models.due_rows import Applied, entries_of
-from parashard.models.options import RowLedgerOptions
 from parashard.models.oracles import TABLE, RowLedger
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD

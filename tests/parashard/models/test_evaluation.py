@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.metrics import AUC, Mean, Sums
 from parashard.models.evaluation import Totals, judged, metrics_by_name, no_means
-from parashard.models.framework import WrongModel
 
 RNG = np.random.default_rng(0)
 OUTPUTS, TARGETS = RNG.normal(size=60), RNG.integers(0, 2, 60)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from parashard.data.base import Batch
-from parashard.errors import ConfigurationError
-from parashard.models.framework import WrongModel
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.models.looking_up import check_looks_up, keys_of_all, looked_up, placed, unused_tables, uses_tables
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD

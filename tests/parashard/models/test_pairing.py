@@ -10,8 +10,11 @@ import pytest
 
 import parashard as ps
 from parashard.data.base import Batch
+from parashard.errors import WrongModel
 from parashard.layers import Dense
-from parashard.models.framework import Pairing, WrongModel
+from parashard.models.framework import (
+    Pairing,
+)
 
 DRAWN = np.random.default_rng(0)
 OUTPUTS, TARGETS = (DRAWN.standard_normal(32).astype(np.float32) for _ in range(2))

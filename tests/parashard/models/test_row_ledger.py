@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from parashard.checkpoints.row_files import StoredRows
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
+from parashard.job.model_options import RowLedgerOptions
 from parashard.models.base import Audited, AuditsRows, LooksUp
 from parashard.models.building import build_model
-from parashard.models.options import RowLedgerOptions
 from parashard.models.oracles import LEDGER_EPOCHS_MAX, TABLE, RowLedger
 from parashard.plan.embedding import mixed
 from support.model_cases import spec_of

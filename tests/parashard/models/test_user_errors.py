@@ -14,8 +14,7 @@ import parashard
 import parashard_coordinator
 import parashard_server
 import parashard_worker
-from parashard.errors import NotReady
-from parashard.models.framework import WrongModel
+from parashard.errors import NotReady, WrongModel
 from parashard.models.networks import SoftmaxRegression
 from parashard.models.user_errors import _is_the_users, _not_the_users, described, place_of
 from parashard.process.path_text import short_path

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from parashard.errors import ConfigurationError
+from parashard.job.model_options import UserOptions
 from parashard.models.building import build_model
-from parashard.models.options import UserOptions
 from parashard.settings.validation import validated
 from support.model_cases import spec_of
 

@@ -14,11 +14,11 @@ from parashard._proto import coordinator_pb2_grpc
 from parashard.checkpoints.catalogue import RUN_NAME
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import RunRecord
+from parashard.client.proto_conversion import plan_message
 from parashard.errors import ConfigurationError
 from parashard.job.load import as_toml, load_job
 from parashard.launch.run_folders import write_report
 from parashard.protocol import rpc
-from parashard.protocol.proto_conversion import plan_message
 from parashard.serving.origins import Origin, origin_of
 from parashard.serving.server import Ports
 from parashard.store import open_store

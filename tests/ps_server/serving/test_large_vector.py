@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parashard.client.proto_conversion import plan_message
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Slice
-from parashard.protocol.proto_conversion import plan_message
 from parashard.store import open_store
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.tcp import TcpTransport

@@ -9,6 +9,7 @@ import pytest
 
 from parashard._proto import shard_pb2, shard_pb2_grpc
 from parashard.checkpoints.manifest import ShardPart
+from parashard.client.proto_conversion import intervals_from
 from parashard.errors import (
     DamagedCheckpoint,
     MalformedFrame,
@@ -21,7 +22,6 @@ from parashard.errors import (
 )
 from parashard.plan.intervals import IntervalSet
 from parashard.protocol import rpc
-from parashard.protocol.proto_conversion import intervals_from
 from support.shard_process import ADAM, RUN, ShardProcess, bits_of
 from support.store_fakes import MemoryStore
 from support.waiting import DEADLINE_S

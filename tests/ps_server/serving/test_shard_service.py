@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from parashard._proto import shard_pb2, shard_pb2_grpc
+from parashard.client.proto_conversion import intervals_from
 from parashard.client.shard_client import ShardClient
 from parashard.errors import (
     LimitExceeded,
@@ -25,7 +26,6 @@ from parashard.errors import (
 from parashard.plan.intervals import IntervalSet
 from parashard.protocol import rpc, wire
 from parashard.protocol.messages import PushResult
-from parashard.protocol.proto_conversion import intervals_from
 from parashard.transports.base import ShardAddress, View
 from parashard.transports.grpc import SERVICE
 from parashard_server.core.shard import Shard

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parashard.client.proto_conversion import plan_message
 from parashard.errors import QueueFull, RetryLater, Unreachable
 from parashard.job.sections import QUEUE_GRAIN_BYTES
 from parashard.plan.partition import Partition
@@ -21,7 +22,6 @@ from parashard.plan.variables import Variable
 from parashard.protocol import rpc, wire
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Ack, Push, PushResult, Slice
-from parashard.protocol.proto_conversion import plan_message
 from parashard.security import grpc_admission
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.grpc import SERVICE, GrpcTransport

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from parashard.errors import ConfigurationError
+from parashard.job.model_options import CnnOptions, MlpOptions, ModelOptions, UserOptions
 from parashard.models.building import build_model
 from parashard.models.networks import ConvolutionalNetwork, MultilayerPerceptron
-from parashard.models.options import CnnOptions, MlpOptions, ModelOptions, UserOptions
 from parashard.plan.variables import Variable
 from parashard.settings.validation import validated
 from support.model_cases import CLASSIFIERS, built, spec_of

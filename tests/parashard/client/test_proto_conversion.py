@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard._proto import coordinator_pb2, shard_pb2
+from parashard.client.proto_conversion import interval_messages, intervals_from, plan_from, plan_message
 from parashard.errors import MalformedFrame
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import fixed_shards, place, split
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.proto_conversion import interval_messages, intervals_from, plan_from, plan_message
 
 variables = st.builds(
     Variable,

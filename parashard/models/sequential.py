@@ -16,13 +16,17 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.data.tree import rows_of
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.declared_table import Table
 from parashard.layers.base import Layer, LooksUpLayer, Pass, Pullback, Shape, Shapes
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.models.base import HeldTable
 from parashard.models.evaluation import Given, Told, added_up, judged, metrics_by_name
-from parashard.models.framework import PARAMETER, Pairing, WrongModel, takes_weights
+from parashard.models.framework import (
+    PARAMETER,
+    Pairing,
+    takes_weights,
+)
 from parashard.models.looking_up import placed
 from parashard.models.row_places import rows_held
 from parashard.plan.embedding import EmbeddingTable, Keys

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 from parashard.data import open_source
 from parashard.data.base import DataSpec, Field, HashedTexts
 from parashard.errors import BadData, ConfigurationError, StoreFailed
-from parashard.job.declaration import (
+from parashard.job.load import job_from_toml
+from parashard.models.declaration import (
     RECORD_FILE,
     ROWS_FILE,
     SLOTS_FILE,
@@ -24,7 +25,6 @@ from parashard.job.declaration import (
     read_declaration,
     write_declaration,
 )
-from parashard.job.load import job_from_toml
 from parashard.plan.embedding import KeyedRows
 from parashard.plan.slots import Slots
 from parashard.plan.variables import Float32s, Initializer, Variable
@@ -159,7 +159,7 @@ def test_a_disk_that_is_full_is_a_sentence_with_its_place(
     def full(*arguments: object) -> None:
         raise OSError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("parashard.job.declaration.write_arrays", full)
+    monkeypatch.setattr("parashard.models.declaration.write_arrays", full)
     with pytest.raises(StoreFailed, match=rf"{tmp_path}: cannot write what the job begins with: I/O error: No space"):
         write_declaration(tmp_path, declared)
     assert not (tmp_path / RECORD_FILE).exists()
