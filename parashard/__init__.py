@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from parashard.api.cached import cached as cached
     from parashard.api.cached import parquet as parquet
     from parashard.api.cluster import Cluster as Cluster
-    from parashard.api.connect import connect as connect
+    from parashard.api.cluster import connect as connect
     from parashard.api.coordinator import Coordinator as Coordinator
     from parashard.api.coordinator import FunctionFailed as FunctionFailed
     from parashard.api.coordinator import RemoteValue as RemoteValue
+    from parashard.api.fits import History as History
     from parashard.api.functions import function as function
-    from parashard.api.history import History as History
     from parashard.api.opened import open_data as open_data
     from parashard.api.script import is_worker as is_worker
     from parashard.api.sidecar import SidecarEvaluator as SidecarEvaluator
@@ -70,12 +70,12 @@ _PLACES = {
     "CentralStorageStrategy": "parashard.api.strategies",
     "Cluster": "parashard.api.cluster",
     "ConfigurationError": "parashard.errors",
-    "connect": "parashard.api.connect",
+    "connect": "parashard.api.cluster",
     "Coordinator": "parashard.api.coordinator",
     "FTRL": "parashard.plan.optimizers",
     "function": "parashard.api.functions",
     "FunctionFailed": "parashard.api.coordinator",
-    "History": "parashard.api.history",
+    "History": "parashard.api.fits",
     "is_worker": "parashard.api.script",
     "jax": "parashard.jax",
     "JobFailed": "parashard.errors",

@@ -24,10 +24,10 @@ from benchmarks.statistics.schedule import Method, Outcome, Schedule, Vector
 from benchmarks.statistics.trial import Trial
 from benchmarks.statistics.virtual_shard import VirtualShard
 from benchmarks.statistics.virtual_worker import Leased, VirtualWorker
+from parashard.api.backends import tried
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.fits import FitCall
 from parashard.api.in_process.state import take_up
-from parashard.api.splitting import tried
 from parashard.data.base import Batch
 from parashard.data.tree import rows_of
 from parashard.display.live import JobView

@@ -8,22 +8,24 @@
                 session.push(step, {"w": ...})
         weights = cluster.weights()
 
-Owns the declaration of such a job. Knows no loop: `parashard.api.connect` joins it.
+Owns the declaration of such a job, and what `connect` is given; the session is a worker's
+(`parashard_worker.program`), and is imported with the first call.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from parashard.api.background import BackgroundRun, Variables, within
 from parashard.api.batching import checked_size
-from parashard.api.jobs import Parts, checked_optimizer, checked_servers, job_of
+from parashard.api.jobs import checked_optimizer, checked_servers, job_of, plain_tables
 from parashard.api.resuming import unfinished
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
@@ -31,13 +33,17 @@ from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table, checked_tables
 from parashard.job.sections import job_name_from
-from parashard.launch.run_folders import new_run_dir
+from parashard.launch.run_folders import as_begun, new_run_dir, place_of
 from parashard.launch.runs import Run, job_credentials
 from parashard.launch.steering import Steering
 from parashard.models.declaration import declare
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.steps import parts_of_batch
 from parashard.plan.variables import Float32s
+from parashard.process.arguments import tls_folder
+
+if TYPE_CHECKING:
+    from parashard_worker.program import ProgramSession, Step
 
 FINISH_S = 600.0
 
@@ -98,24 +104,20 @@ class Cluster:
             consistency=consistency, tls_dir=chosen.tls_dir, **{**chosen.cluster, "workers": 0}
         )
         self._tables = checked_tables(tables)
-        parts = Parts(
-            name or (SCRIPT.job_name if SCRIPT.has_file else job_name_from(file.stem, "session")),
-            checked_optimizer(optimizer),
-            sessions,
-            seed,
-            settings or {},
-            tables=self._tables,
-        )
-        loaded = job_of(parts, file, {"epochs": epochs, "batch_size": batch_size})
+        name = name or (SCRIPT.job_name if SCRIPT.has_file else job_name_from(file.stem, "session"))
+        job = {"name": name, "seed": seed, "epochs": epochs, "batch_size": batch_size}
+        loaded = job_of(file, sessions, checked_optimizer(optimizer), job, settings, tables=plain_tables(self._tables))
         declared = declare(DataSpec(examples, 0, (), 0, "of the sessions"), Variables(variables))
         begun = SCRIPT.asked_run
         if begun is None and (resume or SCRIPT.is_resumed):
-            begun = unfinished(parts.name, "ps.Cluster")
+            begun = unfinished(name, "ps.Cluster")
         credentials = job_credentials(chosen.tls_dir)
-        self.run_dir = (begun or new_run_dir(None, parts.name)).absolute()
+        self.run_dir = (begun or new_run_dir(None, name)).absolute()
         run = Run(loaded, self.run_dir, declared, credentials)
         if begun is not None:
-            run = run._replace(resume=True, from_checkpoint=SCRIPT.resume_flags.from_checkpoint)
+            run = run._replace(
+                loaded=as_begun(loaded, begun), resume=True, from_checkpoint=SCRIPT.resume_flags.from_checkpoint
+            )
         self._run = BackgroundRun(run, Steering(), SCRIPT.program("ps.Cluster"))
 
     def __enter__(self) -> Self:
@@ -159,3 +161,54 @@ class Cluster:
     def stop(self) -> None:
         """End it here: shards save their state, and `resume=True` goes on."""
         self._run.stop()
+
+
+def connect(
+    run: str | os.PathLike[str],
+    *,
+    name: str = "",
+    data: bool = True,
+    settings: Mapping[str, Any] | None = None,
+    tls_dir: str | os.PathLike[str] | None = None,
+    keys: Callable[[Step], Mapping[str, Any]] | None = None,
+) -> ProgramSession:
+    """Return a session in a job that runs; it joins where its `with` begins.
+
+    Parameters
+    ----------
+    run : str or path
+        A run directory, a name under `runs/`, or the coordinator's host:port.
+    name : str
+        Its name in the job; default: the next free one.
+    data : bool
+        Whether steps come with their examples, and held-out examples are judged by the job's model: where a job file
+        names data and model. A script's are only in its own workers; False: no job's are opened.
+    settings : mapping of str to object, optional
+        What is elsewhere on this machine, such as {"data.path": "/mnt/mnist"}.
+    tls_dir : path, optional
+        Credentials, of a cluster that asks for them; default: `PARASHARD_TLS_DIR`.
+    keys : callable (step) -> mapping of str to array of whole numbers, optional
+        Of a job with embedding tables: the ids whose rows a step needs, by table, in any shape; default: those that the
+        job file's model names. It is called before the step's rows are pulled.
+
+    Raises
+    ------
+    ConfigurationError
+        If `run` is none of these, or `keys` no function.
+    """
+    from parashard_worker.program import ProgramSession
+
+    if not isinstance(run, str | os.PathLike) or not os.fspath(run):
+        raise ConfigurationError(
+            f"ps.connect takes a run directory, a name under runs/ or the coordinator's host:port, found {run!r}"
+        )
+    if keys is not None and not callable(keys):
+        raise ConfigurationError(f"ps.connect: keys is a function of a step, found {type(keys).__name__}")
+    return ProgramSession(
+        place_of(os.fspath(run)),
+        name=name,
+        data=data,
+        overrides=[(key, value, "settings") for key, value in (settings or {}).items()],
+        tls_dir=tls_folder(tls_dir),
+        keys=keys,
+    )

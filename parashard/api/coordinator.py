@@ -24,7 +24,7 @@ from parashard.api.batching import checked_size
 from parashard.api.calls import Calls, Failure, FunctionCall, PerWorker
 from parashard.api.code import RunCode, code_of, write_code
 from parashard.api.functions import Function, name_of, names_now
-from parashard.api.jobs import Parts, check_same_call, checked_optimizer, checked_servers, job_of
+from parashard.api.jobs import check_same_call, checked_optimizer, checked_servers, job_of, plain_tables
 from parashard.api.scheduled import ScheduledFunctions, ScheduledSource
 from parashard.api.script import COORDINATOR, SCRIPT
 from parashard.api.strategies import PROCESSES, THREADS, ParameterServerStrategy
@@ -185,16 +185,15 @@ class Coordinator:
         self._keeping = threading.Lock()  # of the files of calls, and of how many bytes they have
         self._kept_bytes = 0
         with SCRIPT.call(COORDINATOR) as call:
-            parts = Parts(
-                name or SCRIPT.job_name,
-                checked_optimizer(optimizer),
+            loaded = job_of(
+                SCRIPT.path,
                 chosen,
-                seed,
-                settings or {},
-                tables=self._tables,
+                checked_optimizer(optimizer),
+                {"name": name or SCRIPT.job_name, "seed": seed, "epochs": 1, "batch_size": 1},
+                settings,
+                tables=plain_tables(self._tables),
+                cluster={"device": "cpu", "speculate_after": 0},  # a function may have effects: no second run
             )
-            calm = {"device": "cpu", "speculate_after": 0}  # a function may have effects: no second run without a death
-            loaded = job_of(parts, SCRIPT.path, {"epochs": 1, "batch_size": 1}, cluster=calm)
             if SCRIPT.is_worker:
                 self._work(loaded, variables)
             self._steering = Steering(open_length=True, on_report=self._note)

@@ -7,16 +7,15 @@ framework: data of one come with it. Called by `parashard.api.source` and `paras
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from parashard.api.arrays import ArrayExamples, arrays_of, tree_of
 from parashard.api.datasets import BatchExamples, DatasetExamples, Targets, named_parts
 from parashard.api.frames import is_frame
-from parashard.api.loaders import is_loader, unwrapped
 from parashard.data.base import BadExample, Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData, ConfigurationError
@@ -207,3 +206,50 @@ def _check_py_dataset(base: Any, data: Any, what: str) -> None:
                 f"{what}: {name} has {hook}, and here an index is the same batch in every epoch, wherever it is "
                 "computed: leave it out; the batches are shuffled in each epoch"
             )
+
+
+class Unwrapped(NamedTuple):
+    """What of a loader is used; `collate` is None where items are only stacked, `drop_last` of a shorter last batch."""
+
+    dataset: Any
+    batch_size: int
+    collate: Callable[[list[Any]], Any] | None
+    drop_last: bool
+
+
+def is_loader(data: Any) -> bool:
+    """Tell whether something is a DataLoader of PyTorch."""
+    loading = sys.modules.get("torch.utils.data")
+    return loading is not None and isinstance(data, loading.DataLoader)
+
+
+def unwrapped(loader: Any, what: str) -> Unwrapped:
+    """Return what of a loader is used.
+
+    Raises
+    ------
+    BadData
+        If its batches are not those of a job: each example of a dataset with a length once in each epoch.
+    """
+    torch_data: Any = sys.modules["torch.utils.data"]
+    instead = "pass its dataset, with batch_size="
+    if isinstance(loader.dataset, torch_data.IterableDataset):
+        raise BadData(
+            f"{what}: the DataLoader's dataset can only be iterated, and a step names its examples by index: pass "
+            "ps.cached(dataset, folder), which writes the examples once"
+        )
+    if loader.batch_size is None or type(loader.batch_sampler) is not torch_data.BatchSampler:
+        raise BadData(f"{what}: the DataLoader makes its batches itself (batch_sampler, or no batch_size): {instead}")
+    sampler = loader.sampler
+    plain = type(sampler) is torch_data.SequentialSampler or (
+        type(sampler) is torch_data.RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(loader.dataset)
+    )
+    if not plain:
+        raise BadData(
+            f"{what}: the DataLoader's sampler is {type(sampler).__name__}, and a job has each example once in each "
+            f"epoch, in an order of its own: {instead}, or a torch.utils.data.Subset"
+        )
+    collate = None if loader.collate_fn is torch_data.default_collate else loader.collate_fn
+    return Unwrapped(loader.dataset, loader.batch_size, collate, bool(loader.drop_last))

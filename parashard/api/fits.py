@@ -1,10 +1,11 @@
 """A call of `Trainer.fit` from its folder to its answer, and the interface of the backends that train it.
 
-Knows neither backend: `parashard.api.fit_on_cluster` and `parashard.api.fit_here`. Called by `parashard.api.trainer`.
+Knows no backend (`parashard.api.backends`). Called by `parashard.api.trainer`.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -14,25 +15,24 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.code import CODE_FILE, Code, RunCode, note_code, resumed_code, write_code
 from parashard.api.generators import kept_generators
-from parashard.api.history import History, say_end
 from parashard.api.script import SCRIPT
-from parashard.api.tracebacks import warn
 from parashard.api.trained_model import TrainedModel
 from parashard.api.trained_optimizer import TrainedOptimizer, updates_after
+from parashard.api.user_calls import warn
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.running import Callbacks
 from parashard.data.base import DataSource
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.summary import not_learned
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.load import LoadedJob, job_of_run
+from parashard.job.load import LoadedJob
 from parashard.launch.programs import write_program
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, owned, unchanged_if_refused
 from parashard.launch.runs import Run
 from parashard.models.base import Model, TellsMetrics
 from parashard.models.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, declare
 from parashard.process.path_text import short_path
-from parashard.process.run_files import CALLS_FILE, JOB_FILE, ORIGIN_FILE, PROGRAM_FILE
+from parashard.process.run_files import CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE
 from parashard.store import open_store
 
 RECORDS = (CODE_FILE, CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, RECORD_FILE, VALUES_FILE, ROWS_FILE)
@@ -118,13 +118,6 @@ class FitBackend(Protocol):
         KeyboardInterrupt
             After Ctrl-C or SIGTERM, once the state is saved.
         """
-
-
-def as_begun(call: FitCall, begun: Path | None) -> FitCall:
-    """Return a call with what the run that it goes on with has chosen where the call leaves it open."""
-    if begun is None:
-        return call
-    return call._replace(loaded=call.loaded.as_begun(job_of_run(begun / JOB_FILE).job))
 
 
 def run_fit(
@@ -224,3 +217,64 @@ def _follower(call: FitCall, run: Run, view: JobView) -> CallbackFollower:
     store = partial(open_store, run.store_url)
     model = call.model if isinstance(call.model, TellsMetrics) else None
     return CallbackFollower(callbacks, run.folder, store, view.say, resume=run.resume, model=model, parts=steps.parts)
+
+
+class History:
+    """What a `fit` did.
+
+    Attributes
+    ----------
+    history : dict of str to list of float
+        By epoch: "loss", the mean over its examples, the model's metrics over its batches by their names, what the
+        validation data gave at its end as "val_NAME", and what callbacks added; NaN where the report has no finite
+        figure. But in `sync:N` "val_steps": how many batches were in the weights that were evaluated; more
+        than at the epoch's end where training did not wait.
+    epoch : list of int
+        Their numbers, from 0 on, or from `initial_epoch`.
+    report : dict
+        The run's report (`report.json`).
+    run_dir : Path
+        The run's folder: weights, checkpoints, logs.
+    """
+
+    def __init__(
+        self,
+        report: dict[str, Any],
+        run_dir: Path,
+        history: Mapping[str, list[float]] | None = None,
+        *,
+        first_epoch: int = 0,
+    ) -> None:
+        self.report = report
+        self.run_dir = run_dir
+        figures = history or _reported(report)
+        self.history: dict[str, list[float]] = {name: [_number(value) for value in figures[name]] for name in figures}
+
+        self.epoch = [first_epoch + number for number in range(max(map(len, self.history.values()), default=0))]
+
+    def __repr__(self) -> str:
+        last = ", ".join(f"{name} {values[-1]:.4g}" for name, values in self.history.items())
+        return f"History({last}; {self.run_dir})"
+
+
+def _reported(report: Mapping[str, Any]) -> dict[str, list[float | None]]:
+    """Return the figures of a run whose callbacks have kept none."""
+    figures = {"loss": [report["training_loss"]]}
+    for evaluation in report["evaluations"]:
+        for name, value in evaluation.items():
+            if name not in ("steps", "judged_steps"):
+                figures.setdefault(f"val_{name}", []).append(value)
+    return figures
+
+
+def _number(value: float | None) -> float:
+    """Return a figure as a float; JSON has None for one that is not finite."""
+    return math.nan if value is None else value
+
+
+def say_end(history: History) -> None:
+    """Print what stays on the screen: a line, and one more if the model did not learn."""
+    found = [f"{name} {values[-1]:.4g}" for name, values in history.history.items()]
+    words = f"done in {history.report['wall_s']:.1f} s: {', '.join(found)}; {short_path(history.run_dir)}"
+    for line in filter(None, (words, not_learned(history.report))):
+        console_for(sys.stdout).print(line, soft_wrap=True, markup=False, highlight=False)

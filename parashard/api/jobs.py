@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,19 +17,24 @@ from parashard.api.code import Code, check_same_code
 from parashard.api.optimizers import has_taken_steps, optimizer_of
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
+from parashard.data import open_source
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table
+from parashard.job.embeddings import tables_of as embedding_tables
 from parashard.job.keys import leaves, shown
-from parashard.job.load import LoadedJob, job_from_table, job_of_run
+from parashard.job.load import LoadedJob, as_toml, job_from_table, job_of_run
 from parashard.job.schema import Job
-from parashard.models.base import FrameworkModel, Model
-from parashard.models.declaration import declare, read_declaration
+from parashard.models.base import FrameworkModel, Initial, Model
+from parashard.models.building import build_model
+from parashard.models.declaration import declare, parts_of, read_declaration
+from parashard.models.looking_up import check_looks_up
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.process.run_files import JOB_FILE, NEW_JOB_FILE
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables", "tables")
 """The tables of a job that decide what its steps compute."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ARGUMENTS = {
     "job.seed": "seed",
     "job.name": "name",
@@ -42,21 +47,6 @@ _ARGUMENTS = {
     "consistency.policy": "consistency",
 }
 """What a script calls keys that it sets by an argument."""
-
-
-class Parts(NamedTuple):
-    """What a program says of a job besides its data and its model."""
-
-    name: str
-    optimizer: OptimizerSpec
-    strategy: Strategy
-    seed: int
-    settings: Mapping[str, Any]
-    variables: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-    tables: Mapping[str, Table] = MappingProxyType({})
-    updates_before: int | None = None
-    rate_factor: float = 1.0
-    """Of the optimizers of tables."""
 
 
 def checked_optimizer(optimizer: Any) -> OptimizerSpec:
@@ -85,62 +75,81 @@ def checked_servers(strategy: Strategy | None) -> ParameterServerStrategy:
 
 
 def job_of(
-    parts: Parts,
     program: Path,
-    sizes: Mapping[str, int],
-    *,
-    cluster: Mapping[str, Any] | None = None,
+    strategy: Strategy,
+    optimizer: OptimizerSpec,
+    job: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    **tables: Mapping[str, Any],
 ) -> LoadedJob:
     """Return the job of a call, checked as a job file is; the environment says what the program leaves open.
 
     Parameters
     ----------
-    parts : Parts
     program : Path
         The file that makes the call.
-    sizes : mapping of str to int
-        "epochs", "batch_size" and the like, of `[job]`.
-    cluster : mapping of str to object, optional
-        Keys of `[cluster]` where the program says nothing else.
+    strategy, optimizer, job, settings, **tables
+        As for `tables_of`.
     """
-    tables = tables_of(parts, sizes, cluster)
-    # What trains in one process has no cluster to place.
-    environ = {} if isinstance(parts.strategy, InProcessStrategy) else os.environ
-    table = {**tables, "data": {"source": "script"}, "model": {"kind": "script"}}
+    table = tables_of(strategy, optimizer, job, settings, **tables)
     overrides = SCRIPT.resume_flags.overrides
-    if isinstance(parts.strategy, InProcessStrategy):
+    environ: Mapping[str, str] = os.environ
+    if isinstance(strategy, InProcessStrategy):
+        environ = {}  # what trains in one process has no cluster to place
         flag = next((flag for key, _, flag in overrides if key.startswith("cluster.")), "")
         if flag:
-            raise ConfigurationError(f"{flag}: {type(parts.strategy).__name__} has no cluster")
-    return job_from_table(table, program, environ, overrides, words=_words(parts))
+            raise ConfigurationError(f"{flag}: {type(strategy).__name__} has no cluster")
+    table |= {"data": {"source": "script"}, "model": {"kind": "script"}}
+    return job_from_table(table, program, environ, overrides, words=_words(strategy, optimizer, settings or {}))
 
 
-def _words(parts: Parts) -> dict[str, str]:
+def _words(strategy: Strategy, optimizer: OptimizerSpec, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return what a script calls the keys of its job: the argument, and of what."""
-    strategy, optimizer = f"ps.{type(parts.strategy).__name__}", f"ps.{type(parts.optimizer).__name__}"
+    of_strategy, of_optimizer = f"ps.{type(strategy).__name__}", f"ps.{type(optimizer).__name__}"
     return {
         **_ARGUMENTS,
-        "consistency.policy": f"{strategy}: consistency",
-        **{f"cluster.{name}": f"{strategy}: {name}" for name in parts.strategy.cluster},
-        **{f"optimizer.{name}": f"{optimizer}: {name}" for name in parts.optimizer.keys},
-        **{key: f"settings: {key}" for key in parts.settings},
+        "consistency.policy": f"{of_strategy}: consistency",
+        **{f"cluster.{name}": f"{of_strategy}: {name}" for name in strategy.cluster},
+        **{f"optimizer.{name}": f"{of_optimizer}: {name}" for name in optimizer.keys},
+        **{key: f"settings: {key}" for key in settings},
     }
 
 
 def tables_of(
-    parts: Parts, sizes: Mapping[str, int], cluster: Mapping[str, Any] | None = None
+    strategy: Strategy,
+    optimizer: OptimizerSpec,
+    job: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    variables: Mapping[str, Any] = NOTHING,
+    tables: Mapping[str, Any] = NOTHING,
+    cluster: Mapping[str, Any] = NOTHING,
 ) -> dict[str, dict[str, Any]]:
-    """Return the tables of a job but for its data and model; parameters as for `job_of`."""
-    before = {} if parts.updates_before is None else {"updates_before": parts.updates_before}
+    """Return the tables of a job but for its data and model.
+
+    Parameters
+    ----------
+    strategy, optimizer
+        Its tables `[cluster]`, `[consistency]` and `[optimizer]`.
+    job : mapping
+        Keys of `[job]`; one of None is left open.
+    settings : mapping, optional
+        Further keys, by their dotted names.
+    variables, tables : mapping
+        The tables of these names (`plain_tables`).
+    cluster : mapping
+        Keys of `[cluster]` where the strategy says nothing else.
+    """
     table: dict[str, Any] = {
-        "job": {"name": parts.name, "seed": parts.seed, **before, **sizes},
-        "optimizer": {name: value for name, value in parts.optimizer.plain().items() if value is not None},
-        "variables": dict(parts.variables),
-        "tables": {name: _table(declared, parts.rate_factor) for name, declared in parts.tables.items()},
-        "consistency": {"policy": parts.strategy.consistency},
-        "cluster": {**(cluster or {}), **parts.strategy.cluster},
+        "job": {name: value for name, value in job.items() if value is not None},
+        "optimizer": {name: value for name, value in optimizer.plain().items() if value is not None},
+        "variables": dict(variables),
+        "tables": dict(tables),
+        "consistency": {"policy": strategy.consistency},
+        "cluster": {**cluster, **strategy.cluster},
     }
-    for key, value in parts.settings.items():
+    in_process = isinstance(strategy, InProcessStrategy)
+    for key, value in (settings or {}).items():
         above, _, name = str(key).rpartition(".")
         if not above or "." in above:
             raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
@@ -148,26 +157,30 @@ def tables_of(
             raise ConfigurationError(f"settings: {key!r} is of a table: ps.Table(...) of the model says it")
         if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
             raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
-        if above == "cluster" and isinstance(parts.strategy, InProcessStrategy):
-            raise ConfigurationError(f"settings: {key!r} is of a cluster, and {type(parts.strategy).__name__} has none")
+        if above == "cluster" and in_process:
+            raise ConfigurationError(f"settings: {key!r} is of a cluster, and {type(strategy).__name__} has none")
         table.setdefault(above, {})[name] = value
-    if isinstance(parts.strategy, InProcessStrategy):
+    if in_process:
         table["job"].setdefault("max_attempts", 1)  # another one would go no better: there is no other process
     return table
+
+
+def plain_tables(tables: Mapping[str, Table], rate_factor: float = 1.0) -> dict[str, dict[str, Any]]:
+    """Return the job's tables of embedding tables; `rate_factor` multiplies the rates of their optimizers."""
+    found = {}
+    for name, declared in tables.items():
+        plain = declared.plain()
+        if rate_factor != 1.0:
+            rate = declared.embedding.optimizer.learning_rate * rate_factor
+            plain["optimizer"] = {**plain["optimizer"], "learning_rate": rate}
+        found[name] = plain
+    return found
 
 
 SEEDED = (
     "such as numpy.random.default_rng(0), and sort what it makes of a set of texts: the order differs from process to "
     "process, unless all have one PYTHONHASHSEED"
 )
-
-
-def _table(declared: Table, rate_factor: float) -> dict[str, Any]:
-    plain = declared.plain()
-    if rate_factor != 1.0:
-        rate = declared.embedding.optimizer.learning_rate * rate_factor
-        plain["optimizer"] = {**plain["optimizer"], "learning_rate": rate}
-    return plain
 
 
 def check_same_call(mine: LoadedJob, spec: DataSpec, code: Code, run_dir: Path) -> None:
@@ -247,3 +260,55 @@ def different_key(mine: LoadedJob, other: Job, there: str = "there") -> str:
             said = _ARGUMENTS.get(".".join(key), ".".join(key))
             return f"{said} is {shown(own.get(key))} here and {shown(theirs.get(key))} {there}"
     return ""
+
+
+def write_job_file(
+    path: Path, table: Mapping[str, Any], model: Any, data: Any, variables: Mapping[str, Initial]
+) -> None:
+    """Write a job file with every value of a job.
+
+    Parameters
+    ----------
+    path : Path
+        Modules of the job are looked up in its folder.
+    table : mapping
+        The job's other tables.
+    model : str or mapping
+        "module:factory", or the `[model]` table.
+    data : mapping
+        The `[data]` table.
+    variables : mapping of str to Variable or ndarray, or both
+        Of the script's model; the named one must have the same.
+
+    Raises
+    ------
+    ConfigurationError
+        If the names are none, or name another model; nothing is written.
+    """
+    named = {"kind": model} if isinstance(model, str) else model
+    if not isinstance(named, Mapping) or not isinstance(data, Mapping):
+        raise ConfigurationError(
+            'a job file names its model and its data, which this script has in memory: give model="module:factory", a '
+            'function that returns the model, and data={"source": "csv", "path": "data.csv", "label": "price"}, say'
+        )
+    loaded = job_from_table({**table, "model": dict(named), "data": dict(data)}, path)
+    job = loaded.job
+    source = open_source(job.data)
+    built = build_model(job.model, source.spec, job.job.seed, path.absolute().parent, embedding_tables(job))
+    check_looks_up(built, {one.name: one for one in embedding_tables(job)})
+    found = built.initial_variables()
+    theirs, own = _shapes(found), _shapes(variables)
+    for name in sorted(own.keys() | theirs.keys()):
+        if own.get(name) != theirs.get(name):
+            raise ConfigurationError(
+                f"{job.model.kind!r} is another model than this trainer's: variable {name!r} has the shape "
+                f"{theirs.get(name, 'of none')} there, and {own.get(name, 'of none')} here"
+            )
+    try:
+        path.write_text(as_toml(job), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _shapes(variables: Mapping[str, Initial]) -> dict[str, tuple[int, ...]]:
+    return {name: parts_of(name, value)[0].shape for name, value in variables.items()}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard.api.tracebacks import warn
+from parashard.api.user_calls import warn
 from parashard.data.base import Batch, Indices
 from parashard.data.tree import leaves, map_leaves, rows_of
 from parashard.errors import ConfigurationError

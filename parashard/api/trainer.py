@@ -13,24 +13,20 @@ from typing import Any, Never
 
 import numpy as np
 
-from parashard.api.arguments import check_none, one_data
+from parashard.api.backends import backend_of
 from parashard.api.batching import epochs_of_a_job, examples_of_a_step, order_of_a_job, validation_examples
 from parashard.api.code import code_of_constants
 from parashard.api.examples import check_all, indexed, indexed_inputs, of_the_data
-from parashard.api.fit_here import Here
-from parashard.api.fit_on_cluster import OnCluster
-from parashard.api.fits import FitBackend, FitCall, as_begun, run_fit
-from parashard.api.history import History
-from parashard.api.job_file import write_job_file
-from parashard.api.jobs import Parts, checked_strategy, job_of, tables_of
+from parashard.api.fits import FitCall, History, run_fit
+from parashard.api.jobs import checked_strategy, job_of, plain_tables, tables_of, write_job_file
 from parashard.api.resuming import Resumed, answered, resumed
 from parashard.api.script import SCRIPT
 from parashard.api.source import source_of
-from parashard.api.strategies import ClusterStrategy, InProcessStrategy, Strategy
-from parashard.api.tracebacks import trim_traceback
+from parashard.api.strategies import Strategy
 from parashard.api.trained_model import TrainedModel
 from parashard.api.trained_optimizer import trained_optimizer
 from parashard.api.trained_rows import check_callbacks
+from parashard.api.user_calls import check_none, one_data, trim_traceback
 from parashard.callbacks.base import Callback
 from parashard.callbacks.files import BackupAndRestore
 from parashard.callbacks.running import checked, listed
@@ -38,6 +34,7 @@ from parashard.data.base import DataSource
 from parashard.data.tree import Tree
 from parashard.errors import ConfigurationError
 from parashard.job.sections import job_name_from
+from parashard.launch.run_folders import as_begun
 from parashard.models.base import Model
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.schedules import Schedule
@@ -94,7 +91,7 @@ class Trainer:
         self._present = TrainedModel(model, seed)
         self._optimizer = trained_optimizer(optimizer, model, seed, clip_norm, schedule)
         self._strategy = checked_strategy(strategy)
-        self._backend = _backend_of(self._strategy)
+        self._backend = backend_of(self._strategy)
         self._seed = seed
         self._name = name
         self._settings = dict(settings or {})
@@ -241,7 +238,9 @@ class Trainer:
                     begun = earlier.run_dir if earlier is not None else None
                     if SCRIPT.is_worker:
                         self._backend.work(fit)
-                    fit = self._backend.checked(as_begun(fit, begun))
+                    if begun is not None:
+                        fit = fit._replace(loaded=as_begun(fit.loaded, begun))
+                    fit = self._backend.checked(fit)
                     call.answer = run_fit(
                         self._backend, fit, begun, accept_code_change=accept_code_change, quiet=not verbose
                     )
@@ -392,9 +391,9 @@ class Trainer:
         """
         if not SCRIPT.is_worker:  # the parent has written it
             self._present.begin()
-            table = tables_of(
-                self._parts(job_name_from(Path(path).stem, "job")), {"epochs": epochs, "batch_size": batch_size}
-            )
+            name = self._name or job_name_from(Path(path).stem, "job")
+            job = {"name": name, "seed": self._seed, "epochs": epochs, "batch_size": batch_size}
+            table = tables_of(self._strategy, self._optimizer.mapped.spec, job, self._settings, **self._tables())
             write_job_file(Path(path), table, model, data, self._present.given.initial_variables())
 
     def _call(
@@ -413,13 +412,9 @@ class Trainer:
         self._optimizer.begin()
         check_callbacks(called, present.tables())
         program = SCRIPT.path if self._has_script else Path(INTERACTIVE)
-        parts = self._parts(self._job_name)
-        parts = parts._replace(
-            optimizer=self._optimizer.spec,
-            updates_before=self._optimizer.updates,
-            rate_factor=self._optimizer.rate_factor,
-        )
-        loaded = job_of(parts, program, sizes)
+        job = {"name": self._job_name, "seed": self._seed, "updates_before": self._optimizer.updates, **sizes}
+        tables = self._tables(self._optimizer.rate_factor)
+        loaded = job_of(program, self._strategy, self._optimizer.spec, job, self._settings, **tables)
         constants = present.fixed_sha256()
         code = SCRIPT.code(constants) if self._has_script else code_of_constants(constants)
         texts = SCRIPT.sources.texts() if self._has_script else {}
@@ -437,17 +432,10 @@ class Trainer:
             self._optimizer,
         )
 
-    def _parts(self, name: str) -> Parts:
-        mapped = self._optimizer.mapped
-        return Parts(
-            self._name or name,
-            mapped.spec,
-            self._strategy,
-            self._seed,
-            self._settings,
-            self._present.variable_settings(mapped),
-            self._present.tables(),
-        )
+    def _tables(self, rate_factor: float = 1.0) -> dict[str, Mapping[str, Any]]:
+        """Return the tables of a job that the model decides."""
+        variables = self._present.variable_settings(self._optimizer.mapped)
+        return {"variables": variables, "tables": plain_tables(self._present.tables(), rate_factor)}
 
     @property
     def _has_script(self) -> bool:
@@ -463,13 +451,6 @@ class Trainer:
         if SCRIPT.is_worker:
             return None
         return resumed(self._job_name, SCRIPT.path if self._has_script else None, SCRIPT.answers, SCRIPT.asked_run)
-
-
-def _backend_of(strategy: Strategy) -> FitBackend:
-    if isinstance(strategy, InProcessStrategy):
-        return Here(strategy)
-    assert isinstance(strategy, ClusterStrategy), "there is no other kind"
-    return OnCluster(strategy)
 
 
 def _checked_seed(seed: Any) -> int:

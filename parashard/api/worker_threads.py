@@ -2,7 +2,7 @@
 
 Owns what of the process such a run changes, and puts it back: compute threads, the logger. What is random is put back
 by `parashard.api.fits`. The worker is `parashard_worker.__main__.serve`, imported when the first one starts. Called by
-`parashard.api.fit_on_cluster`.
+`parashard.api.backends`.
 """
 
 from __future__ import annotations

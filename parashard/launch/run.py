@@ -20,7 +20,7 @@ from typing import Any
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
-from parashard.job.load import LoadedJob, as_toml, job_of_run
+from parashard.job.load import LoadedJob, as_toml
 from parashard.launch.child_variables import child_variables
 from parashard.launch.local_cluster import LocalCluster
 from parashard.launch.run_folders import keep_origin, read_report
@@ -35,7 +35,7 @@ from parashard.process.arguments import check_host
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import sync_upwards, write_durably
 from parashard.process.full_disk import disk_failed
-from parashard.process.run_files import JOB_FILE, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
+from parashard.process.run_files import NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.process.shell import ExitCode
 from parashard.protocol.rpc import check_reachable
 
@@ -87,7 +87,6 @@ def run_job(
     steering : Steering, optional
         Of a program that calls this in a thread of its own: it stops the run, and signals are the program's business.
     """
-    run = _as_begun(run) if run.resume else run
     run_dir = run.folder
     _check_local(run)
     check_host(run.job.cluster.host, run.job.cluster.insecure, run.credentials)
@@ -203,12 +202,6 @@ def _prepared(run: Run, cluster: LocalCluster | None) -> LocalCluster:
             ) from error
         raise ConfigurationError(f"run directory {run.folder}: {error.strerror}") from None
     return cluster
-
-
-def _as_begun(run: Run) -> Run:
-    """Return a run that goes on, with what it has chosen where the job leaves it open."""
-    file = run.folder / JOB_FILE
-    return run._replace(loaded=run.loaded.as_begun(job_of_run(file).job)) if file.exists() else run
 
 
 def _check_devices(loaded: LoadedJob) -> None:

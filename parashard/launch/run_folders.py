@@ -154,12 +154,18 @@ def is_done(run_dir: Path) -> bool:
     return read_report(run_dir).get("state") == "done"
 
 
+def as_begun(loaded: LoadedJob, run_dir: Path) -> LoadedJob:
+    """Return a job with the policy that the run which it goes on with has chosen, where the job leaves that open."""
+    file = run_dir / JOB_FILE
+    return loaded.as_begun(job_of_run(file).job) if file.exists() else loaded
+
+
 def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
     """Return the job of a resumed run: its own file, overridden by the present flags.
 
     The environment was applied when the run began. Models are looked up in the same place as then.
     """
-    loaded = job_of_run(run_dir / JOB_FILE, overrides)
+    loaded = as_begun(job_of_run(run_dir / JOB_FILE, overrides), run_dir)
     with suppress(OSError, ValueError, KeyError, TypeError):  # a run of a version without this file
         return loaded._replace(path=Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"]))
     return loaded

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api import fit_on_cluster, fits
+from parashard.api import backends, fits
 from parashard.api import trainer as module
 from parashard.api.script import Script
 from parashard.process.run_files import LOGS
@@ -56,7 +56,7 @@ class Ledger:
 def no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run where pytest is no script."""
     monkeypatch.chdir(tmp_path)
-    for user in (module, fits, fit_on_cluster):
+    for user in (module, fits, backends):
         monkeypatch.setattr(user, "SCRIPT", Script(None))
 
 

@@ -16,7 +16,7 @@ import pytest
 import threadpoolctl
 
 import parashard as ps
-from parashard.api import fit_on_cluster, fits
+from parashard.api import backends, fits
 from parashard.api import trainer as module
 from parashard.api.script import Script
 from parashard.api.worker_threads import LOG_FILE
@@ -87,7 +87,7 @@ def no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Run where pytest is no script, and find afterwards what was there before."""
     monkeypatch.chdir(tmp_path)
     script = Script(None)
-    for user in (module, fits, fit_on_cluster):
+    for user in (module, fits, backends):
         monkeypatch.setattr(user, "SCRIPT", script)
     before = left()
     yield

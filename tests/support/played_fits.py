@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.api import fit_on_cluster, fits
+from parashard.api import backends, fits
 from parashard.api import trainer as module
 from parashard.api.script import Script
 from parashard.job.load import as_toml
@@ -79,7 +79,7 @@ def played_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     (tmp_path / "train.py").write_text("")
     script = Script(None)
     script._file = str(tmp_path / "train.py")
-    for user in (module, fits, fit_on_cluster):
+    for user in (module, fits, backends):
         monkeypatch.setattr(user, "SCRIPT", script)
-    monkeypatch.setattr(fit_on_cluster, "run_job", runs)
+    monkeypatch.setattr(backends, "run_job", runs)
     return runs

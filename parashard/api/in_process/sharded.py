@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from parashard.api.in_process.computing import ComputedStep, PullRows, Replicas
-from parashard.api.jax_devices import devices
+from parashard.api.strategies import devices
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
 from parashard.jax import Model, Summed

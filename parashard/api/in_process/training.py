@@ -2,7 +2,7 @@
 
 The coordinator's core decides here as on a cluster: what is leased, evaluated, skipped, given up and when the job ends.
 Owns the loop around it, in which this process is the one worker, the one shard and the clock. Called by
-`parashard.api.fit_here`.
+`parashard.api.backends`.
 """
 
 from __future__ import annotations

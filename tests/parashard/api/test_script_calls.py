@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 
 import parashard
-from parashard.api.fit_on_cluster import OnCluster
+from parashard.api.backends import OnCluster
 from parashard.api.script import CALLS_FILE, Script, _folder_before
 from parashard.api.strategies import MultiWorkerMirroredStrategy
 from parashard.errors import BadData, ConfigurationError, JobFailed
@@ -198,7 +198,7 @@ def test_workers_are_threads_where_they_are_asked_for_or_there_is_no_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers_as: str | None
 ) -> None:
     script = Script(None)
-    monkeypatch.setattr("parashard.api.fit_on_cluster.SCRIPT", script)
+    monkeypatch.setattr("parashard.api.backends.SCRIPT", script)
     place = OnCluster(MultiWorkerMirroredStrategy(workers_as=workers_as))
     script._file = None
     assert place.runs_script is (workers_as == "processes")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import parashard as ps
-from parashard.api.jobs import Parts, job_of
+from parashard.api.jobs import job_of
 from parashard.api.strategies import Strategy
 from parashard.errors import ConfigurationError
+from parashard.job.load import LoadedJob
 from parashard.process import cuda
 from support.line_model import Line
 
@@ -122,9 +123,12 @@ def test_a_mistake_is_one_sentence(mistake: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_a_strategy_leaves_open_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts("job", ps.SGD(0.1), ps.ParameterServerStrategy(shards=3), 0, {"checkpoint.keep": 7})
-    sizes = {"epochs": 1, "batch_size": 1}
-    assert job_of(parts, Path("train.py"), sizes).job.cluster.workers == 2
+    def loaded_by(strategy: Strategy) -> LoadedJob:
+        keys = {"name": "job", "seed": 0, "epochs": 1, "batch_size": 1}
+        return job_of(Path("train.py"), strategy, ps.SGD(0.1), keys, {"checkpoint.keep": 7})
+
+    servers = ps.ParameterServerStrategy(shards=3)
+    assert loaded_by(servers).job.cluster.workers == 2
     for name, value in {
         "PARASHARD_CLUSTER__SHARDS": "5",
         "PARASHARD_CLUSTER__WORKERS": "0",
@@ -134,20 +138,20 @@ def test_what_a_strategy_leaves_open_the_environment_says(monkeypatch: pytest.Mo
         "PARASHARD_OPTIMIZER__LEARNING_RATE": "7",
     }.items():
         monkeypatch.setenv(name, value)
-    loaded = job_of(parts, Path("train.py"), sizes)
+    loaded = loaded_by(servers)
     job = loaded.job
     assert (job.cluster.shards, job.cluster.workers, job.cluster.partitioner.kind) == (3, 0, "whole")
     assert (job.checkpoint.keep, job.checkpoint.every_s, job.optimizer.learning_rate) == (7, 1.5, 0.1)
     assert loaded.origins["cluster.workers"] == "environment PARASHARD_CLUSTER__WORKERS"
-    here = job_of(parts._replace(strategy=ps.OneDeviceStrategy("cpu")), Path("train.py"), sizes).job
+    here = loaded_by(ps.OneDeviceStrategy("cpu")).job
     assert (here.cluster.shards, here.cluster.partitioner.kind, here.checkpoint.every_s) == (1, "whole", 30.0)
     monkeypatch.setenv("PARASHARD_CLUSTER_HOST", "train")
     with pytest.raises(ConfigurationError, match="not a key; did you mean PARASHARD_CLUSTER__HOST"):
-        job_of(parts, Path("train.py"), sizes)
+        loaded_by(servers)
     monkeypatch.delenv("PARASHARD_CLUSTER_HOST")
     monkeypatch.setenv("PARASHARD_CLUSTER__WORKER", "1")
     with pytest.raises(ConfigurationError, match=r"PARASHARD_CLUSTER__WORKER: cluster\.worker: unknown key"):
-        job_of(parts, Path("train.py"), sizes)
+        loaded_by(servers)
 
 
 def test_the_folder_of_credentials_is_the_strategys_else_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api import fit_here, fits
+from parashard.api import backends, fits
 from parashard.api import trainer as module
 from parashard.api.in_process import training
 from parashard.api.script import Script
@@ -400,7 +400,7 @@ def test_a_worker_of_a_cluster_refuses_a_call_that_trains_here(script: Script) -
     script._answers, script._arguments = [], ["--name", "worker-0"]
     call = trainer()._call(module.source_of((X, Y), None, 0.0, 0), {"epochs": 1, "batch_size": 8}, 1, [])
     with pytest.raises(ConfigurationError, match="this call trains in its own process, by MirroredStrategy"):
-        fit_here.Here(ps.MirroredStrategy(4)).work(call)
+        backends.Here(ps.MirroredStrategy(4)).work(call)
 
 
 def test_a_metric_that_is_no_mean_is_that_of_all_examples_wherever_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,22 @@
-"""Arguments as Keras' and Lightning's users write them: what is taken as it is, and where else another is.
+"""What the calls of users have in common: arguments that are refused, tracebacks without our lines, warnings at theirs.
 
-Called by `parashard.api.trainer`.
+Knows no call. Called by `parashard.api.trainer`.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, ParashardError
+from parashard.models.user_errors import with_users_lines
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 _EVALUATION = 'the Trainer has settings={"evaluation.every_epochs": ...}'
 _ELSEWHERE = {
     "validation_freq": _EVALUATION,
@@ -76,3 +82,25 @@ def check_none(call: Callable[..., Any], others: Mapping[str, object], fit: Call
 
 def _parameters(call: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(call).parameters if name not in ("self", "apart", "others")]
+
+
+def warn(text: str) -> None:
+    """Warn the user, at the line that made the call."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "parashard":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, UserWarning, stacklevel=level)
+
+
+def trim_traceback(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Return a call whose expected errors are raised without internal frames; their causes keep the user's lines."""
+
+    @functools.wraps(call)
+    def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return call(*args, **kwargs)
+        except ParashardError as error:
+            failure = with_users_lines(error)
+        raise failure
+
+    return called
