@@ -4,14 +4,13 @@ The algorithm is xxHash's specification (doc/xxhash_spec.md, "XXH64"). Imported 
 """
 
 # The loops take what Numba infers.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-from parashard.process.cached_code import compiled
+from parashard.process.cached_code import Vector, const, inlined, loop
 
 _u64 = np.uint64
 _PRIME_1 = _u64(0x9E3779B185EBCA87)
@@ -22,12 +21,12 @@ _PRIME_5 = _u64(0x27D4EB2F165667C5)
 _STRIPE_BYTES = 32
 
 
-@numba.njit(inline="always", error_model="numpy")
+@inlined
 def _rotated(word, bits):
     return (word << _u64(bits)) | (word >> _u64(64 - bits))
 
 
-@numba.njit(inline="always", error_model="numpy")
+@inlined
 def _word(content, at, size):
     word = _u64(0)
     for byte in range(size):
@@ -35,17 +34,17 @@ def _word(content, at, size):
     return word
 
 
-@numba.njit(inline="always", error_model="numpy")
+@inlined
 def _round(lane, word):
     return _rotated(lane + word * _PRIME_2, 31) * _PRIME_1
 
 
-@numba.njit(inline="always", error_model="numpy")
+@inlined
 def _merged(key, lane):
     return (key ^ _round(_u64(0), lane)) * _PRIME_1 + _PRIME_4
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inlined
 def _key_of(content, begin, end, seed):
     at = begin
     if end - begin >= _STRIPE_BYTES:
@@ -75,7 +74,7 @@ def _key_of(content, begin, end, seed):
     return key ^ (key >> _u64(32))
 
 
-@compiled
+@loop(const(Vector("uint8")), const(Vector("int64")), "uint64", Vector("uint64"))
 def keys_of(content, offsets, seed, keys):
     """Write the key of each text."""
     for text in range(len(keys)):

@@ -3,8 +3,7 @@
 The functions have the signatures and the bits of `parashard.encodings.reference`, which documents both. Called by
 `parashard.encodings.codec`, which imports this module only when something is encoded.
 
-No fastmath: it lets results depend on where a vector is cut. Compilation is at the first call per kind of array
-(one that is read-only is a kind of its own); the machine code is cached on disk, per CPU model.
+No fastmath: it lets results depend on where a vector is cut.
 """
 
 # The loops take what Numba infers.
@@ -17,7 +16,7 @@ import numpy as np
 from parashard.encodings import reference
 from parashard.encodings.reference import Codes8, Codes16, Indices
 from parashard.plan.variables import Float32s
-from parashard.process.cached_code import compiled
+from parashard.process.cached_code import Vector, const, inlined, loop
 from parashard.protocol.messages import INT8_BLOCK_ELEMENTS
 
 _f32 = np.float32
@@ -32,6 +31,8 @@ _FLOAT16_LARGEST_BITS = _u32(0x477FE000)  # 65504 as float32
 _FLOAT16_NORMAL = _f32(2.0**-14)
 _FLOAT16_NORMAL_BITS = _u32(0x38800000)
 _HALF_BITS = _u32(0x3F000000)  # 0.5, whose last bit is worth 2^-24, as float16's smallest number is
+
+_FLOATS, _BITS, _CODES16, _CODES8 = Vector("float32"), Vector("uint32"), Vector("uint16"), Vector("int8")
 
 
 def to_bfloat16(values: Float32s, codes: Codes16) -> None:
@@ -84,12 +85,12 @@ def from_topk(indices: Indices, kept: Float32s, values: Float32s) -> None:
     _from_topk(indices, kept, values)
 
 
-@compiled
+@inlined
 def _corrected(value, residue):
     return max(min(value + residue, _LARGEST), -_LARGEST)
 
 
-@compiled
+@loop(const(_BITS), _CODES16)
 def _to_bfloat16(bits, codes):
     for i in range(bits.size):
         magnitude = bits[i] & _MAGNITUDE
@@ -97,7 +98,7 @@ def _to_bfloat16(bits, codes):
         codes[i] = min(rounded, _BFLOAT16_LARGEST) | ((bits[i] >> _u32(16)) & _u32(0x8000))
 
 
-@compiled
+@loop(const(_CODES16), _BITS)
 def _from_bfloat16(codes, bits):
     largest = _u16(0)
     for i in range(codes.size):
@@ -106,7 +107,7 @@ def _from_bfloat16(codes, bits):
     return largest <= _BFLOAT16_LARGEST
 
 
-@compiled
+@loop(const(_BITS), _CODES16)
 def _to_float16(bits, codes):
     # After Giesen, "float->half variants" (2012): a normal number is rounded as an integer; for a subnormal one the
     # float adder does it, for in 0.5 + x the last bit is worth as much as float16's.
@@ -118,7 +119,7 @@ def _to_float16(bits, codes):
         codes[i] = code | ((bits[i] >> _u32(16)) & _u32(0x8000))
 
 
-@compiled
+@loop(const(_CODES16), _FLOATS)
 def _from_float16(codes, values):
     largest = _u16(0)
     for i in range(codes.size):
@@ -132,19 +133,19 @@ def _from_float16(codes, values):
     return largest <= _u16(0x7BFF)
 
 
-@compiled
+@inlined
 def _scale_of(largest_bits):
     """Return the scale of int8 codes whose largest magnitude has these bits; 0 where all codes are 0."""
     scale = min(_u32(largest_bits).view(_f32) / _f32(127.0), _INT8_LARGEST)
     return _f32(0.0) if scale < _INT8_SMALLEST else _f32(scale)
 
 
-@compiled
+@inlined
 def _code_of(value, scale):
     return min(max(np.rint(value / scale), _f32(-127.0)), _f32(127.0))
 
 
-@compiled
+@loop(const(_FLOATS), const(_FLOATS), _FLOATS, _CODES8, _FLOATS, _BITS)
 def _to_int8(values, residue, scales, codes, left, left_bits):
     for block in range(scales.size):
         begin = block * INT8_BLOCK_ELEMENTS
@@ -166,7 +167,7 @@ def _to_int8(values, residue, scales, codes, left, left_bits):
         scales[block] = scale
 
 
-@compiled
+@loop(const(_FLOATS), const(_CODES8), _FLOATS)
 def _from_int8(scales, codes, values):
     for block in range(scales.size):
         begin = block * INT8_BLOCK_ELEMENTS
@@ -176,7 +177,7 @@ def _from_int8(scales, codes, values):
             x[i] = _f32(code[i]) * scale
 
 
-@compiled
+@loop(const(_FLOATS), const(_BITS), _FLOATS, _CODES8)
 def _to_int8_rows(values, bits, scales, codes):
     length = values.size // max(1, scales.size)
     for row in range(scales.size):
@@ -194,7 +195,7 @@ def _to_int8_rows(values, bits, scales, codes):
                 code[i] = np.int8(np.int32(_code_of(x[i], scale)))
 
 
-@compiled
+@loop(const(_FLOATS), const(_CODES8), _FLOATS)
 def _from_int8_rows(scales, codes, values):
     length = values.size // max(1, scales.size)
     for row in range(scales.size):
@@ -204,7 +205,7 @@ def _from_int8_rows(scales, codes, values):
             x[i] = _f32(code[i]) * scale
 
 
-@compiled
+@inlined
 def _rank_th_largest(bits, rank):
     """Return the magnitude, as bits, that `rank` elements reach, and how many with just this one are among them.
 
@@ -227,7 +228,7 @@ def _rank_th_largest(bits, rank):
     return _u32(found), rank
 
 
-@compiled
+@loop(const(_FLOATS), const(_FLOATS), _BITS, _FLOATS, _FLOATS, const(_BITS))
 def _to_topk(values, residue, indices, kept, left, bits):
     for i in range(values.size):
         left[i] = _corrected(values[i], residue[i])
@@ -247,7 +248,7 @@ def _to_topk(values, residue, indices, kept, left, bits):
         position += 1
 
 
-@compiled
+@loop(const(_BITS), const(_FLOATS), _FLOATS)
 def _from_topk(indices, kept, values):
     values[:] = _f32(0.0)
     for position in range(indices.size):

@@ -73,7 +73,10 @@ class ForkServer:
         for name in due:
             self._prepared.add(name)
             with suppress(Exception):  # whatever a library raises
-                importlib.import_module(name)
+                module, _, function = name.partition(":")
+                imported = importlib.import_module(module)
+                if function:
+                    getattr(imported, function)()
             if threads() > 1:
                 raise _Threaded(name)
         if due:

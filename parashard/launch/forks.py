@@ -42,9 +42,9 @@ SERVICES = (
     "grpc._channel",
     "grpc._interceptor",
     "grpc._server",
-    "llvmlite.binding",
+    "parashard_server.state.kernels.fused:warm_up",
 )
-"""What a server imports for every run."""
+"""What a server imports, and calls, for every run."""
 OF_SCRIPTS = (
     "scipy",
     "torch",
@@ -79,7 +79,7 @@ class Request(NamedTuple):
     environ : mapping of str to str
         Its whole environment.
     preload : sequence of str
-        Modules to import before, once for all children.
+        Modules to import before, once for all children; with ":" and a function, to call that.
     """
 
     command: Sequence[str]

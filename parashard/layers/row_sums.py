@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array
-from parashard.process.cached_code import compiled
+from parashard.process.cached_code import Loop, Vector, const
 
 
 def sum_by_place(gradients: Array, places: Array, rows: int, xp: Any) -> Array:
@@ -37,13 +37,13 @@ def sum_by_place(gradients: Array, places: Array, rows: int, xp: Any) -> Array:
     if not isinstance(gradients, np.ndarray):
         return summed_by_row(gradients, places, rows, xp)
     total = np.zeros((rows, gradients.shape[1]), gradients.dtype)
-    _compiled()(np.ascontiguousarray(gradients), np.ascontiguousarray(places), total)
+    _summing(gradients.dtype.name)(np.ascontiguousarray(gradients), np.ascontiguousarray(places), total)
     return total
 
 
 @functools.cache
-def _compiled() -> Any:
-    return compiled(_added)
+def _summing(dtype: str) -> Loop:
+    return Loop(_added, const(Vector(dtype, dimensions=2)), const(Vector("int64")), Vector(dtype, dimensions=2))
 
 
 def _added(gradients, places, total):

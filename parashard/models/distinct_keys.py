@@ -9,14 +9,11 @@ sorted. Compiled by Numba; `numpy.unique` says the same, readably, and takes ove
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from parashard.plan.embedding import Keys
-from parashard.process.cached_code import compiled
+from parashard.process.cached_code import Vector, const, loop
 
 KEY_BITS = 64
 PROBES_MAX = 256  # places that are searched for one key: even spreading needs a tenth of it
@@ -37,21 +34,19 @@ def distinct_keys(words: Keys) -> tuple[Keys, NDArray[np.int64]]:
     bits = max(1, (PLACES_EACH * len(flat)).bit_length())
     numbers = np.zeros((1 << bits) + PROBES_MAX, np.int32)  # the last search goes on beyond the last place
     seen, places = np.empty(len(flat), np.uint64), np.empty(len(flat), np.int64)
-    number, order = _compiled()
-    count = number(flat, numbers, np.uint64(KEY_BITS - bits), seen, places)
+    count = _number(flat, numbers, np.uint64(KEY_BITS - bits), seen, places)
     if count < 0:
         keys, inverse = np.unique(flat, return_inverse=True)
         return keys, inverse.astype(np.int64, copy=False).reshape(words.shape)
     keys = np.empty(count, np.uint64)
-    order(numbers, seen, keys, places)
+    _order(numbers, seen, keys, places)
     return keys, places.reshape(words.shape)
 
 
-@functools.cache
-def _compiled() -> Any:
-    return compiled(_number), compiled(_order)
+_WORDS, _NUMBERS, _PLACES = Vector("uint64"), Vector("int32"), Vector("int64")
 
 
+@loop(const(_WORDS), _NUMBERS, "uint64", _WORDS, _PLACES)
 def _number(words, numbers, shift, seen, places):
     """Number words as they first come; return how many differ, -1 if they are too crowded.
 
@@ -72,6 +67,7 @@ def _number(words, numbers, shift, seen, places):
     return count
 
 
+@loop(const(_NUMBERS), const(_WORDS), _WORDS, _PLACES)
 def _order(numbers, seen, keys, places):
     """Put the words that were seen into order, and have `places` say where each is."""
     by_key, place_of = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)

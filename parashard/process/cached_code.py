@@ -1,21 +1,156 @@
-"""Loops compiled by Numba, whose machine code is cached on disk where a process may write, and compiled anew elsewhere.
+"""Loops compiled by Numba, the GIL released, whose machine code later processes of this user load.
 
-Used where loops are: in encodings, hashing of texts, and the sums and keys of rows.
+Numba's cache holds pickles: to load a file is to run it. So the cache is in a folder that only this user may write, and
+where there is none every process compiles. Of what a loop depends on Numba sees the loop's own file; so each loop has a
+folder that is named by all of it, and no process loads code of another text, compiler or CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_config_lock = threading.Lock()
 
 
-def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loop as machine code, made at its first call per kind of arguments, and run without the GIL."""
+class Vector(NamedTuple):
+    """An argument that is an array, contiguous at any address; a scalar is the name of its type."""
+
+    dtype: str
+    written: bool = True
+    dimensions: int = 1
+
+
+class Loop:
+    """A function that is loaded or compiled for one kind of arguments, at its first call.
+
+    Parameters
+    ----------
+    function : callable
+        Calls nothing but NumPy and functions for Numba.
+    kinds : sequence of Vector or str
+        Of its arguments.
+    sources : iterable of Path
+        Files that its code depends on besides its own.
+    """
+
+    def __init__(self, function: Callable[..., Any], *kinds: Vector | str, sources: Iterable[Path] = ()) -> None:
+        self.function = function
+        self.kinds = kinds
+        self._sources = sources
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run it; a TypeError says which arguments it does not take."""
+        return self.code(*arguments)
+
+    @cached_property
+    def code(self) -> Callable[..., Any]:
+        """What Numba made of it."""
+        folder = self._folder()
+        if folder is not None:
+            try:
+                return self._compiled(folder)
+            except Exception:  # noqa: BLE001  # of a damaged file or a full disk Numba raises what pickle and the system do
+                shutil.rmtree(folder, ignore_errors=True)
+        return self._compiled(None)
+
+    def _compiled(self, folder: Path | None) -> Callable[..., Any]:
+        import numba  # loads slowly
+
+        def declared(*, cached: bool) -> Any:
+            return numba.njit(nogil=True, cache=cached, error_model="numpy")(self.function)
+
+        if folder is None:
+            code = declared(cached=False)
+        else:
+            with _config_lock:
+                config: Any = numba.config
+                before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+                try:
+                    code = declared(cached=True)
+                finally:
+                    config.CACHE_DIR = before
+            if not Path(code.stats.cache_path).is_relative_to(folder):  # by NUMBA_CACHE_LOCATOR_CLASSES
+                code = declared(cached=False)
+        code.compile(tuple(map(_type, self.kinds)))
+        code.disable_compile()
+        return code  # type: ignore[no-any-return]
+
+    def _folder(self) -> Path | None:
+        """Return the folder of this loop's code; None if it cannot be kept."""
+        private = private_folder()
+        if private is None:
+            return None
+        code = self.function.__code__
+        numbers = {
+            name: value
+            for name, value in self.function.__globals__.items()
+            if isinstance(value, int | float | np.generic)
+        }
+        parts = [repr(self.kinds), repr(sorted(numbers.items())), code.co_code.hex(), *environment()]
+        parts += [path.read_text() for path in sorted({Path(code.co_filename), *self._sources})]
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return private / f"{code.co_name}-{digest[:32]}"
+
+
+def loop(*kinds: Vector | str) -> Callable[[Callable[..., Any]], Loop]:
+    """Declare a loop, by the kinds of its arguments."""
+    return lambda function: Loop(function, *kinds)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Declare a function that loops call."""
     import numba  # loads slowly
 
-    with suppress(RuntimeError):  # no cache: neither the package nor the user's folder can be written
-        cached: Callable[..., Any] = numba.njit(nogil=True, cache=True, error_model="numpy")(loop)
-        return cached
-    uncached: Callable[..., Any] = numba.njit(nogil=True, error_model="numpy")(loop)
-    return uncached
+    return numba.njit(error_model="numpy")(function)
+
+
+def const(kind: Vector) -> Vector:
+    """Return the kind of an argument that a loop does not write."""
+    return kind._replace(written=False)
+
+
+def private_folder() -> Path | None:
+    """Return the folder of this user's machine code; None if there is none that only this user may write."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        folder = Path(chosen).expanduser().absolute() / "parashard-numba"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except (OSError, RuntimeError):
+        return None
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return folder if own and os.access(folder, os.W_OK) else None
+
+
+@cache
+def environment() -> tuple[str, ...]:
+    """Return what all machine code depends on: Python, the compilers, their settings, and the CPU."""
+    import llvmlite.binding
+    import numba
+
+    settings = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
+    settings.pop("NUMBA_CACHE_DIR", None)
+    return (
+        *(sys.version, np.__version__, numba.__version__, llvmlite.__version__, repr(sorted(settings.items()))),
+        *(llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()),
+    )
+
+
+def _type(kind: Vector | str) -> Any:
+    from numba import types
+
+    if isinstance(kind, str):
+        return getattr(types, kind)
+    element = getattr(types, kind.dtype)
+    return types.Array(element, kind.dimensions, "C", readonly=not kind.written, aligned=False)

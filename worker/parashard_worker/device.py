@@ -76,8 +76,8 @@ class Cpu:
         pools = [
             f"{pool['internal_api']} {pool.get('version')} {pool.get('architecture', '')} x{pool['num_threads']}"
             for pool in threadpoolctl.threadpool_info()
-            if pool["user_api"] == "blas"
-        ]
+            if pool["user_api"] == "blas" and ("jax" in sys.modules or "scipy.libs" not in pool["filepath"])
+        ]  # Numba loads SciPy's BLAS, which of our libraries only JAX calls
         return "; ".join([f"{_processor()}", f"numpy {np.__version__}", *sorted(set(pools)), *_frameworks()])
 
 

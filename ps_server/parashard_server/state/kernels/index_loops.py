@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from parashard.process.cached_code import const, inlined
 from parashard_server.state.kernels.compiling import (
     KEYS,
     NUMBERS,
@@ -19,7 +20,6 @@ from parashard_server.state.kernels.compiling import (
     VECTOR,
     ahead,
     eight,
-    inlined,
     loop,
     lowest,
 )
@@ -123,7 +123,17 @@ def _reference_of(key, spread, tags, references, begins, capacities, records, st
     return ABSENT
 
 
-@loop(0, KEYS, REFERENCES, KEYS, TAGS, REFERENCES, NUMBERS, NUMBERS, KEYS, NUMBERS)
+@loop(
+    const(KEYS),
+    REFERENCES,
+    const(KEYS),
+    const(TAGS),
+    const(REFERENCES),
+    const(NUMBERS),
+    const(NUMBERS),
+    const(KEYS),
+    const(NUMBERS),
+)
 def find_rows(keys, found, spread, tags, references, begins, capacities, records, sizes):
     """Put the reference of each key's row into `found`, ABSENT where it has none; return how many have none.
 
@@ -159,7 +169,19 @@ def find_rows(keys, found, spread, tags, references, begins, capacities, records
     return absent
 
 
-@loop(0, KEYS, REFERENCES, VECTOR, KEYS, TAGS, REFERENCES, NUMBERS, NUMBERS, KEYS, VECTOR, NUMBERS)
+@loop(
+    const(KEYS),
+    REFERENCES,
+    VECTOR,
+    const(KEYS),
+    const(TAGS),
+    const(REFERENCES),
+    const(NUMBERS),
+    const(NUMBERS),
+    const(KEYS),
+    const(VECTOR),
+    const(NUMBERS),
+)
 def read_rows(keys, found, values, spread, tags, references, begins, capacities, records, words, sizes):
     """Put the reference of each key's row into `found`, ABSENT where it has none; return how many have none.
 
@@ -195,7 +217,7 @@ def read_rows(keys, found, values, spread, tags, references, begins, capacities,
     return absent
 
 
-@loop(0, KEYS, REFERENCES, KEYS, TAGS, REFERENCES, NUMBERS, NUMBERS)
+@loop(const(KEYS), const(REFERENCES), const(KEYS), TAGS, REFERENCES, const(NUMBERS), const(NUMBERS))
 def index_rows(keys, rows, spread, tags, references, begins, capacities):
     """Enter keys that are not in the index, with the references of their rows."""
     for i in range(keys.size):
@@ -208,7 +230,7 @@ def index_rows(keys, rows, spread, tags, references, begins, capacities):
         references[place] = rows[i]
 
 
-@loop(0, KEYS, KEYS, TAGS, REFERENCES, NUMBERS, NUMBERS, KEYS, NUMBERS)
+@loop(const(KEYS), const(KEYS), TAGS, REFERENCES, const(NUMBERS), const(NUMBERS), const(KEYS), const(NUMBERS))
 def remove_rows(keys, spread, tags, references, begins, capacities, records, sizes):
     """Take keys that are in the index out of it; what a search would no longer find behind the gap moves into it."""
     stride = sizes[0] // 2
@@ -241,7 +263,7 @@ def remove_rows(keys, spread, tags, references, begins, capacities, records, siz
         tags[begin + gap] = _u8(0)
 
 
-@loop(0, KEYS, TAGS, REFERENCES, TAGS, REFERENCES, KEYS, NUMBERS)
+@loop(const(KEYS), const(TAGS), const(REFERENCES), TAGS, REFERENCES, const(KEYS), const(NUMBERS))
 def move_segment(spread, tags, references, new_tags, new_references, records, sizes):
     """Enter a segment's keys into an empty one of another capacity."""
     stride = sizes[0] // 2

@@ -5,8 +5,8 @@ scalars come rounded to float32 from `parashard_server.state.kernels.fused`.
 
 No fastmath and no `parallel=True`: they let results depend on the division of a vector. Scalars are float32, for a
 float64 would turn a whole expression into float64 and halve the vector width. Loops index: LLVM does not vectorise
-Numba's iteration over an array. A loop takes no memory and raises nothing, for that would need Python. The machine code
-is kept under the text of this file and of `rules`, so that a constant of another module must come in as an argument.
+Numba's iteration over an array. Machine code is kept under the text of all files of this folder: a constant of another
+folder must come in as an argument.
 """
 
 # The loops take what Numba infers, by position: it resolves keywords in Python, and slowly.
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from parashard.process.cached_code import const, inlined
 from parashard_server.state.kernels import rules
-from parashard_server.state.kernels.compiling import SUMS, VECTOR, compiled_form_of, inlined, loop
+from parashard_server.state.kernels.compiling import SUMS, VECTOR, compiled_form_of, loop
 from parashard_server.state.kernels.rules import RULES
 
 _f32 = np.float32
@@ -85,9 +86,9 @@ def _declare_loop(rule, *, by_row):
             [*slots_at_i, *(f"{one}[row]" if one in by_t else one for one in RULES[rule].of_step)]
         ),
     )
-    made = {"step": inlined(RULES[rule].step), "prepared": _prepared}
-    exec(text, made)  # Numba compiles functions of named arguments only
-    globals()[name] = loop(2 + len(slots), *[VECTOR] * len(by_t))(made[name])
+    made = {"__name__": __name__, "step": inlined(RULES[rule].step), "prepared": _prepared}
+    exec(compile(text, __file__, "exec"), made)  # Numba compiles functions of named arguments only, and caches files'
+    loop(VECTOR, const(VECTOR), *[VECTOR] * len(slots), *[const(VECTOR)] * len(by_t))(made[name])
 
 
 for _rule in RULES:
@@ -97,7 +98,7 @@ for _rule in ("adam", "adamw"):
     _declare_loop(_rule, by_row=True)
 
 
-@loop(2, VECTOR)
+@loop(VECTOR, const(VECTOR), VECTOR)
 def rowwise_adagrad(weights, gradient, accumulator, learning_rate, epsilon, weight_decay, clip, scale):
     length = weights.size // max(accumulator.size, 1)
     for row in range(accumulator.size):
@@ -114,7 +115,7 @@ def rowwise_adagrad(weights, gradient, accumulator, learning_rate, epsilon, weig
         accumulator[row] = after
 
 
-@loop(4, SUMS, VECTOR)
+@loop(const(VECTOR), const(VECTOR), VECTOR, VECTOR, SUMS, VECTOR)
 def lamb_moments(
     weights, gradient, m, v, squares, direction, correction, epsilon_t, decay, beta1, one_minus_beta1, beta2,
     one_minus_beta2, weight_decay, clip, scale,
@@ -139,25 +140,25 @@ def lamb_moments(
         squares[2 * block + 1] = of_direction
 
 
-@loop(3)
+@loop(VECTOR, const(VECTOR), const(VECTOR))
 def lamb_step(weights, m, v, correction, epsilon_t, decay, rate):
     for i in range(weights.size):  # the direction again, rather than a scratch vector of the variable's size
         weights[i] -= rate * _lamb_direction(weights[i], m[i], v[i], correction, epsilon_t, decay)
 
 
-@loop(1)
+@loop(VECTOR)
 def decay(weights, share):
     for i in range(weights.size):
         weights[i] = _decayed(weights[i], share)
 
 
-@loop(2)
+@loop(VECTOR, const(VECTOR))
 def accumulate(total, gradient):
     for i in range(total.size):
         total[i] += gradient[i]
 
 
-@loop(1)
+@loop(const(VECTOR))
 def is_finite(array):
     for begin in range(0, array.size, _FINITE_BLOCK_ELEMENTS):
         block = array[begin : begin + _FINITE_BLOCK_ELEMENTS]
@@ -169,7 +170,7 @@ def is_finite(array):
     return True
 
 
-@loop(2)
+@loop(VECTOR, const(VECTOR))
 def copy(destination, source):
     for i in range(destination.size):
         destination[i] = source[i]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from parashard.process.cached_code import const, inlined
 from parashard_server.state.kernels.compiling import (
     BLOCK_WORDS,
     KEYS,
@@ -20,7 +21,6 @@ from parashard_server.state.kernels.compiling import (
     VECTOR,
     ahead,
     copy_block,
-    inlined,
     loop,
 )
 
@@ -53,7 +53,7 @@ def copy_words(target, to, source, begin, length):
             target[to + last] = source[begin + last]
 
 
-@loop(0, REFERENCES, REFERENCES, VECTOR, NUMBERS, SUMS)
+@loop(REFERENCES, const(REFERENCES), const(VECTOR), const(NUMBERS), const(SUMS))
 def hide_rows(found, headers, records, sizes, limits):
     """Put ABSENT in place of references whose rows are gone by the rules, and return how many; some may be ABSENT.
 
@@ -92,7 +92,7 @@ def _least(counts):
     return at
 
 
-@loop(0, REFERENCES, REFERENCES, REFERENCES, KEYS, KEYS, NUMBERS, NUMBERS)
+@loop(const(REFERENCES), REFERENCES, REFERENCES, const(KEYS), KEYS, NUMBERS, const(NUMBERS))
 def use_rows(rows, headers, first, records_keys, hot_keys, hot_counts, sizes):
     """Count a use of each row at a time; put those that were last used before a cut into `first`, return how many.
 
@@ -125,7 +125,7 @@ def use_rows(rows, headers, first, records_keys, hot_keys, hot_counts, sizes):
     return firsts
 
 
-@loop(0, REFERENCES, VECTOR, REFERENCES, KEYS, REFERENCES, VECTOR, NUMBERS, KEYS)
+@loop(const(REFERENCES), const(VECTOR), const(REFERENCES), const(KEYS), REFERENCES, VECTOR, const(NUMBERS), const(KEYS))
 def keep_rows(rows, records, headers, records_keys, image_of, images, sizes, next_key):
     """Copy the records of rows that a save still lacks to `images`; return how many it has then, or -2 if not all fit.
 
@@ -145,7 +145,7 @@ def keep_rows(rows, records, headers, records_keys, image_of, images, sizes, nex
     return count
 
 
-@loop(0, REFERENCES, VECTOR, REFERENCES, VECTOR, VECTOR, NUMBERS)
+@loop(const(REFERENCES), const(VECTOR), const(REFERENCES), const(VECTOR), VECTOR, const(NUMBERS))
 def gather_records(rows, records, image_of, images, out, sizes):
     """Copy whole records, or the images that were kept of them, end to end."""
     stride = sizes[0]
@@ -161,7 +161,7 @@ def gather_records(rows, records, image_of, images, out, sizes):
             copy_words(out, target, images, (_i64(image) - 1) * stride, stride)
 
 
-@loop(0, REFERENCES, VECTOR, VECTOR, NUMBERS, NUMBERS)
+@loop(const(REFERENCES), const(VECTOR), VECTOR, const(NUMBERS), const(NUMBERS))
 def gather_rows(rows, records, values, parts, sizes):
     """Copy parts of records to a vector: the first part of all rows, then the second of all, and so on."""
     stride = sizes[0]
@@ -177,7 +177,7 @@ def gather_rows(rows, records, values, parts, sizes):
             begin += rows.size * length
 
 
-@loop(0, REFERENCES, VECTOR, VECTOR, NUMBERS, NUMBERS)
+@loop(const(REFERENCES), VECTOR, const(VECTOR), const(NUMBERS), const(NUMBERS))
 def scatter_rows(rows, records, values, parts, sizes):
     """Copy parts of records back from such a vector."""
     stride = sizes[0]

@@ -16,7 +16,7 @@ from parashard.checkpoints.row_files import StoredRows
 from parashard.plan.embedding import BUCKETS, Keys
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
-from parashard_server.state.kernels import fused
+from parashard_server.state.kernels import row_loops
 from parashard_server.state.rows.hottest_keys import KEPT, HottestKeys
 from parashard_server.state.rows.references import References
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
@@ -147,7 +147,7 @@ class Records:
             return self._index.read(keys, values)
         found, absent, _ = self.find(keys, now)
         rows = found[found != ABSENT]
-        fused.gather_rows(
+        row_loops.gather_rows(
             rows, self.memory.words, values[: len(rows) * self._values.words], self.parts[:1], self._sizes
         )
         return found, absent
@@ -177,7 +177,9 @@ class Records:
         hottest = self.hottest
         if self.notes is not None:
             self.notes.moved(self.noted_as, rows)
-        moved = fused.use_rows(rows, self.memory.headers, first, self.memory.keys, hottest.keys, hottest.counts, sizes)
+        moved = row_loops.use_rows(
+            rows, self.memory.headers, first, self.memory.keys, hottest.keys, hottest.counts, sizes
+        )
         if moved and not self.whole_due:
             self._moved.note(first[:moved])
             if len(self._moved) > max(MOVED_LEAST, self.memory.end):
@@ -290,7 +292,7 @@ class Records:
         self.memory.set_use(rows, stored.t, stored.last_use)
         self.hottest.of_checkpoint(stored.keys, stored.t)
         parts = np.concatenate([values, *(stored.slots[slot].reshape(-1) for slot in self._slots)])
-        fused.scatter_rows(rows, self.memory.words, parts, self.parts, self._sizes)
+        row_loops.scatter_rows(rows, self.memory.words, parts, self.parts, self._sizes)
 
     def _sweep(self, begin: int, end: int, now: int) -> None:
         if begin == end:
@@ -309,7 +311,7 @@ class Records:
         rules = self.rules
         unused = _NEVER if rules.evict_unused_steps is None else rules.evict_unused_steps
         sizes = np.array([self.memory.stride, self._values.words, now, unused, rules.norm_checked_at(now)], np.int64)
-        return fused.hide_rows(rows, self.memory.headers, self.memory.words, sizes, self._limits)
+        return int(row_loops.hide_rows(rows, self.memory.headers, self.memory.words, sizes, self._limits))
 
     def _live(self) -> NDArray[np.uint32]:
         rows = np.arange(self.memory.end, dtype=np.uint32)

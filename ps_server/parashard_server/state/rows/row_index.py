@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from parashard.plan.embedding import BUCKET_BITS, BUCKETS, Keys
 from parashard.plan.variables import Float32s
-from parashard_server.state.kernels import fused
+from parashard_server.state.kernels import index_loops
 from parashard_server.state.rows.row_memory import Region, RowMemory
 
 ABSENT = np.uint32(0xFFFFFFFF)
@@ -71,7 +71,7 @@ class RowIndex:
     def find(self, keys: Keys) -> tuple[NDArray[np.uint32], int]:
         """Return the reference of each key's row, ABSENT where there is none, and how many have none."""
         found = np.empty(len(keys), np.uint32)
-        absent = fused.find_rows(
+        absent = index_loops.find_rows(
             keys,
             found,
             *self._arrays,
@@ -88,7 +88,7 @@ class RowIndex:
         found = np.empty(len(keys), np.uint32)
         memory = self._memory
         sizes = np.array([memory.stride, len(values) // max(1, len(keys))], np.int64)
-        absent = fused.read_rows(
+        absent = index_loops.read_rows(
             keys,
             found,
             values,
@@ -104,12 +104,12 @@ class RowIndex:
         self._counts += self._counted(keys)
         for segment in np.flatnonzero(self._counts * _FULL[1] > self._capacities * _FULL[0]).tolist():
             self._grow(segment)
-        fused.index_rows(keys, rows, *self._arrays)
+        index_loops.index_rows(keys, rows, *self._arrays)
 
     def remove(self, keys: Keys) -> None:
         """Take out keys that it has, each once, whose records still have them."""
         self._counts -= self._counted(keys)
-        fused.remove_rows(
+        index_loops.remove_rows(
             keys,
             *self._arrays,
             self._memory.keys,
@@ -133,7 +133,7 @@ class RowIndex:
             room *= 2
         old, new = slice(begin, begin + capacity), slice(self._end, self._end + room)
         assert new.stop + 8 <= len(self._tags), "the regions are too short for a growth"
-        fused.move_segment(
+        index_loops.move_segment(
             self._spread,
             self._tags[old],
             self._references[old],

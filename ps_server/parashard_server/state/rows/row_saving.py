@@ -18,7 +18,7 @@ from parashard.checkpoints.row_files import StoredRows
 from parashard.errors import Unavailable
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
-from parashard_server.state.kernels import fused
+from parashard_server.state.kernels import row_loops
 from parashard_server.state.rows.row_memory import HEADER_BYTES, Region, RowMemory
 from parashard_server.state.rows.row_values import RowValues
 
@@ -95,7 +95,7 @@ class RowSaving:
         if self.given_up or self._over:
             return
         memory = self._memory
-        count = fused.keep_rows(
+        count = row_loops.keep_rows(
             rows,
             memory.words,
             memory.headers,
@@ -154,7 +154,7 @@ class RowSaving:
         memory = self._memory
         most = min(max(1, PIECE_BYTES // memory.record_bytes), len(into) // memory.stride)
         rows = self._rows[self._at : self._at + most]
-        fused.gather_records(rows, memory.words, self._image_of, self._images, into, self._sizes)
+        row_loops.gather_records(rows, memory.words, self._image_of, self._images, into, self._sizes)
         self._at += len(rows)
         over = self._at == len(self._rows)
         self._next_key[0] = _LAST_KEY if over else memory.keys_of(self._rows[self._at : self._at + 1])[0]

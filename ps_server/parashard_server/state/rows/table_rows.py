@@ -29,7 +29,7 @@ from parashard.plan.embedding import (
 from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import FoundRows
-from parashard_server.state.kernels import fused
+from parashard_server.state.kernels import row_loops
 from parashard_server.state.optimizer import NOTHING_BEFORE, Before, Optimizer
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_index import ABSENT
@@ -205,7 +205,7 @@ class TableRows:
                 t_of_rows=self.records.memory.t_of(rows) if self._optimizer.counts else None,
             )
             self._values.put(weights, kept)
-            fused.scatter_rows(rows, self.records.memory.words, words, parts, self._sizes)
+            row_loops.scatter_rows(rows, self.records.memory.words, words, parts, self._sizes)
         for records in self.saved.values():
             records.evict(clock)
         self.sweep(clock)
@@ -331,12 +331,14 @@ class TableRows:
         """Set rows to values, and their slots to their first ones."""
         initial, elements = [self._values.words_of(values)], len(rows) * self.table.slot_elements
         initial += [np.full(elements, value, np.float32) for value in self._optimizer.initial_values.values()]
-        fused.scatter_rows(rows, self.records.memory.words, np.concatenate(initial), self.records.parts, self._sizes)
+        row_loops.scatter_rows(
+            rows, self.records.memory.words, np.concatenate(initial), self.records.parts, self._sizes
+        )
 
     def _words(self, rows: NDArray[np.uint32], parts: int) -> Float32s:
         """Return the first parts of records as one vector, part by part; valid until the next call."""
         words = self._room(len(rows) * int(self.records.parts[:parts].sum()))
-        fused.gather_rows(rows, self.records.memory.words, words, self.records.parts[:parts], self._sizes)
+        row_loops.gather_rows(rows, self.records.memory.words, words, self.records.parts[:parts], self._sizes)
         return words
 
     def _room(self, elements: int) -> Float32s:
