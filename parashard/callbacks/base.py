@@ -270,20 +270,16 @@ class History(Callback):
         self.history: dict[str, list[float]] = {}
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Begin anew."""
         self.epoch, self.history = [], {}
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Keep an epoch's figures."""
         self.epoch.append(epoch)
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
 
     def get_state(self) -> dict[str, Any]:
-        """Return all of it."""
         return {"epoch": self.epoch, "history": self.history}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from it."""
         self.epoch = list(state["epoch"])
         self.history = {name: list(values) for name, values in state["history"].items()}

@@ -79,7 +79,6 @@ class ModelCheckpoint(Callback):
         return self._monitor.worst if self._threshold is None else self._threshold
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Begin anew."""
         self.best = self._start()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
@@ -109,11 +108,9 @@ class ModelCheckpoint(Callback):
             self.best = best
 
     def get_state(self) -> dict[str, Any]:
-        """Return the best value that was kept."""
         return {"best": self.best if math.isfinite(self.best) else None}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from it."""
         self.best = self._start() if state["best"] is None else state["best"]
 
 
@@ -141,7 +138,6 @@ class CSVLogger(Callback):
         self._waiting = ""  # lines that the disk has had no room for
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Begin anew."""
         self._columns, self._bytes = [], 0
         if self._append and self._path.exists():
             with self._path.open(newline="") as file:
@@ -178,7 +174,6 @@ class CSVLogger(Callback):
         return {"columns": self._columns, "bytes": self._bytes, "waiting": self._waiting}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with them."""
         self._columns, self._waiting = list(state["columns"]), state.get("waiting", "")
         there = self._path.stat().st_size if self._path.exists() else 0
         self._bytes = min(there, state.get("bytes", there))
@@ -254,7 +249,6 @@ class TensorBoard(Callback):
             writer.flush()
 
     def on_train_end(self, logs: Logs) -> None:
-        """Close the files."""
         for writer in self._writers.values():
             writer.close()
         self._writers = {}

@@ -48,7 +48,6 @@ class LearningRateScheduler(Callback):
         return not self.in_advance
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        """Set the epoch's rate."""
         before = self.model.learning_rate
         self.model.learning_rate = self._rate(epoch, before)
         now, known = self.model.learning_rate, self._known.pop(epoch, None)
@@ -143,11 +142,9 @@ class ReduceLROnPlateau(Callback):
         self.best, self.wait, self.cooldown_counter = self._monitor.worst, 0, 0
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Begin anew."""
         self._reset()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Look at the figure."""
         logs["learning_rate"] = self.model.applied_learning_rate
         value = self._monitor.value(self, logs)
         if value is None:
@@ -164,11 +161,9 @@ class ReduceLROnPlateau(Callback):
                 self.cooldown_counter, self.wait = self._cooldown, 0
 
     def get_state(self) -> dict[str, Any]:
-        """Return the best value and how long ago it was."""
         best = self.best if math.isfinite(self.best) else None
         return {"best": best, "wait": self.wait, "cooldown": self.cooldown_counter}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from it."""
         self.best = self._monitor.worst if state["best"] is None else state["best"]
         self.wait, self.cooldown_counter = state["wait"], state["cooldown"]

@@ -167,11 +167,9 @@ class EarlyStopping(Callback):
         self._last, self._last_epoch = self._monitor.worst, -1
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Begin anew."""
         self._reset()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Look at the figure."""
         value = self._monitor.value(self, logs)
         if value is None or epoch < self._start_from_epoch:
             return
@@ -224,7 +222,6 @@ class EarlyStopping(Callback):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from it."""
         self.best = self._monitor.worst if state["best"] is None else state["best"]
         self.best_epoch, self.wait = state["best_epoch"], state["wait"]
         self.stopped_epoch = state["stopped_epoch"]
@@ -241,7 +238,6 @@ class TerminateOnNaN(Callback):
     """
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Look at the loss."""
         if not math.isfinite(logs["loss"]):
             self.model.stop_training = True
             self.model.stop_reason = f"TerminateOnNaN: the loss of epoch {epoch + 1} is {logs['loss']}"

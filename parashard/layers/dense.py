@@ -44,19 +44,16 @@ class Dense(Layer):
         need_start("Dense", self.initializer)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Return the shape with `units` in place of its last axis."""
         if not shape:
             raise ConfigurationError("an example has no axis; its input_shape has at least one, such as (1,)")
         return (*shape[:-1], self.units)
 
     def variables(self, shape: Shape) -> dict[str, Variable]:
-        """Return the declared weight and bias."""
         start = start_of(self.initializer, shape[-1], self.units)
         declared = {"weight": Variable("weight", (shape[-1], self.units), start)}
         return declared | ({"bias": Variable("bias", (self.units,), decay=False)} if self.bias else {})
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return the output and the pullback."""
         xp, weight = at.xp, weights["weight"]
         inputs = x.reshape(-1, x.shape[-1])
         output = xp.matmul(inputs, weight)
@@ -84,7 +81,6 @@ class Flatten(Layer):
         return (math.prod(shape),)
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return a view where there can be one, and the pullback."""
         return x.reshape(len(x), -1), lambda gradient, to_input: (gradient.reshape(x.shape), {})
 
 
@@ -95,7 +91,6 @@ class ReLU(Layer):
     name: ClassVar[str] = "relu"
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return max(x, 0) in a new array, and the pullback."""
         xp = at.xp
         output = xp.maximum(x, 0)
         return output, lambda gradient, to_input: (xp.multiply(gradient, output > 0, out=gradient), {})
@@ -108,7 +103,6 @@ class Tanh(Layer):
     name: ClassVar[str] = "tanh"
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return tanh(x) in a new array, and the pullback."""
         xp = at.xp
         output = xp.tanh(x)
 
@@ -127,7 +121,6 @@ class Sigmoid(Layer):
     name: ClassVar[str] = "sigmoid"
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return the sigmoid of x in a new array, and the pullback."""
         xp = at.xp
         output = sigmoid(x, at)
 
@@ -162,7 +155,6 @@ class GELU(Layer):
     name: ClassVar[str] = "gelu"
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return the function of x in a new array, and the pullback."""
         xp = at.xp
         t = x * x
         t *= _GELU_LINEAR * _GELU_CUBIC
@@ -219,14 +211,12 @@ class LayerNorm(Layer):
         return shape
 
     def variables(self, shape: Shape) -> dict[str, Variable]:
-        """Return the declared weight and bias."""
         return {
             "weight": Variable("weight", shape[-1:], Initializer("constant", 1.0), decay=False),
             "bias": Variable("bias", shape[-1:], decay=False),
         }
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return the output in a new array, and the pullback."""
         weight, others = weights["weight"], tuple(range(x.ndim - 1))
         unit = x - x.mean(axis=-1, keepdims=True)
         scale = 1 / at.xp.sqrt((unit * unit).mean(axis=-1, keepdims=True) + self.epsilon)

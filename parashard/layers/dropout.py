@@ -43,7 +43,6 @@ class Dropout(Layer):
             raise ConfigurationError(f"Dropout: rate is between 0 and {DROPOUT_RATE_MAX}, found {self.rate!r}")
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return the product with the mask in a new array, or in an evaluation the input; and the pullback."""
         if at.key is None or not self.rate:
             return x, lambda gradient, to_input: (gradient, {})
         mask = dropout_mask(x.shape, self.rate, at.key, x.dtype, at.xp)

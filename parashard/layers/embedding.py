@@ -63,16 +63,13 @@ class Embedding(Layer):
         need_start("Embedding", self.initializer)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Return the shape with an axis more."""
         return (*shape, self.units)
 
     def variables(self, shape: Shape) -> dict[str, Variable]:
-        """Return the declared weight."""
         start = start_of(self.initializer, self.values, self.units)
         return {"weight": Variable("weight", (self.values, self.units), start)}
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return the rows, and the pullback; there is no gradient by the input."""
         indices = x.astype(np.int64).reshape(-1)
         if isinstance(x, np.ndarray) and x.size and not 0 <= x.min() <= x.max() < self.values:
             raise WrongModel(
@@ -143,7 +140,6 @@ class TableEmbedding(LooksUpLayer):
         return tuple(dict.fromkeys(self._by_input.values()))
 
     def output_shape(self, shape: Shapes) -> Shape:
-        """Return the shape with an axis more, or of a dict that of the vector."""
         if not isinstance(shape, dict):
             if _WHOLE not in self._by_input:
                 raise ConfigurationError("it looks up inputs by name, and input_shape is no dict of them")
@@ -185,7 +181,6 @@ class TableEmbedding(LooksUpLayer):
         return {**inputs, **found} if isinstance(inputs, dict) else found[_WHOLE]
 
     def apply(self, weights: Mapping[str, Array], x: Any, at: Pass) -> tuple[Array, Pullback]:
-        """Return the rows or the vector, and the pullback; there is no gradient by the input."""
         shapes = {name: tuple(array.shape) for name, array in x.items()} if isinstance(x, dict) else {_WHOLE: x.shape}
         parts = {name: self._embedded(weights, name, x[name] if name else x) for name in shapes}
         dtype = next(iter(weights.values())).dtype

@@ -171,7 +171,6 @@ class Conv2D(Layer):
         return window(self.kernel, self.padding)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Return the shape of the convolution."""
         height, width, _ = _image(shape)
         height, width = self._window.output_length(height), self._window.output_length(width)
         if height < 1 or width < 1:
@@ -179,14 +178,12 @@ class Conv2D(Layer):
         return height, width, self.channels
 
     def variables(self, shape: Shape) -> dict[str, Variable]:
-        """Return the declared weight and bias."""
         pixels, before = self.kernel**2, _image(shape)[2]
         start = start_of(self.initializer, pixels * before, pixels * self.channels)
         declared = {"weight": Variable("weight", (pixels * before, self.channels), start)}
         return declared | ({"bias": Variable("bias", (self.channels,), decay=False)} if self.bias else {})
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return the convolution, shape (n, height', width', channels), and the pullback."""
         xp, weight, over = at.xp, weights["weight"], self._window
         images = x.reshape(len(x), *_image(x.shape[1:]))
         unrolled = columns(images, over, xp)
@@ -216,14 +213,12 @@ class MaxPool2D(Layer):
     name: ClassVar[str] = "pool"
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Return the shape with half the height and width."""
         height, width, channels = _image(shape)
         if height < 2 or width < 2:
             raise ConfigurationError(f"an image of shape {shape} has no block of 2x2 pixels")
         return height // 2, width // 2, channels
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return the maxima, and the pullback."""
         xp = at.xp
         pooled, saved = max_pool(x.reshape(len(x), *_image(x.shape[1:])), xp)
         return pooled, lambda gradient, to_input: (max_pool_pull_back(gradient, saved, xp).reshape(x.shape), {})

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -58,8 +59,10 @@ def load_user_model(
     return cast(Model, model)
 
 
-def user_code_sha256(options: UserOptions, folder: Path | None) -> str:
-    """Return SHA-256 (hex) of the source of the module that has the factory; modules that it imports are not in it."""
+def code_sha256(options: ModelOptions, folder: Path | None) -> str:
+    """Return SHA-256 (hex) of the module with a user's factory, not of what it imports; "" for a built-in model."""
+    if not isinstance(options, UserOptions):
+        return ""
     module = _imported(options.kind, options.kind.partition(":")[0], folder)
     if module.__file__ is None:
         return ""
@@ -104,13 +107,6 @@ def _check_unshadowed(kind: str, name: str, places: list[Path]) -> None:
         raise ConfigurationError(f"model kind {kind!r}: {name!r} is {_place(module)}, not {own}; rename yours")
 
 
-def _takes_tables(factory: Callable[..., Any]) -> bool:
-    try:
-        return "tables" in inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # one that cannot be looked at
-        return False
-
-
 def _called(
     options: UserOptions,
     factory: Callable[..., Any],
@@ -119,8 +115,9 @@ def _called(
     tables: Sequence[EmbeddingTable],
 ) -> Any:
     extra = dict(options.further)
-    if _takes_tables(factory):
-        extra["tables"] = {table.name: table for table in tables}
+    with suppress(TypeError, ValueError):  # a factory that cannot be looked at
+        if "tables" in inspect.signature(factory).parameters:
+            extra["tables"] = {table.name: table for table in tables}
     try:
         return factory(spec, **extra)
     except ConfigurationError:
@@ -153,51 +150,30 @@ def build_model(
     tables: Sequence[EmbeddingTable] = (),
 ) -> Model:
     """Build the model that the options describe."""
+    model: Model
     match options:
         case SoftmaxOptions():
-            return SoftmaxRegression(spec)
+            model = SoftmaxRegression(spec)
         case MlpOptions():
-            return multilayer_perceptron(options, spec, seed)
+            model = multilayer_perceptron(options, spec, seed)
         case CnnOptions():
-            return ConvolutionalNetwork(options, spec, seed)
-        case WideDeepOptions() | FmOptions() | DeepFmOptions() | DlrmOptions():
-            return _click_model(options, spec, seed, tables)
-        case LedgerOptions() | RowLedgerOptions() | TornOptions():
-            return _oracle(options, spec)
+            model = ConvolutionalNetwork(options, spec, seed)
+        case WideDeepOptions():
+            model = WideDeep(options, spec, seed, tables)
+        case FmOptions() | DeepFmOptions():
+            model = FactorizationMachine(options, spec, seed, tables)
+        case DlrmOptions():
+            model = Dlrm(options, spec, seed, tables)
+        case LedgerOptions():
+            model = Ledger(spec)
+        case RowLedgerOptions():
+            model = RowLedger(spec, options)
+        case TornOptions():
+            model = Torn(options)
         case ScriptModelOptions():
             raise ConfigurationError('model.kind is "script": run the script, which has the model')
         case UserOptions():
             model = load_user_model(options, spec, folder, tables)
             if isinstance(model, Seeded):
                 model.seed(seed)
-            return model
-
-
-def _click_model(
-    options: WideDeepOptions | FmOptions | DeepFmOptions | DlrmOptions,
-    spec: DataSpec,
-    seed: int,
-    tables: Sequence[EmbeddingTable],
-) -> Model:
-    match options:
-        case WideDeepOptions():
-            return WideDeep(options, spec, seed, tables)
-        case DlrmOptions():
-            return Dlrm(options, spec, seed, tables)
-        case _:
-            return FactorizationMachine(options, spec, seed, tables)
-
-
-def _oracle(options: LedgerOptions | RowLedgerOptions | TornOptions, spec: DataSpec) -> Model:
-    match options:
-        case LedgerOptions():
-            return Ledger(spec)
-        case RowLedgerOptions():
-            return RowLedger(spec, options)
-        case _:
-            return Torn(options)
-
-
-def code_sha256(options: ModelOptions, folder: Path | None) -> str:
-    """Return SHA-256 (hex) of the code of a user's own model; "" for a built-in one."""
-    return user_code_sha256(options, folder) if isinstance(options, UserOptions) else ""
+    return model

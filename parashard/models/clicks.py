@@ -183,11 +183,9 @@ class WideDeep(ClickModel):
         self._tower = tower(inputs, options.hidden, 1, options.dropout, seed)
 
     def initial_variables(self) -> Mapping[str, Variable]:
-        """Return the variables of the dense layers."""
         return self._tower.initial_variables()  # type: ignore[return-value]  # it holds no values
 
     def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
-        """Return the logits and their pullback."""
         embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
         numbers = batch.inputs["numbers"].astype(embedded.dtype, copy=False)
         inputs = xp.concatenate([numbers, embedded.reshape(len(embedded), -1)], axis=1)
@@ -222,11 +220,9 @@ class FactorizationMachine(ClickModel):
             self._dense = Sequential([Dense(1)], input_shape=(max(1, self.numbers),), loss="sigmoid_cross_entropy")
 
     def initial_variables(self) -> Mapping[str, Variable]:
-        """Return the variables of the dense part."""
         return self._dense.initial_variables()  # type: ignore[return-value]  # it holds no values
 
     def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
-        """Return the logits and their pullback."""
         embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
         total = embedded.sum(axis=1)
         pairs = 0.5 * (total**2 - (embedded**2).sum(axis=1)).sum(axis=1, keepdims=True)
@@ -268,7 +264,6 @@ class Dlrm(ClickModel):
         self._top = tower(inputs, options.hidden, 1, options.dropout, seed)
 
     def initial_variables(self) -> Mapping[str, Variable]:
-        """Return the variables of both parts."""
         return {
             f"{part}.{name}": replace(variable, name=f"{part}.{name}")
             for part, layers in (("bottom", self._bottom), ("top", self._top))
@@ -277,7 +272,6 @@ class Dlrm(ClickModel):
         }
 
     def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
-        """Return the logits and their pullback."""
         embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
         numbers = batch.inputs["numbers"].astype(embedded.dtype, copy=False)
         vector, bottom_back = self._bottom.as_layer(_of(variables, "bottom"), numbers, step, xp)

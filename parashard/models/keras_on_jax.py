@@ -25,31 +25,24 @@ class Jax:
         return borrowed(array)
 
     def array(self, tensor: Any) -> Any:
-        """Return a copy."""
         return output_of(tensor)
 
     def result(self, tensor: Any, xp: Any) -> Array:
-        """Return it, perhaps before it is computed."""
         return result_of(tensor, xp)
 
     def gradients(self, function: Function) -> Gradients:
-        """Return a compiled function."""
         return _JaxGradients(function)
 
     def outputs(self, function: Function) -> Outputs:
-        """Return it compiled."""
         return _JaxOutputs(function)
 
     def is_eager(self) -> bool:
-        """Return that it compiles."""
         return False
 
     def has_wide_numbers(self) -> bool:
-        """Tell what JAX is set to."""
         return bool(jax.config.jax_enable_x64)
 
     def no_gradients(self) -> contextlib.AbstractContextManager[Any]:
-        """Return one that does nothing."""
         return contextlib.nullcontext()
 
     def kept_generator(self) -> contextlib.AbstractContextManager[Any]:
@@ -118,7 +111,6 @@ class _JaxGradients(_LookUps):
         return KerasStep(value, more, gradients, gathered.gradients(by_rows))
 
     def try_out(self, rows: KerasRows | None, trained: list[Any], *others: Any) -> None:
-        """Trace it, and compute no more than ids."""
         gathered = self._gathered(rows, trained, *others)
         jax.eval_shape(self._plain, trained, [] if gathered is None else gathered.rows, *others)
 
@@ -138,6 +130,5 @@ class _JaxOutputs(_LookUps):
         return outputs
 
     def try_out(self, rows: KerasRows | None, *arguments: Any) -> None:
-        """Trace it, and compute no more than ids."""
         gathered = self._gathered(rows, *arguments)
         jax.eval_shape(self._compiled, [] if gathered is None else gathered.rows, *arguments)

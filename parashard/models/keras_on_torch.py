@@ -30,11 +30,9 @@ class Torch:
         return tensor_of(array)
 
     def array(self, tensor: Any) -> Any:
-        """Return a copy."""
         return output_of(tensor)
 
     def result(self, tensor: Any, xp: Any) -> Array:
-        """Return it."""
         return gradient_of(tensor, xp)
 
     def gradients(self, function: Function) -> Gradients:
@@ -42,23 +40,18 @@ class Torch:
         return _TorchGradients(self, function)
 
     def outputs(self, function: Function) -> Outputs:
-        """Return it without gradients."""
         return _TorchOutputs(self, function)
 
     def is_eager(self) -> bool:
-        """Return that it is."""
         return True
 
     def has_wide_numbers(self) -> bool:
-        """Return that they have."""
         return True
 
     def no_gradients(self) -> contextlib.AbstractContextManager[Any]:
-        """Return PyTorch's."""
         return torch.no_grad()  # type: ignore[no-any-return]
 
     def kept_generator(self) -> contextlib.AbstractContextManager[Any]:
-        """Return PyTorch's."""
         return torch.random.fork_rng(devices=[])  # type: ignore[no-any-return]
 
 
@@ -71,8 +64,6 @@ class _LookUps:
         self._keys, self.xp = rows.keys, rows.xp
 
     def look_up(self, table: str, dimension: int, ids: Any, padding_key: int | None) -> Any:
-        """Return copies of the rows of ids."""
-
         check_width(np.dtype(str(ids.dtype).removeprefix("torch.")), self._keys.get(table, NO_KEYS), table)
 
         def look_up(some: Any) -> Any:
@@ -103,7 +94,6 @@ class _TorchGradients:
         return KerasStep(value.detach(), more, gradients, looked_up.pulled.gradients(by_rows, looked_up.xp, scale))
 
     def try_out(self, rows: KerasRows | None, *arguments: Any) -> None:
-        """Compute it, and leave PyTorch's generator as it was."""
         with self._backend.kept_generator():
             self(rows, 1.0, *arguments)
 
@@ -119,6 +109,5 @@ class _TorchOutputs:
             return self._function(*arguments)
 
     def try_out(self, rows: KerasRows | None, *arguments: Any) -> None:
-        """Compute it, and leave PyTorch's generator as it was."""
         with self._backend.kept_generator():
             self(rows, *arguments)

@@ -111,20 +111,17 @@ class Regressor(Sequential):
         return replace(batch, targets=(batch.targets.astype(dtype) - self._mean) / self._deviation)
 
 
-def need_values(spec: DataSpec, kind: str) -> None:
-    """Raise ConfigurationError where the data has classes, whose labels are not amounts."""
-    if spec.classes:
-        raise ConfigurationError(
-            f'model kind {kind!r} with loss "squared" predicts values, and the data has {spec.classes:,} classes; '
-            'leave loss out to tell them apart, or say data.target = "value" if the labels are numbers to predict'
-        )
-
-
 def multilayer_perceptron(options: MlpOptions, spec: DataSpec, seed: int) -> Model:
     """Return the perceptron with the loss that the options name, or else the one that the data's targets call for."""
-    if options.loss == "squared" or (options.loss is None and spec.classes == 0):
-        return RegressionPerceptron(options, spec, seed)
-    return MultilayerPerceptron(options, spec, seed)
+    if options.loss == "cross_entropy" or (options.loss is None and spec.classes):
+        return MultilayerPerceptron(options, spec, seed)
+    if spec.classes:
+        raise ConfigurationError(
+            f'model kind {options.kind!r} with loss "squared" predicts values, and the data has {spec.classes:,} '
+            'classes; leave loss out to tell them apart, or say data.target = "value" if the labels are numbers to '
+            "predict"
+        )
+    return Regressor(dense_layers(options.hidden, 1, options.activation, options.dropout), spec, seed)
 
 
 class MultilayerPerceptron(Classifier):
@@ -139,14 +136,6 @@ class MultilayerPerceptron(Classifier):
         super().__init__(dense_layers(options.hidden, spec.classes, options.activation, options.dropout), spec, seed)
 
 
-class RegressionPerceptron(Regressor):
-    """Flattened inputs through the hidden layers of its options to one output, the prediction; see `Regressor`."""
-
-    def __init__(self, options: MlpOptions, spec: DataSpec, seed: int) -> None:
-        need_values(spec, options.kind)
-        super().__init__(dense_layers(options.hidden, 1, options.activation, options.dropout), spec, seed)
-
-
 _POOL = MaxPool2D()
 
 
@@ -158,11 +147,9 @@ class PooledConv2D(Conv2D):
     """
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Return the shape of the pooled convolution."""
         return _POOL.output_shape(super().output_shape(shape))
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
-        """Return the pooled convolution with its bias, and the pullback."""
         convolution = Conv2D(self.channels, self.kernel, self.padding, bias=False)
         images, pull_images = convolution.apply(weights, x, at)
         output, pull_pooled = _POOL.apply({}, images, at)

@@ -38,7 +38,6 @@ class Ledger:
         self._examples = spec.examples
 
     def initial_variables(self) -> Mapping[str, Variable]:
-        """Return the ledger."""
         return {"ledger": Variable("ledger", (self._examples, 2), decay=False)}
 
     def loss_and_gradients(
@@ -51,7 +50,6 @@ class Ledger:
         return 0.0, {"ledger": xp.asarray(entries)}
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
-        """Return no metric."""
         return {}
 
     def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
@@ -91,7 +89,6 @@ class RowLedger:
         self._shared = options.shared
 
     def initial_variables(self) -> Mapping[str, Variable]:
-        """Return the ledger of the first examples."""
         return {"entries": Variable("entries", (self._first, 2), decay=False)}
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
@@ -110,7 +107,6 @@ class RowLedger:
         return 0.0, {"entries": first.astype(np.float32)[:, None] * entry, TABLE: uses[:, None] * entry}
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
-        """Return no metric."""
         return {}
 
     def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
@@ -209,7 +205,6 @@ class Torn:
         self._shape = (options.rows, _COLUMNS)
 
     def initial_variables(self) -> Mapping[str, Variable]:
-        """Return the eight variables."""
         return {name: Variable(name, self._shape, decay=False) for name in TORN_VARIABLES}
 
     def loss_and_gradients(
@@ -220,7 +215,6 @@ class Torn:
         return 0.0, {name: xp.full(self._shape, constant, variables[name].dtype) for name in TORN_VARIABLES}
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
-        """Return no metric."""
         return {}
 
     def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
