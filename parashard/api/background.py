@@ -26,9 +26,9 @@ from parashard.job.declared_table import Table
 from parashard.job.load import job_from_toml
 from parashard.launch.programs import Program, write_program
 from parashard.launch.run import Outcome, run_job
+from parashard.launch.run_control import RunControl
 from parashard.launch.run_folders import discard_unbegun, owned
 from parashard.launch.runs import Run
-from parashard.launch.steering import Steering
 from parashard.plan.variables import Float32s, as_imported
 from parashard.process.arguments import checked_timeout_s
 from parashard.process.path_text import short_path
@@ -82,16 +82,16 @@ class BackgroundRun:
     ----------
     run : Run
         New, or to go on with; it has a declaration.
-    steering : Steering
+    control : RunControl
         Steers it.
     program : Program
         Of this process.
     """
 
-    def __init__(self, run: Run, steering: Steering, program: Program) -> None:
+    def __init__(self, run: Run, control: RunControl, program: Program) -> None:
         self.run_dir = run.folder
         self._begins = run
-        self._steering = steering
+        self._control = control
         self._program = program
         self._until_end = ExitStack()  # of the run: it holds the folder's lock
         self._outcome: Outcome | None = None
@@ -115,14 +115,14 @@ class BackgroundRun:
         atexit.register(self.stop)
         self._thread.start()
         start_s = self._begins.job.cluster.start_s * 2
-        if not self._steering.wait_for(lambda: self._steering.accepted, start_s):
+        if not self._control.wait_for(lambda: self._control.accepted, start_s):
             self.stop()
             self.check()
             raise JobFailed(f"the job did not start within {start_s:.0f} s; {self.run_dir} has its logs")
 
     def check(self) -> None:
         """Raise what ended the run, if it has ended without being done."""
-        if not self._steering.ended:
+        if not self._control.ended:
             return
         if self._error is not None:
             raise self._error
@@ -157,12 +157,12 @@ class BackgroundRun:
     def _ended_within(self, allowed_s: float, waits_for: str) -> bool:
         """Wait for the end, for at most so long; silence would look like a hang."""
         left_s, pause_s = allowed_s, QUIET_S
-        while not self._steering.wait_for(lambda: self._steering.ended, min(pause_s, left_s)):
+        while not self._control.wait_for(lambda: self._control.ended, min(pause_s, left_s)):
             left_s -= min(pause_s, left_s)
             if left_s <= 0:
                 return False
             if waits_for:
-                done = counted(len(self._steering.complete), "step")
+                done = counted(len(self._control.complete), "step")
                 sys.stderr.write(f"parashard: {done} of {short_path(self.run_dir)} are in, not all: {waits_for}\n")
             pause_s = SAY_S
         return True
@@ -170,7 +170,7 @@ class BackgroundRun:
     def stop(self) -> None:
         """Interrupt it: shards save their state, and all its processes end."""
         atexit.unregister(self.stop)
-        self._steering.stop()
+        self._control.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
 
@@ -189,7 +189,7 @@ class BackgroundRun:
         TimeoutError
             If a shard still has fewer.
         """
-        if self._steering.ended:
+        if self._control.ended:
             self.check()
             return as_imported(read_arrays(self.run_dir / WEIGHTS_FILE))
         credentials = self._begins.credentials
@@ -231,14 +231,14 @@ class BackgroundRun:
         ConfigurationError
             If there is no such table, or the job goes on: rows are read from its last checkpoint.
         """
-        if not self._steering.ended:
+        if not self._control.ended:
             raise ConfigurationError(f"table {name!r}: rows are at hand once the job is done, and it goes on")
         self.check()
         return TrainedRows(tables, self._begins.job.job.seed, self.run_dir).whole(name)
 
     def _run(self) -> None:
         try:
-            self._outcome = run_job(self._begins, NoView(), steering=self._steering)
+            self._outcome = run_job(self._begins, NoView(), control=self._control)
         except BaseException as error:  # noqa: BLE001  # the program's thread raises it
             self._error = error
         finally:
@@ -247,7 +247,7 @@ class BackgroundRun:
             if refused and not self._begins.resume:
                 with suppress(OSError, ParashardError):
                     discard_unbegun(self.run_dir, keep=False)
-            self._steering.tell(ended=True)
+            self._control.tell(ended=True)
 
 
 def within(run: BackgroundRun, leave: Callable[[], object], error: BaseException | None) -> None:

@@ -24,7 +24,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.callbacks.running import Callbacks, Decision, Milestone, StepEnd
 from parashard.checkpoints.catalogue import EVALUATED
 from parashard.errors import ConfigurationError, StoreFailed
-from parashard.launch.run_follower import CallbackFailed, Follow
+from parashard.launch.run_control import CallbackFailed, Follow
 from parashard.models.base import TellsMetrics
 from parashard.plan.intervals import IntervalSet
 from parashard.process.best_effort import BestEffort, why_failed

@@ -33,9 +33,9 @@ from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.job.declared_table import Table, checked_tables
 from parashard.job.sections import job_name_from
+from parashard.launch.run_control import RunControl
 from parashard.launch.run_folders import as_begun, new_run_dir, place_of
 from parashard.launch.runs import Run, job_credentials
-from parashard.launch.steering import Steering
 from parashard.models.declaration import declare
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.steps import parts_of_batch
@@ -118,7 +118,7 @@ class Cluster:
             run = run._replace(
                 loaded=as_begun(loaded, begun), resume=True, from_checkpoint=SCRIPT.resume_flags.from_checkpoint
             )
-        self._run = BackgroundRun(run, Steering(), SCRIPT.program("ps.Cluster"))
+        self._run = BackgroundRun(run, RunControl(), SCRIPT.program("ps.Cluster"))
 
     def __enter__(self) -> Self:
         self._run.start()

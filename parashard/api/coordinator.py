@@ -33,9 +33,9 @@ from parashard.data.tree import map_leaves
 from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.declared_table import Table, checked_tables
 from parashard.job.load import LoadedJob
+from parashard.launch.run_control import RunControl
 from parashard.launch.run_folders import new_run_dir
 from parashard.launch.runs import Run, job_credentials
-from parashard.launch.steering import Steering
 from parashard.launch.stopping import restorable_in_all
 from parashard.models.declaration import declare
 from parashard.plan.intervals import IntervalSet
@@ -196,7 +196,7 @@ class Coordinator:
             )
             if SCRIPT.is_worker:
                 self._work(loaded, variables)
-            self._steering = Steering(open_length=True, on_report=self._note)
+            self._control = RunControl(open_length=True, on_report=self._note)
             self._start(loaded)
             call.answer = {"run_dir": str(self.run_dir)}
 
@@ -243,7 +243,7 @@ class Coordinator:
             )
         call = FunctionCall(name_of(function, self._defined, "coordinator.schedule"), tuple(args), dict(kwargs or {}))
         with self._scheduling:
-            if self._steering.closed or self._steering.stopping:
+            if self._control.closed or self._control.stopping:
                 raise ConfigurationError("coordinator.schedule after coordinator.close()")
             self._run.check()
             self._wait(lambda: self._outstanding() < self._queue, timeout_s, f"the queue of {self._queue} is full")
@@ -258,7 +258,7 @@ class Coordinator:
                 self._kept_bytes += self._calls.write(number, call)
             self._values[number] = value = RemoteValue(self, number)
             self._next += 1
-            self._steering.schedule(self._next)
+            self._control.schedule(self._next)
         return value
 
     def create_per_worker_dataset(self, function: Callable[[], Any]) -> PerWorker:
@@ -348,7 +348,7 @@ class Coordinator:
             a `with` and that of the program stop it.
         """
         allowed_s = self._allowed_s(timeout_s)
-        self._steering.close()
+        self._control.close()
         if not self._next:
             self._run.stop()
             return {}
@@ -388,19 +388,19 @@ class Coordinator:
         write_code(self.run_dir, RunCode(code.sha256, code, code), SCRIPT.sources.texts())
         self._kept_checkpoints = loaded.job.checkpoint.keep
         run = Run(loaded, self.run_dir, declared, credentials, script=command)
-        self._run = BackgroundRun(run, self._steering, SCRIPT.program(COORDINATOR))
+        self._run = BackgroundRun(run, self._control, SCRIPT.program(COORDINATOR))
         self._store_url = run.store_url
         self._run.start()
 
     def _outstanding(self) -> int:
-        return self._next - len(self._steering.complete)
+        return self._next - len(self._control.complete)
 
     def _allowed_s(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else checked_timeout_s(timeout_s)
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
         allowed_s = self._allowed_s(timeout_s)
-        if self._steering.wait_for(condition, allowed_s):
+        if self._control.wait_for(condition, allowed_s):
             return
         self._run.check()
         raise TimeoutError(f"after {allowed_s:g} s {what}; `parashard status` says what the job waits for")
@@ -416,7 +416,7 @@ class Coordinator:
             raise _failed(Failure(f"{says}{more}", failure.kind))
 
     def _fetched(self, number: int, timeout_s: float | None) -> Any:
-        self._wait(lambda: number in self._steering.complete, timeout_s, f"call {number} is not complete")
+        self._wait(lambda: number in self._control.complete, timeout_s, f"call {number} is not complete")
         failure = self._calls.error(number)
         if failure is not None:
             with self._noting:

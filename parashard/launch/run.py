@@ -23,11 +23,10 @@ from parashard.errors import ConfigurationError, ParashardError, StoreFailed
 from parashard.job.load import LoadedJob, as_toml
 from parashard.launch.child_variables import child_variables
 from parashard.launch.local_cluster import LocalCluster
+from parashard.launch.run_control import RunControl, RunFollower
 from parashard.launch.run_folders import keep_origin, read_report
-from parashard.launch.run_follower import RunFollower
 from parashard.launch.running import Running
 from parashard.launch.runs import Run
-from parashard.launch.steering import Steering
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, with_continuation
 from parashard.models.declaration import write_declaration
 from parashard.process import cuda
@@ -70,7 +69,7 @@ def run_job(
     *,
     cluster: LocalCluster | None = None,
     follower: RunFollower | None = None,
-    steering: Steering | None = None,
+    control: RunControl | None = None,
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, all its processes have ended.
 
@@ -84,7 +83,7 @@ def run_job(
         Starts the processes; default: `LocalCluster`.
     follower : RunFollower, optional
         Hears of what happens, for callbacks.
-    steering : Steering, optional
+    control : RunControl, optional
         Of a program that calls this in a thread of its own: it stops the run, and signals are the program's business.
     """
     run_dir = run.folder
@@ -99,9 +98,9 @@ def run_job(
     cluster.script = run.script
     cluster.start_thread = run.start_thread
     cluster.tell = view.say
-    running = Running(run, cluster, view, follower, steering)
+    running = Running(run, cluster, view, follower, control)
     # As Ctrl-C: the report is written, the terminal restored.
-    signals = _EndingSignals(() if steering is not None else ENDING_SIGNALS)
+    signals = _EndingSignals(() if control is not None else ENDING_SIGNALS)
     try:
         running.start_coordinator()
         state, reason = running.until_over()

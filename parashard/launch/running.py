@@ -15,14 +15,11 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.client.proto_conversion import intervals_from
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
-from parashard.launch.awaited_workers import IMPORT_S, AwaitedWorkers
-from parashard.launch.coordinator_silence import CoordinatorSilence
 from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
-from parashard.launch.refused_handshakes import RefusedHandshakes
+from parashard.launch.run_control import CallbackFailed, RunControl, RunFollower
 from parashard.launch.run_folders import coordinator_in
-from parashard.launch.run_follower import CallbackFailed, RunFollower
+from parashard.launch.run_watch import IMPORT_S, AwaitedWorkers, CoordinatorSilence, RefusedHandshakes
 from parashard.launch.runs import Run
-from parashard.launch.steering import Steering
 from parashard.process.arguments import is_loopback
 from parashard.process.awake_clock import AwakeClock
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
@@ -52,7 +49,7 @@ class Running:
         Shows the progress.
     follower : RunFollower, optional
         Hears of what happens, for callbacks.
-    steering : Steering, optional
+    control : RunControl, optional
         Of the program that has started the run in a thread of its own.
     """
 
@@ -62,10 +59,10 @@ class Running:
         cluster: LocalCluster,
         view: JobView,
         follower: RunFollower | None = None,
-        steering: Steering | None = None,
+        control: RunControl | None = None,
     ) -> None:
         self._follower = follower
-        self._steering = steering
+        self._control = control
         self._stop_reason = ""
         self.raised: BaseException | None = None
         """What a callback raised: the run is saved and ended."""
@@ -114,8 +111,8 @@ class Running:
         self._client = CoordinatorClient(
             str(where["address"]), where=str(self._run_dir), credentials=self._run.credentials
         )
-        if self._steering is not None:
-            self._steering.tell(accepted=True)
+        if self._control is not None:
+            self._control.tell(accepted=True)
         if not self._cluster_options.workers:
             command = self._how_to_join(str(where["address"]))
             self._awaited = AwaitedWorkers(f"the job waits until one joins: {command}")
@@ -137,7 +134,7 @@ class Running:
             model_folder=run.loaded.path.parent,
             declaration=None if run.declared is None else folder,
             init=None if run.init is None else run.init.absolute(),
-            open=self._steering is not None and self._steering.open_length,
+            open=self._control is not None and self._control.open_length,
             resume=run.resume,
             run_id="" if run.resume else os.urandom(8).hex(),
             from_checkpoint=run.from_checkpoint,
@@ -188,10 +185,10 @@ class Running:
             self._pause()
 
     def _pause(self) -> None:
-        if self._steering is None:
+        if self._control is None:
             time.sleep(SUPERVISE_S)
         else:
-            self._steering.pause(SUPERVISE_S)
+            self._control.pause(SUPERVISE_S)
 
     def _tell_follower(self) -> None:
         """Have the follower ask what has happened; while the coordinator does not answer, later."""
@@ -278,12 +275,12 @@ class Running:
         ]
         running = [_process(name) for name in self._cluster.running if name != "coordinator"]
         request = pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running, stop_reason=self._stop_reason)
-        if self._steering is not None and self._steering.open_length:
-            request.closed = self._steering.closed  # first: once it is closed, nothing more is scheduled
-            request.scheduled = self._steering.scheduled
+        if self._control is not None and self._control.open_length:
+            request.closed = self._control.closed  # first: once it is closed, nothing more is scheduled
+            request.scheduled = self._control.scheduled
         orders = self._client.supervise(request, deadline_s=SUPERVISE_DEADLINE_S)
-        if self._steering is not None:
-            self._steering.report(intervals_from(orders.complete))
+        if self._control is not None:
+            self._control.report(intervals_from(orders.complete))
         return orders
 
     def _obey(self, orders: pb.SuperviseReply) -> None:

@@ -27,8 +27,8 @@ from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, P
 from parashard.figures import count
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
+from parashard.launch.run_control import CallbackFailed
 from parashard.launch.run_folders import keep_origin, read_report
-from parashard.launch.run_follower import CallbackFailed
 from parashard.launch.runs import Run
 from parashard.launch.stopping import resume_command
 from parashard.metrics import kind_of

@@ -18,8 +18,8 @@ from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.launch.programs import Program
 from parashard.launch.run import INTERRUPTED, Outcome
+from parashard.launch.run_control import RunControl
 from parashard.launch.runs import Run
-from parashard.launch.steering import Steering
 from parashard.models.declaration import declare
 from parashard.process.shell import ExitCode
 from support.waiting import DEADLINE_S
@@ -45,11 +45,11 @@ class Job:
         self.released = threading.Event()
         self.stopped = False
 
-    def run(self, run: Run, view: JobView, *, steering: Steering) -> Outcome:
-        steering.tell(accepted=True)
+    def run(self, run: Run, view: JobView, *, control: RunControl) -> Outcome:
+        control.tell(accepted=True)
         try:
             while not self.released.is_set():
-                steering.pause(DEADLINE_S)
+                control.pause(DEADLINE_S)
         except KeyboardInterrupt:
             self.stopped = True
             return Outcome(INTERRUPTED, {}, "interrupted", run.folder)
@@ -74,7 +74,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 def run(tmp_path: Path, at_exit: AtExit, job: Job) -> Iterator[BackgroundRun]:
     loaded: Any = SimpleNamespace(job=SimpleNamespace(cluster=SimpleNamespace(start_s=DEADLINE_S)))
     declared = declare(DataSpec(3, 0, (), 0, "of a test"), Variables({"w": np.zeros(2)}))
-    made = BackgroundRun(Run(loaded, tmp_path, declared), Steering(), Program("ps.Cluster"))
+    made = BackgroundRun(Run(loaded, tmp_path, declared), RunControl(), Program("ps.Cluster"))
     made.start()
     yield made
     made.stop()
@@ -91,7 +91,7 @@ def test_a_wait_for_the_end_is_spoken_of_after_a_while(
         run.finish(0.01)
     assert capsys.readouterr().err == "", "where it is not known what it waits for"
     job.released.set()
-    run._steering.close()  # wakes the job
+    run._control.close()  # wakes the job
     run.finish(DEADLINE_S, "sessions compute them")
 
 
@@ -110,7 +110,7 @@ def test_a_run_that_is_waited_for_again_is_done(run: BackgroundRun, at_exit: AtE
     with pytest.raises(TimeoutError):
         run.finish(0.0)
     job.released.set()
-    run._steering.close()
+    run._control.close()
     assert run.finish(DEADLINE_S) == {"steps_total": 3}
     assert at_exit.calls == []
 

@@ -15,7 +15,7 @@ from parashard.api.callback_follower import STATE_FILE, CallbackFollower
 from parashard.callbacks import Callback, LambdaCallback, LearningRateScheduler, Training
 from parashard.callbacks.running import Callbacks
 from parashard.errors import ConfigurationError, Unreachable
-from parashard.launch.run_follower import CallbackFailed
+from parashard.launch.run_control import CallbackFailed
 from parashard.store.local import LocalStore
 from support.store_fakes import MemoryStore
 

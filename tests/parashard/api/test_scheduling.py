@@ -80,7 +80,7 @@ class Program:
             self.calls.write_result(number, answer)
 
     def complete(self, count: int) -> None:
-        self.coordinator._steering.report(IntervalSet([(0, count)]))
+        self.coordinator._control.report(IntervalSet([(0, count)]))
 
 
 def start(coordinator: Coordinator, program: Program, loaded: Any) -> None:
@@ -226,7 +226,7 @@ def test_every_timeout_is_a_number_of_seconds(program: Program, wait: str) -> No
         ConfigurationError, match=r"^timeout_s must be a number of seconds of at most 1e\+09, found '3'"
     ):
         WAITS[wait](program, "3")
-    assert not program.coordinator._steering.closed
+    assert not program.coordinator._control.closed
     with pytest.raises(ConfigurationError, match="found inf"):
         WAITS[wait](program, float("inf"))
 

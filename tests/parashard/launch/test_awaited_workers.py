@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parashard.launch.awaited_workers import REMIND_S, AwaitedWorkers
+from parashard.launch.run_watch import REMIND_S, AwaitedWorkers
 
 AT_ONCE = "no workers: the job waits until one joins"
 

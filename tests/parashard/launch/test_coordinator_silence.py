@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parashard.launch.coordinator_silence import CoordinatorSilence
+from parashard.launch.run_watch import CoordinatorSilence
 
 
 def test_one_that_serves_is_killed_after_its_silence_and_not_again_at_once() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parashard.launch.refused_handshakes import READ_BYTES, RefusedHandshakes
+from parashard.launch.run_watch import READ_BYTES, RefusedHandshakes
 
 REFUSED = "I1124 02:19:18 25006 ssl_transport_security.cc:2563] Handshake failed with error SSL_ERROR_SSL: error:1:SSL "
 NO_TLS = f"{REFUSED}routines:OPENSSL_internal:WRONG_VERSION_NUMBER: Invalid certificate verification context\n"

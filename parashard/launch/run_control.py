@@ -1,7 +1,7 @@
-"""Steering: how a program steers a run that it has started in a thread of its own, and what it hears of it.
+"""How a program controls and follows a run: RunControl, from another thread, and RunFollower, for callbacks.
 
-Owns the handover between two threads. Knows no function and no cluster. The program's side is `parashard.api`'s; the
-run's is `parashard.launch.running`'s.
+Knows no function, no callback and no cluster. The program's side is `parashard.api`'s; the run's is
+`parashard.launch.running`'s.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
+from parashard._proto import coordinator_pb2 as pb
 from parashard.plan.intervals import IntervalSet
 
+Follow = Callable[[pb.FollowRequest], pb.FollowReply]
+"""Asks the coordinator, once; the run's id is filled in."""
 EAGER_S = 0.01  # between two looks at the job while the program may be waiting for a step
 
 
-class Steering:
+class RunControl:
     """The steps of a job that are scheduled, those that are complete, and the wish to stop.
 
     Parameters
@@ -96,3 +100,38 @@ class Steering:
         with self._changed:
             self.accepted, self.ended = self.accepted or accepted, self.ended or ended
             self._changed.notify_all()
+
+
+class CallbackFailed(Exception):
+    """A callback raised, which is the cause: the run is to be saved and ended."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"a callback raised {type(error).__name__}: {error}")
+        self.error = error
+
+
+class RunFollower(Protocol):
+    """Follows a run, in the thread that supervises it."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether a callback may stop the run or change the learning rate."""
+
+    @property
+    def ahead(self) -> int | None:
+        """How many milestones training may be ahead of callbacks; None: as many as can be kept."""
+
+    @property
+    def stores_evaluated(self) -> bool:
+        """Whether a callback uses the weights that were evaluated."""
+
+    def look(self, follow: Follow) -> None:
+        """Ask what has happened, and act on it; called many times a second until the job is over.
+
+        Raises
+        ------
+        CallbackFailed
+            If what it calls raised.
+        RetryLater
+            If the coordinator does not answer now.
+        """
