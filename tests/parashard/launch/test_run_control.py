@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from parashard.launch import control
+from parashard.launch import run_control
 from parashard.launch.run_control import RunControl
 from parashard.plan.intervals import IntervalSet
 from support.waiting import DEADLINE_S
@@ -35,7 +35,7 @@ def test_a_pause_is_short_while_the_program_may_wait_for_a_step(monkeypatch: pyt
     steered.pause(5.0)
     steered.report(IntervalSet([(0, 2)]))
     steered.pause(5.0)
-    assert waited == [5.0, control.EAGER_S, 5.0]
+    assert waited == [5.0, run_control.EAGER_S, 5.0]
 
 
 def test_what_is_complete_wakes_who_waits_for_it_and_its_errors_are_known_by_then() -> None:
