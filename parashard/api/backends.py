@@ -125,10 +125,8 @@ def tried(call: FitCall) -> FitCall:
     The sum of the parts' gradients is the gradient of the batch. Where that cannot be, or a part cannot be computed, a
     batch has one part.
 
-    Raises
-    ------
-    ConfigurationError
-        If the model cannot compute whole batches either, or the call names a number of parts that cannot be.
+    Raises ConfigurationError if the model cannot compute whole batches either, or the call names a number of parts that
+    cannot be.
     """
     loaded, source = call.loaded, call.source
     policy = loaded.job.consistency.policy

@@ -45,15 +45,7 @@ STOP_S = 60.0
 
 
 class _NotDone(TimeoutError):
-    """A run is not done in time.
-
-    Parameters
-    ----------
-    late : str
-        How long it was waited for.
-    then : str
-        What becomes of the run, and what the caller can do.
-    """
+    """A run is not done in time."""
 
     def __init__(self, late: str, then: str) -> None:
         super().__init__(f"{late}; {then}")
@@ -76,17 +68,7 @@ class Variables:
 
 
 class BackgroundRun:
-    """A declared job that runs beside its program.
-
-    Parameters
-    ----------
-    run : Run
-        New, or to go on with; it has a declaration.
-    control : RunControl
-        Steers it.
-    program : Program
-        Of this process.
-    """
+    """A declared job that runs beside its program."""
 
     def __init__(self, run: Run, control: RunControl, program: Program) -> None:
         self.run_dir = run.folder
@@ -101,12 +83,7 @@ class BackgroundRun:
     def start(self) -> None:
         """Start it, and return once its coordinator has accepted the job.
 
-        Raises
-        ------
-        ConfigurationError
-            If the job is refused; nothing of it is left.
-        JobFailed
-            If it could not be started.
+        Raises ConfigurationError if the job is refused (nothing of it is left), and JobFailed if it cannot be started.
         """
         with ExitStack() as until_end:
             until_end.enter_context(owned(self.run_dir))
@@ -134,12 +111,8 @@ class BackgroundRun:
     def finish(self, timeout_s: float, waits_for: str = "") -> dict[str, Any]:
         """Wait until the job is done, and return its report; say so now and then, if it is known what it waits for.
 
-        Raises
-        ------
-        JobFailed
-            If it has ended without being done.
-        TimeoutError
-            If it takes longer: it goes on, and is stopped when the program ends.
+        Raises JobFailed if it has ended without being done, and TimeoutError if it takes longer: it goes on, and is
+        stopped when the program ends.
         """
         allowed_s = checked_timeout_s(timeout_s)
         if not self._ended_within(allowed_s, waits_for):
@@ -177,17 +150,14 @@ class BackgroundRun:
     def weights(self, steps: int = 0, timeout_s: float = 0.0) -> dict[str, Float32s]:
         """Return the weights: the final ones, or those that the shards have now, each at a moment of its own.
 
+        Raises TimeoutError if a shard still has fewer.
+
         Parameters
         ----------
         steps : int
             Wait until each shard has at least so many: one that was killed is given again what it lost. Not in rounds.
         timeout_s : float
             For how long.
-
-        Raises
-        ------
-        TimeoutError
-            If a shard still has fewer.
         """
         if self._control.ended:
             self.check()
@@ -226,10 +196,7 @@ class BackgroundRun:
     def table(self, name: str, tables: Mapping[str, Table]) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Float32s]:
         """Return all rows of one of the job's tables once it is done: keys, ascending, and rows.
 
-        Raises
-        ------
-        ConfigurationError
-            If there is no such table, or the job goes on: rows are read from its last checkpoint.
+        Raises ConfigurationError if there is no such table, or the job goes on: rows are read from its last checkpoint.
         """
         if not self._control.ended:
             raise ConfigurationError(f"table {name!r}: rows are at hand once the job is done, and it goes on")
@@ -253,10 +220,7 @@ class BackgroundRun:
 def within(run: BackgroundRun, leave: Callable[[], object], error: BaseException | None) -> None:
     """End a `with`: as its program says if that ended well, else by stopping the run; after it the run has ended.
 
-    Raises
-    ------
-    TimeoutError
-        If the run was not done in time; it has been stopped.
+    Raises TimeoutError if the run was not done in time; it has been stopped.
     """
     if error is not None:
         run.stop()

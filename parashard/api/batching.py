@@ -29,13 +29,7 @@ BATCH_SIZE = 32
 
 
 def checked_size(name: str, size: int) -> int:
-    """Return a number of examples, or of pieces.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is none.
-    """
+    """Return a number of examples, or of pieces; raise ConfigurationError if it is none."""
     if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
         raise ConfigurationError(f"{name} must be a whole number of at least 1, found {size!r}")
     return size
@@ -52,6 +46,8 @@ def examples_of_a_step(
 ) -> int:
     """Return the batch size of a job.
 
+    Raises ConfigurationError if these do not go together.
+
     Parameters
     ----------
     consistency : str
@@ -66,11 +62,6 @@ def examples_of_a_step(
         What the data say themselves.
     batched : bool
         An index of the data is a batch: a step is one.
-
-    Raises
-    ------
-    ConfigurationError
-        If these do not go together.
     """
     sizes = {
         "batch_size": batch_size,
@@ -121,10 +112,7 @@ def order_of_a_job(
 ) -> dict[str, Any]:
     """Return the keys of a job that say which examples its steps have; none of what is as by default.
 
-    Raises
-    ------
-    ConfigurationError
-        If one is not what it is allowed to be, or does not go with the data.
+    Raises ConfigurationError if one is not what it is allowed to be, or does not go with the data.
     """
     for name, value in (("drop_last", drop_last), ("shuffle", shuffle)):
         if value not in (True, False) and not (name == "drop_last" and value is None):
@@ -167,14 +155,7 @@ def piece_sizes(steps: StepPlan, pieces: int) -> list[int]:
 
 
 class Accumulated:
-    """A model whose gradient is computed in pieces of a batch, one after the other: the mean over all its examples.
-
-    Parameters
-    ----------
-    model : Model
-    pieces : int
-        How many; a batch that is shorter than that has fewer.
-    """
+    """A model whose gradient is computed in pieces of a batch, one after the other: the mean over all its examples."""
 
     def __init__(self, model: Model, pieces: int) -> None:
         self._model, self._pieces = model, pieces

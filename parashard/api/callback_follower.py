@@ -43,27 +43,18 @@ HERE = Path(__file__).parent.parent
 class CallbackFollower:
     """Runs the callbacks of one run.
 
+    Raises ConfigurationError if that state is of other callbacks, or cannot be read.
+
     Parameters
     ----------
-    callbacks : Callbacks
-        What is called.
     run_dir : Path
         Gets their state.
     store : callable
         Opens the run's checkpoint store, where evaluated weights are.
-    say : callable
-        Tells people what goes wrong.
-    resume : bool
-        True: go on from the state in the folder.
     model : TellsMetrics, optional
         Whose metrics have figures that the coordinator cannot make.
     parts : int
         Steps of a batch: callbacks hear of batches.
-
-    Raises
-    ------
-    ConfigurationError
-        If that state is of other callbacks, or cannot be read.
     """
 
     def __init__(

@@ -79,13 +79,7 @@ class Failure(NamedTuple):
 
 
 class Calls:
-    """The files of a run's calls, by their numbers.
-
-    Parameters
-    ----------
-    run_dir : Path
-        The run folder, which workers see, too.
-    """
+    """The files of a run's calls, by their numbers."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / CALLS
@@ -102,13 +96,7 @@ class Calls:
         return len(content)
 
     def read(self, number: int) -> FunctionCall:
-        """Return a call.
-
-        Raises
-        ------
-        BadData
-            If it is not there, or damaged.
-        """
+        """Return a call; raise BadData if it is not there, or damaged."""
         value = self._read(number, _CALL)
         return FunctionCall(value["function"], tuple(value["args"]), value["kwargs"])
 
@@ -181,10 +169,7 @@ class Calls:
 def encoded(value: Any) -> bytes:
     """Return a value as a file's content.
 
-    Raises
-    ------
-    ConfigurationError
-        If there is something else in it than arrays and what JSON has, or it is too large.
+    Raises ConfigurationError if there is something else in it than arrays and what JSON has, or it is too large.
     """
     arrays: dict[str, NDArray[Any]] = {}
     tree = _tree(value, arrays, 0)

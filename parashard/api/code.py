@@ -109,10 +109,8 @@ def code_of(run_dir: Path) -> RunCode | None:
 def resumed_code(run_dir: Path, mine: Code, *, accept_change: bool) -> RunCode:
     """Return the code of a run that goes on with the present one.
 
-    Raises
-    ------
-    ConfigurationError
-        If it is neither what the run was begun with nor what was accepted before, and is not accepted now.
+    Raises ConfigurationError if it is neither what the run was begun with nor what was accepted before, and is not
+    accepted now.
     """
     code = code_of(run_dir)
     if code is None:
@@ -130,10 +128,7 @@ def resumed_code(run_dir: Path, mine: Code, *, accept_change: bool) -> RunCode:
 def check_same_code(run_dir: Path, mine: Code) -> None:
     """Refuse, in a worker, code that is not the run's.
 
-    Raises
-    ------
-    ConfigurationError
-        If it differs from the code that computes the run now.
+    Raises ConfigurationError if it differs from the code that computes the run now.
     """
     code = code_of(run_dir)
     changed = code.present.changed_in(mine) if code is not None else ""

@@ -186,10 +186,7 @@ def named_parts(fields: Any, targets: Targets, what: str) -> tuple[Any, Any]:
 
     One field alone is itself, several are a dict, or a table of the same kind.
 
-    Raises
-    ------
-    BadData
-        If none are named, or one that is not there, or all.
+    Raises BadData if none are named, or one that is not there, or all.
     """
     known = list(fields.keys())
     if targets is None:

@@ -65,12 +65,7 @@ def of_the_data() -> Iterator[None]:
 def indexed(data: Any, what: str, *, targets: Targets = None, sample_weight: Any = None) -> Indexed:
     """Return the examples of data with targets.
 
-    Raises
-    ------
-    BadData
-        If they cannot be used; the sentence says what can.
-    BadExample
-        If the first one cannot.
+    Raises BadData if they cannot be used, and BadExample if the first one cannot.
     """
     if sample_weight is not None:
         if not isinstance(data, tuple | list) or _is_listed(data) or len(data) != 2:
@@ -122,10 +117,7 @@ def check_all(examples: Indexed, what: str) -> None:
 def joined(parts: list[Tree]) -> Tree:
     """Return the outputs of pieces as those of all examples, leaf by leaf.
 
-    Raises
-    ------
-    ConfigurationError
-        If they are no arrays in dicts, tuples and lists, or have other shapes in each piece.
+    Raises ConfigurationError if they are no arrays in dicts, tuples and lists, or have other shapes in each piece.
     """
     for name, leaf in leaves(parts[0], "outputs"):
         if not isinstance(leaf, np.ndarray) or not leaf.ndim:
@@ -226,10 +218,7 @@ def is_loader(data: Any) -> bool:
 def unwrapped(loader: Any, what: str) -> Unwrapped:
     """Return what of a loader is used.
 
-    Raises
-    ------
-    BadData
-        If its batches are not those of a job: each example of a dataset with a length once in each epoch.
+    Raises BadData if its batches are not those of a job: each example of a dataset with a length once in each epoch.
     """
     torch_data: Any = sys.modules["torch.utils.data"]
     instead = "pass its dataset, with batch_size="

@@ -98,25 +98,13 @@ class FitBackend(Protocol):
     def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
         """Train to the end, and return the report; it lies in the run's folder, with the weights.
 
+        Raises ConfigurationError if job, data and model do not fit (no run has begun), JobFailed if the job failed, and
+        KeyboardInterrupt after Ctrl-C or SIGTERM, once the state is saved.
+
         Parameters
         ----------
-        call : FitCall
-            What computes the steps, of which examples.
         run : Run
             The run that begins or resumes; it has a declaration.
-        view : JobView
-            Shows the progress.
-        follower : CallbackFollower
-            Runs the callbacks.
-
-        Raises
-        ------
-        ConfigurationError
-            If job, data and model do not fit; no run has begun then.
-        JobFailed
-            If the job failed; the run's folder says why.
-        KeyboardInterrupt
-            After Ctrl-C or SIGTERM, once the state is saved.
         """
 
 
@@ -125,25 +113,7 @@ def run_fit(
 ) -> dict[str, Any]:
     """Train, and return what the call answers: "report", "run_dir", "weights" and "history".
 
-    Parameters
-    ----------
-    backend : FitBackend
-        Where.
-    call : FitCall
-        What.
-    begun : Path, optional
-        The folder of the run to go on with.
-    accept_code_change : bool
-        True: go on with it also where the code was changed.
-    quiet : bool
-        True: show nothing.
-
-    Raises
-    ------
-    ConfigurationError
-        If the job is refused; nothing of it is left.
-    JobFailed, KeyboardInterrupt
-        As `FitBackend.train`.
+    Raises ConfigurationError if the job is refused (nothing of it is left), and what `FitBackend.train` raises.
     """
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
     try:

@@ -25,10 +25,7 @@ def is_frame(data: Any) -> bool:
 def columns_array(pandas: Any, given: Any, what: str) -> AnyArray:
     """Return a Series as one axis and a DataFrame as two: bool, int64 for whole numbers, or float32.
 
-    Raises
-    ------
-    BadData
-        If a column has no numbers, or lacks one; it is named.
+    Raises BadData if a column has no numbers, or lacks one; it is named.
     """
     types = pandas.api.types
     is_table = isinstance(given, pandas.DataFrame)

@@ -91,18 +91,13 @@ def names_now() -> frozenset[str]:
 def name_of(called: Any, defined: frozenset[str], what: str) -> str:
     """Return the name by which a worker finds a function.
 
+    Raises ConfigurationError if a worker would not find it.
+
     Parameters
     ----------
     called : callable
     defined : frozenset of str
         What the script had at its top level when the coordinator was made.
-    what : str
-        What it is for, in an error.
-
-    Raises
-    ------
-    ConfigurationError
-        If a worker would not find it.
     """
     module, name = getattr(called, "__module__", None), getattr(called, "__qualname__", None)
     if module is None or name is None:

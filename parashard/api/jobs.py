@@ -82,15 +82,7 @@ def job_of(
     settings: Mapping[str, Any] | None = None,
     **tables: Mapping[str, Any],
 ) -> LoadedJob:
-    """Return the job of a call, checked as a job file is; the environment says what the program leaves open.
-
-    Parameters
-    ----------
-    program : Path
-        The file that makes the call.
-    strategy, optimizer, job, settings, **tables
-        As for `tables_of`.
-    """
+    """Return the job of a call, checked as a job file is; the environment says what the program leaves open."""
     table = tables_of(strategy, optimizer, job, settings, **tables)
     overrides = SCRIPT.resume_flags.overrides
     environ: Mapping[str, str] = os.environ
@@ -184,19 +176,7 @@ SEEDED = (
 
 
 def check_same_call(mine: LoadedJob, spec: DataSpec, code: Code, run_dir: Path) -> None:
-    """Refuse, in a worker, a call that is not the parent's: no attempt would go better.
-
-    Parameters
-    ----------
-    mine : LoadedJob
-        The job of the call in this process.
-    spec : DataSpec
-        Its data.
-    code : Code
-        Of its model.
-    run_dir : Path
-        Of the parent's call.
-    """
+    """Refuse, in a worker, a call that is not the parent's: no attempt would go better."""
     whole = read_declaration(run_dir, rows=False)
     declared = whole.spec
     if spec.fingerprint != declared.fingerprint:
@@ -267,6 +247,8 @@ def write_job_file(
 ) -> None:
     """Write a job file with every value of a job.
 
+    Raises ConfigurationError if the names are none, or name another model; nothing is written.
+
     Parameters
     ----------
     path : Path
@@ -279,11 +261,6 @@ def write_job_file(
         The `[data]` table.
     variables : mapping of str to Variable or ndarray, or both
         Of the script's model; the named one must have the same.
-
-    Raises
-    ------
-    ConfigurationError
-        If the names are none, or name another model; nothing is written.
     """
     named = {"kind": model} if isinstance(model, str) else model
     if not isinstance(named, Mapping) or not isinstance(data, Mapping):

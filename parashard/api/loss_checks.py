@@ -62,22 +62,14 @@ def check_means(
 
     Return whether the loss of a batch can be put together from those of its parts.
 
+    Raises ConfigurationError if a metric is a function that returns no mean over examples.
+
     Parameters
     ----------
-    model : Model
-        For which `needs_means`.
     values : mapping of str to ndarray of float32
         The present weights, and by table the rows of `keys`.
     keys : mapping of str to ndarray of uint64
         By table: all that the batch needs.
-    batch : Batch
-        On the host.
-    parts : Splitting
-
-    Raises
-    ------
-    ConfigurationError
-        If a metric is a function that returns no mean over examples.
     """
     rows = min(EXAMPLES_TRIED, rows_of(batch.inputs))
     found = _no_means(model, values, keys, batch, rows)

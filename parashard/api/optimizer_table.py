@@ -105,10 +105,7 @@ _TORCH: Mapping[str, Rule] = {
 def torch_spec(name: str, settings: Settings) -> OptimizerSpec:
     """Return the equal of `torch.optim.NAME` with these settings of a group.
 
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
+    Raises ConfigurationError if there is none.
     """
     return _mapped("torch.optim", _TORCH, name, settings)
 
@@ -188,10 +185,7 @@ _KERAS_COMMON = {"use_ema": False, "loss_scale_factor": None, "gradient_accumula
 def keras_spec(name: str, config: Settings) -> OptimizerSpec:
     """Return the equal of `keras.optimizers.NAME` with this configuration.
 
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
+    Raises ConfigurationError if there is none.
     """
     rate, schedule = _keras_rate(config["learning_rate"]) if name in _KERAS else (0.0, ConstantSchedule())
     settings = {**config, "learning_rate": rate, "weight_decay": config.get("weight_decay") or None}
@@ -309,13 +303,7 @@ _OPTAX: Mapping[str, Rule] = {
 
 
 def optax_spec(name: str, settings: Settings) -> OptimizerSpec:
-    """Return the equal of `optax.NAME(**settings)`.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
+    """Return the equal of `optax.NAME(**settings)`; raise ConfigurationError if there is none."""
     for key in ("learning_rate", "weight_decay"):
         if callable(settings.get(key)):
             raise ConfigurationError(

@@ -43,14 +43,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Mapped:
-    """An optimizer of parashard, and the parameters that another one was made of.
-
-    Parameters
-    ----------
-    spec : OptimizerSpec
-    groups : tuple of Group
-        Empty: it was made without parameters, and is for all of a model's.
-    """
+    """An optimizer of parashard, and the parameters that another one was made of."""
 
     spec: OptimizerSpec
     groups: tuple[Group, ...] = ()
@@ -59,17 +52,14 @@ class Mapped:
 def optimizer_of(given: Any) -> Mapped:
     """Return parashard's optimizer that computes the same updates.
 
+    Raises ConfigurationError if there is no equal; the sentence names the setting.
+
     Parameters
     ----------
     given : object
         An `OptimizerSpec`; an optimizer of PyTorch, its class, or a `functools.partial` of its class; an optimizer of
         Keras; a `functools.partial` of a function of optax, for what that returns does not tell what it is. None: SGD
         with a rate of 0.01.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no equal; the sentence names the setting.
     """
     if given is None:
         return Mapped(SGD(0.01))
@@ -100,10 +90,7 @@ def optimizer_of(given: Any) -> Mapped:
 def optimizer_for(given: Any, model: object, seed: int) -> Mapped:
     """Return a trainer's optimizer: what it was given, else what its model was compiled with, else SGD.
 
-    Raises
-    ------
-    ConfigurationError
-        If there is no equal; the sentence names the setting, and says so if it is of `compile()`.
+    Raises ConfigurationError if there is no equal; the sentence names the setting, and says so if it is of `compile()`.
     """
     compiled = getattr(model, "compiled_optimizer", None)
     if given is not None or compiled is None:
@@ -121,10 +108,7 @@ def optimizer_for(given: Any, model: object, seed: int) -> Mapped:
 def with_arguments(mapped: Mapped, clip_norm: float | None, schedule: Any) -> Mapped:
     """Return an optimizer with what a trainer says beside it.
 
-    Raises
-    ------
-    ConfigurationError
-        If the optimizer says it too, or the schedule is none of parashard's.
+    Raises ConfigurationError if the optimizer says it too, or the schedule is none of parashard's.
     """
     spec = mapped.spec
     if schedule is not None:
@@ -171,6 +155,8 @@ def variable_settings(
 ) -> dict[str, dict[str, Any]]:
     """Return what the groups say about variables, as tables of a job's `[variables]`.
 
+    Raises ConfigurationError if the groups' parameters are not the model's.
+
     Parameters
     ----------
     groups : sequence of Group
@@ -178,11 +164,6 @@ def variable_settings(
         Names of the model's own parameters, by their `id`.
     trained, frozen : sequence of str
         The model's variables. Trained ones that are in no group are frozen, as PyTorch leaves them alone.
-
-    Raises
-    ------
-    ConfigurationError
-        If the groups' parameters are not the model's.
     """
     found: dict[str, dict[str, Any]] = {}
     for group in groups:

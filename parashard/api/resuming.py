@@ -51,22 +51,13 @@ def resumed(
 ) -> Resumed | None:
     """Return what a call of `fit` goes on with; None: it begins a run.
 
+    Raises ConfigurationError if the run that was interrupted is left behind, since a fit before this one was made anew;
+    or if the one that was asked for is done, or of another script.
+
     Parameters
     ----------
-    name : str
-        Of the call's job.
     script : Path, optional
         Where there is none, nobody counts calls: the newest run of this name counts.
-    answers : sequence of mapping
-        What the calls before this one returned in this process.
-    asked : Path, optional
-        The run that the script was told to go on with.
-
-    Raises
-    ------
-    ConfigurationError
-        If the run that was interrupted is left behind, since a fit before this one was made anew; or if the one that
-        was asked for is done, or of another script.
     """
     if script is None:
         run_dir = asked or unfinished(name, "fit")
@@ -106,10 +97,7 @@ def resumed(
 def answered(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> dict[str, Any]:
     """Return what this call returned before the run that the script goes on with.
 
-    Raises
-    ------
-    ConfigurationError
-        If this is another call than that one was, or the folder of its run is gone.
+    Raises ConfigurationError if this is another call than that one was, or the folder of its run is gone.
     """
     answer, later = dict(earlier.answer), short_path(earlier.run_dir)
     if "error" in answer:

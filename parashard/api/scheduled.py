@@ -51,19 +51,7 @@ class ScheduledSource:
 
 
 class ScheduledFunctions:
-    """The model of such a job.
-
-    Parameters
-    ----------
-    variables : mapping of str to array
-        First values, and with them names and shapes.
-    calls : Calls
-        Where arguments are, and where results go.
-    worker : str
-        The name of this worker.
-    tables : mapping of str to Table
-        Whose rows functions may ask for.
-    """
+    """The model of such a job."""
 
     def __init__(
         self, variables: Mapping[str, Any], calls: Calls, worker: str, tables: Mapping[str, Table] = NO_TABLES

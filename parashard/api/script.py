@@ -62,13 +62,7 @@ class ScriptCall:
 
 
 class Script:
-    """This process's script.
-
-    Parameters
-    ----------
-    start : WorkerStart, optional
-        Of the worker that this process is; None: it is the script's parent.
-    """
+    """This process's script."""
 
     def __init__(self, start: WorkerStart | None) -> None:
         self.begin(start)
@@ -196,13 +190,7 @@ class Script:
 
     @property
     def path(self) -> Path:
-        """The script's file.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is none that could be run again.
-        """
+        """The script's file; raise ConfigurationError if there is none that could be run again."""
         if self._is_child:
             raise ConfigurationError(
                 "this process is a child that multiprocessing started, and it runs the script once more: put what the "
@@ -259,10 +247,7 @@ class Script:
     def command(self) -> ScriptCommand:
         """What runs the script again.
 
-        Raises
-        ------
-        ConfigurationError
-            If it could not be run again, or this is not the main thread.
+        Raises ConfigurationError if it could not be run again, or this is not the main thread.
         """
         self.check_thread()
         return self._command
@@ -285,10 +270,7 @@ class Script:
     def asked_run(self) -> Path | None:
         """The run that it is to go on with; None: any.
 
-        Raises
-        ------
-        ConfigurationError
-            If there is no such run.
+        Raises ConfigurationError if there is no such run.
         """
         return run_named(parashard._started.resume) if parashard._started.resume not in ("", "0", "1") else None
 
@@ -301,10 +283,7 @@ class Script:
     def sources(self) -> Sources:
         """The texts of the script and of the user's own modules, as this process runs them.
 
-        Raises
-        ------
-        ConfigurationError
-            If there is no script.
+        Raises ConfigurationError if there is no script.
         """
         if self._sources is None:
             text = parashard._started.main_text if self._file == parashard._started.main_file else None

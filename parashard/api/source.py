@@ -49,21 +49,7 @@ class Subset(NamedTuple):
 
 
 class ScriptSource:
-    """A `DataSource` over what a script gives.
-
-    Parameters
-    ----------
-    training : Part
-    held_out : Part, optional
-    seed : int
-        The job's.
-    class_weight : mapping of int to float, optional
-        What an example of a class weighs; 1 of the others.
-    transform : Transform, optional
-        Of training examples.
-    fingerprint : str, optional
-        Stands for the content.
-    """
+    """A `DataSource` over what a script gives."""
 
     def __init__(
         self,
@@ -140,10 +126,7 @@ def source_of(
 
     `held_out_max` says how many of the held-out examples are judged, the first ones.
 
-    Raises
-    ------
-    BadData
-        If what is given is no data, or what is said of it does not go together.
+    Raises BadData if what is given is no data, or what is said of it does not go together.
     """
     if not isinstance(data, type) and all(hasattr(data, name) for name in ("spec", "examples", "held_out")):
         others = validation_data, held_out_max, targets, sample_weight, class_weight, transform, fingerprint

@@ -38,8 +38,6 @@ class Sources:
 
     Parameters
     ----------
-    script : Path
-        The script.
     text : bytes, optional
         Its text, if it was read earlier.
     root : Path

@@ -54,22 +54,12 @@ METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 class TrainedModel:
     """A model and its weights, as they are between the calls of a trainer.
 
-    Parameters
-    ----------
-    model : Model
-        The user's.
-    seed : int
-        Of its first values, and of what is random in a step.
+    Raises ConfigurationError if it is no model.
 
     Attributes
     ----------
     training : Training or None
         While a `fit` runs, what its callbacks see: then the weights are those that were evaluated.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no model.
     """
 
     def __init__(self, model: Model, seed: int) -> None:
@@ -96,10 +86,8 @@ class TrainedModel:
     def begin(self) -> None:
         """Seed the model, if it can be.
 
-        Raises
-        ------
-        ConfigurationError
-            If the user has changed its first values since a fit, which the present weights would hide.
+        Raises ConfigurationError if the user has changed its first values since a fit, which the present weights would
+        hide.
         """
         if isinstance(self.given, Seeded):
             self.given.seed(self._seed)
@@ -126,10 +114,7 @@ class TrainedModel:
     def rows(self) -> TrainedRows | None:
         """Return the present rows of the model's tables; None: it has none.
 
-        Raises
-        ------
-        ConfigurationError
-            While a `fit` runs: callbacks see weights of an evaluation, and rows of none.
+        Raises ConfigurationError while a `fit` runs: callbacks see weights of an evaluation, and rows of none.
         """
         if self._run_dir is None:
             self.begin()
@@ -405,10 +390,7 @@ def figures_over(
 
     `values` has the rows of `keys`, too: all that the examples need, by table.
 
-    Raises
-    ------
-    BadData
-        If there are none.
+    Raises BadData if there are none.
     """
     totals = Totals()
     judged = 0

@@ -29,8 +29,6 @@ class TrainedOptimizer:
 
     Parameters
     ----------
-    mapped : Mapped
-        The trainer's.
     state : OptimizerState, optional
         What it has done already; None: nothing.
     given : object, optional
@@ -70,10 +68,7 @@ class TrainedOptimizer:
     def begin(self) -> None:
         """Read the framework's optimizer again as a fit begins: its user may have added a group, or set a rate.
 
-        Raises
-        ------
-        ConfigurationError
-            If it has no equal now.
+        Raises ConfigurationError if it has no equal now.
         """
         if self._of_framework is None:
             return
@@ -99,12 +94,8 @@ class TrainedOptimizer:
     def slots(self) -> Slots:
         """Return the state of whole variables, by slot and variable.
 
-        Raises
-        ------
-        ConfigurationError
-            If the run that has it is gone.
-        DamagedCheckpoint, StoreFailed
-            If its last checkpoint is damaged, or on an error of the store.
+        Raises ConfigurationError if the run that has it is gone; DamagedCheckpoint or StoreFailed if its last
+        checkpoint is damaged, or on an error of the store.
         """
         names = self.mapped.spec.slots
         if self._run_dir is None or not names:
@@ -143,10 +134,7 @@ def trained_optimizer(
 ) -> TrainedOptimizer:
     """Return a trainer's optimizer, with the state of one of a framework that has taken steps.
 
-    Raises
-    ------
-    ConfigurationError
-        If it has no equal, or its state has none.
+    Raises ConfigurationError if it has no equal, or its state has none.
     """
     mapped, beside = optimizer_for(given, model, seed), (clip_norm, schedule)
     compiled = getattr(model, "compiled_optimizer", None)

@@ -29,10 +29,6 @@ class TrainedRows:
 
     Parameters
     ----------
-    tables : mapping of str to Table
-        The model's.
-    seed : int
-        Of first values.
     run_dir : Path, optional
         Of the last fit; None: there was none.
     """
@@ -52,10 +48,7 @@ class TrainedRows:
     def whole(self, name: str) -> tuple[Keys, Float32s]:
         """Return a table's keys, as the model names them, ascending, and their rows.
 
-        Raises
-        ------
-        ConfigurationError
-            If there is no such table.
+        Raises ConfigurationError if there is no such table.
         """
         if name not in self._tables:
             known = ", ".join(self._tables) or "none"
@@ -93,10 +86,7 @@ class TrainedRows:
 def tables_of_model(model: Model) -> dict[str, Table]:
     """Return the tables that a script's model names, by name.
 
-    Raises
-    ------
-    ConfigurationError
-        If it looks rows up and names no tables, or the reverse, or what it names is none.
+    Raises ConfigurationError if it looks rows up and names no tables, or the reverse, or what it names is none.
     """
     named = getattr(model, "tables", None)
     tables = checked_tables(() if named is None else named)

@@ -24,6 +24,8 @@ Transform = Callable[[Examples, int, int, Indices], Examples]
 def transform_of(function: Any, batched: bool) -> Transform | None:
     """Return the transform that a user's function is; None: there is none.
 
+    Raises BadData if it does not take these.
+
     Parameters
     ----------
     function : callable or None
@@ -31,11 +33,6 @@ def transform_of(function: Any, batched: bool) -> Transform | None:
         a whole batch. `rng` is a `numpy.random.Generator` of the seed and the step, and of the example's index.
     batched : bool
         An index of the data is a batch.
-
-    Raises
-    ------
-    BadData
-        If it does not take these.
     """
     if function is None:
         return None

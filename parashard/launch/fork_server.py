@@ -31,15 +31,7 @@ class _Threaded(Exception):
 
 
 class ForkServer:
-    """Forks what it is asked to.
-
-    Parameters
-    ----------
-    requests : socket
-        Where requests come from.
-    lifeline : int
-        Ends with the launcher.
-    """
+    """Forks what it is asked to."""
 
     def __init__(self, requests: socket.socket, lifeline: int) -> None:
         self._requests = requests

@@ -165,12 +165,7 @@ class Forks:
     def start(self, request: Request, log: int) -> Fork:
         """Fork a child whose output goes to the descriptor `log`.
 
-        Raises
-        ------
-        OSError
-            If the system has no room for one more process.
-        Lost
-            If no server could do it.
+        Raises OSError if the system has no room for one more process; Lost if no server could do it.
         """
         with self._lock:
             lost = 0
@@ -260,10 +255,7 @@ def of_script(imported: Mapping[str, object]) -> list[str]:
 def read_request(connection: socket.socket) -> tuple[Request, int, int]:
     """Return the next request, the descriptor of its log, and the one to read before the child begins.
 
-    Raises
-    ------
-    OSError
-        At the end of the connection.
+    Raises OSError at the end of the connection.
     """
     head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, 2)
     log, go = descriptors if len(descriptors) == 2 else (-1, -1)
@@ -273,10 +265,7 @@ def read_request(connection: socket.socket) -> tuple[Request, int, int]:
 def read_message(connection: socket.socket, head: bytes) -> dict[str, Any]:
     """Return a message whose length has been read.
 
-    Raises
-    ------
-    OSError
-        At the end of the connection, and of a length that is not allowed.
+    Raises OSError at the end of the connection, and of a length that is not allowed.
     """
     if len(head) < LENGTH.size:
         raise OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))

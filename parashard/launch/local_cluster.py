@@ -72,11 +72,6 @@ class Ended:
 class LocalCluster:
     """Children by name, such as "coordinator", "shard-0" or "worker-1".
 
-    Parameters
-    ----------
-    run_dir : Path
-        Where each child's log goes: `logs/NAME.log`.
-
     Attributes
     ----------
     variables : mapping of str to mapping

@@ -65,8 +65,6 @@ def predict_file(run_dir: Path, file: Path) -> Predictions:
 
     Parameters
     ----------
-    run_dir : Path
-        Of a run that is done.
     file : Path
         A CSV or Parquet file with the columns that the run was trained on, or for arrays a .npy file.
 

@@ -105,10 +105,7 @@ def answers_in(run_dir: Path) -> list[dict[str, Any]]:
 def start_again(run_dir: Path, program: Program, flags: ResumeFlags) -> NoReturn:
     """Become the program of a run, started again to go on with that run.
 
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be started again.
+    Raises ConfigurationError if it cannot be started again.
     """
     where = short_path(run_dir)
     if program.call == NOT_RESUMED:

@@ -77,12 +77,6 @@ def run_job(
     ----------
     run : Run
         The run; the caller holds the lock of its folder (`parashard.launch.run_folders.owned`).
-    view : JobView
-        Shows the progress.
-    cluster : LocalCluster, optional
-        Starts the processes; default: `LocalCluster`.
-    follower : RunFollower, optional
-        Hears of what happens, for callbacks.
     control : RunControl, optional
         Of a program that calls this in a thread of its own: it stops the run, and signals are the program's business.
     """
@@ -182,10 +176,7 @@ def _ignore_signals() -> None:
 def _prepared(run: Run, cluster: LocalCluster | None) -> LocalCluster:
     """Write the job's file and declaration durably, and return the cluster.
 
-    Raises
-    ------
-    ConfigurationError, StoreFailed
-        If they cannot be written at all; at present, such as on a full disk.
+    Raises ConfigurationError if they cannot be written at all, StoreFailed if not at present, such as on a full disk.
     """
     try:
         write_durably(run.folder / NEW_JOB_FILE, as_toml(run.job).encode())

@@ -74,13 +74,7 @@ class RunControl:
     # --- the run's side ---
 
     def pause(self, pause_s: float) -> None:
-        """Wait until the program has a wish, for at most so long.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            If it is to stop.
-        """
+        """Wait until the program has a wish, for at most so long; raise KeyboardInterrupt if it is to stop."""
         waited_for = self.scheduled > len(self.complete)
         if self._wake.wait(min(pause_s, EAGER_S) if waited_for else pause_s):
             self._wake.clear()
@@ -128,10 +122,5 @@ class RunFollower(Protocol):
     def look(self, follow: Follow) -> None:
         """Ask what has happened, and act on it; called many times a second until the job is over.
 
-        Raises
-        ------
-        CallbackFailed
-            If what it calls raised.
-        RetryLater
-            If the coordinator does not answer now.
+        Raises CallbackFailed if what it calls raised; RetryLater if the coordinator does not answer now.
         """

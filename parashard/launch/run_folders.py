@@ -36,10 +36,8 @@ RUNS = Path(os.environ.get(RUNS_VARIABLE) or "runs")
 def new_run_dir(asked: Path | None, name: str) -> Path:
     """Create and return a run's own directory.
 
-    Raises
-    ------
-    ConfigurationError
-        If the requested directory is not empty, cannot be created, or has a name that is not UTF-8.
+    Raises ConfigurationError if the requested directory is not empty, cannot be created, or has a name that is not
+    UTF-8.
     """
     check_path((asked or RUNS).absolute(), "run directory")
     path = asked or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
@@ -55,10 +53,7 @@ def new_run_dir(asked: Path | None, name: str) -> Path:
 def resumed_run_dir(asked: Path | None, name: str) -> Path:
     """Return the directory of a stopped run: the requested one, or the job's newest under `runs/`.
 
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
+    Raises ConfigurationError if there is none.
     """
     kept = runs_of(name) if asked is None else [asked] if (asked / JOB_FILE).is_file() else []
     if not kept:
@@ -100,13 +95,7 @@ def place_of(text: str | None) -> str:
 
 
 def run_named(text: str) -> Path:
-    """Resolve a run directory: a path, or a name under `runs/`.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
+    """Resolve a run directory: a path, or a name under `runs/`; raise ConfigurationError if there is none."""
     path = _run_at(text)
     if path is None:
         raise ConfigurationError(f"{text!r} is no run; allowed: a run directory, or one's name under {RUNS}/")
@@ -131,10 +120,7 @@ def runs_here() -> list[Path]:
 def unfinished_run(asked: str | None) -> Path:
     """Return the run to resume: the requested one, or the newest under `runs/` that is not done.
 
-    Raises
-    ------
-    ConfigurationError
-        If there is none, or the requested one is done.
+    Raises ConfigurationError if there is none, or the requested one is done.
     """
     if asked is not None:
         run_dir = run_named(asked)
@@ -190,13 +176,7 @@ def run_began_at(run_dir: Path) -> float:
 
 
 def newest_run() -> Path:
-    """Return the newest run directory under `runs/`.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
+    """Return the newest run directory under `runs/`; raise ConfigurationError if there is none."""
     runs = [path.parent for path in RUNS.glob(f"*/{ADDRESS_FILE}")]
     if not runs:
         raise ConfigurationError("no run directory under runs/; say which coordinator: host:port or a run directory")
@@ -206,10 +186,7 @@ def newest_run() -> Path:
 def locked(run_dir: Path) -> int:
     """Lock a run directory for one launcher; return the descriptor, which holds the lock until it is closed.
 
-    Raises
-    ------
-    ConfigurationError
-        If another one has it.
+    Raises ConfigurationError if another one has it.
     """
     descriptor = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -225,12 +202,7 @@ def locked(run_dir: Path) -> int:
 def launcher_lock(run_dir: Path) -> int:
     """Lock a run directory as `locked` does, and record this process as the launcher.
 
-    Raises
-    ------
-    ConfigurationError
-        If another one has it.
-    OSError
-        If the directory cannot be written.
+    Raises ConfigurationError if another one has it; OSError if the directory cannot be written.
     """
     descriptor = locked(run_dir)
     os.truncate(descriptor, 0)
@@ -242,12 +214,8 @@ def launcher_lock(run_dir: Path) -> int:
 def owned(run_dir: Path) -> Iterator[None]:
     """Be the launcher of a run directory in the block: no other process writes into it.
 
-    Raises
-    ------
-    ConfigurationError
-        If another process is, or the directory cannot be written at all.
-    StoreFailed
-        If it cannot be written at present, such as on a full disk.
+    Raises ConfigurationError if another process is, or the directory cannot be written at all; StoreFailed if it cannot
+    be written at present, such as on a full disk.
     """
     try:
         lock = launcher_lock(run_dir)
@@ -344,12 +312,7 @@ def job_name_in(run_dir: Path) -> str:
 
 
 def check_in_progress(where: str) -> None:
-    """Refuse the directory of a run that is over, which has no coordinator.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Refuse the directory of a run that is over, which has no coordinator; raise ConfigurationError."""
     ended = how_it_ended(Path(where))
     if ended is not None:
         raise ConfigurationError(f"{where} is over ({ended[0]}: {ended[1]}): it has no coordinator")

@@ -21,10 +21,7 @@ PROC = Path("/proc")
 def processes_of(run_dir: Path) -> dict[str, int]:
     """Return the process ids of a run by name: coordinator, shard-0, worker-1.
 
-    Raises
-    ------
-    ConfigurationError
-        If the run is not in progress on this machine.
+    Raises ConfigurationError if the run is not in progress on this machine.
     """
     launcher = launcher_of(run_dir)
     if launcher is None:
@@ -42,10 +39,7 @@ def processes_of(run_dir: Path) -> dict[str, int]:
 def send(run_dir: Path, name: str, number: signal.Signals) -> int:
     """Send a signal to one process of a run, and return its process id.
 
-    Raises
-    ------
-    ConfigurationError
-        If there is no such process.
+    Raises ConfigurationError if there is no such process.
     """
     processes = processes_of(run_dir)
     if name not in processes:

@@ -37,21 +37,7 @@ STALL_S = CONTROL_DEADLINE_S + 2.0  # longer than any call here: this process st
 
 
 class Running:
-    """One run in progress.
-
-    Parameters
-    ----------
-    run : Run
-        The run.
-    cluster : LocalCluster
-        Starts and ends processes.
-    view : JobView
-        Shows the progress.
-    follower : RunFollower, optional
-        Hears of what happens, for callbacks.
-    control : RunControl, optional
-        Of the program that has started the run in a thread of its own.
-    """
+    """One run in progress."""
 
     def __init__(
         self,

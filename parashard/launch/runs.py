@@ -71,10 +71,7 @@ class Run(NamedTuple):
 def job_credentials(tls_dir: Path | None) -> Credentials | None:
     """Return the credentials of a local cluster, whose processes belong to one user and share a certificate.
 
-    Raises
-    ------
-    ConfigurationError
-        If they cannot be read, or lack one of a job's roles.
+    Raises ConfigurationError if they cannot be read, or lack one of a job's roles.
     """
     if tls_dir is None:
         return None

@@ -41,10 +41,6 @@ def stopped_line(run_dir: Path, saved: Saved, steps_complete: int, steps_total: 
 
     Parameters
     ----------
-    run_dir : Path
-        Its directory.
-    saved : list of IntervalSet, or error
-        The steps in its checkpoints.
     steps_complete, steps_total : int
         As last reported by its coordinator; more may have been saved since.
     """

@@ -31,19 +31,8 @@ from parashard.store import open_store
 class StoredTables:
     """Tables as a run's last checkpoint has them.
 
-    Parameters
-    ----------
-    run_dir : Path
-        The run's folder.
-    job : Job
-        Its job.
-
-    Raises
-    ------
-    ConfigurationError
-        If the run has no drained checkpoint.
-    DamagedCheckpoint, StoreFailed
-        If it is damaged, or on an error of the store; also by each method.
+    Raises ConfigurationError if the run has no drained checkpoint; DamagedCheckpoint or StoreFailed if it is damaged,
+    or on an error of the store; also by each method.
     """
 
     def __init__(self, run_dir: Path, job: Job) -> None:
@@ -92,10 +81,7 @@ def with_rows(
 ) -> tuple[dict[str, Float32s], Sequence[Batch]]:
     """Return variables with the rows that batches need, and the batches with the places of their keys among those.
 
-    Raises
-    ------
-    ConfigurationError, DamagedCheckpoint, StoreFailed
-        As `StoredTables`.
+    Raises ConfigurationError, DamagedCheckpoint, StoreFailed as `StoredTables`.
     """
     by_name = {table.name: table for table in tables_of(job)}
     check_looks_up(model, by_name)
@@ -124,10 +110,7 @@ def pieces_of_table(catalogue: Catalogue, job: JobManifest, table: str) -> Itera
 def whole_table(catalogue: Catalogue, job: JobManifest, table: str) -> tuple[Keys, NDArray[Any]]:
     """Return a table's keys, as the model named them, ascending, and their rows as they are kept.
 
-    Raises
-    ------
-    ConfigurationError
-        If the checkpoint has no row of such a table.
+    Raises ConfigurationError if the checkpoint has no row of such a table.
     """
     parts = list(pieces_of_table(catalogue, job, table))
     keys = np.concatenate([keys for keys, _ in parts])

@@ -25,13 +25,6 @@ _numbers = itertools.count(1)
 class ThreadChild:
     """A thread that works until it is done or asked to stop.
 
-    Parameters
-    ----------
-    name : str
-        Such as worker-0.
-    work : callable
-        What it does.
-
     Attributes
     ----------
     pid : int

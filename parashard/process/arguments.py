@@ -32,10 +32,7 @@ TIMEOUT_S_MAX = 1e9
 def checked_timeout_s(timeout_s: Any) -> float:
     """Return a number of seconds to wait for; one below 0 is as good as 0.
 
-    Raises
-    ------
-    ConfigurationError
-        If it is none.
+    Raises ConfigurationError if it is none.
     """
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= TIMEOUT_S_MAX:
         raise ConfigurationError(
@@ -56,10 +53,7 @@ def advertised_address(
 ) -> str:
     """Write a service's address file, if it has one; return the address that it advertises.
 
-    Raises
-    ------
-    ConfigurationError, NotReady
-        As `write_address`.
+    Raises ConfigurationError or NotReady as `write_address`.
     """
     if start.address_file is not None:
         write_address(start.address_file, {"address": listening, "data_address": data_listening}, stopping)
@@ -69,12 +63,7 @@ def advertised_address(
 def write_address(path: Path, content: dict[str, str | int], stopping: threading.Event | None = None) -> None:
     """Replace an address file atomically; retry while the disk fails, because the process is unreachable without it.
 
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be written there at all.
-    NotReady
-        If `stopping` was set meanwhile.
+    Raises ConfigurationError if it cannot be written there at all; NotReady if `stopping` was set meanwhile.
     """
     text = json.dumps(content).encode()
 
@@ -103,10 +92,8 @@ def credentials_in(folder: Path | None) -> Credentials | None:
 def credentials_of(start: Start, role: Role) -> Credentials | None:
     """Return the credentials that a service was given, None without `--tls-dir`; they must have the service's role.
 
-    Raises
-    ------
-    ConfigurationError
-        If the folder or the role in it is not right, or there is none and the service would listen off loopback.
+    Raises ConfigurationError if the folder or the role in it is not right, or there is none and the service would
+    listen off loopback.
     """
     credentials = credentials_in(start.tls_dir)
     if credentials is not None:
@@ -118,10 +105,8 @@ def credentials_of(start: Start, role: Role) -> Credentials | None:
 def check_host(host: str, insecure: bool, credentials: Credentials | None = None) -> None:
     """Refuse to listen off loopback without authentication, or on a wildcard address.
 
-    Raises
-    ------
-    ConfigurationError
-        If the host is off loopback without credentials or `insecure`, or stands for every address of the machine.
+    Raises ConfigurationError if the host is off loopback without credentials or `insecure`, or stands for every address
+    of the machine.
     """
     if host in ("0.0.0.0", "::", ""):
         raise ConfigurationError(

@@ -47,8 +47,6 @@ class BestEffort:
         Called with one line and whether it is over: when writes begin to fail, and when they work again.
     steady_s : float
         How long no write may have failed until the failure is over: an almost full disk fails intermittently.
-    clock : callable
-        Monotonic seconds.
 
     Attributes
     ----------

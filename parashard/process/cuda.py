@@ -22,13 +22,7 @@ _NUMBER_AT_END = re.compile(r"-([0-9]+)\Z")
 
 
 def namespace() -> Any:
-    """Return the module `cupy`.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not installed.
-    """
+    """Return the module `cupy`; raise ConfigurationError if it is not installed."""
     try:
         import cupy
     except ImportError as error:
@@ -41,12 +35,7 @@ def namespace() -> Any:
 def device(index: int) -> Any:
     """Return a CUDA device, a `cupy.cuda.Device`, and make it current in the calling thread.
 
-    Raises
-    ------
-    ConfigurationError
-        If CuPy or the device is not there.
-    Unavailable
-        If the driver or the device fails.
+    Raises ConfigurationError if CuPy or the device is not there; Unavailable if the driver or the device fails.
     """
     cupy, count = namespace(), device_count()
     if index >= count:
@@ -60,12 +49,7 @@ def device(index: int) -> Any:
 def check(asked: str) -> None:
     """Refuse a CUDA device that a process on this machine could not open, without opening it.
 
-    Raises
-    ------
-    ConfigurationError
-        If CuPy or the device is not there.
-    Unavailable
-        If the driver fails.
+    Raises ConfigurationError if CuPy or the device is not there; Unavailable if the driver fails.
     """
     if asked != "cuda" and not asked.startswith("cuda:"):
         return
@@ -83,12 +67,8 @@ def device_name(index: int) -> str:
 def device_count() -> int:
     """Return the number of CUDA devices of this machine.
 
-    Raises
-    ------
-    ConfigurationError
-        If CuPy is not installed, or there is no driver or no device.
-    Unavailable
-        On any other error of the driver.
+    Raises ConfigurationError if CuPy is not installed, or there is no driver or no device; Unavailable on any other
+    error of the driver.
     """
     cupy = namespace()
     with _driver(cupy):
@@ -123,10 +103,7 @@ def spread(process: str, count: int) -> int:
 def index_of(asked: str, process: str) -> int | None:
     """Return the device that "cuda" or "cuda:N" selects for a process; None if the text is neither.
 
-    Raises
-    ------
-    ConfigurationError
-        If the devices must be counted and cannot be.
+    Raises ConfigurationError if the devices must be counted and cannot be.
     """
     if asked == "cuda":
         return spread(process, device_count())

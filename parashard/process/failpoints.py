@@ -134,10 +134,7 @@ def hit(name: str) -> None:
 def arm(environ: Mapping[str, str]) -> None:
     """Arm this process from an environment; an environment without failpoints disarms it.
 
-    Raises
-    ------
-    ConfigurationError
-        If a failpoint is unknown, a fault cannot be read, or there is no folder for the markers.
+    Raises ConfigurationError if a failpoint is unknown, a fault cannot be read, or there is no folder for the markers.
     """
     global _armed, _folder  # noqa: PLW0603  # the switch that `hit` tests, for a whole process
     faults = parse(environ.get(SPEC_VARIABLE, ""))
@@ -158,10 +155,7 @@ def arm(environ: Mapping[str, str]) -> None:
 def parse(spec: str) -> list[Fault]:
     """Return the faults that a specification names, at most one for each failpoint.
 
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be read, with the part that cannot.
+    Raises ConfigurationError if it cannot be read, with the part that cannot.
     """
     faults: dict[str, Fault] = {}
     for part in (part.strip() for part in spec.split(";")):

@@ -36,21 +36,13 @@ def disk_is_full(error: BaseException) -> bool:
 def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: threading.Event) -> _Result:
     """Retry a write with back-off while the disk fails, for at most DISK_RETRY_S_MAX; return its result.
 
+    Raises NotReady if `stopping` was set meanwhile; StoreFailed or OSError if it fails for another reason, or has
+    failed for DISK_RETRY_S_MAX.
+
     Parameters
     ----------
     write : callable
         Raises StoreFailed or OSError if it fails, and has then changed nothing.
-    what : str
-        Name of the written file, as for `BestEffort`.
-    stopping : Event
-        Ends the retries when set.
-
-    Raises
-    ------
-    NotReady
-        If `stopping` was set meanwhile.
-    StoreFailed, OSError
-        If it fails for another reason, or has failed for DISK_RETRY_S_MAX.
     """
     waiting = BestEffort(what, lambda text, over: log.info(text) if over else log.warning(text))
     waited_s = 0.0

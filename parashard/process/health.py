@@ -18,6 +18,9 @@ REASON_BYTES_MAX = 200  # read of an answer: any program may listen there
 def ask(address: str, *, live: bool, timeout_s: float) -> None:
     """Raise unless the service at an HTTP address is ready, or with `live` answers at all.
 
+    Raises NotReady if it answers that it is not; with its reason; Unreachable if nothing answers; WrongRun if something
+    other than a parashard service answers.
+
     Parameters
     ----------
     address : str
@@ -26,15 +29,6 @@ def ask(address: str, *, live: bool, timeout_s: float) -> None:
         True: ask /livez, which answers as long as the process does; False: /readyz.
     timeout_s : float
         How long to wait for the connection, and for each part of the answer.
-
-    Raises
-    ------
-    NotReady
-        If it answers that it is not; with its reason.
-    Unreachable
-        If nothing answers.
-    WrongRun
-        If something other than a parashard service answers.
     """
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores proxies of the environment
     try:

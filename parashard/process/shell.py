@@ -70,13 +70,7 @@ class LogFormat(enum.StrEnum):
 
 
 class Stop:
-    """A request to end the process, and its reason. Set by a signal, awaited by the service.
-
-    Parameters
-    ----------
-    exit_code : int
-        Exit code of a process that stopped on request.
-    """
+    """A request to end the process, and its reason. Set by a signal, awaited by the service."""
 
     def __init__(self, exit_code: int = ExitCode.DONE) -> None:
         self.event = threading.Event()

@@ -70,6 +70,10 @@ class Task(NamedTuple):
     ) -> tuple[float | None, int, dict[str, Float32s] | None]:
         """Compute a step.
 
+        Raises WrongResult if the model returns no loss, or not one gradient of each variable; NonFiniteGradient if the
+        loss's gradient has a value that is not finite, though the examples have none; BadExample if it has one since an
+        example does.
+
         Parameters
         ----------
         batch : Batch
@@ -89,15 +93,6 @@ class Task(NamedTuple):
             Finite, of every variable that is not frozen; clipped to `clip_norm` together and weighed for their round
             or batch, but for state without a gradient. Empty of a step without examples. On a CPU they may be views of
             `values`, if the model made them so. None: the step moves nothing.
-
-        Raises
-        ------
-        WrongResult
-            If the model returns no loss, or not one gradient of each variable.
-        NonFiniteGradient
-            If the loss's gradient has a value that is not finite, though the examples have none.
-        BadExample
-            If it has one since an example does.
         """
         if not rows_of(batch.inputs):
             return None, 0, {}
@@ -132,10 +127,7 @@ class Task(NamedTuple):
     def step_metrics(self, examples: int) -> dict[str, Sums]:
         """Return the metrics of the step whose gradients were computed last; none of a model that tells none.
 
-        Raises
-        ------
-        WrongResult
-            If the model returns what is no mapping of names to numbers.
+        Raises WrongResult if the model returns what is no mapping of names to numbers.
         """
         if not isinstance(self.model, TellsMetrics):
             return {}
@@ -151,6 +143,8 @@ class Task(NamedTuple):
     ) -> dict[str, float]:
         """Judge values of the variables by all held-out examples.
 
+        Raises WrongResult if the model returns what is no mapping of names to numbers.
+
         Parameters
         ----------
         values : mapping of str to ndarray of float32
@@ -164,11 +158,6 @@ class Task(NamedTuple):
         -------
         dict of str to float
             Over all of these examples; NaN of a metric that is of none of them, such as AUC of one class.
-
-        Raises
-        ------
-        WrongResult
-            If the model returns what is no mapping of names to numbers.
         """
         totals = Totals()
         variables = self.device.variables_from_host(values)
@@ -333,10 +322,7 @@ def sendable(
     `clips` are bounds of the norm of all together, and of each variable's, which is clipped first. State without a
     gradient is neither clipped nor weighed, and no part of the norm.
 
-    Raises
-    ------
-    NonFiniteGradient
-        Before anything is sent: a bad gradient must reach no shard.
+    Raises NonFiniteGradient before anything is sent: a bad gradient must reach no shard.
     """
     together, each = clips
     bad = [name for name in sorted(gradients) if not _is_finite(gradients[name])]

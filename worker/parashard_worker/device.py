@@ -82,18 +82,7 @@ class Cpu:
 
 
 class Gpu:
-    """CuPy on one CUDA device.
-
-    Parameters
-    ----------
-    index : int
-        CUDA device number.
-
-    Raises
-    ------
-    ConfigurationError
-        If CuPy or the device is not there.
-    """
+    """CuPy on one CUDA device; raise ConfigurationError if CuPy or the device is not there."""
 
     def __init__(self, index: int) -> None:
         self._device = cuda.device(index)
@@ -166,6 +155,9 @@ class Gpu:
 def open_device(asked: str, worker: str = "") -> Device:
     """Return the device that a job file or a flag names.
 
+    Raises ConfigurationError if a GPU is asked for and there is none, or the name is not one of these; Unavailable if a
+    GPU that is asked for, or its driver, is at fault.
+
     Parameters
     ----------
     asked : str
@@ -173,13 +165,6 @@ def open_device(asked: str, worker: str = "") -> Device:
         "auto": as "cuda" where that can be, else the CPU.
     worker : str
         Name of the worker, such as "worker-3".
-
-    Raises
-    ------
-    ConfigurationError
-        If a GPU is asked for and there is none, or the name is not one of these.
-    Unavailable
-        If a GPU that is asked for, or its driver, is at fault.
     """
     if asked == "cpu":
         return Cpu()

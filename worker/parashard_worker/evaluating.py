@@ -70,19 +70,6 @@ def keep_evaluated(
     Nothing is written where the store is not the run's, as in a folder of the same name on another machine.
 
     The file is what a user is given: counters are whole numbers in it, as in `weights.safetensors`.
-
-    Parameters
-    ----------
-    checkpoint_url : str
-        The run's checkpoint store.
-    run_id : str
-        The run.
-    variables : mapping of str to Variable
-        What the values are of.
-    evaluation : int
-        The number of steps after which it was due.
-    values : mapping of str to ndarray of float32
-        Every variable; only read.
     """
     name = evaluated_name(evaluation, os.urandom(4).hex())
     arrays = {variable: np.ascontiguousarray(value) for variable, value in as_exported(values, variables).items()}

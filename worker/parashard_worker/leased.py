@@ -60,17 +60,6 @@ class LeasedWork:
     """The state of a worker's leases.
 
     Invariant: a step is in the queue, in the works, or in one of the lists of reports, never in two of them.
-
-    Parameters
-    ----------
-    joined : Joined
-        The worker, as registered with the coordinator.
-    limits : LeaseLimits
-        Its limits.
-    now_s : float
-        When the worker joined.
-    evaluates : bool
-        False: it takes steps only.
     """
 
     def __init__(self, joined: Joined, limits: LeaseLimits, now_s: float, *, evaluates: bool = True) -> None:

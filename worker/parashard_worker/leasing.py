@@ -59,20 +59,10 @@ class Leasing:
 
     Parameters
     ----------
-    client : CoordinatorClient
-        Makes the calls to the coordinator.
-    joined : Joined
-        The worker, as registered with the coordinator.
-    limits : LeaseLimits
-        Its limits.
     join : callable
         Joins the job again, at a coordinator that was started anew.
     on_hung : callable, optional
         Called with the reason once a hung step has been reported; by default it ends the process.
-    tracer : Tracer, optional
-        Makes the spans of its steps.
-    evaluates : bool
-        See `LeasedWork`.
 
     Attributes
     ----------

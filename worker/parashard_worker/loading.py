@@ -88,27 +88,18 @@ def load_task(
 ) -> Task:
     """Return what a worker computes.
 
+    Raises WrongRun if data, model or another part of the job is not the coordinator's.
+
     Parameters
     ----------
     reply : GetJobReply
         What the coordinator says of the job.
     job : Job
         The same, with what is different on this machine.
-    own : OwnTask
-        A program's own model and data.
     threads : int, optional
         To which compute libraries are limited; None: they stay as they are.
-    worker : str
-        Its name in the job; "": the next free one.
-    device : str
-        auto, cpu, cuda or cuda:N; "": as the job says.
     model_folder : Path, optional
         Where a model that the job names is looked up; None: where the coordinator does.
-
-    Raises
-    ------
-    WrongRun
-        If data, model or another part of the job is not the coordinator's.
     """
     opened_device = open_device(device or job.cluster.device, worker)
     opened = open_source(job.data) if own.source is None else own.source

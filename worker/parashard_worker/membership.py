@@ -33,23 +33,7 @@ LEAVE_S = 2.0  # for the last report
 
 
 class Membership:
-    """A worker in a job.
-
-    Parameters
-    ----------
-    coordinator : CoordinatorClient
-        Client of the coordinator; the caller closes it.
-    reply : GetJobReply
-        What the coordinator says of the job.
-    job : Job
-        The same, with what is different on this machine.
-    plan : Plan
-        Placement of its variables.
-    credentials : Credentials, optional
-        Shown to the shards.
-    tracer : Tracer, optional
-        Makes the spans of its steps.
-    """
+    """A worker in a job."""
 
     def __init__(
         self,

@@ -28,10 +28,6 @@ class RoundWeights:
 
     Parameters
     ----------
-    steps : StepPlan
-        The job's.
-    round_steps : int
-        N of sync:N.
     batches : DataSource, optional
         Data of which an index is a whole batch; None: an index is an example.
     """
@@ -48,10 +44,8 @@ class RoundWeights:
     def factor(self, step: int, rows: int | None = None) -> float:
         """Return a step's factor, n * steps / (examples of the round); `rows` is how many its batch has.
 
-        Raises
-        ------
-        UnevenBatches
-            If the data are batches, and this one has neither as many examples as the first nor is it the last.
+        Raises UnevenBatches if the data are batches, and this one has neither as many examples as the first nor is it
+        the last.
         """
         size = self._size(step)
         if self._rows is not None and rows != size:

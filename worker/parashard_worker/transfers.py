@@ -26,15 +26,6 @@ from parashard_worker.leasing import Leasing
 class Transfers:
     """One worker's pulls and pushes.
 
-    Parameters
-    ----------
-    client : ShardClient
-        Where weights come from and gradients go.
-    leasing : Leasing
-        Where reports go.
-    round_steps : int, optional
-        In sync mode: N.
-
     Attributes
     ----------
     transfer_s : float

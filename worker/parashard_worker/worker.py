@@ -69,14 +69,8 @@ class Worker:
     ----------
     coordinator : CoordinatorClient
         Client of the coordinator; the caller closes it.
-    own : OwnTask
-        What it computes; by default what the job names.
     start : WorkerStart
         What is this worker's own, and not the job's; its addresses are not read.
-    credentials : Credentials, optional
-        Shown to the shards, and asked for by the HTTP port.
-    tracer : Tracer, optional
-        Makes the spans of its steps.
     on_hung : callable, optional
         Called with the reason, in the leasing thread, when a step hangs in the model; default: it is logged, and the
         worker waits for its model. None: this process is there for the worker alone. It ends then, and with a step that
@@ -105,17 +99,10 @@ class Worker:
     def run(self, stop: Stop) -> WorkerEnd:
         """Work until the job is over or a stop is asked for; what is held then is given back.
 
-        Raises
-        ------
-        WrongRun
-            If the data, the model or an override is not of the coordinator's job.
-        ConfigurationError
-            If something that the job names is not there, or the model returns what is no gradient of its variables.
-        Fenced
-            If another process has this worker's name by now.
-        RetryLater
-            If the coordinator or a shard has been away for longer than `cluster.retry_budget_s`, or a stop was asked
-            for before the worker had joined.
+        Raises WrongRun if the data, the model or an override is not of the coordinator's job; ConfigurationError if
+        something that the job names is not there, or the model returns what is no gradient of its variables; Fenced if
+        another process has this worker's name by now; RetryLater if the coordinator or a shard has been away for longer
+        than `cluster.retry_budget_s`, or a stop was asked for before the worker had joined.
         """
         start, coordinator = self._start, self._coordinator
         reply = coordinator.get_job()
