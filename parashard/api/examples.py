@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from parashard.api.arrays import ArrayExamples, arrays_of, tree_of
+from parashard.api.arrays import ArrayExamples, arrays_of, is_frame, tree_of
 from parashard.api.datasets import BatchExamples, DatasetExamples, Targets, named_parts
-from parashard.api.frames import is_frame
 from parashard.data.base import BadExample, Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData, ConfigurationError

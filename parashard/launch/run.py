@@ -21,12 +21,11 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
 from parashard.job.load import LoadedJob, as_toml
-from parashard.launch.child_variables import child_variables
 from parashard.launch.local_cluster import LocalCluster
 from parashard.launch.run_control import RunControl, RunFollower
 from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.running import Running
-from parashard.launch.runs import Run
+from parashard.launch.runs import Run, child_variables
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, with_continuation
 from parashard.models.declaration import write_declaration
 from parashard.process import cuda

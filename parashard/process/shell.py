@@ -21,8 +21,7 @@ from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardErr
 from parashard.process import failpoints
 from parashard.process.best_effort import lossy
 from parashard.process.full_disk import disk_failed
-from parashard.process.log_text import as_text
-from parashard.process.logs import as_json, as_logfmt, configure_logging, log
+from parashard.process.logs import as_json, as_logfmt, as_text, configure_logging, log
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ERROR_CHARACTERS_MAX = 2000  # of the line that tells why a process ends

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from parashard.job.load import job_from_toml
-from parashard.launch.child_variables import child_variables, hash_variables, jax_variables
 from parashard.launch.local_cluster import MODULES
+from parashard.launch.runs import child_variables, hash_variables, jax_variables
 from support.small_job import SMALL_JOB
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parashard.process.log_text import as_text
+from parashard.process.logs import as_text
 
 AT = "2026-01-02T03:04:05.678901Z"
 
