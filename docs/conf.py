@@ -45,7 +45,7 @@ nitpick_ignore_regex = [
     # Annotations name types of modules that are no part of the reference for Python.
     (
         r"py:.*",
-        r"parashard\.(checkpoints\.encoding|data\.columns|models\.due_rows|models\.evaluation|plan\.embedding|plan\.row_rules|plan\.schedules|security\.credentials|settings|store)\..*",
+        r"parashard\.(checkpoints\.encoding|data\.columns|frozen_model|models\.due_rows|models\.evaluation|plan\.embedding|plan\.row_rules|plan\.schedules|security\.credentials|store)\..*",
     ),
     (r"py:.*", r"parashard\..*\._\w+"),
 ]

@@ -12,12 +12,15 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PosixPath
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import AfterValidator, BeforeValidator, PlainValidator
+from pydantic.fields import FieldInfo
+
+from parashard.frozen_model import FrozenModel
+from parashard.job.forms import TAGS, forms_in, tag_values
 from parashard.job.policy import Policy
 from parashard.job.schema import Job
-from parashard.settings.forms import TAGS, annotated, bare, description_of, tables_in, tag_values
-from parashard.settings.table import After, Before, Key, Table
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "job-file.md"
 
@@ -177,24 +180,23 @@ a t of its own, how often it was pushed, which `adam` and `adamw` correct their 
 def reference() -> str:
     """Return the text of the reference."""
     parts = [HEAD]
-    for name in Job.keys:
+    for name in Job.model_fields:
         parts += _table_section(name)
         parts += [TABLES] if name == "data" else []
     return "\n".join([*parts, RELATIONS])
 
 
 def _table_section(name: str) -> list[str]:
-    description = description_of(Job, name)
-    assert description, f"[{name}] has no description"
-    annotation = bare(Job.annotations()[name])
+    field = Job.model_fields[name]
+    assert field.description, f"[{name}] has no description"
     if name in NAMED:
-        (form,) = tables_in(get_args(annotation)[1])
+        (form,) = forms_in(get_args(field.annotation)[1])
         heading, about = NAMED[name]
-        return [f"## `{heading}`\n\n{description}\n\n{about}", _keys(form, form.keys)]
-    forms = tables_in(annotation)
-    parts = [f"## `[{name}]`\n\n{description}\n"]
+        return [f"## `{heading}`\n\n{field.description}\n\n{about}", _keys(form, form.model_fields)]
+    forms = forms_in(field.annotation)
+    parts = [f"## `[{name}]`\n\n{field.description}\n"]
     if len(forms) == 1:
-        parts.append(_keys(forms[0], forms[0].keys))
+        parts.append(_keys(forms[0], forms[0].model_fields))
     else:
         parts += _forms(name, forms, level=3)
     for key, options in _nested(forms).items():
@@ -203,16 +205,16 @@ def _table_section(name: str) -> list[str]:
     return parts
 
 
-def _forms(name: str, forms: Sequence[type[Table]], *, level: int) -> list[str]:
+def _forms(name: str, forms: Sequence[type[FrozenModel]], *, level: int) -> list[str]:
     """Describe the forms of a table: the keys that all share, then each form with its own."""
-    shared = [key for key in forms[0].keys if key not in TAGS and len({_row(form, key) for form in forms}) == 1]
+    shared = [key for key in forms[0].model_fields if key not in TAGS and len({_row(form, key) for form in forms}) == 1]
     parts = []
     if shared:
         parts.append("Keys of every form:\n")
         parts.append(_keys(forms[0], shared))
     for form in forms:
         tag, value = _tag(form)
-        own = [key for key in form.keys if key not in TAGS and key not in shared]
+        own = [key for key in form.model_fields if key not in TAGS and key not in shared]
         text = (form.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
         parts.append(f'{"#" * level} `{name}`: `{tag} = "{value}"`\n\n{re.sub(" +", " ", text)}\n')
         if own:
@@ -220,73 +222,70 @@ def _forms(name: str, forms: Sequence[type[Table]], *, level: int) -> list[str]:
     return parts
 
 
-def _keys(form: type[Table], keys: Iterable[str]) -> str:
+def _keys(form: type[FrozenModel], keys: Iterable[str]) -> str:
     head = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|\n"
     return head + "".join(f"{_row(form, key)}\n" for key in keys)
 
 
-def _row(form: type[Table], key: str) -> str:
+def _row(form: type[FrozenModel], key: str) -> str:
     """Return a key's line; AssertionError if the key has no description."""
-    declared = form.keys.get(key)
-    if declared is None:
+    field = form.model_fields.get(key)
+    if field is None:
         return f"{form.__name__} has no {key}"
-    description, annotation = description_of(form, key), form.annotations()[key]
-    assert description, f"{form.__name__}.{key} has no description"
-    cells = (
-        f"`{declared.in_file or key}`",
-        _type(annotation),
-        _default(declared),
-        _bounds([declared, *annotated(annotation)]),
-        description,
-    )
+    assert field.description, f"{form.__name__}.{key} has no description"
+    metadata = [*field.metadata, *_metadata(field.annotation)]
+    bounds = ", ".join(text for text in map(_bound, metadata) if text)
+    cells = (f"`{field.alias or key}`", _type(field.annotation), _default(field), bounds, field.description)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def _metadata(annotation: Any) -> list[Any]:
+    """Return what is annotated within a type, such as of a list's items."""
+    if get_origin(annotation) in (Literal, None) or forms_in(annotation):
+        return []
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        own = [one for item in arguments[1:] for one in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        return [*own, *_metadata(arguments[0])]
+    return [item for argument in arguments for item in _metadata(argument)]
+
+
 def _type(annotation: Any) -> str:
-    annotation = bare(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if tables_in(annotation):
+    if forms_in(annotation):
         return "table"
     if origin is Literal:
         return ", ".join(f"`{json.dumps(value)}`" for value in arguments)
     if origin in (Union, UnionType):  # None is no alternative: the key is unset
         return " or ".join(_type(argument) for argument in arguments if argument is not NoneType)
-    if origin is tuple:
-        return f"list of {_type(arguments[0])}"
+    if origin in (tuple, Annotated):
+        return f"{'list of ' if origin is tuple else ''}{_type(arguments[0])}"
     if origin is dict:
         return f"table of {_type(arguments[1])}"
     return _TYPES[annotation]
 
 
-def _default(declared: Key) -> str:
-    if declared.needed:
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
         return "needed"
-    default = declared.value()
+    default = field.get_default(call_default_factory=True)
     if default is None:
         return "unset"
-    if isinstance(default, Table):
+    if isinstance(default, FrozenModel):
         tag, kind = _tag(type(default))
-        own = {key: getattr(default, key) for key, said in default.keys.items() if key != tag}
-        other = [f"{key} = {json.dumps(found)}" for key, found in own.items() if found != default.keys[key].value()]
+        other = [f"{key} = {json.dumps(found)}" for key, found in default.model_dump(exclude_defaults=True).items()]
         return f"`{{ {', '.join([f'{tag} = {json.dumps(kind)}', *other])} }}`"
     if isinstance(default, Policy | PosixPath):
         default = str(default)
     return f"`{json.dumps(default)}`"
 
 
-def _bounds(items: Iterable[Any]) -> str:
-    found = [text for item in items for text in _bounds_of(item)]
-    return ", ".join(text for text in found if text)
-
-
-def _bounds_of(item: Any) -> list[str]:
-    if isinstance(item, Key):
-        return [_SIGNS[name].format(_number(bound)) for name, bound in item.bounds.items()]
-    if isinstance(item, After):
-        return [_allowed(item.check, 1e300)]
-    if isinstance(item, Before):
-        return [_allowed(item.check, "\0")]
-    return []
+def _bound(item: Any) -> str:
+    if isinstance(item, AfterValidator):
+        return _allowed(item.func, 1e300)
+    if isinstance(item, BeforeValidator | PlainValidator):
+        return _allowed(item.func, "\0")
+    return next((sign.format(_number(getattr(item, name))) for name, sign in _SIGNS.items() if hasattr(item, name)), "")
 
 
 def _allowed(check: Callable[..., Any], impossible: object) -> str:
@@ -312,17 +311,17 @@ def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _nested(forms: Sequence[type[Table]]) -> dict[str, list[type[Table]]]:
+def _nested(forms: Sequence[type[FrozenModel]]) -> dict[str, list[type[FrozenModel]]]:
     return {
         key: found
         for form in forms
-        for key, annotation in form.annotations().items()
-        if len(found := tables_in(annotation)) > 1
+        for key, field in form.model_fields.items()
+        if len(found := forms_in(field.annotation)) > 1
     }
 
 
-def _tag(form: type[Table]) -> tuple[str, str]:
-    tag = next(tag for tag in TAGS if tag in form.keys)
+def _tag(form: type[FrozenModel]) -> tuple[str, str]:
+    tag = next(tag for tag in TAGS if tag in form.model_fields)
     return tag, tag_values(form, tag)[0]
 
 

@@ -102,7 +102,7 @@ def _words(strategy: Strategy, optimizer: OptimizerSpec, settings: Mapping[str, 
         **_ARGUMENTS,
         "consistency.policy": f"{of_strategy}: consistency",
         **{f"cluster.{name}": f"{of_strategy}: {name}" for name in strategy.cluster},
-        **{f"optimizer.{name}": f"{of_optimizer}: {name}" for name in optimizer.keys},
+        **{f"optimizer.{name}": f"{of_optimizer}: {name}" for name in type(optimizer).model_fields},
         **{key: f"settings: {key}" for key in settings},
     }
 

@@ -10,8 +10,7 @@ from typing import Any
 from parashard.data import open_source
 from parashard.data.base import DataSource
 from parashard.data.options import DataOptions
-from parashard.errors import ConfigurationError
-from parashard.settings.validation import first_problem, validated
+from parashard.job.validation import validated_words
 
 
 def open_data(source: str, **options: Any) -> DataSource:
@@ -31,7 +30,4 @@ def open_data(source: str, **options: Any) -> DataSource:
     BadData, Unavailable
         If the data cannot be read.
     """
-    try:
-        return open_source(validated(DataOptions, {"source": source, **options}))
-    except ValueError as error:
-        raise ConfigurationError(f"open_data: {first_problem(error).removeprefix(': ')}") from None
+    return open_source(validated_words(DataOptions, {"source": source, **options}, "open_data: "))

@@ -15,8 +15,9 @@ from typing import Any
 
 from parashard.api.optimizer_table import keras_spec, number, optax_spec, torch_spec
 from parashard.errors import ConfigurationError
+from parashard.job.validation import validated_words
 from parashard.plan.optimizers import SGD, OptimizerSpec
-from parashard.plan.schedules import ConstantSchedule, Schedule
+from parashard.plan.schedules import ConstantSchedule, Schedule, ScheduleOptions
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,8 @@ def with_arguments(mapped: Mapped, clip_norm: float | None, schedule: Any) -> Ma
             )
         if spec.schedule != ConstantSchedule():
             raise ConfigurationError("ps.Trainer: the optimizer has a schedule already; leave out schedule=")
+        if isinstance(schedule, Mapping):
+            schedule = validated_words(ScheduleOptions, schedule, "ps.Trainer: schedule.")
         spec = spec.replaced(schedule=schedule)
     if clip_norm is not None:
         if spec.clip_norm is not None:

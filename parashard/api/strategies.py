@@ -262,7 +262,7 @@ class TPUStrategy(InProcessStrategy):
 
 
 def _cluster_keys() -> list[str]:
-    return list(ClusterOptions.keys)
+    return list(ClusterOptions.model_fields)
 
 
 def _replicas(devices: int | Sequence[str]) -> tuple[int, str]:

@@ -11,12 +11,12 @@ import hashlib
 import json
 import re
 from contextlib import suppress
-from typing import ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from parashard.errors import DamagedCheckpoint, NewerFormat, StoreFailed
-from parashard.settings.reading import read_json
-from parashard.settings.table import Table
-from parashard.settings.validation import first_problem
+from parashard.frozen_model import FrozenModel, first_problem
 
 FORMAT: Final = 1
 """Of every record; a change that this program's readers would not understand raises it."""
@@ -28,7 +28,17 @@ _HEAD = b'{"body":'
 _TAIL = re.compile(rb',"kind":"([a-z-]{1,40})","sha256":"[0-9a-f]{64}"\}\Z')
 
 
-class Record(Table):
+class Stored(FrozenModel):
+    """A part of a record. Empty fields of `later`, which earlier versions had not, are left out."""
+
+    later: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value or name not in self.later}
+
+
+class Record(Stored):
     """A file of the store; each kind has its own name."""
 
     kind: ClassVar[str]
@@ -50,7 +60,7 @@ def encode(record: Record) -> bytes:
     """
     body = _canonical(record)
     if len(body) <= MANIFEST_BYTES_MAX:
-        body = _canonical(read_json(type(record), body))  # what is written can be read
+        body = _canonical(type(record).model_validate_json(body))  # what is written can be read
     content = _HEAD + body + _tail(record.kind, body)
     if len(content) > MANIFEST_BYTES_MAX:
         raise StoreFailed(f"a {record.kind} of {len(content)} bytes is not written; at most {MANIFEST_BYTES_MAX}")
@@ -84,7 +94,7 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
     if content != _HEAD + body + _tail(kind, body):
         raise DamagedCheckpoint(f"{where}: these {len(content)} bytes are not a whole {kind} as it was written")
     try:
-        record = read_json(cls, body)
+        record = cls.model_validate_json(body)
     except ValueError as error:
         newer = _format_of(body)
         if newer > FORMAT:

@@ -9,27 +9,29 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from parashard.checkpoints.encoding import Record
+from pydantic import AfterValidator, Field
+
+from parashard.checkpoints.encoding import Record, Stored
 from parashard.errors import ConfigurationError, DamagedCheckpoint
+from parashard.frozen_model import FrozenModel
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Initializer, Variable, in_name_order
-from parashard.settings.table import After, Table, key
 
-Count = Annotated[int, key(ge=0, lt=2**63)]
-Ordinal = Annotated[int, key(ge=0, lt=10**9)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Ordinal = Annotated[int, Field(ge=0, lt=10**9)]
 """A number in file names: of an incarnation, checkpoint, plan or shard."""
-Sha256 = Annotated[str, key(pattern="[0-9a-f]{64}")]
-Name = Annotated[str, key(min_length=1, max_length=200)]
-FileName = Annotated[str, key(pattern="[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")]
-Folder = Annotated[str, key(pattern="shards/p[0-9]{4,9}/s[0-9]{4,9}/i[0-9]{8,9}-c[0-9]{8,9}")]
-Slot = Annotated[str, key(pattern="[^/]{1,200}")]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+FileName = Annotated[str, Field(pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}$")]
+Folder = Annotated[str, Field(pattern="^shards/p[0-9]{4,9}/s[0-9]{4,9}/i[0-9]{8,9}-c[0-9]{8,9}$")]
+Slot = Annotated[str, Field(pattern="^[^/]{1,200}$")]
 Rows = tuple[Name, Count, Count]
-Shape = Annotated[tuple[Annotated[int, key(ge=1, lt=2**63)], ...], key(min_length=1)]
+Shape = Annotated[tuple[Annotated[int, Field(ge=1, lt=2**63)], ...], Field(min_length=1)]
 
 
-class StoredFile(Table):
+class StoredFile(FrozenModel):
     """A file of a checkpoint, in the folder of its manifest, with its size and digest."""
 
     name: FileName
@@ -52,13 +54,13 @@ class TableFile(StoredFile):
     buckets: tuple[Count, Count]
 
 
-class TableRule(Table):
+class TableRule(FrozenModel):
     """When rows of a table are gone by the time alone: `parashard.plan.row_rules`."""
 
     table: Name
-    unused_steps: Annotated[int, key(ge=1, lt=2**32)] | None
-    norm_below: Annotated[float, key(ge=0, le=1e15)]
-    norm_every: Annotated[int, key(ge=1, lt=2**32)]
+    unused_steps: Annotated[int, Field(ge=1, lt=2**32)] | None
+    norm_below: Annotated[float, Field(ge=0, le=1e15)]
+    norm_every: Annotated[int, Field(ge=1, lt=2**32)]
 
     @property
     def rules(self) -> RowRules:
@@ -93,7 +95,7 @@ def _named_differently(files: tuple[StoredFile, ...]) -> tuple[StoredFile, ...]:
     return files
 
 
-Steps = Annotated[tuple[tuple[Count, Count], ...], After(_sorted)]
+Steps = Annotated[tuple[tuple[Count, Count], ...], AfterValidator(_sorted)]
 
 
 class ShardManifest(Record):
@@ -108,6 +110,7 @@ class ShardManifest(Record):
     """
 
     kind = "shard-manifest"
+    later = ("skipped", "tables", "table_files", "table_rules")
 
     run_id: Name
     job_digest: Sha256
@@ -118,23 +121,15 @@ class ShardManifest(Record):
     round: Count | None
     version: Count
     applied: Steps
-    slots: Annotated[tuple[Slot, ...], After(_different)]
-    partitions: Annotated[tuple[Rows, ...], After(_different_and_not_empty)]
-    files: Annotated[tuple[StoredFile, ...], After(_named_differently)]
+    slots: Annotated[tuple[Slot, ...], AfterValidator(_different)]
+    partitions: Annotated[tuple[Rows, ...], AfterValidator(_different_and_not_empty)]
+    files: Annotated[tuple[StoredFile, ...], AfterValidator(_named_differently)]
     written_at: float
     log_position: Count | None = None
     skipped: Steps = ()
-    tables: Annotated[tuple[tuple[Name, Count], ...], After(_different)] = ()
+    tables: Annotated[tuple[tuple[Name, Count], ...], AfterValidator(_different)] = ()
     table_files: tuple[TableFile, ...] = ()
     table_rules: tuple[TableRule, ...] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """Return the fields, without empty ones that versions without the field did not write."""
-        body = super().plain()
-        for name in ("skipped", "tables", "table_files", "table_rules"):
-            if not body[name]:
-                del body[name]
-        return body
 
     @property
     def steps(self) -> IntervalSet:
@@ -163,8 +158,10 @@ class ShardManifest(Record):
         return tuple(file for file in self.table_files if (file.incarnation, file.number) == own)
 
 
-class StoredVariable(Table):
+class StoredVariable(Stored):
     """A variable's declaration; see `parashard.plan.variables.Variable`."""
+
+    later = ("state",)
 
     name: Name
     shape: Shape
@@ -190,13 +187,6 @@ class StoredVariable(Table):
             **more,
         )
 
-    def plain(self) -> dict[str, Any]:
-        """Return the fields, without an empty `state`, which versions without the field did not write."""
-        body = super().plain()
-        if not self.state:
-            del body["state"]
-        return body
-
     def to_variable(self, **more: Any) -> Variable:
         """Return the variable.
 
@@ -217,7 +207,7 @@ class StoredVariable(Table):
         )
 
 
-class StoredPlan(Table):
+class StoredPlan(FrozenModel):
     """The variables in name order, and for each shard its partitions in order."""
 
     variables: tuple[StoredVariable, ...]
@@ -276,7 +266,7 @@ class PlanRecord(Record):
         return Plan(self.version, variables, shards)
 
 
-class ShardPart(Table):
+class ShardPart(FrozenModel):
     """One shard's checkpoint in a drained one: its folder, and size and digest of its manifest."""
 
     name: Folder
@@ -299,7 +289,7 @@ class JobManifest(Record):
     coordinator_incarnation: Ordinal
     steps: Count
     final: bool
-    parts: Annotated[tuple[ShardPart, ...], key(min_length=1)]
+    parts: Annotated[tuple[ShardPart, ...], Field(min_length=1)]
     written_at: float
 
 
@@ -317,7 +307,7 @@ class InitialManifest(Record):
     job_digest: Sha256
     incarnation: Ordinal
     sha256: Sha256
-    variables: Annotated[tuple[tuple[Name, Shape], ...], key(min_length=1)]
+    variables: Annotated[tuple[tuple[Name, Shape], ...], Field(min_length=1)]
     files: tuple[StoredFile, ...]
     table_files: tuple[TableFile, ...] = ()
     slots: tuple[tuple[Name, Name], ...] = ()

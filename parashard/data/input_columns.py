@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from parashard.data.columns import Column, Numbers, Words, as_words, merged, shown_cell
 from parashard.data.key_columns import (
@@ -26,15 +27,15 @@ from parashard.data.key_columns import (
 from parashard.data.portable_math import mean_and_deviation, signed_log, standardise
 from parashard.data.tree import Tree
 from parashard.errors import BadData
+from parashard.frozen_model import FrozenModel
 from parashard.plan.variables import Float32s
-from parashard.settings.table import OneOf, Table
 
 ANY_KEYS = (*SINGLE_KEYS, *LISTS_OF_KEYS)
 MAX_CATEGORIES = 4096
 """Most categories that one column may have: each becomes an input of its own, in every example."""
 
 
-class NumberColumn(Table):
+class NumberColumn(FrozenModel):
     """One input, (x - mean) / deviation, 0 for a missing value; with `missing_input` a second: 1 if it is missing.
 
     With `boolean` the texts true and false are numbers, too.
@@ -60,7 +61,7 @@ class NumberColumn(Table):
             out[:, 1] = np.isnan(column.values)
 
 
-class LogNumberColumn(Table):
+class LogNumberColumn(FrozenModel):
     """One input, (f(x) - mean) / deviation, where f(x) is ln(1 + x), and x where it is negative; 0 if it is missing."""
 
     kind: Literal["log_number"] = "log_number"
@@ -79,7 +80,7 @@ class LogNumberColumn(Table):
         standardise(signed_log(column.values), self.mean, self.deviation, out[:, 0], origin)
 
 
-class TextColumn(Table):
+class TextColumn(FrozenModel):
     """An input per category, 1 in that of the row's, 0 in the others; with `missing_input` a last: 1 if it is missing.
 
     A row with a text that is no category, as none of the training rows has it, is 0 in all of them. Texts are compared
@@ -113,7 +114,7 @@ class TextColumn(Table):
 
 InputColumn = Annotated[
     NumberColumn | LogNumberColumn | TextColumn | KeyColumn | KeysColumn | KnownKeyColumn | KnownKeysColumn,
-    OneOf("kind"),
+    Field(discriminator="kind"),
 ]
 
 

@@ -16,12 +16,12 @@ from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.options import UnknownTexts
 from parashard.data.ragged import NO_KEY, Int64s, Ragged, run_lengths
 from parashard.data.texts import canonical as compared
-from parashard.settings.table import Table
+from parashard.frozen_model import FrozenModel
 
 _INSTEAD_OF_NO_KEY = -2
 
 
-class KeyColumn(Table):
+class KeyColumn(FrozenModel):
     """A key of embedding tables: XXH64 of the cell's text, with a seed of the column's own; a missing cell is "".
 
     With `canonical` it is that of the form in which texts are compared, `parashard.data.texts.canonical`.
@@ -39,7 +39,7 @@ class KeyColumn(Table):
         ]  # code -1, of a missing cell: the last
 
 
-class KeysColumn(Table):
+class KeysColumn(FrozenModel):
     """A key for each value of a cell, as of `KeyColumn`, but -2 where that is -1; a missing value has none.
 
     `values_max` is the number of values of the longest list among the training and held-out rows, at least 1.
@@ -59,7 +59,7 @@ class KeysColumn(Table):
         return _ragged(of_words[column.codes], column, self.values_max)
 
 
-class KnownKeyColumn(Table):
+class KnownKeyColumn(FrozenModel):
     """A key of embedding tables: `first` + the text's place among `texts`.
 
     With n texts an unknown one has the key `first` + n, unless it is refused, and a missing cell `first` + n + 1.
@@ -83,7 +83,7 @@ class KnownKeyColumn(Table):
         return np.where(text.codes < 0, missing, known_keys(text, self.texts, self.first))
 
 
-class KnownKeysColumn(Table):
+class KnownKeysColumn(FrozenModel):
     """A key for each value of a cell, as of `KnownKeyColumn`; a missing value has none. `values_max` as above."""
 
     kind: Literal["known_keys"] = "known_keys"

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
+from pydantic import AfterValidator, Field, model_validator
 
 from parashard.data.base import MAX_CLASSES, Indices
 from parashard.data.texts import MISSING, Marks, marks_of
+from parashard.frozen_model import FrozenModel
 from parashard.plan.permutation import MAX_LENGTH, Permutation
-from parashard.settings.table import After, OneOf, Table, key
 
 _NO_EPOCH = -1  # the permutation of no job's epoch, so that a split is unrelated to any order of training
 _MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64
@@ -29,16 +30,16 @@ TARGET_MEANING = (
 )
 
 
-class SplitOptions(Table):
+class SplitOptions(FrozenModel):
     """How many examples are held out, and which."""
 
-    held_out: float = key(
+    held_out: float = Field(
         default=0.2,
         ge=0.0,
         lt=1.0,
         description="Fraction of the examples that is kept out of training; unused where the data has its own split.",
     )
-    split_seed: int = key(
+    split_seed: int = Field(
         default=0, ge=0, description="Chooses which examples are held out; independent of the job's seed."
     )
 
@@ -67,53 +68,53 @@ def is_index(name: str) -> bool:
 class TableOptions(SplitOptions):
     """What the tabular sources share; inputs of shape (encoded columns,), targets from the label column."""
 
-    path: Path = key(description="The training table.")
-    label: str = key(description="Name of the column to predict.")
-    target: TargetKind | None = key(default=None, description=TARGET_MEANING)
-    held_out_path: Path | None = key(
+    path: Path = Field(description="The training table.")
+    label: str = Field(description="Name of the column to predict.")
+    target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
+    held_out_path: Path | None = Field(
         default=None,
         description="A held-out table with the same columns, encoded with what the training table taught; without it "
         "a fraction of the training table is held out.",
     )
-    categorical: tuple[str, ...] = key(
+    categorical: tuple[str, ...] = Field(
         default=(), description="Numeric columns to one-hot encode all the same (codes); text columns always are."
     )
-    key_columns: tuple[str, ...] = key(
+    key_columns: tuple[str, ...] = Field(
         default=(),
         description="Columns that become keys of embedding tables, one each, instead of numbers: a cell's key is the "
         'XXH64 of its text as it is compared. ["*"]: all columns of text or lists, and those of `categorical`.',
     )
-    list_columns: tuple[str, ...] = key(
+    list_columns: tuple[str, ...] = Field(
         default=(),
         description="Key columns with several values in a cell, a key each: text with `value_delimiter` between them, "
         "or a list of Parquet. An empty cell has no key.",
     )
-    value_delimiter: str = key(
+    value_delimiter: str = Field(
         default="|",
         min_length=1,
         description="What is between the values of a cell of `list_columns`; spaces around a value do not count.",
     )
-    vocabularies: dict[str, Path] = key(
+    vocabularies: dict[str, Path] = Field(
         default_factory=dict,
         description="Key columns whose texts are known, each with a file that has one in each line: a text's key is "
         "its place in the file, and behind the keys of the vocabularies of earlier columns.",
     )
-    unknown_texts: UnknownTexts = key(
+    unknown_texts: UnknownTexts = Field(
         default="key",
         description='What a text is that the vocabulary of its column lacks. "key": all have one key; "refused": an '
         "error that names the cell.",
     )
-    ignore: tuple[str, ...] = key(
+    ignore: tuple[str, ...] = Field(
         default=(),
         description='Columns that are no inputs, such as ids. An index of pandas without a name ("", "Unnamed: 0", '
         '"__index_level_0__") is none either, unless another key names it.',
     )
-    missing: str | tuple[str, ...] = key(
+    missing: str | tuple[str, ...] = Field(
         default="",
         description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?", or '
         'several, such as ["?", "-"].',
     )
-    not_missing: tuple[str, ...] = key(
+    not_missing: tuple[str, ...] = Field(
         default=(),
         description='Which of NA, N/A, NaN and null, as written here, are names in columns of text, such as ["NA"] '
         "for Namibia.",
@@ -129,13 +130,15 @@ class TableOptions(SplitOptions):
         named = (self.label, *self.categorical, *self.key_columns, *self.list_columns, *self.vocabularies)
         return name in self.ignore or (is_index(name) and name not in named)
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def _check_marks(self) -> Self:
         """Refuse what is said of vocabularies where there are none."""
         if self.unknown_texts != "key" and not self.vocabularies:
             raise ValueError("unknown_texts is of columns in vocabularies, and no column is")
         strange = [text for text in self.not_missing if text.strip().lower() not in MISSING[1:]]
         if strange:
             raise ValueError(f"not_missing has texts that mean a missing value (NA, N/A, NaN, null), found {strange}")
+        return self
 
 
 def _separator(separator: str) -> str:
@@ -158,33 +161,34 @@ def _distinct(columns: tuple[str, ...]) -> tuple[str, ...]:
     return columns
 
 
-class ClicksOptions(Table):
+class ClicksOptions(FrozenModel):
     """A click log, in which ids come and go; inputs "numbers", shape (numbers,), and "keys", shape (columns,)."""
 
-    source: Literal["clicks"] = key(default="clicks", description="A click log, generated when needed.")
-    examples: int = key(default=100_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
-    held_out: int = key(
+    source: Literal["clicks"] = Field(default="clicks", description="A click log, generated when needed.")
+    examples: int = Field(default=100_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
+    held_out: int = Field(
         default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples, which come after those of training."
     )
-    numbers: int = key(default=13, ge=0, le=1024, description="Numbers of an example.")
-    columns: int = key(default=26, ge=1, le=1024, description="Keys of an example, each of a column of its own.")
-    vocabulary: int = key(default=100_000, ge=1, le=1 << 31, description="Ids that a column has at one time.")
-    zipf: float = key(
+    numbers: int = Field(default=13, ge=0, le=1024, description="Numbers of an example.")
+    columns: int = Field(default=26, ge=1, le=1024, description="Keys of an example, each of a column of its own.")
+    vocabulary: int = Field(default=100_000, ge=1, le=1 << 31, description="Ids that a column has at one time.")
+    zipf: float = Field(
         default=1.2,
         ge=0.0,
         le=4.0,
         description="How much more frequent ids of lower rank are: by about rank ** -zipf; 0: all alike.",
     )
-    drift: float = key(
+    drift: float = Field(
         default=0.0,
         ge=0.0,
         le=1000.0,
         description="How many ids go, and as many new ones come, over the training examples, as a multiple of "
         "vocabulary: with 1 each id is replaced once.",
     )
-    seed: int = key(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
+    seed: int = Field(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
         """Refuse keys of more than 62 bits."""
         moved = self.drift * self.vocabulary * (1 + self.held_out / self.examples)
         if (self.vocabulary + moved) * self.columns > _MAX_KEY:
@@ -193,20 +197,21 @@ class ClicksOptions(Table):
                 f"{self.drift:g} * {self.vocabulary} * {self.examples + self.held_out} / {self.examples} * "
                 f"{self.columns}"
             )
+        return self
 
 
 class CriteoOptions(SplitOptions):
     """Criteo's click log, a label, 13 numbers and 26 texts a row; inputs "numbers", shape (13,), and "keys", (26,)."""
 
-    source: Literal["criteo"] = key(
+    source: Literal["criteo"] = Field(
         default="criteo", description="The files of Criteo's Display Advertising Challenge; needs pyarrow."
     )
-    path: Path = key(description="The log: rows of 40 fields with tabs between them, compressed with gzip or not.")
-    held_out_path: Path | None = key(
+    path: Path = Field(description="The log: rows of 40 fields with tabs between them, compressed with gzip or not.")
+    held_out_path: Path | None = Field(
         default=None,
         description="A held-out log, whose rows have labels, too; without it a fraction of the log is held out.",
     )
-    split: Literal["last", "random"] = key(
+    split: Literal["last", "random"] = Field(
         default="last", description="Which rows are held out: the last ones of the log, or rows by `split_seed`."
     )
 
@@ -214,42 +219,43 @@ class CriteoOptions(SplitOptions):
 class CsvOptions(TableOptions):
     """One text table, or one for training and one held out."""
 
-    source: Literal["csv"] = key(default="csv", description="Separated text, compressed with gzip or not.")
-    columns: Annotated[tuple[str, ...], key(min_length=2), After(_distinct)] | None = key(
+    source: Literal["csv"] = Field(default="csv", description="Separated text, compressed with gzip or not.")
+    columns: Annotated[tuple[str, ...], Field(min_length=2), AfterValidator(_distinct)] | None = Field(
         default=None, description="Names of the columns of files without a header row."
     )
-    file: str = key(
+    file: str = Field(
         default="", description="The training table's name in the folder `path`; empty: `path` is the table itself."
     )
-    held_out_file: str = key(default="", description="The held-out table's name in that folder.")
-    separator: Annotated[str, After(_separator)] = key(
+    held_out_file: str = Field(default="", description="The held-out table's name in that folder.")
+    separator: Annotated[str, AfterValidator(_separator)] = Field(
         default=",",
         description='One character, and then spaces if they follow it in the files; or several, such as "::", where '
         "quotes are letters like others.",
     )
-    quote: Annotated[str, key(max_length=1)] = key(
+    quote: Annotated[str, Field(max_length=1)] = Field(
         default='"',
         description="What a cell with separators or line ends in it begins and ends with, twice where it is in the "
         'cell; "": nothing, quotes are letters like others.',
     )
-    encoding: Annotated[str, After(_encoding)] = key(
+    encoding: Annotated[str, AfterValidator(_encoding)] = Field(
         default="utf-8", description='Encoding of the files, such as "latin-1"; of UTF-8 a byte order mark is skipped.'
     )
-    comment: str = key(
+    comment: str = Field(
         default="",
         description="Lines that begin with this are skipped, but for lines of a quoted cell; empty: none are.",
     )
-    strip_label: str = key(
+    strip_label: str = Field(
         default="", description='Removed from the end of a label, such as the "." in the test file of UCI Adult.'
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
         """Refuse a held-out table that is named twice, or in no folder."""
-        super().check()
         if self.held_out_file and (self.held_out_path is not None or not self.file):
             raise ValueError("held_out_file is in the folder of file, in place of held_out_path")
         if self.quote in ("\r", "\n", " ", self.separator[0]) and not self.has_long_separator:
             raise ValueError(f"quote must not be the separator, a space or a line end, found {self.quote!r}")
+        return self
 
     @property
     def has_long_separator(self) -> bool:
@@ -270,14 +276,14 @@ class CsvOptions(TableOptions):
 class DigitsOptions(SplitOptions):
     """The bundled digits; inputs of shape (64,) in [0, 1], 10 classes."""
 
-    source: Literal["digits"] = key(default="digits", description="scikit-learn's bundled handwritten digits.")
+    source: Literal["digits"] = Field(default="digits", description="scikit-learn's bundled handwritten digits.")
 
 
-class IdxOptions(Table):
+class IdxOptions(FrozenModel):
     """A folder with the four files of MNIST; inputs of shape (rows, columns) in [0, 1]."""
 
-    source: Literal["idx"] = key(default="idx", description="MNIST's own file format.")
-    path: Path = key(
+    source: Literal["idx"] = Field(default="idx", description="MNIST's own file format.")
+    path: Path = Field(
         description="Folder with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
         "t10k-labels-idx1-ubyte, each with or without .gz."
     )
@@ -286,52 +292,54 @@ class IdxOptions(Table):
 class NpzOptions(SplitOptions):
     """One .npz archive; inputs as they are, integer and boolean targets as class labels, float targets as values."""
 
-    source: Literal["npz"] = key(default="npz", description="NumPy's .npz archive.")
-    path: Path = key(description="The archive.")
-    inputs: str = key(default="inputs", description="Name of the array of inputs, one example per row.")
-    targets: str = key(default="targets", description="Name of the array of targets: integers or floats, one axis.")
-    held_out_inputs: str = key(
+    source: Literal["npz"] = Field(default="npz", description="NumPy's .npz archive.")
+    path: Path = Field(description="The archive.")
+    inputs: str = Field(default="inputs", description="Name of the array of inputs, one example per row.")
+    targets: str = Field(default="targets", description="Name of the array of targets: integers or floats, one axis.")
+    held_out_inputs: str = Field(
         default="held_out_inputs", description="Name of the held-out inputs; without it a fraction is held out."
     )
-    held_out_targets: str = key(default="held_out_targets", description="Name of the held-out targets.")
-    target: TargetKind | None = key(default=None, description=TARGET_MEANING)
+    held_out_targets: str = Field(default="held_out_targets", description="Name of the held-out targets.")
+    target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
 
 
 class ParquetOptions(TableOptions):
     """One Parquet file, or one for training and one held out."""
 
-    source: Literal["parquet"] = key(default="parquet", description="Apache Parquet; needs pyarrow.")
+    source: Literal["parquet"] = Field(default="parquet", description="Apache Parquet; needs pyarrow.")
 
 
-class SyntheticOptions(Table):
+class SyntheticOptions(FrozenModel):
     """Gaussian clusters; inputs of shape (features,)."""
 
-    source: Literal["synthetic"] = key(default="synthetic", description="Gaussian clusters, generated when needed.")
-    examples: int = key(default=10_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
-    held_out: int = key(default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples.")
-    features: int = key(default=16, ge=1, le=1 << 20, description="Length of an input.")
-    classes: int = key(default=2, ge=2, le=MAX_CLASSES, description="Number of clusters, one per class.")
-    noise: float = key(
+    source: Literal["synthetic"] = Field(default="synthetic", description="Gaussian clusters, generated when needed.")
+    examples: int = Field(default=10_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
+    held_out: int = Field(default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples.")
+    features: int = Field(default=16, ge=1, le=1 << 20, description="Length of an input.")
+    classes: int = Field(default=2, ge=2, le=MAX_CLASSES, description="Number of clusters, one per class.")
+    noise: float = Field(
         default=1.0,
         ge=0.0,
         description="Standard deviation of an input around its cluster's centre; centres have a deviation of 1.",
     )
-    seed: int = key(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
+    seed: int = Field(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def _check_centres(self) -> Self:
         """Refuse centres that need too much memory."""
         if self.classes * self.features > _MAX_CENTRE_ELEMENTS:
             raise ValueError(
                 f"classes * features must be at most {_MAX_CENTRE_ELEMENTS}, found {self.classes} * {self.features}"
             )
+        return self
 
 
-class ScriptDataOptions(Table):
+class ScriptDataOptions(FrozenModel):
     """What a script gives to its trainer; only that script has it."""
 
     of_scripts: ClassVar[bool] = True  # errors do not offer it
 
-    source: Literal["script"] = key(default="script", description="What a Python script gives to `Trainer.fit`.")
+    source: Literal["script"] = Field(default="script", description="What a Python script gives to `Trainer.fit`.")
 
 
 DataOptions = Annotated[
@@ -344,6 +352,6 @@ DataOptions = Annotated[
     | ParquetOptions
     | SyntheticOptions
     | ScriptDataOptions,
-    OneOf("source"),
+    Field(discriminator="source"),
 ]
 """The `[data]` table of a job file; its key `source` says which."""

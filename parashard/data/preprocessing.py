@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Discriminator
 
 from parashard.data.base import Field
 from parashard.data.columns import Column, Float64s, Numbers, lists_of, number_text, shown_cell, values_of, words
@@ -25,16 +26,14 @@ from parashard.data.ragged import LISTS, Ragged
 from parashard.data.texts import Marks, canonical, marks_of, number_of
 from parashard.data.tree import Tree, map_leaves
 from parashard.errors import BadData
-from parashard.settings.reading import read_json
-from parashard.settings.table import OneOf, Table
-from parashard.settings.validation import first_problem
+from parashard.frozen_model import FrozenModel, first_problem
 
 _PANDAS_MISSING = ("NAType", "NaTType")
 _WHOLE_FLOATS = 2.0**53  # each whole number up to it is a float64
 _TRUTHS = {"true": 1.0, "false": 0.0}
 
 
-class ClassTarget(Table):
+class ClassTarget(FrozenModel):
     """Classes: output (logit) i of a classifier belongs to classes[i]."""
 
     kind: Literal["class"] = "class"
@@ -42,7 +41,7 @@ class ClassTarget(Table):
     classes: tuple[str, ...]
 
 
-class ValueTarget(Table):
+class ValueTarget(FrozenModel):
     """A number: the built-in models' output z means mean + deviation * z. Both are of the training targets."""
 
     kind: Literal["value"] = "value"
@@ -51,7 +50,7 @@ class ValueTarget(Table):
     deviation: float
 
 
-class Preprocessing(Table):
+class Preprocessing(FrozenModel):
     """How examples become inputs, and what outputs mean; frozen, and the same on every machine.
 
     Parameters
@@ -75,7 +74,7 @@ class Preprocessing(Table):
     columns: tuple[InputColumn, ...] | None = None
     missing: str | tuple[str, ...] = ""
     not_missing: tuple[str, ...] = ()
-    target: Annotated[ClassTarget | ValueTarget, OneOf("kind")]
+    target: Annotated[ClassTarget | ValueTarget, Discriminator("kind")]
 
     def inputs(self, rows: Sequence[Mapping[str, Any]]) -> Tree:
         """Return the model's inputs for rows of a table.
@@ -200,7 +199,7 @@ def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing:
         It cannot be read, or has another format.
     """
     try:
-        return read_json(Preprocessing, Path(path).read_bytes())
+        return Preprocessing.model_validate_json(Path(path).read_bytes())
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

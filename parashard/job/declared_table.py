@@ -8,20 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from parashard.errors import ConfigurationError, shortened
+from parashard.frozen_model import FrozenModel
 from parashard.job.embeddings import TableSettings, embedding_of
-from parashard.job.keys import dotted, leaves
-from parashard.job.layers import layered
-from parashard.job.problems import configuration_error
+from parashard.job.validation import validated_words
 from parashard.plan.embedding import Combiner, EmbeddingTable
 from parashard.plan.row_rules import RowRules
-from parashard.settings.table import Table as Settings
-from parashard.settings.validation import validated
 
 
 class Table:
@@ -52,9 +46,9 @@ class Table:
     """
 
     def __init__(self, name: str, dimension: int, **settings: Any) -> None:
-        unknown = sorted(settings.keys() - TableSettings.keys)
+        unknown = sorted(settings.keys() - TableSettings.model_fields.keys())
         if unknown:
-            known = ", ".join(["name", *TableSettings.keys])
+            known = ", ".join(["name", *TableSettings.model_fields])
             raise ConfigurationError(f"ps.Table({name!r}) has no {unknown[0]}=; allowed: {known}")
         if isinstance(settings.get("optimizer"), str):
             raise ConfigurationError(
@@ -63,7 +57,7 @@ class Table:
             )
         values = {"dimension": dimension, **settings}
         self.name = name
-        self._settings = _validated(f"ps.Table({name!r}): ", {key: _plain(value) for key, value in values.items()})
+        self._settings: TableSettings = validated_words(TableSettings, _plain(values), f"ps.Table({name!r}): ")
         self.embedding: EmbeddingTable = embedding_of(name, self._settings)
 
     @property
@@ -139,18 +133,8 @@ def declared_again(table: EmbeddingTable) -> Table:
 
 def _plain(value: Any) -> Any:
     """Return a value as a job file has it, without keys that are unset."""
-    if isinstance(value, Settings):
+    if isinstance(value, FrozenModel):
         return _plain(value.plain())
     if isinstance(value, Mapping):
         return {key: _plain(below) for key, below in value.items() if below is not None}
     return value
-
-
-def _validated(words: str, plain: Mapping[str, Any]) -> TableSettings:
-    """Return settings that were checked as those of a job file are; errors name a key after `words`."""
-    try:
-        settings: TableSettings = validated(TableSettings, plain)
-    except ValidationError as error:
-        named = {dotted(*parts): words + dotted(*parts) for parts, _ in leaves(plain)}
-        raise configuration_error(error, TableSettings, layered(Path("script"), plain, (), {}, named)) from None
-    return settings

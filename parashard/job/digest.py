@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from parashard.data.base import DataSpec
+from parashard.frozen_model import FrozenModel
 from parashard.job.embeddings import identity_of
 from parashard.job.keys import dotted, leaves, plain
 from parashard.job.schema import Job
 from parashard.plan.variables import Variable, in_name_order
-from parashard.settings.table import Table
 
 
 def job_identity(
@@ -89,7 +89,7 @@ def _text(flat: Mapping[tuple[str, ...], Any], key: tuple[str, ...]) -> str | No
     return json.dumps(flat[key], sort_keys=True) if key in flat else None
 
 
-def _model(options: Table) -> dict[str, Any]:
+def _model(options: FrozenModel) -> dict[str, Any]:
     identity = options.plain()
     if identity.get("loss", "") is None:  # left out where the data's targets say it: earlier jobs keep their digest
         del identity["loss"]

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import Field
+
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import FrozenModel
 from parashard.plan.embedding import (
     KEYS_PER_STEP_MAX,
     ROW_ELEMENTS_MAX,
@@ -24,74 +27,73 @@ from parashard.plan.embedding import (
 from parashard.plan.optimizers import Adagrad, RowOptimizerOptions
 from parashard.plan.row_rules import NO_RULES, STEPS_MAX, RowRules
 from parashard.plan.variables import Initializer
-from parashard.settings.table import Table, key
 
 if TYPE_CHECKING:
     from parashard.job.schema import Job
 
 
-class TableSettings(Table):
+class TableSettings(FrozenModel):
     """An embedding table: rows by 64-bit key, which come to be when they are first pushed."""
 
-    dimension: int = key(ge=1, le=ROW_ELEMENTS_MAX, description="Numbers of a row.")
-    dtype: RowDtype = key(
+    dimension: int = Field(ge=1, le=ROW_ELEMENTS_MAX, description="Numbers of a row.")
+    dtype: RowDtype = Field(
         default="float32",
         description="What rows are kept, pulled and saved as; slots and arithmetic are float32.",
     )
-    encoding: RowEncoding = key(
+    encoding: RowEncoding = Field(
         default="float32",
         description="How gradients of its rows travel: bfloat16 and float16 take half the bytes, int8 a byte for each "
         "number and a scale for each row. Nothing is made up for later, so all are allowed in sync.",
     )
-    initializer: Literal["zeros", "constant", "uniform", "normal"] | None = key(
+    initializer: Literal["zeros", "constant", "uniform", "normal"] | None = Field(
         default=None,
         description="How a row begins: uniform draws from [-scale, scale), normal has a standard deviation of scale; "
         "unset: uniform, but zeros with ftrl.",
     )
-    scale: float = key(default=0.05, ge=-1e15, le=1e15, description="Of the initializer.")
-    combiner: Combiner | None = key(
+    scale: float = Field(default=0.05, ge=-1e15, le=1e15, description="Of the initializer.")
+    combiner: Combiner | None = Field(
         default=None,
         description="How a model makes one vector of the rows of a cell with several keys (`data.list_columns`), zeros "
         "where there is none; unset: mean. In a script it is the mode of `ps.torch.EmbeddingBag`.",
     )
-    optimizer: RowOptimizerOptions = key(
+    optimizer: RowOptimizerOptions = Field(
         default_factory=lambda: Adagrad(learning_rate=0.05),
         description="What moves its rows, with slots and a t of each row's own: sgd, momentum, nesterov, adagrad, "
         "rowwise_adagrad, rmsprop, adam, adamw or ftrl.",
     )
-    keys_per_step_max: int = key(
+    keys_per_step_max: int = Field(
         default=1 << 16, ge=1, le=KEYS_PER_STEP_MAX, description="Most keys, each once, that a step may use."
     )
-    rows_max: int = key(
+    rows_max: int = Field(
         default=ROWS_MAX_DEFAULT, ge=1, le=ROWS_MAX, description="Most rows on a shard; a job that needs more stops."
     )
-    admit_after: int = key(
+    admit_after: int = Field(
         default=1,
         ge=1,
         le=STEPS_MAX,
         description="A key gets a row by the push that is its so-manieth; until then it has its first values, and what "
         "is pushed for it is dropped.",
     )
-    admit_probability: float = key(
+    admit_probability: float = Field(
         default=1.0, gt=0, le=1, description="Chance that a push gives a key without a row one (or counts it)."
     )
-    evict_unused_steps: int | None = key(
+    evict_unused_steps: int | None = Field(
         default=None,
         ge=1,
         le=STEPS_MAX,
         description="A row is gone after so many updates without a push of it; unset: never.",
     )
-    evict_norm_below: float = key(
+    evict_norm_below: float = Field(
         default=0.0, ge=0, le=1e15, description="A row is gone when its L2 norm is below this as norms are looked at."
     )
-    evict_norm_every: int = key(default=1000, ge=1, le=STEPS_MAX, description="Steps between two looks at norms.")
-    evict_above_rows: int | None = key(
+    evict_norm_every: int = Field(default=1000, ge=1, le=STEPS_MAX, description="Steps between two looks at norms.")
+    evict_above_rows: int | None = Field(
         default=None,
         ge=1,
         le=ROWS_MAX,
         description="A shard with more rows drops some, until nine tenths of this are left; unset: never.",
     )
-    evict_first: Literal["lru", "lfu"] = key(
+    evict_first: Literal["lru", "lfu"] = Field(
         default="lru", description="Which rows: those pushed the longest ago, or the fewest times."
     )
 

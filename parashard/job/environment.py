@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from parashard.errors import ConfigurationError
+from parashard.job.forms import Form, fields_by_key, forms_at
 from parashard.job.keys import NAMED
 from parashard.job.layers import PREFIX, SEPARATOR, names_a_key
-from parashard.settings.forms import file_keys, forms_at
-from parashard.settings.table import Table
 
 OWN_VARIABLES = (
     "PARASHARD_RUNS",
@@ -53,7 +52,7 @@ _SERVICE_LINK = re.compile(r"_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_[0-9]+_(T
 _DEPTH_MAX = 3  # of keys, as in optimizer.schedule.kind
 
 
-def unread_variables(environ: Mapping[str, str], schema: type[Table]) -> tuple[str, ...]:
+def unread_variables(environ: Mapping[str, str], schema: Form) -> tuple[str, ...]:
     """Return a warning for each variable with our prefix that nothing reads.
 
     Raises
@@ -61,17 +60,17 @@ def unread_variables(environ: Mapping[str, str], schema: type[Table]) -> tuple[s
     ConfigurationError
         If one is a key of the job apart from the two underscores.
     """
-    keys = {name.replace(SEPARATOR, "_"): name for name in _variables_of(schema)}  # type: ignore[arg-type]  # mypy takes the instances' __hash__
-    warnings = []
-    for given in sorted(environ):
-        name = given.upper()
-        if not name.startswith(PREFIX) or names_a_key(given) or name in OWN_VARIABLES or name in _OTHERS:
-            continue
-        if name in keys:
-            raise ConfigurationError(f"environment {given}: not a key; did you mean {keys[name]}?")
-        warning = _warning(given, name, list(keys.values()))
-        warnings += [warning] if warning else []
-    return tuple(warnings)
+    unread = [given for given in sorted(environ) if _is_unread(given)]
+    keys = {name.replace(SEPARATOR, "_"): name for name in (_variables_of(schema) if unread else ())}
+    for given in unread:
+        if given.upper() in keys:
+            raise ConfigurationError(f"environment {given}: not a key; did you mean {keys[given.upper()]}?")
+    return tuple(filter(None, (_warning(given, given.upper(), list(keys.values())) for given in unread)))
+
+
+def _is_unread(given: str) -> bool:
+    name = given.upper()
+    return name.startswith(PREFIX) and not names_a_key(given) and name not in OWN_VARIABLES + _OTHERS
 
 
 def _warning(given: str, name: str, keys: list[str]) -> str:
@@ -87,15 +86,15 @@ def _warning(given: str, name: str, keys: list[str]) -> str:
 
 
 @functools.cache
-def _variables_of(schema: type[Table]) -> tuple[str, ...]:
+def _variables_of(schema: Form) -> tuple[str, ...]:
     """Return the environment variable of every key of every kind; `[variables]` and `[tables]` have none."""
     return tuple(PREFIX + SEPARATOR.join(parts).upper() for parts in _keys(schema, ()) if parts[0] not in NAMED)
 
 
-def _keys(schema: type[Table], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _keys(schema: Form, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     nowhere: dict[str, Any] = {}
     for form in dict.fromkeys(forms_at(schema, above, nowhere)):
-        for name, _ in file_keys(form):
+        for name in fields_by_key(form):
             parts = (*above, name)
             yield parts
             if len(parts) < _DEPTH_MAX:

@@ -28,8 +28,8 @@ class Layers:
     Invariants: `origins` has exactly the leaves of `table`, and `table` has only the types of JSON.
     """
 
-    def __init__(self, file: Path, table: Mapping[str, Any], words: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.file = f"file {file}"
+    def __init__(self, file: str, table: Mapping[str, Any], words: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.file = file
         self.table: dict[str, Any] = plain(table)
         self.origins: dict[tuple[str, ...], str] = {parts: self.file for parts, _ in leaves(table)}
         self.replaced: dict[tuple[str, ...], list[Any]] = {}
@@ -121,7 +121,7 @@ def layered(
     ConfigurationError
         A variable or a flag does not name a key, or two variables name the same one.
     """
-    layers = Layers(file, table, words)
+    layers = Layers(f"file {file}", table, words)
     named: dict[tuple[str, ...], str] = {}
     for parts, name in sorted((_environment_parts(n), n) for n in environ if names_a_key(n)):
         if parts in named:

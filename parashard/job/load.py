@@ -15,24 +15,21 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import tomli_w
-from pydantic import ValidationError
 
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import FrozenModel
 from parashard.job.environment import unread_variables
-from parashard.job.keys import at, check_path, dotted, leaves, plain, shown
+from parashard.job.keys import at, check_path, dotted, leaves, shown
 from parashard.job.layers import Layers, Override, layered
 from parashard.job.policy import Policy
-from parashard.job.problems import configuration_error
 from parashard.job.schema import Job
 from parashard.job.switching import drop_keys_of_earlier_kinds, drop_removed_keys
-from parashard.settings.reading import read_table
-from parashard.settings.table import Table
-from parashard.settings.validation import validated
+from parashard.job.validation import validated_layers
 
 PLACING = ("cluster", "checkpoint")
 """Tables that say where a job runs and is kept, not what it computes: the environment may say them for a script."""
 
-_Options = TypeVar("_Options", bound=Table)
+_Options = TypeVar("_Options", bound=FrozenModel)
 
 
 class LoadedJob(NamedTuple):
@@ -143,7 +140,7 @@ def job_from_table(
 def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...], *, begun: bool = False) -> LoadedJob:
     check_path(file.absolute(), f"file {shown(file.name)}")
     job = _validated(layers, file.absolute().parent, begun=begun)
-    origins = {dotted(*parts): layers.origin(parts) for parts, _ in leaves(_table(job))}
+    origins = {dotted(*parts): layers.origin(parts) for parts, _ in leaves(job.plain())}
     return LoadedJob(job.complete(), origins, file.absolute(), warnings, job.consistency.policy == Policy("auto"))
 
 
@@ -165,7 +162,7 @@ def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
 
 def as_toml(job: Job) -> str:
     """Return the job as the text of a job file; loading it gives an equal job. Keys without a value are left out."""
-    whole = _without_none(_table(job))
+    whole = _without_none(job.plain())
     if not job.tables:  # left out: files of jobs without tables stay as they were
         del whole["tables"]
     return tomli_w.dumps(whole)
@@ -173,28 +170,16 @@ def as_toml(job: Job) -> str:
 
 def describe(loaded: LoadedJob) -> list[tuple[str, Any, str]]:
     """Return (dotted key, value, origin) of every key, in the schema's order; an unset key has the value None."""
-    return [(dotted(*parts), value, loaded.origins[dotted(*parts)]) for parts, value in leaves(_table(loaded.job))]
+    return [(dotted(*parts), value, loaded.origins[dotted(*parts)]) for parts, value in leaves(loaded.job.plain())]
 
 
 def _validated(layers: Layers, folder: Path, *, begun: bool) -> Job:
     _check_text(layers)
     drop_removed_keys(layers, begun=begun)
     drop_keys_of_earlier_kinds(layers, Job)
-    try:
-        job = read_table(Job, layers.table)
-    except ValueError:
-        job = _validated_in_words(layers)
+    job: Job = validated_layers(Job, layers)
     job = _with_absolute_paths(job, (), layers, folder)
     return _with_absolute_store(job, layers, folder)
-
-
-def _validated_in_words(layers: Layers) -> Job:
-    """Return the job, if it is valid all the same."""
-    try:
-        job: Job = validated(Job, layers.table)
-    except ValidationError as error:
-        raise configuration_error(error, Job, layers) from None
-    return job
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -226,8 +211,8 @@ def _check_text(layers: Layers) -> None:
 
 def _with_absolute_paths(options: _Options, above: tuple[str, ...], layers: Layers, folder: Path) -> _Options:
     changed: dict[str, Any] = {}
-    for name, declared in options.keys.items():
-        value, parts = getattr(options, name), (*above, declared.in_file or name)
+    for name, field in type(options).model_fields.items():
+        value, parts = getattr(options, name), (*above, field.alias or name)
         if isinstance(value, Path):
             changed[name] = _absolute(value, _folder_of(parts, layers, folder), parts, layers)
         elif isinstance(value, dict) and all(isinstance(below, Path) for below in value.values()):
@@ -235,7 +220,7 @@ def _with_absolute_paths(options: _Options, above: tuple[str, ...], layers: Laye
                 one: _absolute(path, _folder_of((*parts, one), layers, folder), (*parts, one), layers)
                 for one, path in value.items()
             }
-        elif isinstance(value, Table):
+        elif isinstance(value, FrozenModel):
             changed[name] = _with_absolute_paths(value, parts, layers, folder)
     return options.replaced(**changed)
 
@@ -264,11 +249,6 @@ def _absolute(path: Path, folder: Path, parts: tuple[str, ...], layers: Layers) 
         ) from None
     check_path(absolute, f"{layers.origin(parts)}: {dotted(*parts)}")
     return absolute
-
-
-def _table(job: Job) -> dict[str, Any]:
-    table: dict[str, Any] = plain(job.plain())
-    return table
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:

@@ -6,74 +6,80 @@ Owns no arithmetic: that is each model's own file. Called by the job file's sche
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from parashard.settings.table import After, OneOf, Table, key
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+
+from parashard.frozen_model import FrozenModel
 
 ActivationName = Literal["relu", "gelu", "tanh"]
 DROPOUT_RATE_MAX = 0.99
 PaddingName = Literal["same", "valid"]
 _KIND = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
-PositiveInt = Annotated[int, key(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0)]
 
 
-class SoftmaxOptions(Table):
+class SoftmaxOptions(FrozenModel):
     """Options of softmax regression: none."""
 
-    kind: Literal["softmax"] = key(default="softmax", description="Softmax regression.")
+    kind: Literal["softmax"] = Field(default="softmax", description="Softmax regression.")
 
 
-class MlpOptions(Table):
+class MlpOptions(FrozenModel):
     """Options of a multilayer perceptron."""
 
-    kind: Literal["mlp"] = key(default="mlp", description="Multilayer perceptron.")
-    hidden: tuple[PositiveInt, ...] = key(
+    kind: Literal["mlp"] = Field(default="mlp", description="Multilayer perceptron.")
+    hidden: tuple[PositiveInt, ...] = Field(
         default=(256, 128),
         description="Units of each hidden layer, from the input on.",
     )
-    activation: ActivationName = key(default="relu", description="Activation of the hidden layers.")
-    dropout: float = key(default=0.0, ge=0.0, le=DROPOUT_RATE_MAX, description="Probability of dropping a hidden unit.")
-    loss: Literal["cross_entropy", "squared"] | None = key(
+    activation: ActivationName = Field(default="relu", description="Activation of the hidden layers.")
+    dropout: float = Field(
+        default=0.0, ge=0.0, le=DROPOUT_RATE_MAX, description="Probability of dropping a hidden unit."
+    )
+    loss: Literal["cross_entropy", "squared"] | None = Field(
         default=None,
         description='"cross_entropy" tells classes apart, "squared" predicts a number; unset: what the data\'s targets '
         "are.",
     )
 
 
-class CnnOptions(Table):
+class CnnOptions(FrozenModel):
     """Options of a convolutional network."""
 
-    kind: Literal["cnn"] = key(default="cnn", description="Convolutional network.")
-    channels: tuple[PositiveInt, ...] = key(
+    kind: Literal["cnn"] = Field(default="cnn", description="Convolutional network.")
+    channels: tuple[PositiveInt, ...] = Field(
         default=(16, 32),
         min_length=1,
         description="Output channels of each convolution; each is followed by 2x2 max pooling.",
     )
-    kernel: PositiveInt = key(default=3, description="Height and width of the convolutions' windows, in pixels.")
-    padding: PaddingName = key(
+    kernel: PositiveInt = Field(default=3, description="Height and width of the convolutions' windows, in pixels.")
+    padding: PaddingName = Field(
         default="same", description="same: zeros around keep the image's size; valid: no padding."
     )
-    hidden: tuple[PositiveInt, ...] = key(default=(128,), description="Units of each dense hidden layer.")
-    activation: ActivationName = key(default="relu", description="Activation of convolutions and hidden layers.")
-    dropout: float = key(
+    hidden: tuple[PositiveInt, ...] = Field(default=(128,), description="Units of each dense hidden layer.")
+    activation: ActivationName = Field(default="relu", description="Activation of convolutions and hidden layers.")
+    dropout: float = Field(
         default=0.0, ge=0.0, le=DROPOUT_RATE_MAX, description="Probability of dropping a unit of a dense hidden layer."
     )
 
 
-class _ClickOptions(Table):
+class _ClickOptions(FrozenModel):
     """What models of two classes over keys and numbers share."""
 
-    hidden: tuple[PositiveInt, ...] = key(
+    hidden: tuple[PositiveInt, ...] = Field(
         default=(64, 32), description="Units of each hidden layer of the deep part, from the input on."
     )
-    dropout: float = key(default=0.0, ge=0.0, le=DROPOUT_RATE_MAX, description="Probability of dropping a hidden unit.")
+    dropout: float = Field(
+        default=0.0, ge=0.0, le=DROPOUT_RATE_MAX, description="Probability of dropping a hidden unit."
+    )
 
 
 class WideDeepOptions(_ClickOptions):
     """Options of a wide and deep model; it uses the tables `wide` (dimension 1) and `deep`."""
 
-    kind: Literal["wide_deep"] = key(
+    kind: Literal["wide_deep"] = Field(
         default="wide_deep", description="Wide and deep: a weight for each key, and embeddings through dense layers."
     )
 
@@ -81,15 +87,15 @@ class WideDeepOptions(_ClickOptions):
 class DeepFmOptions(_ClickOptions):
     """Options of a factorization machine with a deep part; it uses the tables `wide` (dimension 1) and `deep`."""
 
-    kind: Literal["deepfm"] = key(
+    kind: Literal["deepfm"] = Field(
         default="deepfm", description="DeepFM: a weight for each key, products of embeddings, and dense layers."
     )
 
 
-class FmOptions(Table):
+class FmOptions(FrozenModel):
     """Options of a factorization machine: none; it uses the tables `wide` (dimension 1) and `deep`."""
 
-    kind: Literal["fm"] = key(
+    kind: Literal["fm"] = Field(
         default="fm", description="Factorization machine: a weight for each key, and products of embeddings."
     )
 
@@ -97,40 +103,42 @@ class FmOptions(Table):
 class DlrmOptions(_ClickOptions):
     """Options of DLRM; it uses the table `deep`."""
 
-    kind: Literal["dlrm"] = key(
+    kind: Literal["dlrm"] = Field(
         default="dlrm", description="DLRM: products of embeddings and of what dense layers make of the numbers."
     )
-    bottom: tuple[PositiveInt, ...] = key(
+    bottom: tuple[PositiveInt, ...] = Field(
         default=(64,), description="Units of each hidden layer from the numbers to a vector of the table's dimension."
     )
 
 
-class LedgerOptions(Table):
+class LedgerOptions(FrozenModel):
     """Options of the ledger: none."""
 
     for_tests: ClassVar[bool] = True  # errors do not offer it
 
-    kind: Literal["ledger"] = key(default="ledger", description="Oracle: counts every example of every epoch.")
+    kind: Literal["ledger"] = Field(default="ledger", description="Oracle: counts every example of every epoch.")
 
 
-class RowLedgerOptions(Table):
+class RowLedgerOptions(FrozenModel):
     """Options of the ledger of rows."""
 
     for_tests: ClassVar[bool] = True  # errors do not offer it
 
-    kind: Literal["row_ledger"] = key(
+    kind: Literal["row_ledger"] = Field(
         default="row_ledger", description="Oracle: counts every use of every key in the rows of the table `ledger`."
     )
-    shared: int = key(default=7, ge=1, description="How many keys all examples share.")
+    shared: int = Field(default=7, ge=1, description="How many keys all examples share.")
 
 
-class TornOptions(Table):
+class TornOptions(FrozenModel):
     """Options of the torn test."""
 
     for_tests: ClassVar[bool] = True  # errors do not offer it
 
-    kind: Literal["torn"] = key(default="torn", description="Oracle: shows pushes that were mixed or applied in part.")
-    rows: int = key(
+    kind: Literal["torn"] = Field(
+        default="torn", description="Oracle: shows pushes that were mixed or applied in part."
+    )
+    rows: int = Field(
         default=1024,
         ge=1,
         description="Rows, of 64 bytes, of each of the eight variables. The partitioner must leave each in one piece.",
@@ -143,26 +151,26 @@ def _names_a_factory(kind: str) -> str:
     return kind
 
 
-class UserOptions(Table):
+class UserOptions(FrozenModel):
     """A user's own model; keys other than `kind` are the factory's keyword arguments."""
 
-    takes_any: ClassVar[bool] = True
+    model_config = ConfigDict(extra="allow")
 
-    kind: Annotated[str, After(_names_a_factory)] = key(
+    kind: Annotated[str, AfterValidator(_names_a_factory)] = Field(
         description="module:factory, a Python module and a function in it. It is installed, beside the job "
         "file or in the working directory.",
     )
 
 
-class ScriptModelOptions(Table):
+class ScriptModelOptions(FrozenModel):
     """What a script gives to its trainer; only that script has it."""
 
     of_scripts: ClassVar[bool] = True  # errors do not offer it
 
-    kind: Literal["script"] = key(default="script", description="The model of a Python script's `Trainer`.")
+    kind: Literal["script"] = Field(default="script", description="The model of a Python script's `Trainer`.")
 
 
-ModelOptions = Annotated[
+_BuiltIn = Annotated[
     SoftmaxOptions
     | MlpOptions
     | CnnOptions
@@ -173,8 +181,17 @@ ModelOptions = Annotated[
     | LedgerOptions
     | RowLedgerOptions
     | TornOptions
-    | ScriptModelOptions
-    | UserOptions,
-    OneOf("kind"),
+    | ScriptModelOptions,
+    Field(discriminator="kind"),
+]
+
+
+def _whose(options: Any) -> str:
+    kind = options.get("kind") if isinstance(options, dict) else getattr(options, "kind", None)
+    return "user" if ":" in str(kind) else "built in"
+
+
+ModelOptions = Annotated[
+    Annotated[_BuiltIn, Tag("built in")] | Annotated[UserOptions, Tag("user")], Discriminator(_whose)
 ]
 """The `[model]` table of a job file; `kind` chooses the options' class."""

@@ -7,7 +7,12 @@ job against its data and model comes later, in the processes).
 
 from __future__ import annotations
 
+from typing import Self
+
+from pydantic import ConfigDict, Field, model_validator
+
 from parashard.data.options import DataOptions
+from parashard.frozen_model import FrozenModel
 from parashard.job.embeddings import TableSettings
 from parashard.job.model_options import ModelOptions
 from parashard.job.policy import Policy
@@ -16,41 +21,44 @@ from parashard.job.sections import CheckpointOptions, ClusterOptions, Consistenc
 from parashard.job.settings import VariableSettings
 from parashard.plan.optimizers import OptimizerOptions
 from parashard.plan.steps import StepPlan, parts_of_batch
-from parashard.settings.table import Table, key
 
 
-class Job(Table):
+class Job(FrozenModel):
     """A job as its file, environment and flags describe it: one attribute per table, one per key in those.
 
     Frozen and complete: every key has its value or its default. Paths are absolute once `load_job` has read it.
     """
 
-    job: JobOptions = key(description="What is trained for how long.")
-    data: DataOptions = key(description="Where the examples come from.")
-    model: ModelOptions = key(description="What computes the loss and its gradients.")
-    optimizer: OptimizerOptions = key(description="How a gradient changes the variables.")
-    variables: dict[str, VariableSettings] = key(
+    model_config = ConfigDict(defer_build=False)  # built by the import: once for all that a fork server starts
+
+    job: JobOptions = Field(description="What is trained for how long.")
+    data: DataOptions = Field(description="Where the examples come from.")
+    model: ModelOptions = Field(description="What computes the loss and its gradients.")
+    optimizer: OptimizerOptions = Field(description="How a gradient changes the variables.")
+    variables: dict[str, VariableSettings] = Field(
         default_factory=dict, description="Settings of the variables whose names match a pattern."
     )
-    tables: dict[str, TableSettings] = key(default_factory=dict, description="Embedding tables, by name.")
-    consistency: ConsistencyOptions = key(
+    tables: dict[str, TableSettings] = Field(default_factory=dict, description="Embedding tables, by name.")
+    consistency: ConsistencyOptions = Field(
         default_factory=ConsistencyOptions, description="When steps may run ahead of each other."
     )
-    evaluation: EvaluationOptions = key(
+    evaluation: EvaluationOptions = Field(
         default_factory=EvaluationOptions, description="When the held-out split is measured."
     )
-    checkpoint: CheckpointOptions = key(
+    checkpoint: CheckpointOptions = Field(
         default_factory=CheckpointOptions, description="Where and how often the shards' state is saved."
     )
-    cluster: ClusterOptions = key(
+    cluster: ClusterOptions = Field(
         default_factory=ClusterOptions, description="Which processes there are and how they share the work."
     )
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
         """Refuse values that exclude each other."""
         found = list(contradictions(self))
         if found:
             raise Contradictions(found)
+        return self
 
     @property
     def batch_clip_norm(self) -> float | None:

@@ -10,10 +10,12 @@ import re
 import unicodedata
 from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator
+
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import FrozenModel
 from parashard.job.policy import Policy
 from parashard.plan.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
-from parashard.settings.table import Before, OneOf, Table, key
 from parashard.transports.base import TransportKind
 
 QUEUE_GRAIN_BYTES = 64 << 10  # receive buffers are multiples of it, so that their number is bounded as well
@@ -65,276 +67,278 @@ def _checked_shard_device(value: Any) -> Any:
     return value
 
 
-class JobOptions(Table):
+class JobOptions(FrozenModel):
     """`[job]`: what is trained, and for how long."""
 
-    name: Annotated[str, Before(_checked_name)] = key(description="Name of the job in paths, logs and metrics.")
-    seed: int = key(
+    name: Annotated[str, BeforeValidator(_checked_name)] = Field(
+        description="Name of the job in paths, logs and metrics."
+    )
+    seed: int = Field(
         default=0, ge=0, le=2**63 - 1, description="Seed of initial values, data order and all that is random."
     )
-    epochs: int = key(ge=1, le=10**9, description="Number of times that every training example is used.")
-    first_epoch: int | None = key(
+    epochs: int = Field(ge=1, le=10**9, description="Number of times that every training example is used.")
+    first_epoch: int | None = Field(
         default=None,
         ge=0,
         le=10**9,
         description="Number of the first epoch, 0 unless others were trained before: each has an order of its own.",
     )
-    updates_before: int | None = key(
+    updates_before: int | None = Field(
         default=None,
         ge=0,
         le=10**15,
         description="Updates of the optimizer's state that the job begins with: schedules go on from there. Set by "
         "scripts; unset: the state is new, and schedules count from the epochs before `first_epoch`.",
     )
-    passes_before: int | None = key(
+    passes_before: int | None = Field(
         default=None,
         ge=0,
         le=10**9,
         description="Passes over the examples that the job goes on from: each has an order of its own. Set by scripts.",
     )
-    batch_size: int = key(ge=1, le=2**31 - 1, description="Examples of an update; in sync:N, of each of its N steps.")
-    steps_per_epoch: int | None = key(
+    batch_size: int = Field(ge=1, le=2**31 - 1, description="Examples of an update; in sync:N, of each of its N steps.")
+    steps_per_epoch: int | None = Field(
         default=None,
         ge=1,
         le=10**12,
         description="Batches of an epoch, in place of one pass over the examples; the next epoch goes on in the pass.",
     )
-    drop_last: bool | None = key(
+    drop_last: bool | None = Field(
         default=None, description="Whether the last batch of a pass is left out where it is shorter; unset: false."
     )
-    shuffle: bool | None = key(
+    shuffle: bool | None = Field(
         default=None, description="Whether each pass has an order of its own; unset: true; false: the examples' order."
     )
-    max_attempts: int = key(
+    max_attempts: int = Field(
         default=5,
         ge=1,
         le=1000,
         description="Attempts at one step, with growing pauses between them, after which it counts as bad.",
     )
-    on_bad_step: Literal["stop", "skip"] = key(
+    on_bad_step: Literal["stop", "skip"] = Field(
         default="stop", description="Whether a bad step stops the job, or is skipped on every shard and counted."
     )
 
 
-class ConsistencyOptions(Table):
+class ConsistencyOptions(FrozenModel):
     """`[consistency]`: when steps may run ahead of each other."""
 
-    policy: Annotated[Policy, Before(_parsed_policy, whole=True)] = key(
+    policy: Annotated[Policy, PlainValidator(_parsed_policy), PlainSerializer(str)] = Field(
         default=Policy("auto"),
         description="auto (workers share each batch: the weights move as on one machine), async (no worker waits), "
         "ssp:K (at most K steps ahead of the slowest) or sync:N (rounds of N steps). auto:P splits a batch into P "
         "parts; auto, into one for each worker at the start.",
     )
-    reduce: Literal["mean", "sum"] = key(
+    reduce: Literal["mean", "sum"] = Field(
         default="mean", description="How a round's gradients become one; only sync:N has rounds."
     )
 
 
-class EvaluationOptions(Table):
+class EvaluationOptions(FrozenModel):
     """`[evaluation]`: when the held-out split is measured, and what ends the job early."""
 
-    every_epochs: float = key(
+    every_epochs: float = Field(
         default=1.0, ge=0, le=10**9, description="Epochs between two evaluations; 0 evaluates only at the end."
     )
-    target_accuracy: float | None = key(
+    target_accuracy: float | None = Field(
         default=None, gt=0, le=1, description="An evaluation that reaches this accuracy ends the job."
     )
-    target_loss: float | None = key(default=None, description="An evaluation with at most this loss ends the job.")
-    target_mean_squared_error: float | None = key(
+    target_loss: float | None = Field(default=None, description="An evaluation with at most this loss ends the job.")
+    target_mean_squared_error: float | None = Field(
         default=None,
         ge=0,
         description="An evaluation with at most this mean squared error, in the label's own unit, ends the job.",
     )
 
 
-class CheckpointOptions(Table):
+class CheckpointOptions(FrozenModel):
     """`[checkpoint]`: where and how often the shards' state is saved."""
 
-    url: str = key(
+    url: str = Field(
         default="",
         max_length=1000,
         description="Folder or URL (s3://BUCKET/PATH, gs://, az://); empty: `checkpoints` in the run directory.",
     )
-    every_s: float = key(
+    every_s: float = Field(
         default=30.0, ge=0, le=86400, description="Seconds between two checkpoints of a shard; 0: not by time."
     )
-    every_steps: int = key(
+    every_steps: int = Field(
         default=0,
         ge=0,
         le=10**12,
         description="Applied steps between two checkpoints (in sync:N up to the next round's end); 0: not by steps.",
     )
-    keep: int = key(default=3, ge=1, le=10**6, description="How many of a shard's newest checkpoints are kept.")
-    keep_every: int = key(default=0, ge=0, le=10**9, description="Also keep every so many-th for ever; 0: none.")
+    keep: int = Field(default=3, ge=1, le=10**6, description="How many of a shard's newest checkpoints are kept.")
+    keep_every: int = Field(default=0, ge=0, le=10**9, description="Also keep every so many-th for ever; 0: none.")
 
 
-class MinimumSize(Table):
+class MinimumSize(FrozenModel):
     """Cut into at most one range per shard, none smaller than `min_bytes`."""
 
-    kind: Literal["minimum-size"] = key(default="minimum-size", description="Names this partitioner.")
-    min_bytes: int = key(default=262144, ge=1, le=2**40, description="Smallest range, in bytes.")
+    kind: Literal["minimum-size"] = Field(default="minimum-size", description="Names this partitioner.")
+    min_bytes: int = Field(default=262144, ge=1, le=2**40, description="Smallest range, in bytes.")
 
     def build(self, shards: int) -> Partitioner:
         """Return the partitioner for this number of shards."""
         return minimum_size(self.min_bytes, shards)
 
 
-class FixedShards(Table):
+class FixedShards(FrozenModel):
     """Cut every variable into one range per shard."""
 
-    kind: Literal["fixed-shards"] = key(description="Names this partitioner.")
+    kind: Literal["fixed-shards"] = Field(description="Names this partitioner.")
 
     def build(self, shards: int) -> Partitioner:
         """Return the partitioner for this number of shards."""
         return fixed_shards(shards)
 
 
-class MaximumSize(Table):
+class MaximumSize(FrozenModel):
     """Cut into the fewest ranges of which none is larger than `max_bytes`."""
 
-    kind: Literal["maximum-size"] = key(description="Names this partitioner.")
-    max_bytes: int = key(ge=1, le=2**40, description="Largest range, in bytes.")
+    kind: Literal["maximum-size"] = Field(description="Names this partitioner.")
+    max_bytes: int = Field(ge=1, le=2**40, description="Largest range, in bytes.")
 
     def build(self, shards: int) -> Partitioner:
         """Return the partitioner; the number of shards does not matter to it."""
         return maximum_size(self.max_bytes)
 
 
-class Whole(Table):
+class Whole(FrozenModel):
     """Leave every variable in one piece."""
 
-    kind: Literal["whole"] = key(description="Names this partitioner.")
+    kind: Literal["whole"] = Field(description="Names this partitioner.")
 
     def build(self, shards: int) -> Partitioner:
         """Return the partitioner; the number of shards does not matter to it."""
         return whole
 
 
-PartitionerOptions = Annotated[MinimumSize | FixedShards | MaximumSize | Whole, OneOf("kind")]
+PartitionerOptions = Annotated[MinimumSize | FixedShards | MaximumSize | Whole, Field(discriminator="kind")]
 
 
-class ClusterOptions(Table):
+class ClusterOptions(FrozenModel):
     """`[cluster]`: the processes and their resources; nothing here changes the arithmetic."""
 
-    shards: int = key(default=2, ge=1, le=1024, description="Number of parameter-server shards.")
-    workers: int = key(default=2, ge=0, le=4096, description="Workers to start; 0: all join from outside.")
-    device: Annotated[str, Before(_checked_device)] = key(
+    shards: int = Field(default=2, ge=1, le=1024, description="Number of parameter-server shards.")
+    workers: int = Field(default=2, ge=0, le=4096, description="Workers to start; 0: all join from outside.")
+    device: Annotated[str, BeforeValidator(_checked_device)] = Field(
         default="auto",
         description="Where workers compute: cpu; cuda:N, one GPU; cuda, the GPUs in turn; auto, cuda if it can be.",
     )
-    shard_device: Annotated[str, Before(_checked_shard_device)] = key(
+    shard_device: Annotated[str, BeforeValidator(_checked_shard_device)] = Field(
         default="cpu",
         description="Where shards keep variables and move them: cpu; cuda:N, one GPU; or cuda, the GPUs in turn.",
     )
-    launcher: Literal["local", "external", "kubernetes"] = key(
+    launcher: Literal["local", "external", "kubernetes"] = Field(
         default="local",
         description="What starts the processes: `parashard run`, something outside, or Kubernetes, which is watched.",
     )
-    pipeline_depth: int = key(
+    pipeline_depth: int = Field(
         default=0,
         ge=0,
         le=8,
         description="Steps a worker has under way besides the current one. 1 hides the time of pulls and pushes, and "
         "computes each gradient on weights that are a step older: in async and ssp that can cost accuracy.",
     )
-    lease_batch: int = key(default=16, ge=1, le=1024, description="Most steps that one call leases to a worker.")
-    lease_ttl_s: float = key(
+    lease_batch: int = Field(default=16, ge=1, le=1024, description="Most steps that one call leases to a worker.")
+    lease_ttl_s: float = Field(
         default=10.0, ge=0.1, le=3600, description="Seconds without renewal after which a lease ends."
     )
-    step_timeout_s: float = key(
+    step_timeout_s: float = Field(
         default=300.0,
         ge=0.1,
         le=86400,
         description="Seconds of work on one step after which its worker is hung: the step has failed.",
     )
-    grace_s: float = key(
+    grace_s: float = Field(
         default=10.0,
         ge=0.5,
         le=3600,
         description="Seconds that a process which is asked to end may take to finish, save and give back.",
     )
-    silence_s: float = key(
+    silence_s: float = Field(
         default=30.0,
         ge=1,
         le=86400,
         description="Seconds without a sign of life after which a running process is killed and started again; a "
         "worker not before its leases end.",
     )
-    start_s: float = key(
+    start_s: float = Field(
         default=600.0,
         ge=1,
         le=86400,
         description="Seconds that a process may take from its start to its first sign of life, such as to load data or "
         "to restore a checkpoint; after that it is killed likewise.",
     )
-    retry_budget_s: float = key(
+    retry_budget_s: float = Field(
         default=60.0,
         ge=1,
         le=86400,
         description="Seconds for which a process waits for a shard or a coordinator that is away.",
     )
-    speculate_after: float = key(
+    speculate_after: float = Field(
         default=4.0,
         ge=0,
         le=10**6,
         description="Median step times after which a held step may be leased to a second worker; 0: never.",
     )
-    worker_threads: int = key(
+    worker_threads: int = Field(
         default=0,
         ge=0,
         le=1024,
         description="Compute threads of a worker; 0: OMP_NUM_THREADS, else an even share of the cores, or 1 in sync:N.",
     )
-    shard_threads: int = key(
+    shard_threads: int = Field(
         default=0,
         ge=0,
         le=1024,
         description="Threads that share a large push in a shard; 0: an even share of the cores, at least 1.",
     )
-    transport: TransportKind = key(
+    transport: TransportKind = Field(
         default="auto",
         description="How tensors travel: shared memory on one host, plain TCP, gRPC, or the first that can be.",
     )
-    partitioner: PartitionerOptions = key(
+    partitioner: PartitionerOptions = Field(
         default_factory=MinimumSize, description="How variables are cut into row ranges."
     )
-    host: str = key(
+    host: str = Field(
         default="127.0.0.1",
         min_length=1,
         max_length=253,
         description="Address or host name that the processes listen on; off loopback only with --tls-dir or insecure.",
     )
-    port: int | None = key(
+    port: int | None = Field(
         default=None,
         ge=1,
         le=65535,
         description="Port of the coordinator of `parashard run` and of a script; its status page has the next one, "
         "then each shard two. Unset: any that are free.",
     )
-    insecure: bool = key(default=False, description="True: listen off loopback without TLS, open to any client.")
-    allow_mixed: bool = key(
+    insecure: bool = Field(default=False, description="True: listen off loopback without TLS, open to any client.")
+    allow_mixed: bool = Field(
         default=False,
         description="True: machines whose arithmetic differs may share the job; two runs then differ in bits.",
     )
-    max_restarts: int = key(
+    max_restarts: int = Field(
         default=20,
         ge=0,
         le=10**6,
         description="Exits of one worker in a row, without a step completed in between, that end the job.",
     )
-    restart_backoff_s: float = key(
+    restart_backoff_s: float = Field(
         default=0.2,
         ge=0,
         le=5,
         description="Seconds before a process that ended twice in a row is started again; doubles up to 5.",
     )
-    queue_pushes: int = key(
+    queue_pushes: int = Field(
         default=64,
         ge=1,
         le=65536,
         description="Requests that may be queued at one shard; further ones are answered RetryLater.",
     )
-    queue_bytes: int = key(
+    queue_bytes: int = Field(
         default=0,
         ge=0,
         le=2**40,

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
+from pydantic import BeforeValidator, Field
+
 from parashard.encodings.encoding import Encoding
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import FrozenModel
 from parashard.job.keys import dotted
 from parashard.plan.variables import Variable
-from parashard.settings.table import Before, Table, key
 
 
 def _checked_encoding(value: Any) -> Any:
@@ -26,15 +28,15 @@ def _checked_encoding(value: Any) -> Any:
     return value
 
 
-class VariableSettings(Table):
+class VariableSettings(FrozenModel):
     """What a job changes about the variables that one pattern matches; an unset key changes nothing."""
 
-    frozen: bool | None = key(default=None, description="True: the variable is never pushed and never changes.")
-    decay: bool | None = key(default=None, description="False: weight decay leaves the variable alone.")
-    learning_rate_factor: float | None = key(
+    frozen: bool | None = Field(default=None, description="True: the variable is never pushed and never changes.")
+    decay: bool | None = Field(default=None, description="False: weight decay leaves the variable alone.")
+    learning_rate_factor: float | None = Field(
         default=None, ge=0, le=1e15, description="Multiplies the learning rate for the variable, from 0 to 1e15."
     )
-    encoding: Annotated[str, Before(_checked_encoding)] | None = key(
+    encoding: Annotated[str, BeforeValidator(_checked_encoding)] | None = Field(
         default=None, description="How gradients travel; int8 and topk keep what they leave out for a later push."
     )
 

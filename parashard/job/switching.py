@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from parashard.errors import ConfigurationError
+from parashard.job.forms import TAGS, Form, fields_by_key, forms_at, means, takes_any
 from parashard.job.keys import at, shown
 from parashard.job.layers import Layers
 from parashard.plan.optimizers import REMOVED_SETTINGS, WHY_REMOVED
-from parashard.settings.forms import TAGS, file_keys, forms_at, tag_values
-from parashard.settings.table import Table
 
 _RANKS = ("file", "environment", "flag")
 
@@ -49,7 +48,7 @@ def drop_removed_keys(layers: Layers, *, begun: bool = False) -> None:
             layers.drop(parts)
 
 
-def drop_keys_of_earlier_kinds(layers: Layers, schema: type[Table]) -> None:
+def drop_keys_of_earlier_kinds(layers: Layers, schema: Form) -> None:
     """Remove the keys that only an earlier kind of their table had and that came from below the present kind."""
     for tag, earlier in list(layers.replaced.items()):
         if tag[-1] not in TAGS or tag not in layers.origins:
@@ -65,10 +64,10 @@ def drop_keys_of_earlier_kinds(layers: Layers, schema: type[Table]) -> None:
                 layers.drop(below)
 
 
-def _goes(key: str, before: Sequence[type[Table]], now: type[Table]) -> bool:
-    declared = any(key in _keys(form) for form in before)
-    stays = key in _keys(now) or (now.takes_any and not declared)
-    return not stays and (declared or any(form.takes_any for form in before))
+def _goes(key: str, before: Sequence[Form], now: Form) -> bool:
+    declared = any(key in fields_by_key(form) for form in before)
+    stays = key in fields_by_key(now) or (takes_any(now) and not declared)
+    return not stays and (declared or any(takes_any(form) for form in before))
 
 
 def _is_below(layers: Layers, key: tuple[str, ...], tag: tuple[str, ...]) -> bool:
@@ -80,12 +79,5 @@ def _rank(origin: str) -> int:
     return _RANKS.index(origin.partition(" ")[0])
 
 
-def _form(forms: Sequence[type[Table]], tag: str, kind: Any) -> type[Table] | None:
-    """Return the form of a table that a kind means; a user's own takes any "module:factory"."""
-    named = [form for form in forms if kind in tag_values(form, tag)]
-    users = [form for form in forms if form.takes_any and ":" in str(kind)]
-    return next(iter([*named, *users]), None)
-
-
-def _keys(form: type[Table]) -> set[str]:
-    return {name for name, _ in file_keys(form)}
+def _form(forms: Sequence[Form], tag: str, kind: Any) -> Form | None:
+    return next((form for form in forms if means(form, tag, kind)), None)

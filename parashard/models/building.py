@@ -114,7 +114,7 @@ def _called(
     place: str,
     tables: Sequence[EmbeddingTable],
 ) -> Any:
-    extra = dict(options.further)
+    extra = dict(options.model_extra or {})
     with suppress(TypeError, ValueError):  # a factory that cannot be looked at
         if "tables" in inspect.signature(factory).parameters:
             extra["tables"] = {table.name: table for table in tables}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
+import pydantic
 
 from parashard.checkpoints.encoding import Record, decode, encode
 from parashard.checkpoints.manifest import Count, Name, Sha256, StoredVariable
@@ -21,6 +22,7 @@ from parashard.data import open_source
 from parashard.data.base import Batch, CellCounts, DataSpec, Field, HashedTexts, examples_of
 from parashard.data.preprocessing import Preprocessing
 from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint, StoreFailed
+from parashard.frozen_model import FrozenModel
 from parashard.job.embeddings import tables_of
 from parashard.job.schema import Job
 from parashard.models.base import Audited
@@ -31,7 +33,6 @@ from parashard.plan.embedding import KeyedRows, rows_sha256
 from parashard.plan.slots import Slots, flat_slots, slots_sha256
 from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
 from parashard.process.durable import replace_durably, write_durably
-from parashard.settings.table import Table, key
 from parashard.store.arrays import read_arrays, write_arrays
 
 RECORD_FILE = "declaration.json"
@@ -209,7 +210,7 @@ class _Variable(StoredVariable):
     encoding: Name
 
 
-class _Field(Table):
+class _Field(FrozenModel):
     name: Name
     shape: tuple[Count, ...]
     dtype: Name
@@ -220,7 +221,7 @@ class _Declaration(Record):
 
     kind = "declaration"
 
-    examples: Annotated[int, key(ge=1, lt=2**63)]
+    examples: Annotated[int, pydantic.Field(ge=1, lt=2**63)]
     held_out: Count
     input_shape: tuple[Count, ...]
     classes: Count
@@ -230,8 +231,8 @@ class _Declaration(Record):
     fields: tuple[_Field, ...] = ()
     batched: bool = False
     hashed: tuple[Count, Count] | None = None
-    cells: dict[str, tuple[Count, Count, Count]] = key(default_factory=dict)
-    variables: Annotated[tuple[_Variable, ...], key(min_length=1)]
+    cells: dict[str, tuple[Count, Count, Count]] = pydantic.Field(default_factory=dict)
+    variables: Annotated[tuple[_Variable, ...], pydantic.Field(min_length=1)]
     values_sha256: Sha256 | None
     rows_sha256: Sha256 | None = None
     slots_sha256: Sha256 | None = None

@@ -150,7 +150,7 @@ class EmbeddingTable:
         if self.optimizer.kind not in RULES:
             raise self._wrong("optimizer.kind", f"one of {', '.join(RULES)}", self.optimizer.kind)
         for key in ("clip_norm", "variable_clip_norm"):
-            if getattr(self.optimizer, key) != type(self.optimizer).keys[key].value():
+            if getattr(self.optimizer, key) is not None:
                 found = str(getattr(self.optimizer, key))
                 raise self._wrong(f"optimizer.{key}", "left out: [optimizer] says it for the whole step", found)
         if self.optimizer.kind == "ftrl" and self.initializer != Initializer():

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
+from pydantic import AfterValidator, Field, ValidationError
+
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import FrozenModel, first_problem, setting
 from parashard.plan.schedules import ConstantSchedule, ScheduleOptions
-from parashard.settings.table import NEEDED, After, OneOf, Table, key
 
 SLOT_NAMES: dict[str, tuple[str, ...]] = {
     "sgd": (),
@@ -57,11 +59,12 @@ REMOVED_SETTINGS = {"staleness_damping": "none", "delay_compensation": 0.0}
 """Settings that were removed. Records and digests of earlier jobs have these values, which turned them off."""
 WHY_REMOVED = 'it was removed, because measurements show that it does not keep accuracy; use consistency "auto"'
 
+_NOT_GIVEN: Any = object()
 _LARGEST = 1e15  # the product of two settings still fits float32
 _SMALLEST = 1e-30
 
 
-def _bounded(least: float, *, either_sign: bool = False, or_zero: bool = False) -> After:
+def _bounded(least: float, *, either_sign: bool = False, or_zero: bool = False) -> AfterValidator:
     """Return a check of least <= x <= 1e15 (of |x|, with `either_sign`), whose message shows powers of ten as such."""
     allowed = f"{'0, or ' if or_zero else ''}between {least:g} and {_LARGEST:g}"
     if either_sign:
@@ -72,30 +75,30 @@ def _bounded(least: float, *, either_sign: bool = False, or_zero: bool = False) 
             raise ValueError(f"must be {allowed}, found {value!r}")
         return value
 
-    return After(check)
+    return AfterValidator(check)
 
 
 Positive = Annotated[float, _bounded(_SMALLEST)]
 Rate = Annotated[float, _bounded(_SMALLEST, or_zero=True)]
 EitherRate = Annotated[float, _bounded(_SMALLEST, either_sign=True, or_zero=True)]
 NonNegative = Annotated[float, _bounded(0.0)]
-Decay = Annotated[float, key(ge=0, lt=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 # Settings that several rules share, with their descriptions for the job file's reference.
-_Rate = Annotated[Rate, key(description="Step size of an update; the schedule multiplies it. 0: none.")]
-_Inertia = Annotated[Decay, key(description="Share of the velocity that an update keeps.")]
-_Beta1 = Annotated[Decay, key(description="Decay of the running mean of the gradient.")]
-_Beta2 = Annotated[Decay, key(description="Decay of the running mean of the squared gradient.")]
-_Epsilon = Annotated[Positive, key(description="Added to the denominator, against division by zero.")]
+_Rate = Annotated[Rate, Field(description="Step size of an update; the schedule multiplies it. 0: none.")]
+_Inertia = Annotated[Decay, Field(description="Share of the velocity that an update keeps.")]
+_Beta1 = Annotated[Decay, Field(description="Decay of the running mean of the gradient.")]
+_Beta2 = Annotated[Decay, Field(description="Decay of the running mean of the squared gradient.")]
+_Epsilon = Annotated[Positive, Field(description="Added to the denominator, against division by zero.")]
 _Coupled = Annotated[
-    NonNegative, key(description="L2 penalty: this times w is added to the gradient after scaling and clipping.")
+    NonNegative, Field(description="L2 penalty: this times w is added to the gradient after scaling and clipping.")
 ]
 _Decoupled = Annotated[
-    NonNegative, key(description="Weight decay that goes past the moments: it is not part of the gradient.")
+    NonNegative, Field(description="Weight decay that goes past the moments: it is not part of the gradient.")
 ]
 
 
-class OptimizerSpec(Table):
+class OptimizerSpec(FrozenModel):
     """What all optimizers share.
 
     Parameters
@@ -117,38 +120,45 @@ class OptimizerSpec(Table):
         `clip_norm`, by the worker.
     """
 
-    kind: str = key(description="Names the update rule.")
-    learning_rate: _Rate = key(kw_only=False)
+    kind: str = Field(description="Names the update rule.")
+    learning_rate: _Rate = setting(kw_only=False)
 
     weight_decay: _Coupled = 0.0
-    schedule: ScheduleOptions = key(
+    schedule: ScheduleOptions = Field(
         default_factory=ConstantSchedule, description="Multiplies the learning rate over time."
     )
-    clip_value: Positive | None = key(
+    clip_value: Positive | None = Field(
         default=None, description="Bound of every element of the gradient, applied by the shard; unset: off."
     )
-    clip_norm: Positive | None = key(
+    clip_norm: Positive | None = Field(
         default=None,
         description="Bound of the whole gradient's norm, applied by the worker before the push; unset: off.",
     )
-    variable_clip_norm: Positive | None = key(
+    variable_clip_norm: Positive | None = Field(
         default=None,
         description="Bound of the norm of each variable's gradient, applied by the worker before the push; unset: off.",
     )
 
-    def __init__(self, learning_rate: Any = NEEDED, *others: Any, **settings: Any) -> None:
-        known = [name for name in self.keys if name != "kind"]
+    def __init__(self, learning_rate: Any = _NOT_GIVEN, *others: Any, **settings: Any) -> None:
+        known = [name for name in type(self).model_fields if name != "kind"]
         own, allowed = f"ps.{type(self).__name__}", f"allowed: {', '.join(known)}"
         if others:
             raise ConfigurationError(f"{own} takes its learning rate first and all else by name; {allowed}")
-        for name in settings.keys() - self.keys.keys():
+        for name in settings.keys() - type(self).model_fields.keys():
             if name in REMOVED_SETTINGS:
                 raise ConfigurationError(f"{own} has no {name}=; {WHY_REMOVED}")
             here = _NAMES_ELSEWHERE.get(name, "")
             hint = f"it is {here} here; " if here in known or " and " in here else ""
             hint = "ps.Momentum has it; " if name == "momentum" else hint
             raise ConfigurationError(f"{own} has no {name}=; {hint}{allowed}")
-        super().__init__(**settings if learning_rate is NEEDED else {"learning_rate": learning_rate, **settings})
+        if learning_rate is not _NOT_GIVEN:
+            settings = {"learning_rate": learning_rate, **settings}
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise ConfigurationError(f"{own}: {first_problem(error)}") from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic makes those of files without it
 
     @property
     def rule(self) -> str:
@@ -169,7 +179,7 @@ class OptimizerSpec(Table):
         """Return what decides its arithmetic; settings of later versions only where they change it."""
         plain = self.plain() | REMOVED_SETTINGS
         for name in ("variable_clip_norm", *_LATER.get(self.kind, ())):
-            if plain[name] == type(self).keys[name].default:
+            if plain[name] == type(self).model_fields[name].default:
                 del plain[name]
         if plain["schedule"].get("warmup_from", 0) is None:
             plain["schedule"] = {name: value for name, value in plain["schedule"].items() if name != "warmup_from"}
@@ -190,7 +200,7 @@ class _Coupling(OptimizerSpec):
         the update, as in Keras.
     """
 
-    decoupled_weight_decay: bool = key(
+    decoupled_weight_decay: bool = Field(
         default=False, description="True: weight decay goes past the moments, as in Keras; false: an L2 penalty."
     )
 
@@ -205,7 +215,7 @@ class _Moving(_Coupling):
         the velocity with the rate of its own update. The two differ where the rate changes.
     """
 
-    rate_in_velocity: bool = key(
+    rate_in_velocity: bool = Field(
         default=False,
         description="True: the rate multiplies a gradient as it enters the velocity, as in Keras; false: the velocity.",
     )
@@ -214,8 +224,8 @@ class _Moving(_Coupling):
 class SGD(OptimizerSpec):
     """Stochastic gradient descent (Robbins and Monro, 1951)."""
 
-    kind: Literal["sgd"] = key(default="sgd", description="Names this rule.")
-    learning_rate: EitherRate = key(
+    kind: Literal["sgd"] = Field(default="sgd", description="Names this rule.")
+    learning_rate: EitherRate = setting(
         kw_only=False,
         description="Step size of an update; the schedule multiplies it. Negative only with the models `ledger` and "
         "`row_ledger`.",
@@ -225,30 +235,30 @@ class SGD(OptimizerSpec):
 class Momentum(_Moving):
     """SGD with heavy-ball momentum (Polyak, 1964)."""
 
-    kind: Literal["momentum"] = key(default="momentum", description="Names this rule.")
+    kind: Literal["momentum"] = Field(default="momentum", description="Names this rule.")
     momentum: _Inertia = 0.9
 
 
 class Nesterov(_Moving):
     """SGD with Nesterov's momentum (Sutskever et al., ICML 2013)."""
 
-    kind: Literal["nesterov"] = key(default="nesterov", description="Names this rule.")
+    kind: Literal["nesterov"] = Field(default="nesterov", description="Names this rule.")
     momentum: _Inertia = 0.9
 
 
 class Adagrad(_Coupling):
     """Adagrad, diagonal (Duchi et al., JMLR 2011)."""
 
-    kind: Literal["adagrad"] = key(default="adagrad", description="Names this rule.")
-    initial_accumulator: NonNegative = key(default=0.0, description="What the sum of squared gradients starts with.")
+    kind: Literal["adagrad"] = Field(default="adagrad", description="Names this rule.")
+    initial_accumulator: NonNegative = Field(default=0.0, description="What the sum of squared gradients starts with.")
     epsilon: _Epsilon = 1e-10
 
 
 class RowwiseAdagrad(OptimizerSpec):
     """Adagrad with one sum for each row of a table: of the mean of its squared gradient (FBGEMM's, as in TorchRec)."""
 
-    kind: Literal["rowwise_adagrad"] = key(default="rowwise_adagrad", description="Names this rule.")
-    initial_accumulator: NonNegative = key(default=0.0, description="What the sum of squared gradients starts with.")
+    kind: Literal["rowwise_adagrad"] = Field(default="rowwise_adagrad", description="Names this rule.")
+    initial_accumulator: NonNegative = Field(default=0.0, description="What the sum of squared gradients starts with.")
     epsilon: _Epsilon = 1e-8
 
 
@@ -265,15 +275,15 @@ class RMSProp(_Moving):
         True: s less the square of the mean gradient, an estimate of the variance, is under the root.
     """
 
-    kind: Literal["rmsprop"] = key(default="rmsprop", description="Names this rule.")
-    learning_rate: _Rate = key(default=0.001, kw_only=False)
-    rho: Decay = key(default=0.9, description="Decay of the running mean of the squared gradient.")
+    kind: Literal["rmsprop"] = Field(default="rmsprop", description="Names this rule.")
+    learning_rate: _Rate = setting(default=0.001, kw_only=False)
+    rho: Decay = Field(default=0.9, description="Decay of the running mean of the squared gradient.")
     epsilon: _Epsilon = 1e-8
-    epsilon_in_root: bool = key(
+    epsilon_in_root: bool = Field(
         default=False, description="True: epsilon is added under the root, as in Keras; false: to the root."
     )
     momentum: _Inertia = 0.0
-    centered: bool = key(default=False, description="True: the mean gradient's square is taken off under the root.")
+    centered: bool = Field(default=False, description="True: the mean gradient's square is taken off under the root.")
 
     @property
     def rule(self) -> str:
@@ -286,8 +296,8 @@ class RMSProp(_Moving):
 class Adam(OptimizerSpec):
     """Adam (Kingma and Ba, ICLR 2015); weight decay is L2."""
 
-    kind: Literal["adam"] = key(default="adam", description="Names this rule.")
-    learning_rate: _Rate = key(default=0.001, kw_only=False)
+    kind: Literal["adam"] = Field(default="adam", description="Names this rule.")
+    learning_rate: _Rate = setting(default=0.001, kw_only=False)
     beta1: _Beta1 = 0.9
     beta2: _Beta2 = 0.999
     epsilon: _Epsilon = 1e-8
@@ -296,8 +306,8 @@ class Adam(OptimizerSpec):
 class AdamW(OptimizerSpec):
     """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019)."""
 
-    kind: Literal["adamw"] = key(default="adamw", description="Names this rule.")
-    learning_rate: _Rate = key(default=0.001, kw_only=False)
+    kind: Literal["adamw"] = Field(default="adamw", description="Names this rule.")
+    learning_rate: _Rate = setting(default=0.001, kw_only=False)
     weight_decay: _Decoupled = 0.01
     beta1: _Beta1 = 0.9
     beta2: _Beta2 = 0.999
@@ -312,18 +322,18 @@ class FTRL(OptimizerSpec):
     Variables with `decay=False` have neither l1 nor l2.
     """
 
-    kind: Literal["ftrl"] = key(default="ftrl", description="Names this rule.")
-    beta: Positive = key(
+    kind: Literal["ftrl"] = Field(default="ftrl", description="Names this rule.")
+    beta: Positive = Field(
         default=1.0, description="The paper's beta: added to the root of summed squares that divides the rate."
     )
-    l1: NonNegative = key(default=0.0, description="Strength of the L1 term, which makes weights exactly zero.")
-    l2: NonNegative = key(default=0.0, description="Strength of the L2 term.")
+    l1: NonNegative = Field(default=0.0, description="Strength of the L1 term, which makes weights exactly zero.")
+    l2: NonNegative = Field(default=0.0, description="Strength of the L2 term.")
 
 
 class LAMB(OptimizerSpec):
     """LAMB (You et al., ICLR 2020); weight decay is decoupled."""
 
-    kind: Literal["lamb"] = key(default="lamb", description="Names this rule.")
+    kind: Literal["lamb"] = Field(default="lamb", description="Names this rule.")
     weight_decay: _Decoupled = 0.01
     beta1: _Beta1 = 0.9
     beta2: _Beta2 = 0.999
@@ -335,10 +345,12 @@ class LAMB(OptimizerSpec):
         return True
 
 
-OptimizerOptions = Annotated[SGD | Momentum | Nesterov | Adagrad | RMSProp | Adam | AdamW | FTRL | LAMB, OneOf("kind")]
+OptimizerOptions = Annotated[
+    SGD | Momentum | Nesterov | Adagrad | RMSProp | Adam | AdamW | FTRL | LAMB, Field(discriminator="kind")
+]
 """Any optimizer, discriminated by `kind`: the `[optimizer]` table of a job file."""
 
 RowOptimizerOptions = Annotated[
-    SGD | Momentum | Nesterov | Adagrad | RowwiseAdagrad | RMSProp | Adam | AdamW | FTRL, OneOf("kind")
+    SGD | Momentum | Nesterov | Adagrad | RowwiseAdagrad | RMSProp | Adam | AdamW | FTRL, Field(discriminator="kind")
 ]
 """Any that moves rows of a table: LAMB needs norms of whole variables."""

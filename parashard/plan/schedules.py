@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
+
 from parashard.errors import ConfigurationError
-from parashard.settings.table import After, Before, OneOf, Table, key
+from parashard.frozen_model import FrozenModel
 
 UPDATES_MAX = 10**15
 """Of a length: more than a job has, and exact as a float."""
@@ -28,11 +30,11 @@ def _steps_or_job(value: Any) -> Any:
     )
 
 
-DecaySteps = Annotated[int | Literal["job"], Before(_steps_or_job)]
+DecaySteps = Annotated[int | Literal["job"], BeforeValidator(_steps_or_job)]
 """A length in updates, or "job": all updates of the job that follow the warm-up."""
 
 
-class Schedule(Table):
+class Schedule(FrozenModel):
     """What all schedules share.
 
     Parameters
@@ -43,14 +45,14 @@ class Schedule(Table):
         A number f: update t <= W has f + (1 - f) (t - 1) / W instead, as in Keras and PyTorch: the first one has f.
     """
 
-    warmup_steps: int = key(
+    warmup_steps: int = Field(
         default=0,
         ge=0,
         le=UPDATES_MAX,
         description="Updates over which the multiplier rises linearly to 1 before the curve begins.",
     )
 
-    warmup_from: float | None = key(
+    warmup_from: float | None = Field(
         default=None,
         ge=0,
         le=1e6,
@@ -105,7 +107,7 @@ class Schedule(Table):
 class _Decaying(Schedule):
     """A curve with a length D, concrete or "job"."""
 
-    decay_steps: DecaySteps = key(
+    decay_steps: DecaySteps = Field(
         default="job", description='Length of the decay in updates; "job": all updates after the warm-up.'
     )
 
@@ -131,7 +133,7 @@ class _Decaying(Schedule):
 class ConstantSchedule(Schedule):
     """1 for every update after the warm-up."""
 
-    kind: Literal["constant"] = key(default="constant", description="Names this schedule.")
+    kind: Literal["constant"] = Field(default="constant", description="Names this schedule.")
 
     def _curve(self, done: int) -> float:
         return 1.0
@@ -149,9 +151,9 @@ class StepSchedule(Schedule):
         since `factor` is the method of all schedules.
     """
 
-    kind: Literal["step"] = key(default="step", description="Names this schedule.")
-    every_steps: int = key(ge=1, le=UPDATES_MAX, description="Updates on one tread of the staircase.")
-    ratio: float = key(gt=0, le=1, in_file="factor", description="Ratio of one tread to the one before.")
+    kind: Literal["step"] = Field(default="step", description="Names this schedule.")
+    every_steps: int = Field(ge=1, le=UPDATES_MAX, description="Updates on one tread of the staircase.")
+    ratio: float = Field(gt=0, le=1, alias="factor", description="Ratio of one tread to the one before.")
 
     def _curve(self, done: int) -> float:
         return float(self.ratio ** (done // self.every_steps))
@@ -170,9 +172,9 @@ class ExponentialSchedule(_Decaying):
         True: the exponent n / D is rounded down.
     """
 
-    kind: Literal["exponential"] = key(default="exponential", description="Names this schedule.")
-    rate: float = key(gt=0, le=1, description="Factor by which the multiplier falls over `decay_steps` updates.")
-    staircase: bool = key(default=False, description="True: the multiplier falls once every `decay_steps` updates.")
+    kind: Literal["exponential"] = Field(default="exponential", description="Names this schedule.")
+    rate: float = Field(gt=0, le=1, description="Factor by which the multiplier falls over `decay_steps` updates.")
+    staircase: bool = Field(default=False, description="True: the multiplier falls once every `decay_steps` updates.")
 
     def _curve(self, done: int) -> float:
         length = self._length()
@@ -192,8 +194,8 @@ class CosineSchedule(_Decaying):
         f, in [0, 1].
     """
 
-    kind: Literal["cosine"] = key(default="cosine", description="Names this schedule.")
-    final_fraction: float = key(
+    kind: Literal["cosine"] = Field(default="cosine", description="Names this schedule.")
+    final_fraction: float = Field(
         default=0.0, ge=0, le=1, description="Multiplier that the decay ends with, and that stays."
     )
 
@@ -217,11 +219,11 @@ class CosineRestartsSchedule(Schedule):
         f, in [0, 1].
     """
 
-    kind: Literal["cosine_restarts"] = key(default="cosine_restarts", description="Names this schedule.")
-    first_steps: int = key(ge=1, le=UPDATES_MAX, description="Length of the first period, in updates.")
-    length_factor: float = key(default=2.0, ge=1, le=1e6, description="Ratio of a period's length to the one before.")
-    height_factor: float = key(default=1.0, gt=0, le=1, description="Ratio of a period's height to the one before.")
-    final_fraction: float = key(default=0.0, ge=0, le=1, description="Multiplier that each period ends with.")
+    kind: Literal["cosine_restarts"] = Field(default="cosine_restarts", description="Names this schedule.")
+    first_steps: int = Field(ge=1, le=UPDATES_MAX, description="Length of the first period, in updates.")
+    length_factor: float = Field(default=2.0, ge=1, le=1e6, description="Ratio of a period's length to the one before.")
+    height_factor: float = Field(default=1.0, gt=0, le=1, description="Ratio of a period's height to the one before.")
+    final_fraction: float = Field(default=0.0, ge=0, le=1, description="Multiplier that each period ends with.")
 
     def _curve(self, done: int) -> float:
         begin, length, height = 0.0, float(self.first_steps), 1.0
@@ -248,15 +250,18 @@ class PolynomialSchedule(_Decaying):
         f >= 0; above 1 the multiplier rises.
     """
 
-    kind: Literal["polynomial"] = key(default="polynomial", description="Names this schedule.")
-    power: float = key(default=1.0, gt=0, le=1000, description="Exponent of the curve; 1: a straight line.")
-    final_fraction: float = key(
+    kind: Literal["polynomial"] = Field(default="polynomial", description="Names this schedule.")
+    power: float = Field(default=1.0, gt=0, le=1000, description="Exponent of the curve; 1: a straight line.")
+    final_fraction: float = Field(
         default=0.0, ge=0, le=1e6, description="Multiplier that the decay ends with, and that stays."
     )
 
     def _curve(self, done: int) -> float:
         left = max(0.0, 1 - done / self._length())
         return float(self.final_fraction + (1 - self.final_fraction) * left**self.power)
+
+
+_Change = Annotated[tuple[int, float], Strict(False)]  # lists, too, as scripts give them
 
 
 def _ascending(changes: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -278,8 +283,8 @@ class PiecewiseSchedule(Schedule):
         for the next 1,000, then 0.1.
     """
 
-    kind: Literal["piecewise"] = key(default="piecewise", description="Names this schedule.")
-    changes: Annotated[tuple[tuple[int, float], ...], key(min_length=1), After(_ascending)] = key(
+    kind: Literal["piecewise"] = Field(default="piecewise", description="Names this schedule.")
+    changes: Annotated[tuple[_Change, ...], Strict(False), Field(min_length=1), AfterValidator(_ascending)] = Field(
         description="Pairs of updates and of the multiplier after them, such as [[1000, 0.5], [2000, 0.1]]."
     )
 
@@ -295,6 +300,6 @@ ScheduleOptions = Annotated[
     | CosineRestartsSchedule
     | PolynomialSchedule
     | PiecewiseSchedule,
-    OneOf("kind"),
+    Field(discriminator="kind"),
 ]
 """Any schedule, discriminated by `kind`: the `[optimizer.schedule]` table of a job file."""

@@ -31,8 +31,7 @@ REFERENCE = re.compile(
 
 def data_paths(job: Job) -> Iterator[tuple[str, Path]]:
     """Yield the dotted key and the path of all files and folders that a job's data are in."""
-    for name in job.data.keys:
-        value = getattr(job.data, name)
+    for name, value in job.data:
         found = value if isinstance(value, dict) else {}
         yield from ((dotted("data", name, column), path) for column, path in found.items() if isinstance(path, Path))
         if isinstance(value, Path):

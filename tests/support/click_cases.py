@@ -11,13 +11,13 @@ import numpy as np
 
 from parashard.data.base import Batch, DataSpec, Field
 from parashard.data.ragged import NO_KEY
+from parashard.frozen_model import validated
 from parashard.job.model_options import ModelOptions
 from parashard.models.base import LooksUp, Model
 from parashard.models.building import build_model
 from parashard.models.looking_up import looked_up
 from parashard.plan.embedding import Combiner, EmbeddingTable
 from parashard.plan.optimizers import Adagrad
-from parashard.settings.validation import validated
 from support.model_cases import SEED, start
 
 COLUMNS, KEYS, DIMENSION = 4, 6, 3

@@ -36,5 +36,5 @@ def check_default(task: str, *, epochs: int, seeds: int) -> None:
 
 def default(workers: int) -> Schedule:
     """Return the schedule of a script that names neither policy nor depth."""
-    depth = ClusterOptions.keys["pipeline_depth"].default
+    depth = ClusterOptions.model_fields["pipeline_depth"].default
     return Schedule(ps.ParameterServerStrategy().consistency, workers, depth)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from parashard.data.base import Batch, DataSpec
+from parashard.frozen_model import validated
 from parashard.job.model_options import ModelOptions
 from parashard.models.base import Model
 from parashard.models.building import build_model
 from parashard.models.evaluation import Totals
 from parashard.plan.variables import Variable, initial_rows
-from parashard.settings.validation import validated
 
 SEED = 7
 

@@ -6,37 +6,12 @@ Stored when a coordinator takes the run over, before a decision acts, and now an
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Self
+
+from pydantic import Field
 
 from parashard.checkpoints.encoding import Record
 from parashard.checkpoints.manifest import Steps
-from parashard.settings.table import key
-
-_LATER = (
-    "evaluated",
-    "evaluated_weights",
-    "judged_steps",
-    "learning_rates",
-    "leased_to",
-    "epoch_losses",
-    "stopped_by",
-    "workers",
-    "not_finite_epochs",
-    "epoch_metrics",
-    "epoch_figures",
-    "counted",
-    "losses",
-    "loss_curve",
-    "speculative_leases",
-    "stored_at",
-    "rates_decided",
-    "ends",
-    "ends_metrics",
-    "parts",
-    "parts_metrics",
-    "lags",
-    "drifts",
-)
 
 
 class Saved(Record):
@@ -48,22 +23,47 @@ class Saved(Record):
     drained checkpoint that the job ends with, once that is decided.
     """
 
-    kind: ClassVar[str] = "coordinator"
+    kind = "coordinator"
+    later = (
+        "evaluated",
+        "evaluated_weights",
+        "judged_steps",
+        "learning_rates",
+        "leased_to",
+        "epoch_losses",
+        "stopped_by",
+        "workers",
+        "not_finite_epochs",
+        "epoch_metrics",
+        "epoch_figures",
+        "counted",
+        "losses",
+        "loss_curve",
+        "speculative_leases",
+        "stored_at",
+        "rates_decided",
+        "ends",
+        "ends_metrics",
+        "parts",
+        "parts_metrics",
+        "lags",
+        "drifts",
+    )
 
     target: int
     plan_version: int = 0  # 0: none yet
     final: str = ""
     early_stop: str = ""
-    evaluations: dict[str, dict[str, float | None]] = key(default_factory=dict)
+    evaluations: dict[str, dict[str, float | None]] = Field(default_factory=dict)
     evaluated: Steps = ()
-    evaluated_weights: dict[str, str] = key(default_factory=dict)
-    judged_steps: dict[str, int] = key(default_factory=dict)  # of the results in `evaluations`, where not in rounds
+    evaluated_weights: dict[str, str] = Field(default_factory=dict)
+    judged_steps: dict[str, int] = Field(default_factory=dict)  # of the results in `evaluations`, where not in rounds
     learning_rates: tuple[tuple[int, float, int], ...] = ()  # first step, rate, milestone
     leased_to: int = 0  # no step at or past it was ever leased, where callbacks may decide
-    epoch_losses: dict[str, tuple[int, int]] = key(default_factory=dict)  # sums of epochs that are not handled
+    epoch_losses: dict[str, tuple[int, int]] = Field(default_factory=dict)  # sums of epochs that are not handled
     not_finite_epochs: tuple[int, ...] = ()  # of these
-    epoch_metrics: dict[str, dict[str, tuple[float, ...]]] = key(default_factory=dict)  # their sums, by kind and name
-    epoch_figures: dict[str, dict[str, float | None]] = key(
+    epoch_metrics: dict[str, dict[str, tuple[float, ...]]] = Field(default_factory=dict)  # their sums, by kind and name
+    epoch_figures: dict[str, dict[str, float | None]] = Field(
         default_factory=dict
     )  # of epochs that have no sums any more
     counted: Steps = ()  # steps whose figures are in `examples` and in the sums
@@ -72,15 +72,15 @@ class Saved(Record):
     stopped_by: int | None = None  # the milestone whose callbacks ended the training early
     rates_decided: int = 0  # number of callbacks' last decision about the learning rate
     ends: tuple[tuple[int, float | None], ...] = ()  # batches that callbacks have to hear of, with finite losses
-    ends_metrics: dict[str, dict[str, float | None]] = key(default_factory=dict)  # of these
+    ends_metrics: dict[str, dict[str, float | None]] = Field(default_factory=dict)  # of these
     parts: tuple[tuple[int, float | None, int], ...] = ()  # steps of batches that are not whole: loss and examples
-    parts_metrics: dict[str, dict[str, tuple[float, ...]]] = key(default_factory=dict)  # their sums, by kind and name
+    parts_metrics: dict[str, dict[str, tuple[float, ...]]] = Field(default_factory=dict)  # their sums, by kind and name
     lags: tuple[tuple[int, int, str], ...] = ()  # of `auto`: first step, lag, reason
     drifts: tuple[tuple[int, float, int], ...] = ()  # step, drift, updates
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
-    workers: dict[str, tuple[int, int, int, int]] = key(default_factory=dict)  # token, restarts, steps, state
+    workers: dict[str, tuple[int, int, int, int]] = Field(default_factory=dict)  # token, restarts, steps, state
     shard_incarnations: tuple[int, ...] = ()  # the last known incarnation of each shard, 0 where it was never heard of
     rollbacks: int = 0
     speculative_leases: int = 0
@@ -91,14 +91,6 @@ class Saved(Record):
     training_s: float = 0.0
     stored_at: float = 0.0  # seconds since 1970; 0: not known
     fingerprint: str = ""  # of the arithmetic that the job began with
-
-    def plain(self) -> dict[str, Any]:
-        """Return the fields, without those that are empty and that earlier versions did not write."""
-        body = super().plain()
-        for name in _LATER:
-            if not body[name]:
-                del body[name]
-        return body
 
     def returned_to(self, steps: int) -> Self:
         """Return what still holds once all shards start from the first `steps` steps: what came later is given up."""

@@ -37,7 +37,7 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable, as_imported
 from parashard.store.arrays import read_arrays
 
-SHARDS_DEFAULT: int = ClusterOptions.keys["shards"].default
+SHARDS_DEFAULT: int = ClusterOptions.model_fields["shards"].default
 
 
 class ResolvedJob(NamedTuple):

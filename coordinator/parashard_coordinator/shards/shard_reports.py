@@ -18,9 +18,8 @@ from parashard.checkpoints.catalogue import shard_folder
 from parashard.checkpoints.manifest import ShardPart
 from parashard.client.proto_conversion import intervals_from
 from parashard.errors import LimitExceeded, MalformedFrame
+from parashard.frozen_model import first_problem
 from parashard.plan.intervals import IntervalSet
-from parashard.settings.reading import read_table
-from parashard.settings.validation import wrong_keys
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.input_limits import (
     PATH_BYTES_MAX,
@@ -162,12 +161,10 @@ def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointRe
     """
     check_count("applied", reply.applied, INTERVALS_MAX)
     check_count("skipped", reply.skipped, INTERVALS_MAX)
-    said = {"name": reply.folder, "size_bytes": reply.manifest_bytes, "sha256": reply.manifest_sha256}
     try:
-        part = read_table(ShardPart, said)
-    except ValueError:
-        wrong = " and ".join(wrong_keys(ShardPart, said))
-        raise MalformedFrame(f"shard {shard}: no checkpoint has such a {wrong}") from None
+        part = ShardPart(name=reply.folder, size_bytes=reply.manifest_bytes, sha256=reply.manifest_sha256)
+    except ValueError as error:
+        raise MalformedFrame(f"shard {shard}: no checkpoint is like that: {first_problem(error)}") from None
     if not part.name.startswith(f"{shard_folder(plan_version, shard)}/"):
         raise MalformedFrame(f"shard {shard} of plan {plan_version} does not save to {part.name}")
     return SavedShard(part, intervals_from(reply.applied), intervals_from(reply.skipped))

@@ -14,7 +14,6 @@ from parashard.checkpoints.manifest import ShardManifest, ShardPart
 from parashard.data.preprocessing import ClassTarget, Preprocessing
 from parashard.errors import ConfigurationError, DamagedCheckpoint, StoreFailed, Superseded
 from parashard.plan.partition import Plan, fixed_shards, place, split
-from parashard.settings.reading import read_json
 from parashard.store import open_store
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.saved import Saved
@@ -95,7 +94,7 @@ def test_preprocessing_is_stored_once(store: MemoryStore) -> None:
     assert store.contents == {}
     RunStore(store, 1).keep_preprocessing(first)
     RunStore(store, 2).keep_preprocessing(first)
-    assert read_json(Preprocessing, store.contents["preprocessing.json"]) == first
+    assert Preprocessing.model_validate_json(store.contents["preprocessing.json"]) == first
 
 
 # --- the plan ---

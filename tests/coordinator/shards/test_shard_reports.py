@@ -176,11 +176,11 @@ def test_what_a_shard_says_of_its_checkpoint_is_taken_up(it: Watched) -> None:
     ("changed", "error", "told"),
     [
         ({"applied": SCATTERED}, LimitExceeded, "applied has"),
-        ({"folder": "../../etc"}, MalformedFrame, "shard 0: no checkpoint has such a name"),
+        ({"folder": "../../etc"}, MalformedFrame, "shard 0: no checkpoint is like that: name: found"),
         ({"folder": saved().folder.replace("s0000", "s0001")}, MalformedFrame, "shard 0 of plan 7 does not save to"),
         ({"folder": saved().folder.replace("p0007", "p0006")}, MalformedFrame, "shard 0 of plan 7 does not save to"),
-        ({"manifest_bytes": 1 << 63}, MalformedFrame, "such a size_bytes"),
-        ({"manifest_sha256": "x"}, MalformedFrame, "such a sha256"),
+        ({"manifest_bytes": 1 << 63}, MalformedFrame, "size_bytes: found"),
+        ({"manifest_sha256": "x"}, MalformedFrame, "sha256: found"),
         ({"applied": [shard_pb2.Interval(start=3, stop=0)]}, MalformedFrame, "an interval needs"),
     ],
 )

@@ -128,7 +128,11 @@ def test_a_job_file_s_source_is_opened_by_name() -> None:
     source = ps.open_data("synthetic", examples=6, features=3)
     assert source_of(source) is source
     assert (source.spec.examples, source.spec.input_shape) == (6, (3,))
-    for options, says in (({"source": "synthetic", "exmples": 1}, "synthetic.exmples"), ({"source": "cvs"}, "'cvs'")):
+    for options, says in (
+        ({"source": "synthetic", "exmples": 1}, r"open_data: exmples: unknown key; did you mean examples\?"),
+        ({"source": "cvs"}, 'open_data: source: found "cvs"; allowed: clicks, criteo, '),
+        ({"source": "npz"}, "open_data: path: missing; needed: The archive."),
+    ):
         with pytest.raises(ConfigurationError, match=says):
             ps.open_data(**options)
 

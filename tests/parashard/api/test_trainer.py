@@ -145,7 +145,6 @@ def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
         ),
         ({"model": Line}, "found Line"),
         ({"optimizer": "adam"}, "it is one of parashard's, such as ps.Adam(1e-3), or one of PyTorch, Keras or"),
-        ({"optimizer": ps.Adam(-1.0)}, "ps.Adam: learning_rate: found -1.0; allowed: 0, or between"),
         ({"strategy": ps.ParameterServerStrategy(0)}, "ps.ParameterServerStrategy: shards: found 0; allowed: >= 1"),
         (
             {"strategy": ps.ParameterServerStrategy(consistency="bsp")},
@@ -180,10 +179,12 @@ def test_what_cannot_be_used_is_named(runs: Runs, arguments: dict[str, Any], say
         (lambda: ps.Adam(betas=(0.9, 0.99)), "ps.Adam has no betas=; it is beta1 and beta2 here; allowed: "),
         (lambda: ps.SGD(0.1, momentum=0.9), "ps.SGD has no momentum=; ps.Momentum has it; allowed: "),
         (lambda: ps.SGD(0.1, speed=1), "ps.SGD has no speed=; allowed: learning_rate, "),
+        (lambda: ps.Adam(-1.0), "ps.Adam: learning_rate: found -1.0; allowed: 0, or between"),
+        (lambda: ps.Adam(schedule={"kind": "x"}), 'ps.Adam: schedule: found {"kind": "x"}; allowed: \'constant\', '),
         (lambda: ps.Adam(1e-3, 0.9, 0.99), "ps.Adam takes its learning rate first and all else by name; allowed: "),
     ],
 )
-def test_a_setting_that_an_optimizer_lacks_is_named(make: Callable[[], object], says: str) -> None:
+def test_a_setting_that_an_optimizer_lacks_or_refuses_is_named(make: Callable[[], object], says: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         make()
     assert refused.value.message.startswith(says)

@@ -13,9 +13,9 @@ from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, Record, decode, encode, sha256_of
 from parashard.checkpoints.manifest import JobManifest, PlanRecord, RunRecord, ShardManifest, StoredFile
 from parashard.errors import DamagedCheckpoint, NewerFormat, StoreFailed
+from parashard.frozen_model import validated
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition
-from parashard.settings.validation import validated
 from support.checkpoint_cases import DIGEST, PLAN, write_drained, write_shard
 from support.store_fakes import MemoryStore
 
@@ -224,7 +224,7 @@ json_values = st.recursive(
 @example(None, "\ud800")  # half a character
 def test_random_values_under_a_right_digest(kind, data, value):
     record = RECORDS[kind]
-    field = data.draw(st.sampled_from(sorted(type(record).keys))) if data else "job_toml"
+    field = data.draw(st.sampled_from(sorted(type(record).model_fields))) if data else "job_toml"
     body = body_of(record, **{field: value})
     try:
         decoded = decode(type(record), sealed(body, record.kind), "f")

@@ -26,8 +26,8 @@ def test_a_table_becomes_a_job_that_can_be_run(parashard: Command) -> None:
     assert {key: data[key] for key in ("label", "target", "ignore", "categorical")} == {
         "label": "price",
         "target": "value",
-        "ignore": ("id",),
-        "categorical": (),
+        "ignore": ["id"],
+        "categorical": [],
     }
     assert open_source(job.data).spec.examples == 48
     assert job.job.batch_size == 4
@@ -39,8 +39,8 @@ def test_a_table_becomes_a_job_that_can_be_run(parashard: Command) -> None:
     [
         (["a", "kind"], lambda n: [n % 4, "xyz"[n % 3]], ";", {"separator": ";", "target": "class"}),
         (["a", "sum"], lambda n: [n % 4, n * 3], "\t", {"separator": "\t", "target": "value"}),
-        (["a", "b", "c"], lambda n: [n % 4, 1, n % 2], "|", {"ignore": ("b",), "target": "class"}),
-        (["a", "b", "c"], lambda n: [n % 9, [1, 2, 3, 4, "?"][n % 5], n % 2], ",", {"categorical": ("b",)}),
+        (["a", "b", "c"], lambda n: [n % 4, 1, n % 2], "|", {"ignore": ["b"], "target": "class"}),
+        (["a", "b", "c"], lambda n: [n % 9, [1, 2, 3, 4, "?"][n % 5], n % 2], ",", {"categorical": ["b"]}),
         (["a", "b"], lambda n: [n % 9, ["1", "2", "other"][n % 3]], ",", {"label": "b", "target": "class"}),
         (['q"\x7f\\', "b"], lambda n: [n % 9, n % 2], ",", {"label": "b"}),
     ],

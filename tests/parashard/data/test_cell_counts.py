@@ -9,7 +9,7 @@ from parashard.data.csv import open_csv
 from parashard.data.key_columns import KeyColumn
 from parashard.data.options import CsvOptions
 from parashard.errors import BadData
-from parashard.settings.validation import validated
+from parashard.frozen_model import validated
 
 HEAD = "g,x,label\n"
 

@@ -19,8 +19,8 @@ from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.options import CriteoOptions, DataOptions
 from parashard.data.preprocessing import as_json, read_preprocessing
 from parashard.errors import BadData, ConfigurationError
+from parashard.frozen_model import validated
 from parashard.process.extras import install
-from parashard.settings.validation import validated
 from support.click_cases import criteo_log, criteo_row
 
 pytest.importorskip("pyarrow")

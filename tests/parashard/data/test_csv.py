@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from parashard.data.csv import CsvOptions, open_csv, read_csv
 from parashard.errors import BadData
-from parashard.settings.validation import validated
+from parashard.frozen_model import validated
 
 TRAINING = """size,colour,label
 1,red,yes

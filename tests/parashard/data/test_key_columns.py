@@ -18,7 +18,7 @@ from parashard.data.options import CsvOptions, ParquetOptions
 from parashard.data.parquet import open_parquet
 from parashard.data.preprocessing import as_json, read_preprocessing
 from parashard.errors import BadData
-from parashard.settings.validation import validated
+from parashard.frozen_model import validated
 
 TABLE = """age,city,home,zip,label
 20,Bonn,Köln,1.0,yes

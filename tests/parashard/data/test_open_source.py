@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from parashard.data import open_source
 from parashard.data.options import DataOptions
 from parashard.errors import BadData, Unavailable
-from parashard.settings.validation import validated
+from parashard.frozen_model import validated
 
 
 def write_npz(folder):

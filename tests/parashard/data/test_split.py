@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from parashard.data.options import SplitOptions
-from parashard.settings.validation import validated
+from parashard.frozen_model import validated
 
 
 @given(st.integers(1, 2000), st.floats(0, 1, exclude_max=True), st.integers(0, 2**40))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from parashard.data.synthetic import SyntheticOptions, SyntheticSource
-from parashard.settings.validation import validated
+from parashard.frozen_model import validated
 
 
 def test_serves_what_the_options_say():

@@ -19,7 +19,7 @@ from parashard.data.preprocessing import as_json, read_preprocessing
 from parashard.data.ragged import NO_KEY
 from parashard.data.texts import Marks
 from parashard.errors import BadData
-from parashard.settings.validation import validated
+from parashard.frozen_model import validated
 
 TABLE = """city,genres,home,label
 Bonn,comedy|noir,x,yes

@@ -8,9 +8,9 @@ import pytest
 
 import parashard as ps
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import validated
 from parashard.job.declared_table import checked_tables
 from parashard.job.embeddings import TableSettings
-from parashard.settings.validation import validated
 
 OTHER: dict[str, Any] = {
     "dtype": "float16",
@@ -38,7 +38,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 """What such a value has a meaning with."""
 
 
-@pytest.mark.parametrize("key", [key for key in TableSettings.keys if key != "dimension"])
+@pytest.mark.parametrize("key", [key for key in TableSettings.model_fields if key != "dimension"])
 def test_a_setting_is_the_one_of_a_job_file(key: str) -> None:
     declared = ps.Table("users", 4, **NEEDED.get(key, {}), **{key: OTHER[key]})
     settings = validated(TableSettings, declared.plain())

@@ -15,10 +15,9 @@ import parashard.job.model_options
 import parashard.job.schema
 import parashard.plan.optimizers  # noqa: F401  # these have the tables
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import FrozenModel, validated
 from parashard.job.load import job_from_toml
 from parashard.plan.schedules import UPDATES_MAX, CosineSchedule, ExponentialSchedule, StepSchedule
-from parashard.settings.table import Key, Table
-from parashard.settings.validation import validated
 from support.message_edges import NUMBERS
 from support.small_job import SMALL_JOB
 
@@ -31,7 +30,7 @@ ANY_NUMBER = {"seed", "split_seed", "target_loss", "target_mean_squared_error", 
 """Keys whose number is only compared or hashed, or is too large for what it asks for, which is told there."""
 
 
-def tables(base: type[Table] = Table) -> Iterator[type[Table]]:
+def tables(base: type[FrozenModel] = FrozenModel) -> Iterator[type[FrozenModel]]:
     for table in base.__subclasses__():
         yield from tables(table)
         if table.__module__ in OWNERS:
@@ -40,16 +39,18 @@ def tables(base: type[Table] = Table) -> Iterator[type[Table]]:
 
 def number_keys() -> Iterator[Any]:
     for table in sorted(set(tables()), key=lambda table: f"{table.__module__}.{table.__name__}"):
-        for name, annotation in table.annotations().items():
-            if "float" in str(annotation) or "int" in str(annotation):
-                yield pytest.param(annotation, table.keys[name], name, id=f"{table.__name__}.{name}")
+        for name, field in table.model_fields.items():
+            if "float" in str(field.annotation) or "int" in str(field.annotation):
+                yield pytest.param(
+                    Annotated[field.annotation, None, *field.metadata], name, id=f"{table.__name__}.{name}"
+                )
 
 
-@pytest.mark.parametrize(("annotation", "key", "name"), list(number_keys()))
-def test_a_number_is_refused_or_one_that_float32_has(annotation: Any, key: Key, name: str) -> None:
+@pytest.mark.parametrize(("annotation", "name"), list(number_keys()))
+def test_a_number_is_refused_or_one_that_float32_has(annotation: Any, name: str) -> None:
     for value in (*NUMBERS, *WHOLE):
         try:
-            taken = validated(Annotated[annotation, key], value)
+            taken = validated(annotation, value)
         except ValidationError:
             continue
         if name not in ANY_NUMBER and isinstance(taken, int | float):
@@ -68,7 +69,7 @@ def test_the_longest_schedules_have_multipliers(length: int) -> None:
     for schedule in (
         CosineSchedule(decay_steps=length, warmup_steps=length),
         ExponentialSchedule(decay_steps=length, rate=5e-324),
-        StepSchedule(every_steps=length, ratio=5e-324),
+        StepSchedule(every_steps=length, factor=5e-324),
     ):
         for update in (1, length, length + 1, 2**63):
             assert 0.0 <= schedule.factor(update) <= 1.0

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
+from parashard.job.forms import forms_in
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, describe, job_from_toml, load_job
 from parashard.job.policy import Policy
 from parashard.job.schema import Job
-from parashard.settings.forms import description_of, tables_in
 
 WriteJob = Callable[..., Path]
 
@@ -225,25 +225,13 @@ def test_the_consistency_is_told_in_words(write_job: Callable[..., Path], policy
 
 
 def test_every_key_is_described() -> None:
-    own = [Job, *(form for annotation in Job.annotations().values() for form in tables_in(annotation))]
+    own = [Job, *(form for field in Job.model_fields.values() for form in forms_in(field.annotation))]
     for table in own:
-        for name in table.keys:
-            assert description_of(table, name).endswith("."), f"{table.__name__}.{name}"
+        for name, field in table.model_fields.items():
+            assert (field.description or "").endswith("."), f"{table.__name__}.{name}"
 
 
 def _refusal(path: str, environ: dict[str, str] | None = None) -> str:
     with pytest.raises(ConfigurationError) as error:
         load_job(path, environ=environ or {})
     return str(error.value)
-
-
-def test_what_cannot_be_read_is_validated_for_its_words(
-    write_job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = load_job(write_job(), environ={}).job
-    asked: list[Any] = []
-    monkeypatch.setattr("parashard.job.load.validated", lambda form, plain: asked.append(plain) or job)
-    assert job_from_toml(as_toml(job)) == job
-    assert asked == []
-    assert job_from_toml(as_toml(job).replace("epochs = 2", "epochs = 0")) == job
-    assert [plain["job"]["epochs"] for plain in asked] == [0]

@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import validated
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.job.schema import Job
 from parashard.job.sections import JobOptions
-from parashard.settings.validation import validated
 
 SOURCES = "clicks, criteo, csv, digits, idx, npz, parquet, synthetic"
 MODELS = "softmax, mlp, cnn, wide_deep, fm, deepfm, dlrm, module:factory"

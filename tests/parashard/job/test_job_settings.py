@@ -1,9 +1,9 @@
 import pytest
 
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import validated
 from parashard.job.settings import VariableSettings, apply_settings
 from parashard.plan.variables import Variable
-from parashard.settings.validation import validated
 
 VARIABLES = {
     name: Variable(name, (4, 2)) for name in ("dense_0.weight", "dense_0.bias", "dense_1.weight", "dense_1.bias")

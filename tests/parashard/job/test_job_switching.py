@@ -91,4 +91,4 @@ def test_a_user_s_model_has_no_options_of_a_built_in_one(
     write_job: Write, minimal: str, model: str, switch: str, options: dict[str, int]
 ) -> None:
     found = loaded(write_job(minimal.replace('kind = "softmax"', model)), f"model.kind={switch}").job.model
-    assert (found.kind, found.further) == (switch, options)
+    assert (found.kind, found.model_extra or {}) == (switch, options)

@@ -10,11 +10,11 @@ import pytest
 
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import validated
 from parashard.job.model_options import ModelOptions
 from parashard.models.base import LooksUp
 from parashard.models.building import build_model
 from parashard.plan.variables import Variable
-from parashard.settings.validation import validated
 from support.click_cases import (
     CLICK_MODELS,
     COLUMNS,

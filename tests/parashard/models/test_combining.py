@@ -10,12 +10,12 @@ import pytest
 
 from parashard.data.ragged import NO_KEY
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import validated
 from parashard.job.model_options import ModelOptions
 from parashard.models.base import LooksUp, Model
 from parashard.models.building import build_model
 from parashard.models.row_places import bags_of, combined, keys_of_lists
 from parashard.plan.embedding import Combiner, mixed
-from parashard.settings.validation import validated
 from support.click_cases import CLICK_MODELS, COLUMNS, DIMENSION, LISTS, click_spec, click_start, lists_batch, tables
 from support.model_cases import SEED, OnBoth, finite_differences
 

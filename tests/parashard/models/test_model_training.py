@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from parashard.data.base import Batch
+from parashard.frozen_model import validated
 from parashard.job.model_options import ModelOptions
 from parashard.models.building import build_model
 from parashard.plan.variables import Variable, initial_rows
-from parashard.settings.validation import validated
 from support.model_cases import spec_of
 
 EXAMPLES, SIDE, CLASSES = 256, 8, 4

@@ -9,11 +9,11 @@ import pytest
 
 from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Batch
+from parashard.frozen_model import validated
 from parashard.job.model_options import ModelOptions
 from parashard.models.base import Model
 from parashard.models.building import build_model
 from parashard.plan.variables import Variable, initial_rows
-from parashard.settings.validation import validated
 from support.model_cases import SEED, OnBoth, finite_differences, start
 
 EXAMPLES = 64

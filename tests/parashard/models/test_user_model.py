@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import validated
 from parashard.job.model_options import UserOptions
 from parashard.models.building import build_model
-from parashard.settings.validation import validated
 from support.model_cases import spec_of
 
 SPEC = spec_of((4,))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import validated
 from parashard.plan.schedules import (
     ConstantSchedule,
     CosineRestartsSchedule,
@@ -20,11 +21,10 @@ from parashard.plan.schedules import (
     ScheduleOptions,
     StepSchedule,
 )
-from parashard.settings.validation import validated
 
 ALL: list[Schedule] = [
     ConstantSchedule(),
-    StepSchedule(every_steps=3, ratio=0.5),
+    StepSchedule(every_steps=3, factor=0.5),
     ExponentialSchedule(decay_steps=10, rate=0.1),
     ExponentialSchedule(decay_steps=10, rate=0.1, staircase=True),
     CosineSchedule(decay_steps=8, final_fraction=0.2),
@@ -43,7 +43,7 @@ def test_constant() -> None:
 
 
 def test_step_falls_after_every_steps_updates() -> None:
-    assert factors(StepSchedule(every_steps=3, ratio=0.5), 7) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
+    assert factors(StepSchedule(every_steps=3, factor=0.5), 7) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
 
 
 def test_exponential_smooth_and_as_a_staircase() -> None:

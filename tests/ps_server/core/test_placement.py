@@ -22,10 +22,10 @@ COMMON = {
     "learning_rate": 0.1,
     "weight_decay": 0.1,
     "clip_value": 2.0,
-    "schedule": StepSchedule(every_steps=2, ratio=0.5),
+    "schedule": StepSchedule(every_steps=2, factor=0.5),
 }
 SPECS: dict[str, OptimizerSpec] = {
-    kind.keys["kind"].default: kind(**COMMON)
+    kind.model_fields["kind"].default: kind(**COMMON)
     for kind in (SGD, Momentum, Nesterov, Adagrad, RMSProp, Adam, AdamW, FTRL, LAMB)
 }
 PARTITIONERS: dict[str, Partitioner] = {

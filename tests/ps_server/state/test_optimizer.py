@@ -74,7 +74,7 @@ def test_decay_false_means_no_regularisation(kind: str) -> None:
 @pytest.mark.parametrize("kind", SPECS)
 def test_the_rate_is_a_product(kind: str) -> None:
     spec = SPECS[kind][0]
-    scheduled = spec.replaced(schedule=StepSchedule(every_steps=2, ratio=0.5))
+    scheduled = spec.replaced(schedule=StepSchedule(every_steps=2, factor=0.5))
     quarter = spec.replaced(learning_rate=spec.learning_rate / 4)
     quick = Variable("w", (40,), learning_rate_factor=0.5)
     assert same(updated(scheduled, variable=quick, t=3), updated(quarter, t=3))

@@ -1,0 +1,115 @@
+"""Validation of a job's table: each problem with its origin, what was found and what is allowed.
+
+Owns the translation of pydantic's errors into one `ConfigurationError`, the only form in which a user sees them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from parashard.errors import ConfigurationError
+from parashard.frozen_model import allowed, validated
+from parashard.job.forms import TAGS, fields_by_key, forms_at, tag_values
+from parashard.job.keys import at, dotted, key_parts, leaves, shown
+from parashard.job.layers import Layers
+from parashard.job.relations import Contradictions
+
+
+def validated_layers(form: Any, layers: Layers) -> Any:
+    """Return the model that a table with origins describes.
+
+    Raises
+    ------
+    ConfigurationError
+        It is not valid; the error has one line for each problem.
+    """
+    try:
+        return validated(form, layers.table)
+    except ValidationError as error:
+        found = error
+    lines: dict[str, list[str]] = {}  # several members of a union refuse the same value: one line, all alternatives
+    for details in found.errors(include_url=False):
+        for what, allows in _problems(details, form, layers):
+            lines.setdefault(what, []).append(allows)
+    problems = [f"{what}; {' or '.join(dict.fromkeys(allows))}" for what, allows in lines.items()]
+    if len(problems) == 1:
+        raise ConfigurationError(problems[0])
+    raise ConfigurationError(f"the job has {len(problems)} problems:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def validated_words(form: Any, plain: Mapping[str, Any], words: str) -> Any:
+    """Return the model of a table that a script gives; errors name a key after `words`."""
+    named = {dotted(*parts): words + dotted(*parts) for parts, _ in leaves(plain)}
+    return validated_layers(form, Layers(words.rstrip(": ."), plain, named))
+
+
+def _problems(details: ErrorDetails, schema: Any, layers: Layers) -> Iterator[tuple[str, str]]:
+    """Yield (where and what was found, what is allowed)."""
+    kind, cause = details["type"], details.get("ctx", {}).get("error")
+    if isinstance(cause, Contradictions):
+        yield from _contradictions(cause, layers)
+        return
+    parts = _key(details["loc"], layers.table, keep_last=kind == "missing")
+    if kind == "missing":
+        needed = _descriptions_at(schema, parts[:-1], layers.table)[parts[-1]] or "a value"
+        yield f"{layers.origin_of_missing(parts)}: {dotted(*parts)}: missing", f"needed: {needed}"
+    elif kind == "extra_forbidden":
+        yield f"{layers.named(parts)}: unknown key", _nearest(schema, parts, layers.table)
+    elif kind in ("union_tag_invalid", "union_tag_not_found"):
+        yield _unknown_member(schema, parts, layers)
+    else:
+        yield f"{layers.named(parts)}: found {shown(details['input'])}", f"allowed: {allowed(details)}"
+
+
+def _contradictions(cause: Contradictions, layers: Layers) -> Iterator[tuple[str, str]]:
+    for c in cause.found:
+        found = f"{layers.named(key_parts(c.keys[0]))}: found {shown(c.found[0])}"
+        if c.keys[1]:
+            words = layers.words.get(c.keys[1])
+            origin = "" if words else f" ({layers.origin(key_parts(c.keys[1]))})"
+            found += f" with {words or c.keys[1]} = {shown(c.found[1])}{origin}"
+        yield found, f"allowed: {c.allowed}"
+
+
+def _unknown_member(schema: Any, parts: tuple[str, ...], layers: Layers) -> tuple[str, str]:
+    forms = forms_at(schema, parts, layers.table)
+    tag = next(tag for tag in TAGS if all(tag in form.model_fields for form in forms))
+    offered = [form for form in forms if not (getattr(form, "for_tests", False) or getattr(form, "of_scripts", False))]
+    values = [value for form in offered for value in tag_values(form, tag)]
+    node = at(layers.table, parts)
+    key = (*parts, tag)
+    if tag in node:
+        return f"{layers.named(key)}: found {shown(node[tag])}", f"allowed: {', '.join(values)}"
+    return f"{layers.origin_of_missing(key)}: {dotted(*key)}: missing", f"allowed: {', '.join(values)}"
+
+
+def _nearest(schema: Any, parts: tuple[str, ...], table: Mapping[str, Any]) -> str:
+    known = list(_descriptions_at(schema, parts[:-1], table))
+    if parts[0] == "variables" and isinstance(at(table, parts), dict):
+        return f"a pattern with a dot needs quotes: {dotted(parts[0], '.'.join(parts[1:]))}"
+    near = difflib.get_close_matches(parts[-1], known, n=1)
+    return f"did you mean {dotted(*parts[:-1], near[0])}?" if near else f"allowed: {', '.join(known)}"
+
+
+def _key(location: tuple[Any, ...], table: Any, *, keep_last: bool) -> tuple[str, ...]:
+    """Return the key of an error's location: pydantic also puts the tags of unions in it, which no table holds."""
+    parts: list[str] = []
+    node: Any = table
+    for depth, part in enumerate(location, start=1):
+        if (isinstance(node, dict) and part in node) or isinstance(node, list):
+            node = node[part]
+        elif not (keep_last and depth == len(location)):
+            continue
+        parts.append(str(part))
+    return tuple(parts)
+
+
+def _descriptions_at(schema: Any, parts: tuple[str, ...], table: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys that the table at `parts` may have; with an unknown kind, those of every kind."""
+    forms = forms_at(schema, parts, table)
+    return {key: field.description or "" for form in forms for key, field in fields_by_key(form).items()}
