@@ -22,7 +22,7 @@ from parashard.models.declaration import declare_named, read_declaration
 from parashard.process import failpoints
 from parashard.process.arguments import advertised_address, credentials_of, write_address
 from parashard.process.compute_threads import limit_threads
-from parashard.process.full_disk import retry_while_disk_fails
+from parashard.process.durable import retry_while_disk_fails
 from parashard.process.logs import log
 from parashard.process.run_files import CHECKPOINTS
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
@@ -44,7 +44,7 @@ from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.job_start import NO_CALLBACKS, CallbackOptions, new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 from parashard_coordinator.run.store import RunIdentity, RunStore
-from parashard_coordinator.shards.channels import ShardChannels
+from parashard_coordinator.shards.monitor import ShardChannels
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer

@@ -26,8 +26,7 @@ from parashard.launch.run import INTERRUPTED, run_job
 from parashard.launch.runs import Run, job_credentials
 from parashard.models.base import for_thread
 from parashard.plan.steps import parts_of_batch
-from parashard.process.path_text import short_path
-from parashard.process.run_files import LOGS
+from parashard.process.run_files import LOGS, short_path
 from parashard.process.shell import ExitCode
 
 

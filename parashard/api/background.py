@@ -31,8 +31,7 @@ from parashard.launch.run_folders import discard_unbegun, owned
 from parashard.launch.runs import Run
 from parashard.plan.variables import Float32s, as_imported
 from parashard.process.arguments import checked_timeout_s
-from parashard.process.path_text import short_path
-from parashard.process.run_files import WEIGHTS_FILE
+from parashard.process.run_files import WEIGHTS_FILE, short_path
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.store.arrays import read_arrays

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from parashard.errors import ConfigurationError
 from parashard.launch.run_folders import write_report
 from parashard.process.durable import write_durably
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 
 CODE_FILE = "code.json"
 CODE_KEY = "accepted_code_sha256"

@@ -31,8 +31,7 @@ from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, 
 from parashard.launch.runs import Run
 from parashard.models.base import Model, TellsMetrics
 from parashard.models.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, declare
-from parashard.process.path_text import short_path
-from parashard.process.run_files import CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE
+from parashard.process.run_files import CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, short_path
 from parashard.store import open_store
 
 RECORDS = (CODE_FILE, CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, RECORD_FILE, VALUES_FILE, ROWS_FILE)

@@ -18,8 +18,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.load import job_of_run
 from parashard.launch.programs import answers_in, program_of
 from parashard.launch.run_folders import is_done, job_name_in, launcher_of, run_began_at, runs_here, runs_of
-from parashard.process.path_text import short_path
-from parashard.process.run_files import JOB_FILE
+from parashard.process.run_files import JOB_FILE, short_path
 
 GOES_ON = "goes_on"
 """In the answer of a call that was answered: the run that its script goes on with."""

@@ -30,7 +30,7 @@ from parashard.errors import BadData, ConfigurationError
 from parashard.models.base import FrameworkModel, Model
 from parashard.models.declaration import parts_of
 from parashard.plan.variables import Float32s, as_imported
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 from parashard.store.arrays import from_bytes
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics

@@ -15,8 +15,8 @@ from parashard.callbacks.base import Callback, Logs
 from parashard.callbacks.stopping import Mode, Monitor
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.process.best_effort import why_failed
+from parashard.process.durable import disk_failed
 from parashard.process.extras import install
-from parashard.process.full_disk import disk_failed
 
 SUFFIX = ".safetensors"
 

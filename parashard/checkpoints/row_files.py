@@ -20,6 +20,7 @@ from parashard.checkpoints.catalogue import Catalogue, CheckpointId, place_of
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.tensors import read_file
+from parashard.data.hashing import keys_of_bytes
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.embedding import BFLOAT16, BUCKET_BITS, BUCKETS, Keys, buckets_of, floats_of, found_among
 from parashard.plan.row_rules import ended
@@ -245,3 +246,32 @@ def parsed(content: bytes, where: str) -> TableChange:
             f"{where}: the arrays of table {name!r} do not fit each other, or keys are not ascending"
         )
     return TableChange(name, rows, gone)
+
+
+_SEEDS = (0, 0x9E3779B97F4A7C15)
+
+
+class RowsDigest:
+    """The digest of a table's rows: keys, t, last use, values and slots, each key once."""
+
+    def __init__(self) -> None:
+        self._sums = [np.uint64(0) for _ in _SEEDS]
+
+    def add(self, rows: StoredRows) -> None:
+        """Count more rows."""
+        slots = [rows.slots[name] for name in sorted(rows.slots)]
+        parts: list[Any] = [rows.keys, rows.t, rows.last_use, rows.values, *slots]
+        content = np.concatenate([_bytes(part, len(rows.keys)) for part in parts], axis=1)
+        offsets = np.arange(len(content) + 1) * content.shape[1]
+        with np.errstate(over="ignore"):
+            for at, seed in enumerate(_SEEDS):
+                self._sums[at] += keys_of_bytes(content.reshape(-1), offsets, seed).sum(dtype=np.uint64)
+
+    def hex(self) -> str:
+        """Return it as 32 hex digits."""
+        return "".join(f"{int(one):016x}" for one in self._sums)
+
+
+def _bytes(part: Any, rows: int) -> Any:
+    little = np.ascontiguousarray(part, part.dtype.newbyteorder("<"))
+    return little.view(np.uint8).reshape(rows, -1)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parashard.cli.options import Consistency, DeviceName, JobFile, Sets, Shards, Workers, job_flags, loaded_job
-from parashard.cli.printing import print_table
+from parashard.display.text_table import print_table
 from parashard.job.load import describe
 
 

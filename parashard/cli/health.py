@@ -6,14 +6,53 @@ Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
 from __future__ import annotations
 
 import argparse
+import http.client
+import urllib.error
+import urllib.request
 from typing import Annotated
 
 import typer
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, NotReady, Unreachable, WrongRun
 from parashard.process.arguments import finite
-from parashard.process.health import ask
 from parashard.process.starts import address, own_host
+
+REASON_BYTES_MAX = 200  # read of an answer: any program may listen there
+
+
+def ask(address: str, *, live: bool, timeout_s: float) -> None:
+    """Raise unless the service at an HTTP address is ready, or with `live` answers at all.
+
+    Raises NotReady if it answers that it is not; with its reason; Unreachable if nothing answers; WrongRun if something
+    other than a parashard service answers.
+
+    Parameters
+    ----------
+    address : str
+        host:port of a service's HTTP port.
+    live : bool
+        True: ask /livez, which answers as long as the process does; False: /readyz.
+    timeout_s : float
+        How long to wait for the connection, and for each part of the answer.
+    """
+    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores proxies of the environment
+    try:
+        with directly.open(f"http://{address}/{'livez' if live else 'readyz'}", timeout=timeout_s) as answer:
+            said = answer.read(REASON_BYTES_MAX)
+    except urllib.error.HTTPError as error:
+        said = error.read(REASON_BYTES_MAX)
+        if error.code == 503:
+            raise NotReady(_text(said) or "no reason given", peer=address) from None
+        raise WrongRun(f"HTTP status {error.code}: no HTTP port of a parashard service", peer=address) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise Unreachable(f"no answer: {reason}", peer=address) from None
+    if said != b"ok\n":
+        raise WrongRun(f"it says {_text(said)!r}: no HTTP port of a parashard service", peer=address)
+
+
+def _text(said: bytes) -> str:
+    return said.decode(errors="replace").strip()
 
 
 def health(

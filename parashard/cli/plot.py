@@ -16,8 +16,7 @@ from parashard.cli.options import complete_runs
 from parashard.display.chart import panels_of, svg
 from parashard.errors import ConfigurationError
 from parashard.launch.run_folders import run_named
-from parashard.process.path_text import short_path
-from parashard.process.run_files import HISTORY_FILE
+from parashard.process.run_files import HISTORY_FILE, short_path
 
 PLOT_FILE = "plot.svg"
 

@@ -43,7 +43,7 @@ from parashard.launch.run import INTERRUPTED, Outcome, run_job
 from parashard.launch.run_folders import new_run_dir, owned, resumed_job, resumed_run_dir, unfinished_run
 from parashard.launch.runs import Run, job_credentials
 from parashard.process.best_effort import why_failed
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 from parashard.process.shell import ExitCode
 
 Output = Annotated[Path | None, typer.Option(help="Where to copy the final weights.")]

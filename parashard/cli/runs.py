@@ -20,7 +20,7 @@ from rich.text import Text
 
 from parashard.cli.app import App
 from parashard.cli.options import complete_runs
-from parashard.cli.printing import print_table
+from parashard.display.text_table import print_table
 from parashard.errors import ConfigurationError
 from parashard.job.load import job_of_run
 from parashard.launch.programs import program_of, readers_of

@@ -19,8 +19,7 @@ from parashard.display.status_tables import (
     metric_figures,
 )
 from parashard.figures import count, counted, duration, mebibytes, metric, percent, rate
-from parashard.process.path_text import short_path
-from parashard.process.run_files import WEIGHTS_FILE
+from parashard.process.run_files import WEIGHTS_FILE, short_path
 
 STATE_STYLES = {"done": "green", "stopped": "yellow"}
 

@@ -10,6 +10,8 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.table import Table
 
 
 class Column(NamedTuple):
@@ -109,3 +111,14 @@ def _aligned(text: str, width: int, column: Column) -> str:
     shown = cut_in_the_middle(text, width) if column.is_text else text
     padding = " " * (width - cell_len(shown))
     return shown + padding if column.is_text else padding + shown
+
+
+UNBOUNDED = 10_000  # cells
+
+
+def print_table(table: Table) -> None:
+    """Print a table, wrapped to the terminal; where the output is none, such as a pipe to grep, not wrapped."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = UNBOUNDED
+    console.print(table)

@@ -18,8 +18,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.launch.run_folders import RUNS_VARIABLE
 from parashard.process.durable import write_durably
-from parashard.process.path_text import short_path
-from parashard.process.run_files import CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE
+from parashard.process.run_files import CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, short_path
 
 NOT_RESUMED = "ps.Coordinator"
 RESUME_VARIABLE = "PARASHARD_RESUME"

@@ -31,8 +31,7 @@ from parashard.models.declaration import write_declaration
 from parashard.process import cuda
 from parashard.process.arguments import check_host
 from parashard.process.best_effort import why_failed
-from parashard.process.durable import sync_upwards, write_durably
-from parashard.process.full_disk import disk_failed
+from parashard.process.durable import disk_failed, sync_upwards, write_durably
 from parashard.process.run_files import NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.process.shell import ExitCode
 from parashard.protocol.rpc import check_reachable

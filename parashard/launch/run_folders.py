@@ -22,8 +22,7 @@ from parashard.job.keys import check_path
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, job_of_run
 from parashard.process.best_effort import why_failed
-from parashard.process.durable import write_durably
-from parashard.process.full_disk import disk_failed
+from parashard.process.durable import disk_failed, write_durably
 from parashard.process.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 

@@ -21,7 +21,7 @@ from parashard.figures import count, counted
 from parashard.launch.programs import NOT_RESUMED, program_of
 from parashard.launch.run_folders import write_report
 from parashard.plan.intervals import IntervalSet
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 from parashard.store import open_store
 
 Saved = list[IntervalSet] | ParashardError

@@ -18,7 +18,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from parashard.errors import ParashardError
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 
 _HEADING = "Exception encountered when calling"
 """How a message of Keras begins that says in its next line what the matter is."""

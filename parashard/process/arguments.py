@@ -19,8 +19,7 @@ from typing import Any
 
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.process.best_effort import why_failed
-from parashard.process.durable import replace_durably
-from parashard.process.full_disk import disk_failed, retry_while_disk_fails
+from parashard.process.durable import disk_failed, replace_durably, retry_while_disk_fails
 from parashard.process.starts import TLS_VARIABLE, Start
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role

@@ -19,3 +19,28 @@ def backoff_s(first_s: float, exits: int) -> float:
 def retry_pause_s(failures: int) -> float:
     """Return the pause after so many failed writes in a row: it doubles from RETRY_FIRST_S up to RETRY_MAX_S."""
     return 0.0 if failures <= 0 else min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(failures - 1, 30))
+
+
+STEADY_S = 5.0
+"""How long it must have worked until the failure is over: an almost full disk fails intermittently."""
+
+
+class Debounce:
+    """One kind of failure, over when none has occurred for `steady_s`."""
+
+    def __init__(self, steady_s: float = STEADY_S) -> None:
+        self._steady_s = steady_s
+        self.present = False
+        """Its begin has been reported, and not its end."""
+        self._failed_s = 0.0  # when it was last seen to fail
+
+    def begins(self, now_s: float) -> bool:
+        """Record a failure; return whether to report it."""
+        was_present, self.present, self._failed_s = self.present, True, now_s
+        return not was_present
+
+    def ends(self, now_s: float) -> bool:
+        """Record a success; return whether to report it."""
+        over = self.present and now_s - self._failed_s >= self._steady_s
+        self.present = self.present and not over
+        return over

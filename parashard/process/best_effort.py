@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from parashard.errors import StoreFailed
-from parashard.process.debounce import Debounce
+from parashard.process.backoff import Debounce
 
 _counting = threading.Lock()
 _failed: Counter[str] = Counter()

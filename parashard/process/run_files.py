@@ -1,5 +1,8 @@
 """Names of the files in a run directory."""
 
+from __future__ import annotations
+
+import os
 from pathlib import Path
 
 JOB_FILE = "job.toml"
@@ -25,3 +28,9 @@ LOGS = "logs"
 def beside(weights: Path) -> Path:
     """Return the preprocessing file of a copy of weights: w.safetensors has w.preprocessing.json."""
     return weights.with_name(f"{weights.stem}.{PREPROCESSING_FILE}")
+
+
+def short_path(path: str | Path) -> str:
+    """Return a path as a user would type it: relative where it lies below the working directory."""
+    absolute, here = os.path.abspath(path), os.getcwd()
+    return os.path.relpath(absolute, here) if absolute.startswith(f"{here}{os.sep}") else str(path)

@@ -20,7 +20,7 @@ from typing import NoReturn
 from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardError, RetryLater, shortened
 from parashard.process import failpoints
 from parashard.process.best_effort import lossy
-from parashard.process.full_disk import disk_failed
+from parashard.process.durable import disk_failed
 from parashard.process.logs import as_json, as_logfmt, as_text, configure_logging, log
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

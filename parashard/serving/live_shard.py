@@ -10,10 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parashard._proto import shard_pb2 as pb
 from parashard.checkpoints.catalogue import CheckpointId
@@ -35,15 +33,6 @@ LOSSES_MAX = 3
 """How often in one look the changes may outgrow what the shard notes."""
 
 Ask = Callable[[pb.ReadRequest], pb.ReadReply]
-
-
-class RowsAnswer(NamedTuple):
-    """Rows of a table that were read, and keys that have none; ascending."""
-
-    keys: Keys
-    values: Float32s
-    last_use: NDArray[np.uint32]
-    gone: Keys
 
 
 @dataclass
@@ -160,7 +149,7 @@ class _Reading:
 
     def _changes_to_the_end(self, *, weights: bool = True) -> pb.ReadReply:
         """Read changes until there are no more; return the last answer, which is of one moment with all of them."""
-        pending: dict[str, list[RowsAnswer]] = {name: [] for name in self._held.tables}
+        pending: dict[str, list[RowChange]] = {name: [] for name in self._held.tables}
         losses = pending_bytes = 0
         while True:
             reply = self._changes(self.position, weights=weights)
@@ -186,7 +175,7 @@ class _Reading:
             self._take(reply, 0, self.flat_bytes)
         return reply
 
-    def _put(self, pending: dict[str, list[RowsAnswer]]) -> None:
+    def _put(self, pending: dict[str, list[RowChange]]) -> None:
         """Put changes into the tables, and forget them."""
         for name, parts in pending.items():
             if parts:
@@ -249,13 +238,13 @@ class _Reading:
         if not differing:
             return
         keep = np.ones(len(own.keys), np.bool_)
-        read = [RowsAnswer(NO_KEYS, own.values[:0], own.last_use[:0], NO_KEYS)]
+        read = [RowChange(NO_KEYS, own.values[:0], own.last_use[:0], NO_KEYS)]
         for begin, stop in _runs(differing):
             keep[slice(*_places(own.keys, begin, stop))] = False
             read += self._rows_of_buckets(name, begin, stop)
         self.tables[name] = self.tables[name].replaced(_whole(own.taken(keep), read), self._change)
 
-    def _rows_of_buckets(self, name: str, first: int, stop: int) -> Iterator[RowsAnswer]:
+    def _rows_of_buckets(self, name: str, first: int, stop: int) -> Iterator[RowChange]:
         key = 0
         while True:
             reply = self._buckets(name, first, stop, from_key=key)
@@ -291,7 +280,7 @@ class _Reading:
         return ELEMENT_BYTES * self._held.plan.shard_elements(self._held.shard)
 
 
-def _rows_of(message: pb.ReadRows, row_elements: int) -> RowsAnswer:
+def _rows_of(message: pb.ReadRows, row_elements: int) -> RowChange:
     keys, gone = (
         np.frombuffer(content, "<u8").astype(np.uint64, copy=False) for content in (message.keys, message.gone)
     )
@@ -301,10 +290,10 @@ def _rows_of(message: pb.ReadRows, row_elements: int) -> RowsAnswer:
         raise MalformedFrame(f"table {message.table!r}: {len(keys)} keys, {len(last_use)} times, {len(values)} numbers")
     if not (keys[1:] > keys[:-1]).all():
         raise MalformedFrame(f"table {message.table!r}: rows that are not in the order of keys")
-    return RowsAnswer(keys, values.reshape(len(keys), row_elements), last_use, gone)
+    return RowChange(keys, values.reshape(len(keys), row_elements), last_use, gone)
 
 
-def _merged(parts: Sequence[RowsAnswer]) -> RowChange:
+def _merged(parts: Sequence[RowChange]) -> RowChange:
     """Return what is there after parts that were read one after another: of each key the last word counts."""
     keys = np.concatenate([one for part in parts for one in (part.keys, part.gone)])
     lengths = [length for part in parts for length in (len(part.keys), len(part.gone))]
@@ -316,7 +305,7 @@ def _merged(parts: Sequence[RowsAnswer]) -> RowChange:
     return RowChange(keys[rows], values[place[rows]], last_use[place[rows]], keys[gone])
 
 
-def _whole(kept: Block, read: Sequence[RowsAnswer]) -> PublishedRows:
+def _whole(kept: Block, read: Sequence[RowChange]) -> PublishedRows:
     """Return a table of rows that are kept and of others that were read."""
     keys = np.concatenate([kept.keys, *(rows.keys for rows in read)])
     order = np.argsort(keys, kind="stable")

@@ -31,9 +31,8 @@ from parashard.job.sections import CheckpointOptions
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
-from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher
+from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher, Restarts
 from parashard_coordinator.core.policies import leasing_policy
-from parashard_coordinator.core.restarts import Restarts
 from parashard_coordinator.core.rounds import NoRounds, Rounds
 
 LEASE_TTL_S = 1.5

@@ -16,7 +16,7 @@ from parashard.plan.embedding import EmbeddingTable, Keys, mixed, unmixed
 from parashard.plan.optimizers import SGD
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 from parashard_worker import computing
 from parashard_worker.computing import Task, WrongResult
 from parashard_worker.device import Cpu

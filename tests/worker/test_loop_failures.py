@@ -27,7 +27,7 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 from parashard.protocol.messages import PullRun, Push
 from support import loop_cases
 from support.loop_cases import Counting, Job, Numbered, evaluation

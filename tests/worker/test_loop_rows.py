@@ -14,7 +14,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.data.base import Batch
 from parashard.models.base import Nothing
 from parashard.plan.embedding import EmbeddingTable, mixed
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 from parashard.protocol.messages import PullRun, Push
 from support.in_process import COUNTING
 from support.loop_cases import HELD_OUT, Counting, Job, Numbered, evaluation

@@ -21,7 +21,7 @@ from parashard.errors import ParashardError, RetryLater
 from parashard.process import failpoints
 from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import log
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.telemetry.tracing import NO_SPAN

@@ -20,7 +20,7 @@ from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.controller import Controller, Drift, Lag
 from parashard_coordinator.core.draining import Draining
 from parashard_coordinator.core.evaluations import Evaluations
-from parashard_coordinator.core.failures import Failures
+from parashard_coordinator.core.failures import Failures, Problems
 from parashard_coordinator.core.input_limits import EVENT_BYTES_MAX, readable
 from parashard_coordinator.core.launchers import CONFIGURATION, FAILED, Launcher
 from parashard_coordinator.core.learning import NOT_FALLING, RISES, Change, Learning
@@ -33,7 +33,6 @@ from parashard_coordinator.core.membership import (
     Workers,
 )
 from parashard_coordinator.core.policies import Auto, LeasingPolicy
-from parashard_coordinator.core.problems import Problems
 from parashard_coordinator.core.progress import Progress
 from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved

@@ -54,10 +54,8 @@ from parashard_coordinator.run.history import HistoryFile
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import RunStore, SavedModel
-from parashard_coordinator.shards.channels import ShardChannels
 from parashard_coordinator.shards.commands import ShardCommands
-from parashard_coordinator.shards.disk_troubles import DiskTroubles
-from parashard_coordinator.shards.monitor import ShardMonitor
+from parashard_coordinator.shards.monitor import DiskTroubles, ShardChannels, ShardMonitor
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer

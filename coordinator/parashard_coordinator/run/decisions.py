@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from parashard.errors import NotReady, StoreFailed, Superseded
+from parashard.process.backoff import STEADY_S
 from parashard.process.best_effort import BestEffort
-from parashard.process.debounce import STEADY_S
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode
 from parashard_coordinator.core.core import Core

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.process.backoff import STEADY_S
 from parashard.process.best_effort import BestEffort
-from parashard.process.debounce import STEADY_S
 from parashard.process.run_files import HISTORY_FILE
 from parashard.telemetry.transfer import Overlap
 from parashard_coordinator.endpoints.timeline import Timeline

@@ -10,9 +10,8 @@ from parashard_coordinator.core.advice import advice_for
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher
+from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher, Restarts
 from parashard_coordinator.core.policies import leasing_policy
-from parashard_coordinator.core.restarts import Restarts
 from parashard_coordinator.core.rounds import NoRounds, Rounds, SyncRounds
 from parashard_coordinator.run.resolve import ResolvedJob
 

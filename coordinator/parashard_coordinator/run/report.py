@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.checkpoints.rows_digest import RowsDigest
+from parashard.checkpoints.row_files import RowsDigest
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import StoreFailed
 from parashard.job.embeddings import tables_of

@@ -14,7 +14,7 @@ from parashard._proto import shard_pb2
 from parashard.errors import ParashardError
 from parashard.protocol import rpc
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.shards.channels import ShardChannels
+from parashard_coordinator.shards.monitor import ShardChannels
 from parashard_coordinator.shards.shard_reports import SavedShard, saved_shard
 
 NAME_DEADLINE_S = 1.0

@@ -37,8 +37,7 @@ from parashard.plan.variables import Float32s, as_exported
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.backoff import retry_pause_s
 from parashard.process.best_effort import BestEffort, why_failed
-from parashard.process.durable import sync_upwards, write_durably
-from parashard.process.full_disk import disk_failed
+from parashard.process.durable import disk_failed, sync_upwards, write_durably
 from parashard.process.run_files import JOB_FILE
 from parashard.store import open_store
 from parashard_coordinator.core.callbacks import follow

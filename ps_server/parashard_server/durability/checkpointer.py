@@ -21,8 +21,8 @@ from parashard.checkpoints.verify import damage_in_shard
 from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
 from parashard.job.sections import CheckpointOptions
 from parashard.process import failpoints
-from parashard.process.debounce import Debounce
-from parashard.process.full_disk import disk_is_full
+from parashard.process.backoff import Debounce
+from parashard.process.durable import disk_is_full
 from parashard.process.logs import log
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Cut, Shard

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from parashard.errors import DamagedCheckpoint, NotReady, StaleIncarnation, StoreFailed, Superseded
 from parashard.process import failpoints
-from parashard.process.full_disk import retry_while_disk_fails
+from parashard.process.durable import retry_while_disk_fails
 from parashard.process.logs import log
 from parashard.store.claims import Claims, Return
 from parashard_server.build import ShardBuilder

@@ -13,10 +13,9 @@ from parashard_coordinator.core.calls import JobState, LeaseCall
 from parashard_coordinator.core.core import WORKERS_MAX
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.job_record import WARNINGS_MAX
-from parashard_coordinator.core.launchers import Exit, LocalLauncher, Orders, ProcessName
+from parashard_coordinator.core.launchers import Exit, LocalLauncher, Orders, ProcessName, Restarts
 from parashard_coordinator.core.loss_warnings import staleness_seen
 from parashard_coordinator.core.policies import Sync
-from parashard_coordinator.core.restarts import Restarts
 from parashard_coordinator.core.staleness import Staleness
 from support.coordinator_cases import Caller, announce, core_of, done
 

@@ -14,8 +14,8 @@ from parashard_coordinator.core.launchers import (
     LocalLauncher,
     Orders,
     ProcessName,
+    Restarts,
 )
-from parashard_coordinator.core.restarts import Restarts
 
 
 def shard(index: int) -> ProcessName:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parashard.process.backoff import BACKOFF_MAX_S
-from parashard_coordinator.core.restarts import Restarts
+from parashard_coordinator.core.launchers import Restarts
 
 
 def pause_s(restarts: Restarts, index: int = 0, now_s: float = 100.0) -> float:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.launchers import Exit, LocalLauncher, ProcessName
-from parashard_coordinator.core.restarts import Restarts
+from parashard_coordinator.core.launchers import Exit, LocalLauncher, ProcessName, Restarts
 from support.coordinator_cases import Caller, announce, core_of
 
 SHARD_0, SHARD_1, WORKER_0 = ProcessName("shard", 0), ProcessName("shard", 1), ProcessName("worker", 0)

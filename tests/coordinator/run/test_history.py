@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.process.debounce import STEADY_S
+from parashard.process.backoff import STEADY_S
 from parashard.process.run_files import HISTORY_FILE
 from parashard_coordinator.endpoints.timeline import Timeline
 from parashard_coordinator.run import history as module

@@ -6,7 +6,7 @@ import pytest
 
 from parashard_coordinator.core import evaluations, leases
 from parashard_coordinator.core.core import SLOW, Core
-from parashard_coordinator.core.problems import PROBLEMS_MAX
+from parashard_coordinator.core.failures import PROBLEMS_MAX
 from support.coordinator_cases import Caller, core_of, done, judged
 
 

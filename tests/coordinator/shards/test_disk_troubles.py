@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from parashard._proto.shard_pb2 import InspectReply
-from parashard.process.debounce import STEADY_S
-from parashard_coordinator.shards.disk_troubles import DiskTroubles
+from parashard.process.backoff import STEADY_S
+from parashard_coordinator.shards.monitor import DiskTroubles
 
 FULL = InspectReply(failed_checkpoints=1, checkpoint_error="no space left on device")
 SOUND = InspectReply(checkpoints=4)

@@ -8,7 +8,7 @@ import pytest
 
 from parashard._proto import shard_pb2
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.shards.channels import ShardChannels
+from parashard_coordinator.shards.monitor import ShardChannels
 
 FIRST, SECOND = ShardRegistration(1, "127.0.0.1:1", ""), ShardRegistration(1, "127.0.0.1:2", "")
 

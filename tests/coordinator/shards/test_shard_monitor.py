@@ -11,8 +11,7 @@ from parashard._proto import shard_pb2, shard_pb2_grpc
 from parashard.errors import Unreachable, WrongRun
 from parashard.protocol.rpc import Server
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.shards.channels import ShardChannels
-from parashard_coordinator.shards.monitor import ShardMonitor
+from parashard_coordinator.shards.monitor import ShardChannels, ShardMonitor
 
 Starts = Callable[[int], ShardRegistration]
 

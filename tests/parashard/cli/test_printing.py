@@ -1,6 +1,6 @@
 from rich.table import Table
 
-from parashard.cli.printing import print_table
+from parashard.display.text_table import print_table
 
 
 def test_a_table_in_a_pipe_is_not_wrapped(capsys, monkeypatch):

@@ -16,7 +16,7 @@ from parashard.errors import ConfigurationError, WrongModel
 from parashard.models.looking_up import check_looks_up, keys_of_all, looked_up, placed, unused_tables, uses_tables
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 from support.loop_cases import Counting
 
 TABLES = {name: EmbeddingTable(name, 2, SGD(0.1), keys_per_step_max=8) for name in ("user", "item")}

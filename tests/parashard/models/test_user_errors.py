@@ -17,7 +17,7 @@ import parashard_worker
 from parashard.errors import NotReady, WrongModel
 from parashard.models.networks import SoftmaxRegression
 from parashard.models.user_errors import _is_the_users, _not_the_users, described, place_of
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 
 
 def raised(call: object, *arguments: object) -> BaseException:

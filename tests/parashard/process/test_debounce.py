@@ -1,6 +1,6 @@
 """Debounce: told once when it begins, and once when it has been over for a while."""
 
-from parashard.process.debounce import STEADY_S, Debounce
+from parashard.process.backoff import STEADY_S, Debounce
 
 
 def test_it_is_told_once_and_once_more_when_it_is_over() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parashard.errors import NotReady, StoreFailed
-from parashard.process.full_disk import DISK_RETRY_S_MAX, retry_while_disk_fails
+from parashard.process.durable import DISK_RETRY_S_MAX, retry_while_disk_fails
 from parashard.process.shell import ExitCode, exit_code_of
 from parashard.store.claims import claim_incarnation
 from parashard.store.local import LocalStore

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from parashard.cli.health import REASON_BYTES_MAX, ask
 from parashard.errors import NotReady, Unreachable, WrongRun
-from parashard.process.health import REASON_BYTES_MAX, ask
 from parashard.process.shell import ExitCode
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics

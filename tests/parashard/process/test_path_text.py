@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from parashard.process.path_text import short_path
+from parashard.process.run_files import short_path
 
 
 def test_paths_below_the_working_directory_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from parashard import __version__
+from parashard.cli.health import ask
 from parashard.errors import Unavailable
-from parashard.process.health import ask
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
 from parashard.telemetry import http
