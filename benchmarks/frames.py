@@ -51,6 +51,10 @@ READS = {"moved"}  # Storage.moved: what a pull is answered with
 LEAVES = {"sendmsg", "send"}
 CALLS = {"future", "__call__"}
 """Where a request leaves our Python: a system call, or a method of gRPC's."""
+BESIDE = ("shard", "checkpoints")
+"""Threads of the shard that serve no request."""
+PARTS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
+"""Comprehensions, which belong to the function around them."""
 ELEMENTS = 4 << 20  # 16 MiB, so that what comes in pieces does
 
 
@@ -69,7 +73,7 @@ class Calls:
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
         """Note a call; what `sys.setprofile` takes."""
-        if not self.looking:
+        if not self.looking or threading.current_thread().name in BESIDE:
             return
         side = "worker" if threading.get_ident() == self.worker else "shard"
         code = frame.f_code
@@ -95,9 +99,9 @@ class Calls:
 
 
 def _is_ours(code: CodeType) -> bool:
-    """Tell a function of ours; a comprehension is part of the one around it."""
+    """Tell a function of ours."""
     name = code.co_filename
-    return name.startswith(OURS) and not name.startswith(GENERATED) and code.co_name not in ("<listcomp>", "<genexpr>")
+    return name.startswith(OURS) and not name.startswith(GENERATED) and code.co_name not in PARTS
 
 
 def _enters_kernel(frame: FrameType) -> bool:
@@ -123,7 +127,7 @@ def cluster(transport: str) -> Iterator[ShardClient]:
         processes.start("coordinator", MODULES["coordinator"], arguments)
         coordinator = CoordinatorClient(find_coordinator(name), where=name)
         reply = coordinator.get_job()
-        shard = threading.Thread(target=serve, args=(ShardStart(connect=name, index=0), stop, None))
+        shard = threading.Thread(target=serve, args=(ShardStart(connect=name, index=0), stop, None), name="shard")
         shard.start()
         plan, connect = plan_from(reply.plan), connect_by(job.cluster.transport)
         client = ShardClient(reply.run_id, reply.job_digest, plan, "worker-0", connect=connect)
@@ -155,6 +159,8 @@ def counted(transport: str, calls: Calls) -> tuple[list[list[str]], str]:
             calls.looking = step == 2
             transfers.push(pb.Grant(step=step), gradient, pulled)
             calls.looking = False
+            if pulled is not None:
+                pulled.release()
         for operation, (called, way) in (("push", (calls.called, calls.way)), ("pull", pull)):
             files = {code.co_filename for side in way.values() for code in side}
             every = called["worker"] | called["shard"]

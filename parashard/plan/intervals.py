@@ -25,12 +25,12 @@ class IntervalSet:
     ([(0, 4)], 4)
     """
 
-    __slots__ = ("_size", "_starts", "_stops")
+    __slots__ = ("_starts", "_stops", "size")
 
     def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []
         self._stops: list[int] = []
-        self._size = 0
+        self.size = 0
         for start, stop in intervals:
             self.add_range(start, stop)
 
@@ -39,7 +39,7 @@ class IntervalSet:
         return i >= 0 and value < self._stops[i]
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, IntervalSet):
@@ -58,7 +58,7 @@ class IntervalSet:
     def copy(self) -> IntervalSet:
         """Return an independent copy."""
         twin = IntervalSet()
-        twin._starts, twin._stops, twin._size = list(self._starts), list(self._stops), self._size
+        twin._starts, twin._stops, twin.size = list(self._starts), list(self._stops), self.size
         return twin
 
     def add(self, value: int) -> bool:
@@ -82,7 +82,7 @@ class IntervalSet:
         swallowed = sum(self._stops[i] - self._starts[i] for i in range(left, right))
         self._starts[left:right] = [start]
         self._stops[left:right] = [stop]
-        self._size += stop - start - swallowed
+        self.size += stop - start - swallowed
 
     def discard(self, value: int) -> None:
         """Take one integer out, if it is there."""
@@ -94,7 +94,7 @@ class IntervalSet:
         right = [(value + 1, stop)] if value + 1 < stop else []
         self._starts[i : i + 1] = [first for first, _ in left + right]
         self._stops[i : i + 1] = [last for _, last in left + right]
-        self._size -= 1
+        self.size -= 1
 
     def lowest(self, default: int) -> int:
         """Return the lowest integer of the set, or `default` if it is empty."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from parashard.protocol.messages import (
     MESSAGE_BYTES,
     MESSAGE_BYTES_MAX,
     NO_KEYS,
+    NO_ROWS,
     ROWS_BYTES_MAX,
     Ack,
     DType,
@@ -45,6 +47,7 @@ PAYLOAD_ALIGNMENT_BYTES = 16
 NOTHING = memoryview(b"")
 
 _PREFIX = struct.Struct("<4sI")
+_DTYPES: dict[int, DType] = {dtype.value: dtype for dtype in DType}
 _ROW_DTYPES: dict[int, np.dtype[Any]] = {
     tensor_pb2.DTYPE_FLOAT32: np.dtype("<f4"),
     tensor_pb2.DTYPE_FLOAT16: np.dtype("<f2"),
@@ -62,7 +65,8 @@ def encode_frame(header: Message, payload: Sequence[memoryview] = ()) -> bytes:
     payload_bytes = sum(piece.nbytes for piece in payload)
     if payload_bytes > MESSAGE_BYTES_MAX:
         raise LimitExceeded(f"a frame's payload has {payload_bytes} bytes; allowed are {MESSAGE_BYTES_MAX}")
-    return b"".join((_PREFIX.pack(MAGIC, len(head)), head, bytes(_padding(len(head))), *payload))
+    padding = bytes(-(_PREFIX.size + len(head)) % PAYLOAD_ALIGNMENT_BYTES)
+    return b"".join((_PREFIX.pack(MAGIC, len(head)), head, padding, *payload))
 
 
 def decode_frame(frame: bytes, header_type: type[_Header]) -> tuple[_Header, memoryview]:
@@ -82,7 +86,7 @@ def decode_frame(frame: bytes, header_type: type[_Header]) -> tuple[_Header, mem
         raise MalformedFrame(f"a frame begins with {MAGIC!r}, found {magic!r}")
     if head_bytes > HEADER_BYTES_MAX:
         raise LimitExceeded(f"a frame declares a header of {head_bytes} bytes; allowed are {HEADER_BYTES_MAX}")
-    payload_start = _PREFIX.size + head_bytes + _padding(head_bytes)
+    payload_start = -(-(_PREFIX.size + head_bytes) // PAYLOAD_ALIGNMENT_BYTES) * PAYLOAD_ALIGNMENT_BYTES
     if len(frame) < payload_start:
         raise MalformedFrame(f"a frame declares {payload_start} bytes before its payload but has {len(frame)}")
     if len(frame) - payload_start > MESSAGE_BYTES_MAX:
@@ -94,10 +98,6 @@ def decode_frame(frame: bytes, header_type: type[_Header]) -> tuple[_Header, mem
     except DecodeError as error:
         raise MalformedFrame(f"a frame's header is not a {header_type.DESCRIPTOR.name}: {error}") from None
     return header, view[payload_start:]
-
-
-def _padding(head_bytes: int) -> int:
-    return -(_PREFIX.size + head_bytes) % PAYLOAD_ALIGNMENT_BYTES
 
 
 # --- headers ---
@@ -138,8 +138,9 @@ def push_header(push: Push) -> tensor_pb2.PushHeader:
 
 def push_from(header: tensor_pb2.PushHeader, payload: memoryview) -> Push:
     """Return the push that a header and its payload are."""
+    t = header.target
     return Push(
-        target=target(header.target),
+        target=Target(t.run_id, t.job_digest, t.plan_version, t.shard, t.incarnation),
         worker=header.worker,
         step=header.step,
         slices=tuple(_slice(s) for s in header.slices),
@@ -219,17 +220,19 @@ def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> Pu
     MalformedFrame
         If the payload has not one key for each row, or a table is named twice.
     """
-    check_keys_bytes(header, payload.nbytes)
     keys: dict[str, Keys] = {}
     begin = 0
+    if header.keys or payload:
+        check_keys_bytes(header, payload.nbytes)
     for named in header.keys:
         if named.table in keys:
             raise MalformedFrame(f"a pull names table {named.table!r} twice")
         end = begin + 8 * named.rows
         keys[named.table] = np.frombuffer(payload[begin:end], "<u8")
         begin = end
+    t = header.target
     return PullRun(
-        target=target(header.target),
+        target=Target(t.run_id, t.job_digest, t.plan_version, t.shard, t.incarnation),
         round=header.round if header.for_round else None,
         step=header.step if header.for_step else None,
         offset_bytes=header.offset_bytes,
@@ -241,13 +244,13 @@ def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> Pu
     )
 
 
-def parts_of(run: PullRun, size_bytes: int) -> Iterator[PullRun]:
-    """Cut a run into parts that are read in one turn each; an empty run is one: its version matters.
+def parts_of(run: PullRun, size_bytes: int | None = None) -> Iterator[PullRun]:
+    """Cut a run into parts that are read in one turn each, by default messages; an empty run is one with a version.
 
     The first has the keys of rows and the sender's span: one of many spans for one request would say no more.
     """
     end = run.offset_bytes + run.length_bytes
-    offset = run.offset_bytes
+    offset, size_bytes = run.offset_bytes, size_bytes or MESSAGE_BYTES
     while True:
         length = min(size_bytes, end - offset)
         part = run._replace(offset_bytes=offset, length_bytes=length)
@@ -273,11 +276,6 @@ def weights_message(weights: Weights) -> tensor_pb2.PullReply:
             dtype=_OF_ROW_DTYPES[dtype_name(values.dtype)],
         )
     return reply
-
-
-def weights_payload(weights: Weights) -> list[memoryview]:
-    """Return the payload of an answer to a pull, as views."""
-    return [*(run.values.cast("B") for run in weights.runs), *rows_payload(weights)]
 
 
 def rows_payload(weights: Weights) -> list[memoryview]:
@@ -375,8 +373,9 @@ def check_answered(asked: PullRun, answered_bytes: int, *, peer: str | None = No
         raise MalformedFrame(f"asked for {asked.length_bytes} bytes, answered with {answered_bytes}", peer=peer)
 
 
+@lru_cache(maxsize=256)
 def target_message(value: Target) -> tensor_pb2.Target:
-    """Return the message that names an incarnation of a shard."""
+    """Return the message that names an incarnation of a shard; a request's header copies it."""
     return tensor_pb2.Target(
         run_id=value.run_id,
         job_digest=value.job_digest,
@@ -392,7 +391,9 @@ def target(message: tensor_pb2.Target) -> Target:
 
 
 def _slice(message: tensor_pb2.TensorSlice) -> Slice:
-    dtype = _dtype(message.dtype, f"a slice of {message.variable!r}")
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:
+        raise _unknown_dtype(message.dtype, f"a slice of {message.variable!r}")
     if message.kept and dtype is not DType.TOPK:
         raise MalformedFrame(f"a slice of {message.variable!r} keeps {message.kept} elements, and is not DTYPE_TOPK")
     if message.row_stop <= message.row_start:
@@ -403,31 +404,25 @@ def _slice(message: tensor_pb2.TensorSlice) -> Slice:
 
 
 def _row_slice(message: tensor_pb2.RowSlice) -> RowSlice:
-    dtype = _dtype(message.dtype, f"the rows of table {message.table!r}")
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:
+        raise _unknown_dtype(message.dtype, f"the rows of table {message.table!r}")
     if dtype is DType.TOPK:
         raise MalformedFrame(f"the rows of table {message.table!r} are DTYPE_TOPK; allowed: every other dtype")
     return RowSlice(message.table, message.rows, message.row_elements, dtype)
 
 
-def _dtype(value: int, what: str) -> DType:
-    try:
-        return DType(value)
-    except ValueError:
-        raise MalformedFrame(f"{what} has the unknown dtype {value}; allowed: 1 to {len(DType)}") from None
+def _unknown_dtype(value: int, what: str) -> MalformedFrame:
+    return MalformedFrame(f"{what} has the unknown dtype {value}; allowed: 1 to {len(DType)}")
 
 
 # --- frames, for gRPC ---
 
 
-def message_bytes(size_bytes: int) -> int:
-    """Return the payload of each gRPC message of a push or pull: all of it, or a longer one's pieces."""
-    return min(size_bytes, MESSAGE_BYTES)
-
-
 def encode_push(push: Push) -> tuple[bytes, Iterator[bytes]]:
     """Return the frame that a push begins with, and the messages with the rest of its payload."""
     size_bytes = push.payload.nbytes
-    each = message_bytes(size_bytes)
+    each = min(size_bytes, MESSAGE_BYTES)
     rest = range(each, size_bytes, each) if each < size_bytes else ()
     return (
         encode_frame(push_header(push), push.payload.run(0, each)),
@@ -461,7 +456,7 @@ def decode_ack(frame: bytes) -> Ack:
 
 def encode_pull(run: PullRun) -> bytes:
     """Return the frame that asks for a run of a shard's vector, and for rows."""
-    return encode_frame(pull_header(run), keys_payload(run))
+    return encode_frame(pull_header(run), keys_payload(run) if run.keys else ())
 
 
 def decode_pull(frame: bytes) -> PullRun:
@@ -471,15 +466,20 @@ def decode_pull(frame: bytes) -> PullRun:
 
 def encode_weights(weights: Weights) -> bytes:
     """Return the frame of an answer to a pull, copied out of the views."""
-    return encode_frame(weights_message(weights), weights_payload(weights))
+    payload = [run.values.cast("B") for run in weights.runs]
+    if weights.rows:
+        payload += rows_payload(weights)
+    return encode_frame(weights_message(weights), payload)
 
 
 def decode_weights(frame: bytes, asked: PullRun) -> Weights:
     """Return the weights in a frame, as views of it."""
     reply, payload = decode_frame(frame, tensor_pb2.PullReply)
-    middle = payload.nbytes - rows_bytes_of(reply, asked)
+    has_rows = bool(asked.keys or reply.tables)
+    middle = payload.nbytes - (rows_bytes_of(reply, asked) if has_rows else 0)
     runs, position = [], 0
     for offset, length in runs_within(reply, asked, middle):
         runs.append(VectorRun(offset, payload[position : position + length]))
         position += length
-    return Weights(reply.version, tuple(runs), rows_from(reply, payload[middle:], asked), reply.waited_s)
+    rows = rows_from(reply, payload[middle:], asked) if has_rows else NO_ROWS
+    return Weights(reply.version, tuple(runs), rows, reply.waited_s)

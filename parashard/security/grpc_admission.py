@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -70,23 +72,25 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
             return None
         answers_with_stream = handler.response_streaming and named
         serve = _not_served if handler.response_streaming and not named else behavior_of(handler)
-        decode = handler.request_deserializer or _as_it_is
-
-        def requests(messages: Iterator[bytes], call: _Call) -> Any:
-            received = self._received(messages, call)
-            return received if handler.request_streaming else _decoded(decode, next(received))
+        decode = handler.request_deserializer
 
         def admitted(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             call = self._begin(context)
             try:
-                return serve(requests(messages, call), context)
+                request: Any = self._received(messages, call)
+                if not handler.request_streaming:
+                    request = _decoded(decode, next(request)) if decode else next(request)
+                return serve(request, context)
             finally:
                 self._waits(call, ANSWER_DEADLINE_S)
 
         def admitted_stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
             call = self._begin(context)
             try:
-                for answer in serve(requests(messages, call), context):
+                request: Any = self._received(messages, call)
+                if not handler.request_streaming:
+                    request = _decoded(decode, next(request)) if decode else next(request)
+                for answer in serve(request, context):
                     self._waits(call, ANSWER_DEADLINE_S)
                     yield answer  # it is on its way when gRPC asks for the next
                     self._waits(call, None)
@@ -137,7 +141,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
                 raise QueueFull(f"{self.under_way} calls are under way here; at most {self._calls_max} may be")
             self.under_way += 1
             self._until_s[call] = self._clock() + MESSAGE_DEADLINE_S
-        if not context.add_callback(lambda: self._end(call)):
+        if not context.add_callback(partial(self._end, call)):
             self._end(call)  # it is over already; the next error is not sent
         return call
 
@@ -176,16 +180,12 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
             self.under_way -= 1
 
 
+@dataclass(eq=False)
 class _Call:
     """A call in progress."""
 
-    def __init__(self, context: grpc.ServicerContext) -> None:
-        self.context = context
-        self.ended = False
-
-
-def _as_it_is(message: bytes) -> bytes:
-    return message
+    context: grpc.ServicerContext
+    ended: bool = False
 
 
 def _decoded(decode: Callable[[bytes], Any], message: bytes) -> Any:

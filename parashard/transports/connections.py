@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from parashard.errors import ParashardError, QueueFull, Unreachable
 from parashard.transports.stream import Refused
@@ -96,19 +96,18 @@ class Connections(Generic[_Connection]):
                 full = error
                 self._full_until_s = self._clock() + FULL_PAUSE_S
 
-    def give_back(self, connection: _Connection) -> None:
-        """Make a connection free, after a request that was answered."""
+    def end(self, exchange: Exchange[_Connection, Any], *, clean: bool) -> None:
+        """End an exchange once: its connection is free after a clean answer, and closed after anything else."""
         with self._changed:
+            connection, exchange.connection = exchange.connection, None
+            if connection is None:
+                return
             self._used.discard(connection)
-            self._free.append(connection)
+            if clean:
+                self._free.append(connection)
             self._changed.notify_all()  # threads wait for different conditions
-
-    def drop(self, connection: _Connection) -> None:
-        """Close a connection, after anything else."""
-        with self._changed:
-            self._used.discard(connection)
-            self._changed.notify_all()
-        connection.close()
+        if not clean:
+            connection.close()
 
     def close(self) -> None:
         """Close all; taking one or waiting for one fails from now on."""
@@ -171,18 +170,17 @@ class Exchange(Generic[_Connection, _Answer]):
     ) -> None:
         self._connections = connections
         self._answer = answer
-        self._lock = threading.Lock()
-        self._connection: _Connection | None = None  # None: over, or never begun
         self._failure: ParashardError | None = None
+        self.connection: _Connection | None = None  # None: over, or never begun; `Connections.end` ends it
         try:
-            self._connection = connections.take(deadline_s)
-            ask(self._connection)
+            self.connection = connections.take(deadline_s)
+            ask(self.connection)
         except ParashardError as error:
             # Without its traceback, which would hold this request, and all that it refers to, in a cycle.
             self._failure = error.with_traceback(None)
-            self._end(clean=False)
+            connections.end(self, clean=False)
         except BaseException:
-            self._end(clean=False)
+            connections.end(self, clean=False)
             raise
 
     def start(self) -> None:
@@ -190,8 +188,7 @@ class Exchange(Generic[_Connection, _Answer]):
 
     def result(self) -> _Answer:
         """Wait for the answer."""
-        with self._lock:
-            connection = self._connection
+        connection = self.connection
         if self._failure is not None or connection is None:
             raise self._failure or Unreachable("the request was cancelled")
         clean = False
@@ -203,21 +200,11 @@ class Exchange(Generic[_Connection, _Answer]):
             clean = True
             raise refusal.error from None
         finally:
-            self._end(clean)
+            self._connections.end(self, clean=clean)
 
     def cancel(self) -> None:
         """Wait no more."""
-        self._end(clean=False)
-
-    def _end(self, clean: bool) -> None:
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        if clean:
-            self._connections.give_back(connection)
-        else:
-            self._connections.drop(connection)
+        self._connections.end(self, clean=False)
 
 
 class StreamTransport(Generic[_Connection]):
@@ -234,7 +221,7 @@ class StreamTransport(Generic[_Connection]):
         ParashardError
             What stands against it: `Unreachable` without an answer, else as the shard says.
         """
-        self._connections.give_back(self._connections.take(time.monotonic() + deadline_s))
+        Exchange(self._connections, lambda _: None, lambda _: None, time.monotonic() + deadline_s).result()
 
     def close(self) -> None:
         """Close every connection."""

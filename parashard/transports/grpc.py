@@ -9,8 +9,8 @@ call (docs/decisions/0025). A longer push or pull is a stream: while one message
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -54,17 +54,21 @@ class GrpcTransport:
         first, rest = wire.encode_push(push)
         if push.payload.nbytes <= MESSAGE_BYTES:
             return _OneMessage(self._push, first, self._address, deadline_s, wire.decode_ack)
-        messages = chain((first,), _each_noticed(rest))
-        with _open(self._address):
-            return _PushStream(self._push_stream.future(messages, timeout=deadline_s), self._address)
+        try:
+            call = self._push_stream.future(chain((first,), _each_noticed(rest)), timeout=deadline_s)
+        except ValueError:
+            raise _closed(self._address) from None
+        return _Stream(call, self._address, _ack_of)
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Ask for a run and for rows."""
-        frame, filling = wire.encode_pull(run), _Filling(run, into, read, self._address)
+        frame, filling = wire.encode_pull(run), partial(_filled, run, into, read, self._address)
         if run.length_bytes <= MESSAGE_BYTES:
-            return _OneMessage(self._pull, frame, self._address, deadline_s, filling.from_one)
-        with _open(self._address):
-            return _PullStream(self._pull_stream(frame, timeout=deadline_s), self._address, filling)
+            return _OneMessage(self._pull, frame, self._address, deadline_s, lambda answer: filling((answer,)))
+        try:
+            return _Stream(self._pull_stream(frame, timeout=deadline_s), self._address, filling)
+        except ValueError:
+            raise _closed(self._address) from None
 
     def greet(self, deadline_s: float) -> None:
         """Do nothing: a channel connects by itself, and the first request says what stands against it."""
@@ -96,8 +100,10 @@ class _OneMessage(Generic[_Answer]):
 
     def start(self) -> None:
         """Begin, with threads of gRPC's."""
-        with _open(self._address):
+        try:
             self._call = self._method.future(self._frame, timeout=self._left_s())
+        except ValueError:
+            raise _closed(self._address) from None
 
     def result(self) -> _Answer:
         """Wait for the answer; a call that was not started is made by this thread."""
@@ -106,8 +112,10 @@ class _OneMessage(Generic[_Answer]):
         with rpc.our_errors(self._address):
             if self._call is not None:
                 return self._read(self._call.result())
-            with _open(self._address):
+            try:
                 answer = self._method(self._frame, timeout=self._left_s())
+            except ValueError:
+                raise _closed(self._address) from None
             return self._read(answer)
 
     def cancel(self) -> None:
@@ -120,87 +128,52 @@ class _OneMessage(Generic[_Answer]):
         return max(0.001, self._until_s - time.monotonic())
 
 
-@contextmanager
-def _open(address: str) -> Iterator[None]:
-    """Raise `Unreachable` where gRPC says, by a ValueError, that another thread has closed the channel."""
-    try:
-        yield
-    except ValueError:
-        raise Unreachable("the connection is closed", peer=address) from None
+def _closed(address: str) -> Unreachable:
+    """Return the error for gRPC's ValueError: another thread has closed the channel."""
+    return Unreachable("the connection is closed", peer=address)
 
 
-class _PushStream:
-    def __init__(self, call: Any, address: str) -> None:
+class _Stream(Generic[_Answer]):
+    """A call of several messages; `read` makes of it what its answer stands for."""
+
+    def __init__(self, call: Any, address: str, read: Callable[[Any], _Answer]) -> None:
         self._call = call
         self._address = address
-
-    def start(self) -> None:
-        """It is under way since it was made."""
-
-    def result(self) -> Ack:
-        """Wait for the ack."""
-        with rpc.our_errors(self._address):
-            return wire.decode_ack(self._call.result())
-
-    def cancel(self) -> None:
-        """Wait no more."""
-        self._call.cancel()
-
-
-class _PullStream:
-    def __init__(self, call: Any, address: str, filling: _Filling) -> None:
-        self._call = call
-        self._address = address
-        self._filling = filling
-
-    def start(self) -> None:
-        """It is under way since it was made."""
-
-    def result(self) -> Fetched:
-        """Wait for the weights."""
-        with rpc.our_errors(self._address):
-            for frame in self._call:
-                self._filling.take(frame)
-        return self._filling.end()
-
-    def cancel(self) -> None:
-        """Wait no more."""
-        self._call.cancel()
-
-
-class _Filling:
-    """What a pull has brought so far."""
-
-    def __init__(self, run: PullRun, into: Buffers, read: ReadRows, address: str) -> None:
-        self._run = self._left = run
-        self._into = into
         self._read = read
-        self._address = address
-        self._received_bytes = 0
-        self._fetched: list[Fetched] = []
 
-    def from_one(self, frame: bytes) -> Fetched:
-        """Return the outcome of a pull that this frame answers alone, once its weights are in place."""
-        self.take(frame)
-        return self.end()
+    def start(self) -> None:
+        """It is under way since it was made."""
 
-    def take(self, frame: bytes) -> None:
-        """Put a frame's weights in their place, and have its rows read."""
-        run = self._run
-        weights = wire.decode_weights(frame, self._left)
-        self._read(weights.rows)
-        self._fetched.append(Fetched(weights.version, weights.waited_s))
-        position = self._left.offset_bytes
+    def result(self) -> _Answer:
+        """Wait for the answer."""
+        with rpc.our_errors(self._address):
+            return self._read(self._call)
+
+    def cancel(self) -> None:
+        """Wait no more."""
+        self._call.cancel()
+
+
+def _ack_of(call: Any) -> Ack:
+    return wire.decode_ack(call.result())
+
+
+def _filled(run: PullRun, into: Buffers, read: ReadRows, address: str, frames: Iterable[bytes]) -> Fetched:
+    """Put the weights of each frame in their place, and have its rows read; return the outcome of all."""
+    left, received_bytes, found = run, 0, []
+    end = run.offset_bytes + run.length_bytes
+    for frame in frames:
+        weights = wire.decode_weights(frame, left)
+        if weights.rows:
+            read(weights.rows)
+        found.append(Fetched(weights.version, weights.waited_s))
+        position = left.offset_bytes
         for offset, values in weights.runs:
-            memory.scatter(values, self._into, offset - run.offset_bytes)
+            memory.scatter(values, into, offset - run.offset_bytes)
             position = offset + values.nbytes
-            self._received_bytes += values.nbytes
-        end = run.offset_bytes + run.length_bytes
-        self._left = run._replace(offset_bytes=position, length_bytes=end - position, keys=NO_KEYS)
-
-    def end(self) -> Fetched:
-        """Return the outcome of all frames; raise `MalformedFrame` if some are missing."""
-        if not self._fetched:
-            raise MalformedFrame("a pull was answered with nothing", peer=self._address)
-        wire.check_answered(self._run, self._received_bytes, peer=self._address)
-        return fetched(self._fetched)
+            received_bytes += values.nbytes
+        left = run._replace(offset_bytes=position, length_bytes=end - position, keys=NO_KEYS)
+    if not found:
+        raise MalformedFrame("a pull was answered with nothing", peer=address)
+    wire.check_answered(run, received_bytes, peer=address)
+    return fetched(found)

@@ -111,7 +111,7 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
     lifecycle = ShardLifecycle(host, builder, restorer, claims, checkpointer)
     plane = RequestHandler(host, lifecycle, tracer)
     ports = Listeners(plane, host, builder.job, builder.push_memory, start.host, start.data_port, credentials)
-    service = ShardService(plane, host, checkpointer, lifecycle, ports.buffers)
+    service = ShardService(plane, host, checkpointer, lifecycle, builder.push_memory)
     server = Server(join_address(start.host, start.port), credentials)
     service.add_to(server)
     refused = {

@@ -31,7 +31,6 @@ from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
-from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
 
 ANNOUNCE_S = 1.0
@@ -118,9 +117,7 @@ class ShardProcess(Process):
         self._plane = RequestHandler(self.host, self.lifecycle, clock=clock, version_wait_s=0.0)
         self._memory = builder.push_memory
         self._calls: dict[int, _PushCall] = {}
-        self.service = ShardService(
-            self._plane, self.host, self.checkpointer, self.lifecycle, ReceiveBuffers(builder.push_memory)
-        )
+        self.service = ShardService(self._plane, self.host, self.checkpointer, self.lifecycle, builder.push_memory)
         world.fired["shard restored a checkpoint"] += "restored p1" in self.host.restored
         world.fired["shard went back to an earlier chain"] += (
             "restored p1" in self.host.restored and "the manifest says" in self.host.restored

@@ -239,7 +239,7 @@ class Cluster:
 
     def answer_pull(self, address: str, frame: bytes) -> Iterator[bytes]:
         run = wire.decode_pull(frame)
-        for part in wire.parts_of(run, wire.message_bytes(run.length_bytes)):
+        for part in wire.parts_of(run):
             with self._turn:
                 self.before(address, part)
                 yield wire.encode_weights(self.shards[int(address[6:])].pull(part))

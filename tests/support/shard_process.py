@@ -24,7 +24,6 @@ from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
-from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
 from support.in_process import plan_of, push, variables_of
 
@@ -123,9 +122,7 @@ class ShardProcess:
         )
         self.lifecycle = ShardLifecycle(self.host, builder, restorer, claims, self.checkpointer)
         self.plane = RequestHandler(self.host, self.lifecycle)
-        self.service = ShardService(
-            self.plane, self.host, self.checkpointer, self.lifecycle, ReceiveBuffers(builder.push_memory)
-        )
+        self.service = ShardService(self.plane, self.host, self.checkpointer, self.lifecycle, builder.push_memory)
 
     @property
     def shard(self) -> Shard:

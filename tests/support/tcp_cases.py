@@ -14,7 +14,6 @@ from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.tcp_service import TcpService
 from support.fake_plane import GREETING, TARGET, FakePlane
@@ -42,13 +41,11 @@ class Served:
         self,
         server: StreamServer,
         plane: FakePlane,
-        buffers: ReceiveBuffers,
         memory: PushMemory,
         connect: Callable[[], Stream],
     ) -> None:
         self.server = server
         self.plane = plane
-        self.buffers = buffers
         self.memory = memory
         self.connect = connect  # a bare stream
         self.transport = TcpTransport(ShardAddress("", 7, data_address=server.address), GREETING)
@@ -72,9 +69,8 @@ class Served:
 def shard(*ends: int, budget_bytes: int = 1 << 20) -> Iterator[Served]:
     """Yield a shard whose partitions end at these elements; by default one of all ELEMENTS."""
     plane, memory = FakePlane([0, *(ends or [ELEMENTS])]), PushMemory(budget_bytes)
-    buffers = ReceiveBuffers(memory)
-    with serving(TcpService(plane, buffers).serve) as (server, connect):
-        served = Served(server, plane, buffers, memory, connect)
+    with serving(TcpService(plane, memory).serve) as (server, connect):
+        served = Served(server, plane, memory, connect)
         try:
             yield served
         finally:

@@ -31,7 +31,6 @@ from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.local_socket import LocalSocket
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.shm_service import ShmService, Slots
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.tcp_service import TcpService
@@ -63,7 +62,7 @@ class GrpcPeer:
         self.plane = FakePlane(offsets)
         self._server = Server("127.0.0.1:0", credentials)
         unused: Any = None  # services of commands
-        ShardService(self.plane, unused, unused, unused, ReceiveBuffers(PushMemory(BUDGET_BYTES))).add_to(self._server)  # type: ignore[arg-type]
+        ShardService(self.plane, unused, unused, unused, PushMemory(BUDGET_BYTES)).add_to(self._server)  # type: ignore[arg-type]
         self._server.start()
         self.address = self._server.address
         self.where = ShardAddress(self.address, TARGET.incarnation)
@@ -85,7 +84,7 @@ class TcpPeer:
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{listening.getsockname()[1]}"
         self.where = ShardAddress("unused:1", TARGET.incarnation, data_address=self.address)
-        service = TcpService(self.plane, ReceiveBuffers(PushMemory(BUDGET_BYTES)))
+        service = TcpService(self.plane, PushMemory(BUDGET_BYTES))
         self._server = StreamServer(
             listening,
             service.serve,

@@ -97,7 +97,8 @@ class Shard:
             If it is the empty push of a step whose gradient is in the round's sum: `begin_round_again`, `skip`.
         """
         try:
-            self.check_target(push.target)
+            if push.target != self.identity:
+                self.check_target(push.target)
             if not 0 <= push.step < self.steps_total:
                 raise MalformedFrame(f"step {push.step} is not one of this job's 0..{self.steps_total - 1}")
             self.record.push_bytes += push.payload.nbytes
@@ -105,12 +106,21 @@ class Shard:
                 self.record.push_float32_bytes += push.payload.nbytes
                 self.record.duplicate_pushes += 1
                 return Ack(PushResult.DUPLICATE, self.updates.version, None)
-            _check_numbers(push)
-            self.updates.admit(push.step, push.learning_rate)
-            rows = self._checked_rows(push)
-            self.record.push_float32_bytes += sum(piece.elements for piece in push.slices) * ELEMENT_BYTES
+            rate, norm = push.learning_rate, push.norm
+            if norm is not None and not 0.0 <= norm < math.inf:
+                raise MalformedFrame(
+                    f"step {push.step}: the norm of a gradient is finite and at least 0, found {norm!r}"
+                )
+            if rate is not None and not 0.0 < rate < math.inf:
+                raise MalformedFrame(
+                    f"step {push.step}: a learning rate must be finite and more than 0, found {rate!r}"
+                )
+            self.updates.admit(push.step, rate)
+            slices_bytes, rows = self._checked(push)
+            elements = sum(self.storage.elements_of[piece.partition] for piece in push.slices)
+            self.record.push_float32_bytes += elements * ELEMENT_BYTES
             self.record.push_float32_bytes += sum(piece.float32_bytes for piece in push.rows)
-            return self._take(push, rows)
+            return self._take(push, slices_bytes, rows)
         except Exception:
             self.record.refused_pushes += 1
             raise
@@ -132,7 +142,8 @@ class Shard:
         UnknownVariable
             If there is no such table, or a key is of another shard.
         """
-        self.check_target(run.target)
+        if run.target != self.identity:
+            self.check_target(run.target)
         begin, end = run.offset_bytes, run.offset_bytes + run.length_bytes
         if end > self.storage.weights.nbytes or begin % ELEMENT_BYTES or end % ELEMENT_BYTES:
             raise MalformedFrame(
@@ -161,7 +172,7 @@ class Shard:
     def skip(self, step: int, learning_rate: float | None = None) -> None:
         """Take the empty push of a step that is given up, as if it came now."""
         self.updates.take(step, None, learning_rate)
-        self._note_skip(step, skipped=True)
+        self._note_skip(step)
         self.record.buffered_pushes += 1
 
     def cut(self) -> Cut:
@@ -177,8 +188,11 @@ class Shard:
             NO_TABLES if self.tables is None else self.tables.cut(updates.version),
         )
 
-    def _take(self, push: Push, rows: Pushed) -> Ack:
-        gradient = self._gradient_of(push)
+    def _take(self, push: Push, slices_bytes: int, rows: Pushed) -> Ack:
+        gradient: Float32s | None = NOTHING if push.void else None  # None: it is empty
+        if push.slices:
+            gradient = self.storage.decode_gradient(push.slices, push.payload.whole()[:slices_bytes])
+            self._check_values(push.step, gradient)
         staleness = None if push.pulled_version is None else self.updates.version - push.pulled_version
         if staleness is not None and staleness < 0:
             raise MalformedFrame(
@@ -187,39 +201,29 @@ class Shard:
         lag = push.step - self.updates.applied.lowest_missing()
         # From here on the weights may have changed: an error is a broken invariant and ends the process.
         result = self.updates.take(push.step, gradient, push.learning_rate, rows, push.norm)
-        self._count_staleness(push, staleness)
+        if isinstance(self.updates, BatchUpdates):
+            self._count_staleness_of_batches(self.updates, push)
+        else:
+            self.record.saw_staleness(staleness)
         self.record.step_lag_max = max(self.record.step_lag_max, lag)
-        self._note_skip(push.step, skipped=push.skipped)
+        if push.skipped:
+            self._note_skip(push.step)
         if result is PushResult.APPLIED:
             self.record.applied_pushes += 1
         else:
             self.record.buffered_pushes += 1
         return Ack(result, self.updates.version, staleness)
 
-    def _gradient_of(self, push: Push) -> Float32s | None:
-        """Return a push's gradient in the shard's layout; None: it is empty, NOTHING: it moves nothing."""
-        if push.void:
-            return NOTHING
-        if not push.slices:
-            return None
-        gradient = self.storage.decode_gradient(push.slices, push.payload.whole()[: _slices_bytes(push)])
-        self._check_values(push.step, gradient)
-        return gradient
-
-    def _count_staleness(self, push: Push, staleness: int | None) -> None:
-        """Count how stale gradients are that move the weights; of a part that is known once its batch is whole."""
-        if not isinstance(self.updates, BatchUpdates):
-            self.record.saw_staleness(staleness)
-            return
+    def _count_staleness_of_batches(self, updates: BatchUpdates, push: Push) -> None:
+        """Count how stale parts are whose batch is whole."""
         self._parts[push.step] = push.pulled_version
-        for step in [step for step in self._parts if step in self.updates.applied]:
+        for step in [step for step in self._parts if step in updates.applied]:
             pulled_version = self._parts.pop(step)
-            self.record.saw_staleness(None if pulled_version is None else self.updates.batch_of(step) - pulled_version)
+            self.record.saw_staleness(None if pulled_version is None else updates.batch_of(step) - pulled_version)
 
-    def _note_skip(self, step: int, *, skipped: bool) -> None:
-        if skipped:
-            self.updates.skipped.add(step)
-            self.record.skipped_steps += 1
+    def _note_skip(self, step: int) -> None:
+        self.updates.skipped.add(step)
+        self.record.skipped_steps += 1
 
     def _check_values(self, step: int, content: Float32s) -> None:
         if not fused.is_finite(content):
@@ -242,8 +246,8 @@ class Shard:
                 f"incarnation {mine.incarnation}"
             )
 
-    def _checked_rows(self, push: Push) -> Pushed:
-        """Check what a push declares of its payload, and return what it has for tables, as views of it."""
+    def _checked(self, push: Push) -> tuple[int, Pushed]:
+        """Check what a push declares of its payload; return the length of its slices, and views of rows of tables."""
         if push.void and (push.slices or push.rows or push.skipped or self.updates.round is not None):
             raise MalformedFrame(f"step {push.step}: a push that moves nothing has no slices, and no place in a round")
         size_bytes = self.storage.check_slices(push.slices)
@@ -253,7 +257,7 @@ class Shard:
                 f"step {push.step}: the slices need {needed_bytes} bytes, the push has {push.payload.nbytes}"
             )
         if not push.rows:
-            return {}
+            return size_bytes, {}
         if push.skipped:
             raise MalformedFrame(f"step {push.step}: gradients of rows, and an empty push has no rows")
         tables = self._tables_for(f"step {push.step}: gradients")
@@ -261,21 +265,9 @@ class Shard:
         pushed = decoded(push.rows, push.payload.whole()[size_bytes:])
         checked = tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
         tables.count_bytes(push.rows)
-        return checked
+        return size_bytes, checked
 
     def _tables_for(self, what: str) -> EmbeddingTables:
         if self.tables is None:
             raise MalformedFrame(f"{what} of rows, and this job has no tables")
         return self.tables
-
-
-def _slices_bytes(push: Push) -> int:
-    return push.payload.nbytes - sum(piece.size_bytes for piece in push.rows)
-
-
-def _check_numbers(push: Push) -> None:
-    rate = push.learning_rate
-    if push.norm is not None and not 0.0 <= push.norm < math.inf:
-        raise MalformedFrame(f"step {push.step}: the norm of a gradient is finite and at least 0, found {push.norm!r}")
-    if rate is not None and not 0.0 < rate < math.inf:
-        raise MalformedFrame(f"step {push.step}: a learning rate must be finite and more than 0, found {rate!r}")

@@ -131,7 +131,7 @@ class ImmediateUpdates:
 
     @property
     def version(self) -> int:
-        return len(self.applied)
+        return self.applied.size
 
     @property
     def buffered_steps(self) -> int:
@@ -171,13 +171,13 @@ class ImmediateUpdates:
         if gradient is None or gradient.size:
             self._storage.apply(
                 self._storage.zeros() if gradient is None else gradient,
-                t=len(self.applied) + 1,
+                t=self.version + 1,
                 pushes=int(gradient is not None),
                 learning_rate=learning_rate,
             )
         if self._tables is not None and rows:
-            self._tables.apply(rows, t=len(self.applied) + 1, learning_rate=learning_rate)
-        self.applied.add(step)
+            self._tables.apply(rows, t=self.version + 1, learning_rate=learning_rate)
+        self.applied.add_range(step, step + 1)
         return PushResult.APPLIED
 
 
@@ -234,7 +234,7 @@ class BatchUpdates:
 
     @property
     def version(self) -> int:
-        return len(self.applied) // self._parts
+        return self.applied.size // self._parts
 
     @property
     def buffered_steps(self) -> int:

@@ -120,14 +120,15 @@ class Checkpointer:
 
     def after_request(self, shard: Shard, seconds: float) -> None:
         """Count how long a push took that had to copy what it moved, and look; under the shard's lock."""
-        if shard.storage.uncopied < self._uncopied:
+        uncopied = shard.storage.uncopied
+        if uncopied < self._uncopied:
             self.record.stall_s = max(self.record.stall_s, seconds)
-        self._uncopied = shard.storage.uncopied
+        self._uncopied = uncopied
         self.look(shard)
 
     def look(self, shard: Shard) -> None:
         """Cut if a checkpoint is due and none is in progress; under the shard's lock, after each request."""
-        steps, round_ = len(shard.updates.applied), shard.updates.round
+        steps, round_ = shard.updates.applied.size, shard.updates.round
         if self.pending is None and self._schedule.due(steps, round_, self._clock()):
             self.pending = self._cut(shard)
             self._wake.set()

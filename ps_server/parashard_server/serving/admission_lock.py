@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from parashard.errors import ParashardError, QueueFull
 from parashard.process.logs import log
@@ -61,47 +60,37 @@ class AdmissionLock:
         with self._counting:
             return self._busy_s + (self._clock() - self._busy_since_s if self._present else 0.0)
 
-    def held(self, timeout_s: float) -> Self:
-        """Return the lock, held, for a `with` block, whose end releases it.
+    @contextmanager
+    def held(self, timeout_s: float) -> Iterator[None]:
+        """Hold the lock for a `with` block.
 
         Raises
         ------
         QueueFull
             If the queue is full, or the lock is not free within `timeout_s`.
         """
-        self._enter()
-        acquired = False
-        try:
-            acquired = self._lock.acquire(timeout=timeout_s)
-        finally:
-            if not acquired:
-                self._leave()
-        if not acquired:
-            raise QueueFull(f"this shard was busy for {timeout_s:.1f} s")
-        return self
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is not None and not isinstance(error, ParashardError):
-                self._broken(error)
-        finally:
-            self._lock.release()
-            self._leave()
-
-    def _enter(self) -> None:
         with self._counting:
             if self._present >= self._waiting_max:
                 raise QueueFull(f"{self._waiting_max} requests are waiting for this shard already")
             if not self._present:
                 self._busy_since_s = self._clock()
             self._present += 1
-
-    def _leave(self) -> None:
-        with self._counting:
-            self._present -= 1
-            if not self._present:
-                self._busy_s += self._clock() - self._busy_since_s
+        acquired = False
+        try:
+            acquired = self._lock.acquire(timeout=timeout_s)
+            if not acquired:
+                raise QueueFull(f"this shard was busy for {timeout_s:.1f} s")
+            yield
+        except ParashardError:
+            raise
+        except BaseException as error:
+            if acquired:
+                self._broken(error)
+            raise
+        finally:
+            if acquired:
+                self._lock.release()
+            with self._counting:
+                self._present -= 1
+                if not self._present:
+                    self._busy_s += self._clock() - self._busy_since_s

@@ -20,7 +20,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.live_reads import LiveReads
-from parashard_server.serving.receive_buffers import ReceiveBuffers
+from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
 from parashard_server.state.rows.table_rows import TableRows
@@ -39,8 +39,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         Saves the state.
     lifecycle : ShardLifecycle
         Gives the shard another incarnation for a rollback, and has the log.
-    buffers : ReceiveBuffers
-        Where pushes of several messages are received.
+    memory : PushMemory
+        Where pushes of several messages are received, and others counted.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         host: ShardHost,
         checkpointer: Checkpointer,
         lifecycle: ShardLifecycle,
-        buffers: ReceiveBuffers,
+        memory: PushMemory,
     ) -> None:
         self._plane = plane
         self._host = host
         self._checkpointer = checkpointer
         self._lifecycle = lifecycle
-        self._buffers = buffers
+        self._memory = memory
         self._live = LiveReads(plane, host)
         self.coordinator_incarnation = 0
 
@@ -77,25 +77,25 @@ class ShardService(shard_pb2_grpc.ShardServicer):
                 f"step {header.step}: a push of {header.total_bytes} bytes; this shard's plan allows "
                 f"{self._plane.push_bytes_max}"
             )
-        with self._buffers.take(header.total_bytes) if missing_bytes else self._buffers.lent(payload) as buffer:
-            if missing_bytes:
-                _received(buffer, payload, messages, until_s)
-            ack = self._plane.push(wire.push_from(header, buffer), _left_s(until_s))
+        with self._memory.buffer(header.total_bytes) if missing_bytes else self._memory.lent(payload.nbytes) as buffer:
+            if buffer is not None:
+                payload = _received(buffer, payload, messages, until_s)
+            ack = self._plane.push(wire.push_from(header, payload), _left_s(until_s))
         return wire.encode_ack(ack)
 
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer with a run of the weights, the lock is taken for each message."""
         until_s = self._until_s(context)
         run = wire.decode_pull(frame)
-        for part in wire.parts_of(run, wire.message_bytes(run.length_bytes)):
-            yield self._plane.pull(part, _left_s(until_s), wire.encode_weights)
+        for part in wire.parts_of(run):
+            yield self._plane.pull(part, max(0.0, until_s - time.monotonic()), wire.encode_weights)
 
     def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
         """Tell what the shard holds and has counted."""
         self._check_run(request.run_id)
         with self._host.lock.held(_left_s(self._until_s(context))):
             reply = inspection(self._host.shard)
-        reply.queue_bytes_max = self._buffers.memory.held_bytes_max
+        reply.queue_bytes_max = self._memory.held_bytes_max
         counted = self._checkpointer.record
         reply.checkpoint_rounds.extend(self._lifecycle.returnable())
         reply.checkpoints, reply.failed_checkpoints = counted.stored, counted.failed
@@ -204,8 +204,8 @@ def _rows_of(table: TableRows, now: int) -> shard_pb2.TableFigures:
     )
 
 
-def _received(buffer: memoryview, first: memoryview, messages: Iterator[bytes], until_s: float) -> None:
-    """Fill a buffer with the beginning of a push and the messages that follow."""
+def _received(buffer: memoryview, first: memoryview, messages: Iterator[bytes], until_s: float) -> memoryview:
+    """Fill a buffer with the beginning of a push and the messages that follow, and return it."""
     memory.copy(first, buffer[: first.nbytes])
     position = first.nbytes
     while position < buffer.nbytes:
@@ -218,6 +218,7 @@ def _received(buffer: memoryview, first: memoryview, messages: Iterator[bytes], 
             )
         memory.copy(memoryview(piece), buffer[position : position + len(piece)])
         position += len(piece)
+    return buffer
 
 
 def _left_s(until_s: float) -> float:

@@ -17,7 +17,6 @@ from parashard.transports.base import allows
 from parashard.transports.shared_weights import SharedWeights
 from parashard_server.serving.local_socket import LocalSocket, local_socket
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
 from parashard_server.serving.shm_service import ShmService, Slots
@@ -52,8 +51,6 @@ class Listeners:
         host:port of the TCP server; empty: none.
     local_path : str
         Path of the Unix socket; empty: none.
-    buffers : ReceiveBuffers
-        What the TCP server receives pushes into.
     slots : Slots
         What workers on this host push through.
 
@@ -76,7 +73,6 @@ class Listeners:
         credentials: Credentials | None = None,
     ) -> None:
         self.address = self.local_path = ""
-        self.buffers = ReceiveBuffers(memory)
         self.slots = Slots(memory, left_bytes=received_bytes(plane.push_bytes_max), workers=job.cluster.workers)
         self._servers: list[StreamServer] = []
         self._local: LocalSocket | None = None
@@ -84,7 +80,7 @@ class Listeners:
         if allows(transport, "tcp"):
             listening = _listening(host, port)
             self.address = join_address(host, listening.getsockname()[1])
-            service = TcpService(plane, self.buffers)
+            service = TcpService(plane, memory)
             self._servers.append(
                 StreamServer(
                     listening,

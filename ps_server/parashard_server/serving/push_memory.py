@@ -1,24 +1,26 @@
 """PushMemory: the one budget for the memory of pushes on their way to a shard, whichever transport carries them.
 
-Counts bytes; the memory itself belongs to its users: receive buffers of TCP and gRPC
-(`parashard_server.serving.receive_buffers`) and slots of shared memory (`parashard_server.serving.shm_service`).
-Thread-safe; its lock is held for nothing else. Made by `parashard_server.build`, one for a process, for all
-incarnations of its shard. Implements rule P19 of docs/protocol.md.
+Owns the buffers that TCP and gRPC receive pushes into; slots of shared memory and gRPC's single messages are only
+counted. A buffer that is used again costs nothing, while the kernel clears each fresh page, which takes longer than to
+receive it (docs/decisions/0013-three-transports-one-seam.md). Thread-safe. Made by `parashard_server.build`, one for a
+process, for all incarnations of its shard. Implements rule P19 of docs/protocol.md.
 """
 
 from __future__ import annotations
 
+import mmap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from parashard.errors import QueueFull
+from parashard.job.sections import received_bytes
 
 
 class PushMemory:
     """What pushes hold, within a budget.
 
-    Invariant: `held_bytes <= total_bytes`, or one push alone is larger.
+    Invariant: `held_bytes + kept_bytes <= total_bytes`, or one push alone is larger.
 
     Parameters
     ----------
@@ -32,35 +34,25 @@ class PushMemory:
         Bytes that pushes hold now.
     held_bytes_max : int
         The most that was held at once.
+    kept_bytes : int
+        Bytes of the buffers that wait for the next push.
     refused : int
         How often something was refused for want of this memory.
-    caches : list of callable
-        Each gives back what it keeps for later pushes beyond `free_bytes`; called after more has been taken.
     """
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.held_bytes = 0
         self.held_bytes_max = 0
+        self.kept_bytes = 0
         self.refused = 0
-        self.caches: list[Callable[[], None]] = []
+        self._kept: list[mmap.mmap] = []  # the one used last comes last
         self._lock = threading.Lock()
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the budget that are free."""
         return max(0, self.total_bytes - self.held_bytes)
-
-    def took(self, size_bytes: int) -> bool:
-        """Take so much if it is free; return whether it was."""
-        with self._lock:
-            if self.held_bytes and self.held_bytes + size_bytes > self.total_bytes:
-                return False
-            self.held_bytes += size_bytes
-            self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
-        for trim in self.caches:
-            trim()
-        return True
 
     def take(self, size_bytes: int) -> None:
         """Take so much.
@@ -70,13 +62,8 @@ class PushMemory:
         QueueFull
             If the budget has not so much left; nothing is taken.
         """
-        if self.took(size_bytes):
-            return
         with self._lock:
-            self.refused += 1
-            raise QueueFull(
-                f"pushes on their way hold {self.held_bytes} bytes; another {size_bytes} would pass {self.total_bytes}"
-            )
+            self._hold(size_bytes)
 
     def give_back(self, size_bytes: int) -> None:
         """Free bytes that `take` took."""
@@ -92,3 +79,54 @@ class PushMemory:
             yield
         finally:
             self.give_back(size_bytes)
+
+    @contextmanager
+    def buffer(self, size_bytes: int) -> Iterator[memoryview]:
+        """Lend page-aligned, writable memory for as long as the context lasts; what is in it is left from before.
+
+        Raises
+        ------
+        QueueFull
+            As `take`, or if the machine has no memory; nothing is taken.
+        """
+        length = received_bytes(size_bytes)
+        with self._lock:
+            kept = next((buffer for buffer in reversed(self._kept) if length <= len(buffer) <= 2 * length), None)
+            if kept is not None and self._has_room(len(kept)):
+                self._kept.remove(kept)
+                self.kept_bytes -= len(kept)
+                length = len(kept)
+            else:
+                kept = None
+            self._hold(length)
+        try:
+            buffer = mmap.mmap(-1, length) if kept is None else kept
+        except (OSError, MemoryError, OverflowError):
+            self.give_back(length)
+            raise QueueFull(f"this machine has no memory for a push of {size_bytes} bytes now") from None
+        try:
+            yield memoryview(buffer)[:size_bytes]
+        finally:
+            with self._lock:
+                self.held_bytes -= length
+                self._kept.append(buffer)
+                self.kept_bytes += length
+                self._trim()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return not self.held_bytes or self.held_bytes + size_bytes <= self.total_bytes
+
+    def _hold(self, size_bytes: int) -> None:
+        if not self._has_room(size_bytes):
+            self.refused += 1
+            raise QueueFull(
+                f"pushes on their way hold {self.held_bytes} bytes; another {size_bytes} would pass {self.total_bytes}"
+            )
+        self.held_bytes += size_bytes
+        self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Return kept buffers to the kernel, the least recently used first, until the rest fits the free budget."""
+        while self._kept and self.kept_bytes + self.held_bytes > self.total_bytes:
+            self.kept_bytes -= len(self._kept.pop(0))  # unmapped with the last reference

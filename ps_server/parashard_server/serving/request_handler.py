@@ -83,7 +83,8 @@ class RequestHandler:
         WrongRun, StalePlan, StaleIncarnation
             If another run, plan or incarnation is meant.
         """
-        self._check_open()
+        if self.draining:
+            raise self._stopping()
         self._host.shard.check_target(target)
 
     def push(self, push: Push, timeout_s: float) -> Ack:
@@ -97,7 +98,8 @@ class RequestHandler:
         """
         tracer = self._tracer
         with NO_SPAN if tracer is None else tracer.request("push", push, self._clock()) as traced:
-            self._check_open()
+            if self.draining:
+                raise self._stopping()
             failpoints.hit("shard.push.received")
             try:
                 with self._host.lock.held(timeout_s):
@@ -145,14 +147,17 @@ class RequestHandler:
         traced: RequestSpan | None,
         waited_s: float = 0.0,
     ) -> _Result:
-        self._check_open()
+        if self.draining:
+            raise self._stopping()
         with self._host.lock.held(timeout_s):
             shard = self._host.shard
             began_s, version = self._clock(), shard.updates.version
             if traced is not None:
                 traced.began_s = began_s
             try:
-                weights = shard.pull(run)._replace(waited_s=waited_s)
+                weights = shard.pull(run)
+                if waited_s:
+                    weights = weights._replace(waited_s=waited_s)
                 if shard.updates.version != version:
                     self._weights_moved(shard, began_s, traced)
                 if traced is not None:
@@ -198,6 +203,5 @@ class RequestHandler:
         if ended:
             failpoints.hit("shard.rows.ended")
 
-    def _check_open(self) -> None:
-        if self.draining:
-            raise NotReady(f"shard {self._host.shard.identity.shard} is stopping")
+    def _stopping(self) -> NotReady:
+        return NotReady(f"shard {self._host.shard.identity.shard} is stopping")

@@ -90,7 +90,7 @@ def answer_to_push(
 ) -> tuple[Kind, Message]:
     """Push a whole payload, which is only borrowed; return the RECEIPT to send, or the shard's REFUSAL."""
     try:
-        ack = plane.push(wire.push_from(header, payload), left_s(deadline_s))
+        ack = plane.push(wire.push_from(header, payload), max(0.0, deadline_s - time.monotonic()))
         return Kind.RECEIPT, wire.ack_message(ack)
     except ParashardError as error:
         return Kind.REFUSAL, refusal(error)
@@ -116,6 +116,8 @@ def pull_asked(
         If they are not as many as the header says. Nothing is received then, either.
     """
     header = head.header
+    if not (header.keys or header.keys_in_slot or head.payload_bytes):
+        return header, wire.pull_run(header)
     keys_bytes = wire.keys_bytes_of(header)
     if header.keys_in_slot:
         room_bytes = 0 if room is None else room.nbytes
@@ -138,8 +140,3 @@ def pull_asked(
 def hello_deadline_s() -> float:
     """Return the moment by which a peer that connects now must have said HELLO, or taken its WELCOME."""
     return time.monotonic() + HELLO_DEADLINE_S
-
-
-def left_s(deadline_s: float) -> float:
-    """Return the seconds until a moment."""
-    return max(0.0, deadline_s - time.monotonic())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,6 @@ from parashard_server.serving.session import (
     answer_to_push,
     greeted,
     hello_deadline_s,
-    left_s,
     pull_asked,
     requests,
 )
@@ -172,10 +172,11 @@ class ShmService:
             runs = weights.runs if header.in_slot else ()
             for moved in runs:
                 memory.copy(moved.values, slot[moved.offset_bytes : moved.offset_bytes + moved.values.nbytes])
-            return wire.weights_message(weights._replace(runs=runs)), _rows_in(weights, slot[rows_at:])
+            beside = _rows_in(weights, slot[rows_at:]) if weights.rows else []
+            return wire.weights_message(weights._replace(runs=runs)), beside
 
         try:
-            reply, beside = self._plane.pull(run, left_s(deadline_s), read)
+            reply, beside = self._plane.pull(run, max(0.0, deadline_s - time.monotonic()), read)
         except ParashardError as error:
             stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
             return

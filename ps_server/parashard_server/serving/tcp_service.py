@@ -11,6 +11,7 @@ so by the server, which then closes: whatever `serve` raises ends the connection
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, QueueFull
@@ -19,13 +20,12 @@ from parashard.protocol.messages import Weights
 from parashard.protocol.rpc import SLOWEST_BYTES_PER_S
 from parashard.transports.socket_io import LOCAL_BUFFER_BYTES
 from parashard.transports.stream import Head, Kind, Stream, refusal
-from parashard_server.serving.receive_buffers import ReceiveBuffers
+from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.session import (
     Plane,
     answer_to_push,
     greeted,
     hello_deadline_s,
-    left_s,
     pull_asked,
     requests,
 )
@@ -45,13 +45,13 @@ class TcpService:
     ----------
     plane : Plane
         The shard.
-    buffers : ReceiveBuffers
+    memory : PushMemory
         Where pushes are received.
     """
 
-    def __init__(self, plane: Plane, buffers: ReceiveBuffers) -> None:
+    def __init__(self, plane: Plane, memory: PushMemory) -> None:
         self._plane = plane
-        self._buffers = buffers
+        self._memory = memory
 
     def serve(self, stream: Stream) -> None:
         """Answer requests until the peer leaves or does not keep to the protocol.
@@ -81,28 +81,24 @@ class TcpService:
         stream.send(Kind.WELCOME, welcome, deadline_s=deadline_s)
 
     def _push(self, stream: Stream, head: Head, deadline_s: float) -> None:
-        header = head.header
-        self._check_lengths(header, head.payload_bytes)
-        try:
-            buffer = self._buffers.take(header.total_bytes)
-        except QueueFull as error:
-            stream.skip(head.payload_bytes, deadline_s=deadline_s)
-            stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
-            return
-        with buffer as payload:
-            payload_s = PAYLOAD_DEADLINE_S + payload.nbytes / SLOWEST_BYTES_PER_S
-            stream.receive_into([payload], deadline_s=min(deadline_s, time.monotonic() + payload_s))
-            answer = answer_to_push(self._plane, header, payload, deadline_s)
-        stream.send(*answer, deadline_s=deadline_s)  # a peer that is slow to read has no room any more
-
-    def _check_lengths(self, header: tensor_pb2.PushHeader, payload_bytes: int) -> None:
-        allowed_bytes = self._plane.push_bytes_max
-        if payload_bytes > allowed_bytes:
+        header, allowed_bytes = head.header, self._plane.push_bytes_max
+        if head.payload_bytes > allowed_bytes:
             raise LimitExceeded(
-                f"step {header.step}: a push of {payload_bytes} bytes; this shard's plan allows {allowed_bytes}"
+                f"step {header.step}: a push of {head.payload_bytes} bytes; this shard's plan allows {allowed_bytes}"
             )
-        if header.total_bytes != payload_bytes:
-            raise MalformedFrame(f"step {header.step}: a push of {header.total_bytes} bytes came with {payload_bytes}")
+        if header.total_bytes != head.payload_bytes:
+            raise MalformedFrame(
+                f"step {header.step}: a push of {header.total_bytes} bytes came with {head.payload_bytes}"
+            )
+        try:
+            with self._memory.buffer(header.total_bytes) as payload:
+                payload_s = PAYLOAD_DEADLINE_S + payload.nbytes / SLOWEST_BYTES_PER_S
+                stream.receive_into([payload], deadline_s=min(deadline_s, time.monotonic() + payload_s))
+                answer = answer_to_push(self._plane, header, payload, deadline_s)
+        except QueueFull as error:  # there is no buffer; what the shard refuses is an answer already
+            stream.skip(head.payload_bytes, deadline_s=deadline_s)
+            answer = Kind.REFUSAL, refusal(error)
+        stream.send(*answer, deadline_s=deadline_s)  # a peer that is slow to read has no room any more
 
     def _pull(self, stream: Stream, head: Head, scratch: memoryview, deadline_s: float) -> None:
         header, run = pull_asked(stream, head, deadline_s)
@@ -111,7 +107,8 @@ class TcpService:
         versions: list[int] = []
         for part in wire.parts_of(run, PIECE_BYTES):
             try:
-                reply, payload = self._plane.pull(part, left_s(deadline_s), lambda w: _copied(w, scratch))
+                left_s = max(0.0, deadline_s - time.monotonic())
+                reply, payload = self._plane.pull(part, left_s, partial(_copied, scratch))
             except ParashardError as error:
                 stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
                 return
@@ -122,11 +119,13 @@ class TcpService:
                 stream.send(Kind.WEIGHTS, reply, payload, deadline_s=deadline_s)
 
 
-def _copied(weights: Weights, scratch: memoryview) -> tuple[tensor_pb2.PullReply, list[memoryview]]:
+def _copied(scratch: memoryview, weights: Weights) -> tuple[tensor_pb2.PullReply, list[memoryview]]:
     """Copy the runs, end to end, and the rows to where they stay when the lock is released."""
     position = 0
     for run in weights.runs:
         scratch[position : position + run.values.nbytes] = run.values
         position += run.values.nbytes
-    pieces = [scratch[:position], *(memoryview(bytes(piece)) for piece in wire.rows_payload(weights))]
+    pieces = [scratch[:position]]
+    if weights.rows:
+        pieces += [memoryview(bytes(piece)) for piece in wire.rows_payload(weights)]
     return wire.weights_message(weights), [piece for piece in pieces if piece.nbytes]

@@ -66,7 +66,7 @@ class Optimizer:
             slot: spec.initial_accumulator if isinstance(spec, Adagrad | RowwiseAdagrad) else 0.0 for slot in self.slots
         }
         self.by_row = by_row
-        self.counts = bool(rule.by_t)
+        self._rule, self.counts = rule, bool(rule.by_t)
         self._kernel: Callable[..., None] = partial(kernels.update, spec.rule)
         regularisers = {name: float(getattr(spec, name)) for name in rule.regularisers}
         self._decay: Callable[[Float32s, float], None] | None = None
@@ -76,7 +76,7 @@ class Optimizer:
         settings["clip"] = math.inf if spec.clip_value is None else spec.clip_value
         self._settings = settings | regularisers
         self._settings_without_decay = settings | dict.fromkeys(regularisers, 0.0)
-        self._values_of = lru_cache(maxsize=4)(self._values)  # a push's partitions have the same
+        self._values_of = lru_cache(maxsize=4)(self._values)  # partitions of a push have the same, and often pushes
 
     def update(
         self,
@@ -122,14 +122,14 @@ class Optimizer:
         if self._decay is not None and variable.decay:
             self._decay(weights, rate * self.spec.weight_decay)
         if t_of_rows is None:
-            values = self._values_of(rate, scale, t + self._before.state, variable.decay)
+            values = self._values_of(rate, scale, t + self._before.state if self.counts else 1, variable.decay)
         else:
             values = self._values(rate, scale, t_of_rows, variable.decay)
         self._kernel(values, weights, gradient, *(slots[name] for name in self.slots))
 
     def _values(self, rate: float, scale: float, t: int | NDArray[np.uint32], decay: bool) -> Values | None:
         settings = self._settings if decay else self._settings_without_decay
-        return RULES[self.spec.rule].values({**settings, "learning_rate": rate, "scale": scale, "t": t})
+        return self._rule.values({**settings, "learning_rate": rate, "scale": scale, "t": t})
 
     def warm_up(self) -> None:
         """Load the kernel, or compile it, so that no push waits for it."""

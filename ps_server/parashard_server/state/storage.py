@@ -53,6 +53,8 @@ class Storage:
         Every partition's values, end to end in plan order. Owned here; changed only by `apply`.
     slots : dict of str to ndarray of float32, shape (elements,)
         Optimizer state in the same layout.
+    elements_of : dict of Partition to int
+        How long each partition is.
     trained : tuple of slice
         The runs of the weights that have gradients: all but state without them.
     """
@@ -71,7 +73,9 @@ class Storage:
         self.layout: tuple[Placed, ...] = plan.layouts[shard]
         self._placed = {placed.partition: placed for placed in self.layout}
         self._slices = {p: _slice_of(plan.variables[p.variable], p) for p in self._placed}
+        self._slice_bytes = {p: piece.size_bytes for p, piece in self._slices.items()}
         self.elements = plan.shard_elements(shard)
+        self.elements_of = {placed.partition: placed.elements for placed in self.layout}
         stateful = [placed for placed in self.layout if plan.variables[placed.partition.variable].state]
         self._stateful = frozenset(p.partition for p in stateful if not plan.variables[p.partition.variable].frozen)
         self.trained = _between([(placed.offset, placed.stop) for placed in stateful], self.elements)
@@ -85,6 +89,10 @@ class Storage:
         self.slots: dict[str, Float32s] = {
             name: self._new_slot(value) for name, value in optimizer.initial_values.items()
         }
+        self._runs = [
+            (placed, slice(placed.offset, placed.stop), plan.variables[placed.partition.variable])
+            for placed in self.layout
+        ]
         self._snapshot: Snapshot | None = None
         self._scratch: Float32s | None = None
 
@@ -134,14 +142,13 @@ class Storage:
                 where = "comes twice" if p in seen else "is not on this shard"
                 raise UnknownVariable(f"rows [{p.row_start}, {p.row_stop}) of variable {p.variable!r}: {where}")
             seen.add(p)
-            variable = self.variables[p.variable]
+            variable, expected = self.variables[p.variable], self._slices[p]
             if variable.frozen:
                 raise UnknownVariable(f"variable {p.variable!r} is frozen; no gradient is taken for it")
-            if piece.row_elements != variable.row_elements:
+            if piece.row_elements != expected.row_elements:
                 raise ShapeMismatch(
-                    f"variable {p.variable!r}: rows have {variable.row_elements} elements, found {piece.row_elements}"
+                    f"variable {p.variable!r}: rows have {expected.row_elements} elements, found {piece.row_elements}"
                 )
-            expected = self._slices[p]
             if piece != expected:
                 raise ShapeMismatch(
                     f"variable {p.variable!r} travels as {variable.encoding}: {expected.dtype.name} of "
@@ -153,7 +160,7 @@ class Storage:
             raise ShapeMismatch(
                 f"variable {name!r} is {self.variables[name].state}: every push but an empty one has it"
             )
-        return sum(piece.size_bytes for piece in slices)
+        return sum(self._slice_bytes[piece.partition] for piece in slices)
 
     def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
         """Return a gradient in the shard's layout, as float32; elements without a slice are zero.
@@ -240,11 +247,9 @@ class Storage:
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
             snapshot = self._snapshot = None  # complete: its owner frees its memory
-        for index, placed in enumerate(self.layout):
-            variable = self.variables[placed.partition.variable]
+        for index, (placed, run, variable) in enumerate(self._runs):
             if variable.frozen or (variable.state and not pushes):
                 continue
-            run = slice(placed.offset, placed.stop)
             if snapshot is not None:
                 snapshot.save(placed)
             self._live.begun[index] = t

@@ -5,6 +5,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,6 +51,10 @@ def shard() -> Shard:
     return Shard()
 
 
+def end(connections: Connections[FakeConnection], connection: FakeConnection, *, clean: bool = True) -> None:
+    connections.end(SimpleNamespace(connection=connection), clean=clean)  # type: ignore[arg-type]
+
+
 def taken_while(connections: Connections[FakeConnection], act: Callable[[], object]) -> FakeConnection:
     """Return what another thread gets that has to wait for `act`."""
     waiting = threading.Event()
@@ -74,7 +79,7 @@ class TestTaking:
         connections = Connections(shard.open, "shard:1")
         taken = [connections.take(soon()) for _ in range(3)]
         for connection in taken:
-            connections.give_back(connection)
+            end(connections, connection)
         assert [connections.take(soon()) for _ in range(3)] == taken[::-1]
         assert len(shard.opened) == 3
 
@@ -90,12 +95,12 @@ class TestTaking:
     def test_who_waits_gets_the_next_one_that_is_free(self, shard):
         connections = Connections(shard.open, "shard:1", limit=1)
         connection = connections.take(soon())
-        assert taken_while(connections, lambda: connections.give_back(connection)) is connection
+        assert taken_while(connections, lambda: end(connections, connection)) is connection
 
     def test_who_waits_gets_a_new_one_in_the_place_of_a_dropped_one(self, shard):
         connections = Connections(shard.open, "shard:1", limit=1)
         first = connections.take(soon())
-        second = taken_while(connections, lambda: connections.drop(first))
+        second = taken_while(connections, lambda: end(connections, first, clean=False))
         assert (first.closed, second.closed, second is first) == (True, False, False)
 
     def test_opening_one_may_take_a_few_seconds_however_long_the_request_has(self):
@@ -124,7 +129,7 @@ class TestTaking:
         connections = Connections(shard.open, "shard:1")
         first = connections.take(soon())
         shard.refusal = QueueFull("8 connections are open already")
-        assert taken_while(connections, lambda: connections.give_back(first)) is first
+        assert taken_while(connections, lambda: end(connections, first)) is first
 
     def test_a_shard_that_takes_no_more_is_not_asked_again_at_every_request(self, shard):
         asked = []
@@ -134,7 +139,7 @@ class TestTaking:
         first = connections.take(soon())
         shard.refusal = QueueFull("no memory for a slot")
         for _ in range(5):
-            assert taken_while(connections, lambda: connections.give_back(first)) is first
+            assert taken_while(connections, lambda: end(connections, first)) is first
         assert len(asked) == 2
         now_s[0], shard.refusal = FULL_PAUSE_S, None
         assert connections.take(soon()) is not first, "there may be room again"
@@ -143,8 +148,8 @@ class TestTaking:
         connections = Connections(shard.open, "shard:1", clock=lambda: 0.0)
         first = connections.take(soon())
         shard.refusal = QueueFull("no memory for a slot")
-        assert taken_while(connections, lambda: connections.give_back(first)) is first
-        connections.drop(first)
+        assert taken_while(connections, lambda: end(connections, first)) is first
+        end(connections, first, clean=False)
         shard.refusal = None
         assert connections.take(soon()) is not first
 
@@ -159,7 +164,7 @@ class TestTaking:
         first = connections.take(soon())
         shard.refusal = QueueFull("no memory for a slot")
         with pytest.raises(QueueFull, match="no memory for a slot"):
-            taken_while(connections, lambda: connections.drop(first))
+            taken_while(connections, lambda: end(connections, first, clean=False))
 
 
 class TestClosing:
@@ -168,10 +173,10 @@ class TestClosing:
     def test_all_are_closed_free_or_not(self, shard):
         connections = Connections(shard.open, "shard:1")
         free, used = connections.take(soon()), connections.take(soon())
-        connections.give_back(free)
+        end(connections, free)
         connections.close()
         assert (free.closed, used.closed) == (True, True)
-        connections.give_back(used)  # by its last user: it stays closed and is not lent again
+        end(connections, used)  # by its last user: it stays closed and is not lent again
         with pytest.raises(Unreachable, match="transport is closed"):
             connections.take(soon())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.shm import ShmTransport
 from parashard.transports.stream import Kind, Stream
 from support.fake_plane import GREETING, TARGET
-from support.shared_shard import DEADLINE_S, GRADIENT, push
+from support.shared_shard import DEADLINE_S, GRADIENT, push, push_of
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
 
@@ -108,7 +109,7 @@ def test_a_closed_connection_keeps_no_memory_of_its_shard(shard) -> None:  # how
     transport.close()
     assert slot() is None
     with pytest.raises(Unreachable, match="the connection was closed"):
-        connection._slot  # noqa: B018  # asks for the memory
+        connection.ask_push(push_of(GRADIENT), time.monotonic() + DEADLINE_S)
 
 
 def test_another_users_socket_is_unreachable(shard, monkeypatch: pytest.MonkeyPatch) -> None:

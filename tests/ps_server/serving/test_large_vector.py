@@ -19,7 +19,6 @@ from parashard.store import open_store
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.tcp_service import TcpService
 from support.in_process import plan_of, variables_of
 from support.shard_process import COUNTING, ShardProcess, job_reply
@@ -71,7 +70,7 @@ def push_over_tcp(process: ShardProcess) -> None:
     identity = process.shard.identity
     gradient = np.concatenate([pattern(at, min(ELEMENTS, at + CHUNK)) for at in range(0, ELEMENTS, CHUNK)])
     slices = (Slice(Partition("w", 0, ROWS), COLUMNS),)
-    buffers = ReceiveBuffers(PushMemory(1 << 33))
+    buffers = PushMemory(1 << 33)
     with serving(TcpService(process.plane, buffers).serve) as (server, _):
         address = ShardAddress("", identity.incarnation, data_address=server.address)
         transport = TcpTransport(address, Greeting(identity, "worker-0"))

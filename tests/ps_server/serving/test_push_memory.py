@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +13,9 @@ from hypothesis import strategies as st
 from parashard.errors import QueueFull, RetryLater
 from parashard.job.sections import QUEUE_BYTES_LEAST, QUEUE_GRAIN_BYTES, ClusterOptions
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.shm_service import Slots
 
+MIB = 1 << 20
 BUDGET_BYTES = 8 * QUEUE_GRAIN_BYTES
 
 
@@ -42,41 +46,37 @@ def test_what_is_lent_comes_back_after_an_error() -> None:
 
 def test_buffers_that_are_kept_go_when_another_needs_the_memory() -> None:
     memory = PushMemory(BUDGET_BYTES)
-    buffers = ReceiveBuffers(memory)
-    with buffers.take(4 * QUEUE_GRAIN_BYTES), buffers.take(2 * QUEUE_GRAIN_BYTES):
+    with memory.buffer(4 * QUEUE_GRAIN_BYTES), memory.buffer(2 * QUEUE_GRAIN_BYTES):
         pass
-    assert (memory.held_bytes, buffers.kept_bytes) == (0, 6 * QUEUE_GRAIN_BYTES)
+    assert (memory.held_bytes, memory.kept_bytes) == (0, 6 * QUEUE_GRAIN_BYTES)
     memory.take(4 * QUEUE_GRAIN_BYTES)
-    assert buffers.kept_bytes == 4 * QUEUE_GRAIN_BYTES, "the one used longest ago went"
+    assert memory.kept_bytes == 4 * QUEUE_GRAIN_BYTES, "the one used longest ago went"
     memory.take(4 * QUEUE_GRAIN_BYTES)
-    assert buffers.kept_bytes == 0
+    assert memory.kept_bytes == 0
 
 
 def test_a_kept_buffer_that_is_too_large_for_what_is_left_is_not_in_the_way() -> None:
     memory = PushMemory(BUDGET_BYTES)
-    buffers = ReceiveBuffers(memory)
-    with buffers.take(4 * QUEUE_GRAIN_BYTES):
+    with memory.buffer(4 * QUEUE_GRAIN_BYTES):
         pass
     memory.take(4 * QUEUE_GRAIN_BYTES)
     memory.take(2 * QUEUE_GRAIN_BYTES)
-    with buffers.take(2 * QUEUE_GRAIN_BYTES):
+    with memory.buffer(2 * QUEUE_GRAIN_BYTES):
         assert memory.held_bytes == BUDGET_BYTES
 
 
-STEPS = st.tuples(st.sampled_from(["buffer", "slot", "payload", "lent", "end"]), st.integers(0, BUDGET_BYTES // 2))
+STEPS = st.tuples(st.sampled_from(["buffer", "slot", "lent", "end"]), st.integers(0, BUDGET_BYTES // 2))
 
 
 @given(st.lists(STEPS, max_size=40))
 def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, int]]) -> None:  # P19
     memory = PushMemory(BUDGET_BYTES)
-    buffers, slots = ReceiveBuffers(memory), Slots(memory)
+    slots = Slots(memory)
     begun = []
     for what, size in actions:
         try:
             if what == "buffer":
-                begun.append(buffers.take(size))
-            elif what == "payload":
-                begun.append(buffers.lent(memoryview(bytes(size))))
+                begun.append(memory.buffer(size))
                 begun[-1].__enter__()
             elif what == "slot":
                 begun.append(slots.take(size, "w"))
@@ -87,14 +87,13 @@ def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, i
             elif begun:
                 begun.pop(0).__exit__(None, None, None)
         except QueueFull:
-            if what in ("slot", "payload", "lent"):
-                begun.pop()
+            begun.pop()
         assert memory.held_bytes <= BUDGET_BYTES
-        assert buffers.held_bytes + slots.held_bytes <= memory.held_bytes
-        assert memory.held_bytes + buffers.kept_bytes <= BUDGET_BYTES
+        assert slots.held_bytes <= memory.held_bytes
+        assert memory.held_bytes + memory.kept_bytes <= BUDGET_BYTES
     for context in begun:
         context.__exit__(None, None, None)
-    assert (memory.held_bytes, buffers.held_bytes, slots.held_bytes) == (0, 0, 0)
+    assert (memory.held_bytes, slots.held_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -114,3 +113,101 @@ def test_a_job_that_says_nothing_has_memory_for_its_pushes(
     said: dict[str, int], push_bytes: int, expected: int
 ) -> None:
     assert ClusterOptions(**said).push_memory_bytes(push_bytes) == expected
+
+
+def address_of(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+def test_a_buffer_is_as_long_as_asked_for_writable_and_aligned():
+    with PushMemory(MIB).buffer(1001) as view:
+        assert view.nbytes == 1001
+        assert address_of(view) % mmap.PAGESIZE == 0
+        view[:] = bytes(1001)
+
+
+def test_a_push_without_content_has_room_too():
+    with PushMemory(MIB).buffer(0) as view:
+        assert view.nbytes == 0
+
+
+def test_a_buffer_is_used_again():
+    memory = PushMemory(8 * MIB)
+    with memory.buffer(MIB) as first:
+        before = address_of(first)
+        first[0] = 42
+    with memory.buffer(MIB - 5) as second:
+        assert (address_of(second), second[0]) == (before, 42)
+
+
+def test_the_room_used_last_is_used_first():
+    memory = PushMemory(8 * MIB)
+    with memory.buffer(MIB) as view, memory.buffer(MIB):  # the second comes back before the first
+        last = address_of(view)
+    with memory.buffer(MIB) as view:
+        assert address_of(view) == last
+
+
+def test_a_small_push_does_not_waste_a_large_room():
+    memory = PushMemory(8 * MIB)
+    with memory.buffer(4 * MIB):
+        pass
+    with memory.buffer(MIB):
+        assert memory.held_bytes == MIB
+
+
+def test_pushes_beyond_the_budget_are_turned_away_and_reserve_nothing():  # P19
+    memory = PushMemory(3 * MIB)
+    with memory.buffer(2 * MIB):
+        refused = pytest.raises(QueueFull, match=r"hold 2097152 bytes; another 2097152 would pass 3145728")
+        with refused, memory.buffer(2 * MIB):
+            pass
+        with memory.buffer(MIB):
+            assert memory.held_bytes == 3 * MIB
+    assert (memory.held_bytes, memory.held_bytes_max) == (0, 3 * MIB)
+
+
+def test_a_push_alone_is_admitted_however_large():  # P19
+    memory = PushMemory(MIB)
+    with memory.buffer(5 * MIB) as view:
+        assert view.nbytes == 5 * MIB
+        with pytest.raises(QueueFull), memory.buffer(1):
+            pass
+    assert memory.kept_bytes == 0  # it would hold more than the budget
+
+
+def test_a_machine_without_memory_is_a_full_queue():
+    memory = PushMemory(1 << 62)
+    refused = pytest.raises(QueueFull, match="no memory for a push of 4611686018427387904 bytes")
+    with refused, memory.buffer(1 << 62):
+        pass
+    assert memory.held_bytes == 0, "it is given back"
+
+
+def test_a_buffer_comes_back_after_an_error():
+    memory = PushMemory(MIB)
+    with pytest.raises(ZeroDivisionError), memory.buffer(MIB):
+        raise ZeroDivisionError
+    assert memory.held_bytes == 0
+
+
+@given(st.lists(st.one_of(st.integers(0, 5 * MIB), st.just("leave")), max_size=30))
+def test_the_budget_holds_whatever_comes_and_goes(actions):  # P19
+    memory, budget = PushMemory(4 * MIB), 4 * MIB
+    lent: list[tuple[Callable[..., None], int]] = []
+    for action in actions:
+        if action == "leave":
+            if lent:
+                lent.pop(0)[0](None, None, None)
+            assert memory.held_bytes + memory.kept_bytes <= max(budget, memory.held_bytes)
+            continue
+        lease = memory.buffer(action)
+        try:
+            assert lease.__enter__().nbytes == action
+        except QueueFull:
+            assert lent
+            continue
+        lent.append((lease.__exit__, action))
+        assert len(lent) == 1 or memory.held_bytes <= budget
+        assert sum(size for _, size in lent) <= memory.held_bytes <= 2 * sum(s + QUEUE_GRAIN_BYTES for _, s in lent)
+        assert memory.held_bytes + memory.kept_bytes <= max(budget, memory.held_bytes)

@@ -8,10 +8,10 @@ import pytest
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import MalformedFrame, NonFiniteGradient, StaleIncarnation
 from parashard.protocol import wire
-from parashard.protocol.messages import Target
+from parashard.protocol.messages import Ack, PushResult, Target
 from parashard.protocol.rpc import data_deadline_s
 from parashard.transports.stream import HEADER_BYTES_MAX, Head, Kind
-from parashard_server.serving.session import HEAD_DEADLINE_S, answer_to_push, greeted, left_s, requests
+from parashard_server.serving.session import HEAD_DEADLINE_S, answer_to_push, greeted, requests
 from support.fake_plane import TARGET, FakePlane
 
 MIB = 1 << 20
@@ -93,4 +93,7 @@ def test_a_push_is_answered_with_its_ack_or_with_the_shards_error():
 
 
 def test_a_moment_that_has_passed_leaves_no_time():
-    assert left_s(time.monotonic() - 1.0) == 0.0
+    plane, waits_s = FakePlane([0, 2]), []
+    plane.push = lambda push, timeout_s: waits_s.append(timeout_s) or Ack(PushResult.APPLIED, 1, None)
+    answer_to_push(plane, push_header(), memoryview(bytes(8)), time.monotonic() - 1.0)
+    assert waits_s == [0.0]

@@ -74,9 +74,7 @@ class Ports:
         job = SimpleNamespace(cluster=SimpleNamespace(transport="auto", workers=1))
         self.ports = Listeners(process.plane, process.host, job, self.memory, "127.0.0.1", 0)  # type: ignore[arg-type]
         server = rpc.Server("127.0.0.1:0")
-        ShardService(process.plane, process.host, process.checkpointer, process.lifecycle, self.ports.buffers).add_to(
-            server
-        )
+        ShardService(process.plane, process.host, process.checkpointer, process.lifecycle, self.memory).add_to(server)
         server.start()
         stack.callback(server.stop, grace_s=0.0)
         self.ports.start()
@@ -131,10 +129,10 @@ def test_pushes_by_all_ports_share_one_budget(stack: ExitStack) -> None:  # P19
     ports = Ports(4, stack)
     shm, tcp, grpc = (ports.transport(kind) for kind in (ShmTransport, TcpTransport, GrpcTransport))
     shm.greet(DEADLINE_S)
-    halfway = begin_over_tcp(ports, 0)
-    eventually(lambda: ports.ports.buffers.held_bytes == PUSH_BYTES, "the push is being received")
+    halfway, slot_bytes = begin_over_tcp(ports, 0), ports.ports.slots.held_bytes
+    eventually(lambda: ports.memory.held_bytes == slot_bytes + PUSH_BYTES, "the push is being received")
     streaming = ports.begin_over_grpc(1)
-    eventually(lambda: ports.ports.buffers.held_bytes == 2 * PUSH_BYTES, "both are being received")
+    eventually(lambda: ports.memory.held_bytes == slot_bytes + 2 * PUSH_BYTES, "both are being received")
     second = ports.transport(ShmTransport)
     second.greet(DEADLINE_S)
     assert ports.ports.slots.held_bytes == 2 * PUSH_BYTES

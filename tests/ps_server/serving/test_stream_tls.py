@@ -17,7 +17,6 @@ from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Kind, Stream, answer, greet
 from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.tcp_service import TcpService
 from support.certificates import BAD, NONE, RIGHT, Certificates
 from support.fake_plane import GREETING, TARGET, FakePlane
@@ -124,9 +123,7 @@ def test_a_shard_that_shows_a_workers_certificate_is_left(certificates, contexts
 @pytest.mark.parametrize("role", [Role.COORDINATOR, Role.SHARD])
 def test_a_worker_rejects_a_server_with_the_name_and_without_the_role_of_a_shard(certificates, contexts, role):
     plane = FakePlane([0, 5])
-    with serving(
-        TcpService(plane, ReceiveBuffers(PushMemory(1 << 20))).serve, tls=certificates.of(role).server_context
-    ) as (
+    with serving(TcpService(plane, PushMemory(1 << 20)).serve, tls=certificates.of(role).server_context) as (
         server,
         _,
     ):
@@ -205,7 +202,7 @@ def test_pushes_and_pulls_of_any_size_travel_inside_tls(contexts):
     plane, pulled = FakePlane([0, 3 << 18]), np.full(3 << 18, -1, "<f4")
     gradient = np.arange(plane.memory.weights.size, dtype="<f4")
     slices = (Slice(Partition("w", 0, gradient.size), 1),)
-    with serving(TcpService(plane, ReceiveBuffers(PushMemory(1 << 20))).serve, tls=contexts[0]) as (server, _):
+    with serving(TcpService(plane, PushMemory(1 << 20)).serve, tls=contexts[0]) as (server, _):
         transport = TcpTransport(ShardAddress("", 7, data_address=server.address), GREETING, tls=lambda: contexts[1])
         push = Push(TARGET, "worker-0", 0, slices, False, None, Buffers([gradient]))
         assert transport.push(push, DEADLINE_S).result().version == 1

@@ -114,7 +114,7 @@ class TestPeersThatStop:
         stream._connection.sendall(content[:cut])
         with pytest.raises(Unreachable, match="closed"):
             stream.receive(deadline_s=soon())
-        assert (served.buffers.held_bytes, served.plane.pushes) == (0, [])
+        assert (served.memory.held_bytes, served.plane.pushes) == (0, [])
 
     def test_reading(self):
         elements = 4 << 20

@@ -57,7 +57,7 @@ class TestPushAndPull:
         [push] = served.plane.pushes
         assert (push.step, push.payload.nbytes) == (3, 4 * ELEMENTS)
         assert push.slices == (Slice(Partition("w", 0, ELEMENTS), 1),)
-        assert served.buffers.held_bytes == 0
+        assert served.memory.held_bytes == 0
 
     def test_a_part_of_the_weights(self, served):
         served.push(push_of(ramp()))
@@ -99,7 +99,7 @@ class TestPushAndPull:
         with ThreadPoolExecutor(4) as pool:
             versions = [r.version for r in pool.map(lambda _: served.push(push_of(ramp())), range(40))]
         assert len(versions) == 40
-        assert served.buffers.held_bytes == 0
+        assert served.memory.held_bytes == 0
 
 
 ERRORS = [StaleRound("round 3 is over"), NonFiniteGradient("step 3"), QueueFull("busy"), NotReady("stopping")]
@@ -139,7 +139,7 @@ class TestErrorsOfTheShard:
         self.goes_on(served)
 
     def test_a_push_that_finds_no_room_is_skipped(self):  # P19
-        with shard(budget_bytes=1) as served, served.buffers.take(1):
+        with shard(budget_bytes=1) as served, served.memory.buffer(1):
             with pytest.raises(QueueFull, match="another 65536 would pass 1"):
                 served.push(push_of(ramp()))
             assert served.plane.pushes == []
@@ -155,19 +155,19 @@ class TestErrorsOfTheShard:
         )
         with pytest.raises(Unreachable, match="closed"):
             stream.receive(deadline_s=soon())
-        assert (served.plane.pushes, served.buffers.held_bytes) == ([], 0)
+        assert (served.plane.pushes, served.memory.held_bytes) == ([], 0)
 
     def test_a_bug_is_reported_and_ends_the_connection(self, served):
         served.plane.before = lambda request: 1 // 0
         with pytest.raises(PeerFailed, match="ZeroDivisionError"):
             served.push(push_of(ramp()))
         served.plane.before = lambda request: None
-        assert served.buffers.held_bytes == 0
+        assert served.memory.held_bytes == 0
 
     @staticmethod
     def goes_on(served: Served) -> None:
         """Push and pull on the connection that there is: no other can be made."""
-        assert served.buffers.held_bytes == 0
+        assert served.memory.held_bytes == 0
         served.transport._connections._limit = 1
         (connection,) = served.transport._connections._free
         served.push(push_of(ramp()))

@@ -21,7 +21,6 @@ from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.tcp_service import TcpService
 from support.certificates import Certificates
@@ -76,7 +75,7 @@ class TestStreams:
             "parashard_server.serving.stream_server.HELLO_DEADLINE_S", DEADLINE_S
         )  # all are there at once
         plane, tls = FakePlane([0, 1000]), certificates.of(Role.SHARD).server_context
-        service = TcpService(plane, ReceiveBuffers(PushMemory(1 << 20)))
+        service = TcpService(plane, PushMemory(1 << 20))
         with serving(service.serve, connections_max=IDLE, tls=tls, calls=(PUSH, PULL)) as (server, _):
             early, late = worker_at(server.address, certificates), worker_at(server.address, certificates)
             push = push_of(np.ones(1000, np.float32), TARGET)
@@ -124,7 +123,7 @@ class TestWithoutTls:
     """A peer is silent until it has sent a valid HELLO."""
 
     def test_a_silent_connection_is_evicted_for_the_next_and_greeted_ones_stay(self):
-        service = TcpService(FakePlane([0, 10]), ReceiveBuffers(PushMemory(1 << 20)))
+        service = TcpService(FakePlane([0, 10]), PushMemory(1 << 20))
         with serving(service.serve, connections_max=3) as (server, connect):
             early = connect()
             greet(early, GREETING, deadline_s=soon())
