@@ -30,7 +30,7 @@ from parashard.job.model_options import (
     WideDeepOptions,
 )
 from parashard.models.base import Model, Seeded
-from parashard.models.clicks import Dlrm, FactorizationMachine, WideDeep
+from parashard.models.clicks import Dlrm, WideModel
 from parashard.models.networks import ConvolutionalNetwork, SoftmaxRegression, multilayer_perceptron
 from parashard.models.oracles import Ledger, RowLedger, Torn
 from parashard.models.user_errors import named_with_line
@@ -158,10 +158,8 @@ def build_model(
             model = multilayer_perceptron(options, spec, seed)
         case CnnOptions():
             model = ConvolutionalNetwork(options, spec, seed)
-        case WideDeepOptions():
-            model = WideDeep(options, spec, seed, tables)
-        case FmOptions() | DeepFmOptions():
-            model = FactorizationMachine(options, spec, seed, tables)
+        case WideDeepOptions() | FmOptions() | DeepFmOptions():
+            model = WideModel(options, spec, seed, tables)
         case DlrmOptions():
             model = Dlrm(options, spec, seed, tables)
         case LedgerOptions():

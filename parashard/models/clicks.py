@@ -169,75 +169,49 @@ def _on_host(value: Any) -> Any:
     return value if isinstance(value, np.ndarray) else value.get()
 
 
-class WideDeep(ClickModel):
-    """logit = the sum of the wide weights + dense layers over numbers and all embeddings, end to end.
+class WideModel(ClickModel):
+    """logit = the sum of the wide weights + a dense part + with `fm` and `deepfm` the sum of v_i . v_j over all pairs.
 
-    Variables: those of the dense layers, as in a multilayer perceptron; the last bias is the model's.
+    The dense part has layers over numbers and all embeddings, end to end, as in a multilayer perceptron; that of `fm`
+    is linear in the numbers. Its variables are the model's.
     """
 
     def __init__(
-        self, options: WideDeepOptions, spec: DataSpec, seed: int, tables: Sequence[EmbeddingTable] = ()
+        self,
+        options: WideDeepOptions | FmOptions | DeepFmOptions,
+        spec: DataSpec,
+        seed: int,
+        tables: Sequence[EmbeddingTable] = (),
     ) -> None:
         super().__init__(options.kind, spec, tables)
-        inputs = self.numbers + self.columns * self.dimension
-        self._tower = tower(inputs, options.hidden, 1, options.dropout, seed)
-
-    def initial_variables(self) -> Mapping[str, Variable]:
-        return self._tower.initial_variables()  # type: ignore[return-value]  # it holds no values
-
-    def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
-        embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
-        numbers = batch.inputs["numbers"].astype(embedded.dtype, copy=False)
-        inputs = xp.concatenate([numbers, embedded.reshape(len(embedded), -1)], axis=1)
-        wide, wide_back = self.wide(variables, batch, xp)
-        deep, deep_back = self._tower.as_layer(variables, inputs, step, xp)
-
-        def pull_back(gradient: Array) -> Gradients:
-            of_wide = wide_back(gradient)
-            by_inputs, of_tower = deep_back(gradient, True)
-            assert by_inputs is not None
-            by_embedded = by_inputs[:, self.numbers :].reshape(embedded.shape)
-            return {**of_tower, **of_wide, DEEP: by_rows(by_embedded)}
-
-        return wide + deep, pull_back
-
-
-class FactorizationMachine(ClickModel):
-    """logit = the sum of the wide weights + the sum of v_i . v_j over all pairs of keys + a dense part.
-
-    The dense part is linear in the numbers; of DeepFM it has layers over numbers and all embeddings.
-    """
-
-    def __init__(
-        self, options: FmOptions | DeepFmOptions, spec: DataSpec, seed: int, tables: Sequence[EmbeddingTable] = ()
-    ) -> None:
-        super().__init__(options.kind, spec, tables)
-        self._is_deep = isinstance(options, DeepFmOptions)
-        if isinstance(options, DeepFmOptions):
+        self._has_pairs = not isinstance(options, WideDeepOptions)
+        self._is_deep = not isinstance(options, FmOptions)
+        if isinstance(options, FmOptions):
+            self._dense = Sequential([Dense(1)], input_shape=(max(1, self.numbers),), loss="sigmoid_cross_entropy")
+        else:
             inputs = self.numbers + self.columns * self.dimension
             self._dense = tower(inputs, options.hidden, 1, options.dropout, seed)
-        else:
-            self._dense = Sequential([Dense(1)], input_shape=(max(1, self.numbers),), loss="sigmoid_cross_entropy")
 
     def initial_variables(self) -> Mapping[str, Variable]:
         return self._dense.initial_variables()  # type: ignore[return-value]  # it holds no values
 
     def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
         embedded, by_rows = self.look_up(variables, batch, DEEP, xp)
-        total = embedded.sum(axis=1)
-        pairs = 0.5 * (total**2 - (embedded**2).sum(axis=1)).sum(axis=1, keepdims=True)
-        wide, wide_back = self.wide(variables, batch, xp)
+        logits, wide_back = self.wide(variables, batch, xp)
+        total = embedded.sum(axis=1) if self._has_pairs else None
+        if total is not None:
+            logits = logits + 0.5 * (total**2 - (embedded**2).sum(axis=1)).sum(axis=1, keepdims=True)
         dense, dense_back = self._dense.as_layer(variables, self._inputs(batch, embedded, xp), step, xp)
 
         def pull_back(gradient: Array) -> Gradients:
-            by_embedded = gradient[:, None] * (total[:, None] - embedded)
             of_wide = wide_back(gradient)
+            by_embedded = gradient[:, None] * (total[:, None] - embedded) if total is not None else 0
             by_inputs, of_dense = dense_back(gradient, self._is_deep)
             if by_inputs is not None and self._is_deep:
-                by_embedded += by_inputs[:, self.numbers :].reshape(embedded.shape)
+                by_embedded = by_embedded + by_inputs[:, self.numbers :].reshape(embedded.shape)
             return {**of_dense, **of_wide, DEEP: by_rows(by_embedded)}
 
-        return wide + pairs + dense, pull_back
+        return logits + dense, pull_back
 
     def _inputs(self, batch: Batch, embedded: Array, xp: Any) -> Array:
         numbers = batch.inputs["numbers"].astype(embedded.dtype, copy=False)
