@@ -80,17 +80,14 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
 def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
     """Return the kinds of faults that the flags select; all kinds except a full disk if they select none.
 
+    Raises ConfigurationError if a role does not exist.
+
     Parameters
     ----------
     kill : sequence of str
         Roles to kill: worker, shard, coordinator.
     flags : collection of str
         Of `FLAGS`.
-
-    Raises
-    ------
-    ConfigurationError
-        If a role does not exist.
     """
     roles = [kind.removeprefix("kill_") for kind in LENGTHS_S if kind.startswith("kill_")]
     for role in kill:
@@ -103,17 +100,14 @@ def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
 def run_chaos(run: Run, view: JobView, options: ChaosOptions) -> Outcome:
     """Run a job under faults to its end; when this returns, all its processes have ended.
 
+    Raises ConfigurationError if link faults are requested and the transport bypasses the links, if the disk is to be
+    filled and is not a small one, or if a kind has no target.
+
     Returns
     -------
     Outcome
         As of `parashard.launch.run.run_job`; its report also has `faults`, the number of each kind in `options.kinds`,
         `seed` and `transport`. The run directory has every fault in `strikes.jsonl`.
-
-    Raises
-    ------
-    ConfigurationError
-        If link faults are requested and the transport bypasses the links, if the disk is to be filled and is not a
-        small one, or if a kind has no target.
     """
     transport = run.job.cluster.transport
     past = [kind for kind in options.kinds if kind in LINK_KINDS]

@@ -20,10 +20,7 @@ FILLER_FILE = "filler"
 def check_small(folder: Path) -> None:
     """Refuse a folder whose file system is not a small one.
 
-    Raises
-    ------
-    ConfigurationError
-        If it is larger than `SMALL_BYTES_MAX`.
+    Raises ConfigurationError if it is larger than `SMALL_BYTES_MAX`.
     """
     found = os.statvfs(folder)
     size_bytes = found.f_blocks * found.f_frsize

@@ -51,12 +51,8 @@ R = TypeVar("R", bound=Record)
 def encode(record: Record) -> bytes:
     """Return a record's bytes: canonical JSON with its kind and the SHA-256 of its body.
 
-    Raises
-    ------
-    StoreFailed
-        If that is over MANIFEST_BYTES_MAX, and so could not be read back.
-    ValueError
-        If a value of the record is not allowed.
+    Raises StoreFailed if that is over MANIFEST_BYTES_MAX, and so could not be read back; ValueError if a value of the
+    record is not allowed.
     """
     body = _canonical(record)
     if len(body) <= MANIFEST_BYTES_MAX:
@@ -72,6 +68,8 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
 
     Size and digest are checked before anything is parsed; at most a few copies of `content` are allocated until then.
 
+    Raises NewerFormat if it is an intact record of a later version; DamagedCheckpoint if the bytes are anything else.
+
     Parameters
     ----------
     cls : type of Record
@@ -79,13 +77,6 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
     content : bytes
     where : str
         The file, for the error.
-
-    Raises
-    ------
-    NewerFormat
-        If it is an intact record of a later version.
-    DamagedCheckpoint
-        If the bytes are anything else.
     """
     kind = cls.kind
     if len(content) > MANIFEST_BYTES_MAX:
@@ -115,13 +106,7 @@ def newer_format(what: str, found: int, read: int) -> str:
 
 
 def check_whole(content: bytes, where: str) -> None:
-    """Verify that some bytes are an intact record of any kind.
-
-    Raises
-    ------
-    DamagedCheckpoint
-        If they are not.
-    """
+    """Verify that some bytes are an intact record of any kind; raise DamagedCheckpoint if they are not."""
     tail = _TAIL.search(content)
     body = content[len(_HEAD) : tail.start()] if tail else b""
     if tail is None or content != _HEAD + body + _tail(tail[1].decode(), body):

@@ -76,12 +76,7 @@ def iterate_initial_rows(
 ) -> Iterator[tuple[str, KeyedRows]]:
     """Yield the rows that a job begins with in a range of buckets, with their table's name, file by file.
 
-    Raises
-    ------
-    DamagedCheckpoint
-        If a file is not what the manifest says.
-    StoreFailed
-        If the store gives an error.
+    Raises DamagedCheckpoint if a file is not what the manifest says; StoreFailed if the store gives an error.
     """
     manifest = Catalogue(store).initial_manifest(job_digest)
     for file in () if manifest is None else manifest.table_files:

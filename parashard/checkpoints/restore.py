@@ -27,6 +27,9 @@ def newest_verified(
 
     The caller compares the manifest's run and job digest with its own.
 
+    Raises StoreFailed if the store cannot be listed; or if nothing verifies, and a checkpoint could not be read because
+    of an error of the store: an unavailable store must not look like an empty one.
+
     Parameters
     ----------
     catalogue : Catalogue
@@ -44,12 +47,6 @@ def newest_verified(
     skipped : list of (CheckpointId, StoreFailed)
         Damaged ones, and those that cannot be read now, and why; the round of a damaged manifest is unknown, so some
         may be older than the result.
-
-    Raises
-    ------
-    StoreFailed
-        If the store cannot be listed; or if nothing verifies, and a checkpoint could not be read because of an error of
-        the store: an unavailable store must not look like an empty one.
     """
     skipped: Skipped = []
     unanswered: StoreFailed | None = None

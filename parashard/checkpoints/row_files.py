@@ -127,6 +127,9 @@ def iterate_rows(
     Of each table the files are read from the newest checkpoint's to the oldest's: of a key that several have, the
     newest counts. In memory are a file, and the keys of all newer checkpoints' files of the table.
 
+    Raises DamagedCheckpoint if a file is not what the manifest says, or the files have other rows than it counts;
+    StoreFailed if the store gives an error.
+
     Parameters
     ----------
     store : Store
@@ -135,13 +138,6 @@ def iterate_rows(
         Half open: the rows that are wanted. Files that have none of them are not read.
     ended_too : bool
         With those that are gone by the table's rules and whose memory the shard had not freed.
-
-    Raises
-    ------
-    DamagedCheckpoint
-        If a file is not what the manifest says, or the files have other rows than it counts.
-    StoreFailed
-        If the store gives an error.
     """
     found = dict.fromkeys(dict(manifest.tables), 0)
     rules = {} if ended_too else {rule.table: rule.rules for rule in manifest.table_rules}

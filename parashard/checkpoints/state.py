@@ -59,12 +59,7 @@ class ShardState:
 def load(store: Store, manifest: ShardManifest) -> ShardState:
     """Return the verified state of a shard's checkpoint.
 
-    Raises
-    ------
-    DamagedCheckpoint
-        If a file does not match the manifest.
-    StoreFailed
-        If the store gives an error.
+    Raises DamagedCheckpoint if a file does not match the manifest; StoreFailed if the store gives an error.
     """
     folder = CheckpointId.of(manifest).folder
     named = read_tensors(store, folder, manifest, "variables")
@@ -102,6 +97,9 @@ def assemble(
 
     Files of parts that hold none of the rows are not read; one file is in memory at a time, besides the result.
 
+    Raises DamagedCheckpoint if a part that is needed is corrupt, or the parts do not belong together; StoreFailed if
+    the store gives an error.
+
     Parameters
     ----------
     store : Store
@@ -121,13 +119,6 @@ def assemble(
     ShardState
         Its version is the greatest of the parts', and a step that one of them skipped counts as skipped. The caller
         owns its arrays.
-
-    Raises
-    ------
-    DamagedCheckpoint
-        If a part that is needed is corrupt, or the parts do not belong together.
-    StoreFailed
-        If the store gives an error.
     """
     where = f"{store.url}: drained checkpoint j{job.number}"
     if (old_plan.version, len(old_plan.shards)) != (job.plan_version, len(job.parts)):
@@ -164,12 +155,7 @@ def first_values(
 
     One file is in memory at a time, besides the result.
 
-    Raises
-    ------
-    DamagedCheckpoint
-        If they are missing or corrupt.
-    StoreFailed
-        If the store gives an error.
+    Raises DamagedCheckpoint if they are missing or corrupt; StoreFailed if the store gives an error.
     """
     manifest = Catalogue(store).initial_manifest(job_digest)
     if manifest is None:

@@ -105,12 +105,8 @@ def iterate_files(
 ) -> Iterator[tuple[str, Float32s]]:
     """Yield the tensors of files and their names; raise at the end unless every tensor in `rows_due` was there.
 
-    Raises
-    ------
-    DamagedCheckpoint
-        If size or SHA-256 of a file, or its tensors, do not match the manifest.
-    StoreFailed
-        If the store gives an error.
+    Raises DamagedCheckpoint if size or SHA-256 of a file, or its tensors, do not match the manifest; StoreFailed if the
+    store gives an error.
     """
     due = dict(rows_due)
     for file in files:

@@ -40,6 +40,8 @@ def encode(table: str, values: Float32s, dtype: DType) -> tuple[npt.NDArray[Any]
 
     The bytes of some rows are those of the same rows of every part, end to end.
 
+    Raises NonFiniteGradient if they are to be rounded, and one is NaN or infinite: no code would say so.
+
     Parameters
     ----------
     table : str
@@ -48,11 +50,6 @@ def encode(table: str, values: Float32s, dtype: DType) -> tuple[npt.NDArray[Any]
         Contiguous; only read.
     dtype : DType
         The table's. FLOAT32: the values themselves are returned.
-
-    Raises
-    ------
-    NonFiniteGradient
-        If they are to be rounded, and one is NaN or infinite: no code would say so.
     """
     if dtype is DType.FLOAT32:
         return (values,)

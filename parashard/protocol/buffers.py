@@ -30,13 +30,7 @@ class Buffers:
         return self.pieces[0] if len(self.pieces) == 1 else memoryview(b"".join(self.pieces))
 
     def run(self, begin: int, end: int) -> Sequence[memoryview]:
-        """Return views of the bytes [begin, end), in order.
-
-        Raises
-        ------
-        ValueError
-            If they are not all in the run.
-        """
+        """Return views of the bytes [begin, end), in order; raise ValueError if they are not all in the run."""
         if not 0 <= begin <= end <= self.nbytes:
             raise ValueError(f"bytes [{begin}, {end}) are not within {self.nbytes}")
         views = []

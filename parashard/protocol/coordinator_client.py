@@ -215,12 +215,7 @@ def find_coordinator(where: str, wait_s: float = 30.0, cancelled: threading.Even
     A run directory may still be without a coordinator: it is looked into until `wait_s` have passed or `cancelled` is
     set.
 
-    Raises
-    ------
-    ConfigurationError
-        If `where` is neither.
-    Unreachable
-        If the run directory names no coordinator in time.
+    Raises ConfigurationError if `where` is neither; Unreachable if the run directory names no coordinator in time.
     """
     folder = Path(where)
     if not folder.is_dir():

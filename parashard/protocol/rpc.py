@@ -186,10 +186,7 @@ def address_family(host: str) -> socket.AddressFamily:
 def check_reachable(host: str) -> None:
     """Refuse a host on which the processes of this machine could not reach each other.
 
-    Raises
-    ------
-    ConfigurationError
-        If nothing can listen on it, or connect to what does.
+    Raises ConfigurationError if nothing can listen on it, or connect to what does.
     """
     try:
         with (

@@ -72,12 +72,8 @@ def encode_frame(header: Message, payload: Sequence[memoryview] = ()) -> bytes:
 def decode_frame(frame: bytes, header_type: type[_Header]) -> tuple[_Header, memoryview]:
     """Return a frame's header and a view of its payload.
 
-    Raises
-    ------
-    MalformedFrame
-        If the frame is short, does not begin with the magic, or its header does not parse.
-    LimitExceeded
-        If the declared header or the payload is longer than allowed.
+    Raises MalformedFrame if the frame is short, does not begin with the magic, or its header does not parse;
+    LimitExceeded if the declared header or the payload is longer than allowed.
     """
     if len(frame) < _PREFIX.size:
         raise MalformedFrame(f"a frame has at least {_PREFIX.size} bytes, found {len(frame)}")
@@ -215,10 +211,7 @@ def check_keys_bytes(header: tensor_pb2.PullHeader, payload_bytes: int) -> None:
 def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> PullRun:
     """Return the request in a header; its keys are views of the payload.
 
-    Raises
-    ------
-    MalformedFrame
-        If the payload has not one key for each row, or a table is named twice.
+    Raises MalformedFrame if the payload has not one key for each row, or a table is named twice.
     """
     keys: dict[str, Keys] = {}
     begin = 0
@@ -293,12 +286,8 @@ def _little(values: NDArray[Any]) -> NDArray[Any]:
 def rows_bytes_of(reply: tensor_pb2.PullReply, asked: PullRun) -> int:
     """Return how long the rows in an answer are: they are the end of its payload.
 
-    Raises
-    ------
-    MalformedFrame
-        If they are not of the tables that were asked for.
-    LimitExceeded
-        If they are longer than `ROWS_BYTES_MAX`.
+    Raises MalformedFrame if they are not of the tables that were asked for; LimitExceeded if they are longer than
+    `ROWS_BYTES_MAX`.
     """
     if not (reply.tables or asked.keys):
         return 0
@@ -321,10 +310,8 @@ def _lengths_of(found: tensor_pb2.TableRows, keys: int) -> tuple[int, int]:
 def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) -> dict[str, FoundRows]:
     """Return the rows in an answer, as views of the end of its payload.
 
-    Raises
-    ------
-    MalformedFrame
-        If they are not those of the keys that were asked for. The payload is as long as `rows_bytes_of` says.
+    Raises MalformedFrame if they are not those of the keys that were asked for. The payload is as long as
+    `rows_bytes_of` says.
     """
     rows: dict[str, FoundRows] = {}
     begin = 0
@@ -346,10 +333,8 @@ def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) 
 def runs_within(reply: tensor_pb2.PullReply, asked: PullRun, payload_bytes: int) -> list[tuple[int, int]]:
     """Return (offset, length) in bytes of each run of an answer.
 
-    Raises
-    ------
-    MalformedFrame
-        If the runs are not ascending and within what was asked for, or the payload is not as long as they are.
+    Raises MalformedFrame if the runs are not ascending and within what was asked for, or the payload is not as long as
+    they are.
     """
     if len(reply.run_offsets) != len(reply.run_lengths):
         raise MalformedFrame(f"{len(reply.run_offsets)} runs begin and {len(reply.run_lengths)} have a length")
@@ -433,10 +418,7 @@ def encode_push(push: Push) -> tuple[bytes, Iterator[bytes]]:
 def decode_push(frame: bytes) -> tuple[tensor_pb2.PushHeader, memoryview]:
     """Return the header in the frame that a push begins with, and a view of what the frame has of its payload.
 
-    Raises
-    ------
-    MalformedFrame
-        If it has more than the header declares.
+    Raises MalformedFrame if it has more than the header declares.
     """
     header, payload = decode_frame(frame, tensor_pb2.PushHeader)
     if payload.nbytes > header.total_bytes:

@@ -50,6 +50,8 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
     The key comes first, and each file is on the disk before the next is begun: an interrupted call leaves at most a
     key, for which the next call makes the certificate.
 
+    Raises ConfigurationError if it has an authority already, or a certificate without its key, or cannot be written.
+
     Parameters
     ----------
     folder : Path
@@ -58,11 +60,6 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
         From now.
     now : datetime, optional
         The present time, for tests.
-
-    Raises
-    ------
-    ConfigurationError
-        If it has an authority already, or a certificate without its key, or cannot be written.
     """
     if has_authority(folder):
         raise ConfigurationError(f"{folder} has an authority already; a new one would make its certificates worthless")
@@ -104,6 +101,10 @@ def issue(
     do not belong together, and reads again (`parashard.security.credentials`). Each keeps the owner, the group and the
     mode of the one that it replaces, as far as that is permitted.
 
+    Raises ConfigurationError if the authority cannot be read, has expired, or its key does not match or is readable by
+    others; a name is invalid; hosts are given for a role that does not serve; or the folder is the authority's or
+    cannot be written.
+
     Parameters
     ----------
     authority : Path
@@ -123,12 +124,6 @@ def issue(
     -------
     datetime or None
         When the authority expires, if that is earlier than `valid_days` and so limits the certificate.
-
-    Raises
-    ------
-    ConfigurationError
-        If the authority cannot be read, has expired, or its key does not match or is readable by others; a name is
-        invalid; hosts are given for a role that does not serve; or the folder is the authority's or cannot be written.
     """
     if output.resolve() == authority.resolve():
         raise ConfigurationError(

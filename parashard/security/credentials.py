@@ -68,6 +68,10 @@ class Material:
 class Credentials:
     """The credentials of this process.
 
+    Raises ConfigurationError if a file is missing or damaged, the key does not match or others may read it, or others
+    may write `ca.pem`; Unavailable if a certificate has expired or is not valid yet, a file cannot be read now, or the
+    files keep changing.
+
     Parameters
     ----------
     folder : Path
@@ -76,13 +80,6 @@ class Credentials:
         Monotonic seconds.
     pause : callable
         Sleeps for so many seconds, while the files are being replaced at the start.
-
-    Raises
-    ------
-    ConfigurationError
-        If a file is missing or damaged, the key does not match or others may read it, or others may write `ca.pem`.
-    Unavailable
-        If a certificate has expired or is not valid yet, a file cannot be read now, or the files keep changing.
     """
 
     def __init__(
@@ -164,13 +161,7 @@ class Credentials:
 
 
 def load(folder: Path, now: datetime | None = None) -> Material:
-    """Read and check a folder.
-
-    Raises
-    ------
-    ConfigurationError, Unavailable
-        As `Credentials` says.
-    """
+    """Read and check a folder; raise ConfigurationError or Unavailable as `Credentials` says."""
     ca, authorities = trusted_in(folder / CA_FILE)
     (chain, _), (key, mode) = (_content(folder / name) for name in (CERTIFICATE_FILE, KEY_FILE))
     check_key_mode(folder / KEY_FILE, mode)

@@ -119,10 +119,7 @@ class Claims:
     def returns(self, after: int) -> list[Return]:
         """Return the rollbacks by which incarnations after this one began, in order.
 
-        Raises
-        ------
-        StoreFailed
-            If the store gave an error.
+        Raises StoreFailed if the store gave an error.
         """
         found = []
         for incarnation in filter(lambda claimed: claimed > after, _claimed(self._store, self._name)):

@@ -32,10 +32,8 @@ NOISY = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")  # a li
 def tracer_from_environment(role: str, instance: str) -> Tracer:
     """Return a tracer that sends spans where OpenTelemetry's variables say; by default to localhost:4317, by OTLP.
 
-    Raises
-    ------
-    ConfigurationError
-        If no exporter has the name that OTEL_TRACES_EXPORTER says, it cannot be made, or another variable is not right.
+    Raises ConfigurationError if no exporter has the name that OTEL_TRACES_EXPORTER says, it cannot be made, or another
+    variable is not right.
     """
     ours = {"service.namespace": "parashard", "service.name": f"parashard-{role}", "service.version": __version__}
     ours |= {"service.instance.id": instance} if instance else {}

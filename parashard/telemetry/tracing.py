@@ -29,6 +29,9 @@ OFF = ("", "0", "false", "no", "off")
 def tracing(trace: str, role: str, instance: str) -> Iterator[Tracer | None]:
     """Have the tracer of a service, which is closed with the last of its spans; None: it does not trace.
 
+    Raises ConfigurationError if `trace` is no yes and no no, the packages are missing, or OpenTelemetry's own variables
+    are not right.
+
     Parameters
     ----------
     trace : str
@@ -37,11 +40,6 @@ def tracing(trace: str, role: str, instance: str) -> Iterator[Tracer | None]:
         "coordinator", "shard" or "worker".
     instance : str
         Which one of them; empty: it has no name.
-
-    Raises
-    ------
-    ConfigurationError
-        If `trace` is no yes and no no, the packages are missing, or OpenTelemetry's own variables are not right.
     """
     if trace.lower() in OFF:
         yield None

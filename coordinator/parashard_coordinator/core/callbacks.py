@@ -23,12 +23,8 @@ RATES_SHOWN = 4
 def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     """Take what callbacks decided at the milestone that they have handled last, and tell them of the next one.
 
-    Raises
-    ------
-    ConfigurationError
-        If a learning rate is none, or nobody may decide in this run, or that is one decision too many.
-    NotReady
-        While not every shard is up: how far leasing has gone is not known.
+    Raises ConfigurationError if a learning rate is none, or nobody may decide in this run, or that is one decision too
+    many; NotReady while not every shard is up: how far leasing has gone is not known.
     """
     progress = job.callback_progress
     if job.state is JobState.STARTING:

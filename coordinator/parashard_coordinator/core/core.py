@@ -235,10 +235,7 @@ class Core:
     def scale(self, workers: int) -> None:
         """Set how many workers the launcher keeps alive.
 
-        Raises
-        ------
-        ConfigurationError
-            If the number is out of bounds; nothing has changed.
+        Raises ConfigurationError if the number is out of bounds; nothing has changed.
         """
         job = self.job
         if not 0 <= workers <= WORKERS_MAX:
@@ -281,10 +278,7 @@ class Core:
     def create_checkpoint(self, request: int, *, stop: bool = False) -> Answer:
         """Ask for a drained checkpoint, or how far it is; `stop`: the job stops once it is stored.
 
-        Raises
-        ------
-        JobFailed
-            If the job is over: its last checkpoint is there, or there will be none.
+        Raises JobFailed if the job is over: its last checkpoint is there, or there will be none.
         """
         job = self.job
         if job.over and not job.draining.knows(request):

@@ -42,10 +42,7 @@ def readable(text: str, bytes_max: int) -> str:
 def checked_name(name: str) -> str:
     """Return a worker's name; "" stands for none.
 
-    Raises
-    ------
-    ConfigurationError
-        If it is too long, or has other characters than names of hosts, pods and paths have.
+    Raises ConfigurationError if it is too long, or has other characters than names of hosts, pods and paths have.
     """
     if len(name) > NAME_BYTES_MAX:
         raise ConfigurationError(f"a worker's name has at most {NAME_BYTES_MAX} characters, found {len(name)}")
@@ -60,12 +57,7 @@ def checked_name(name: str) -> str:
 def checked_address(address: str, what: str) -> str:
     """Return an address, host:port; "" stands for none.
 
-    Raises
-    ------
-    LimitExceeded
-        If it is too long.
-    MalformedFrame
-        If it has characters that no address has.
+    Raises LimitExceeded if it is too long; MalformedFrame if it has characters that no address has.
     """
     _check_length(address, what, ADDRESS_BYTES_MAX)
     if not _ADDRESS.fullmatch(address):
@@ -76,12 +68,7 @@ def checked_address(address: str, what: str) -> str:
 def checked_text(text: str, what: str, bytes_max: int) -> str:
     """Return a text that must stay as it is, such as a path or what is compared.
 
-    Raises
-    ------
-    LimitExceeded
-        If it is too long.
-    MalformedFrame
-        If there is something in it that cannot be printed.
+    Raises LimitExceeded if it is too long; MalformedFrame if there is something in it that cannot be printed.
     """
     _check_length(text, what, bytes_max)
     if not text.isprintable():

@@ -107,10 +107,7 @@ class Workers:
         Without a name it gets the lowest free "guest-N": "worker-N" are the launcher's. A process that registers again,
         because it lost the answer, keeps its incarnation.
 
-        Raises
-        ------
-        WrongRun
-            If its arithmetic differs from the first worker's and the job does not allow that.
+        Raises WrongRun if its arithmetic differs from the first worker's and the job does not allow that.
         """
         if self._same_arithmetic and self.fingerprint and fingerprint != self.fingerprint:
             raise WrongRun(
@@ -224,13 +221,7 @@ class Shards:
         return self._registrations[shard]
 
     def registrations(self) -> list[ShardRegistration]:
-        """Return every shard's registration, by index.
-
-        Raises
-        ------
-        NotReady
-            If one has not registered yet.
-        """
+        """Return every shard's registration, by index; raise NotReady if one has not registered yet."""
         missing = [str(i) for i, registration in enumerate(self._registrations) if registration is None]
         if missing:
             raise NotReady(f"waiting for shard {', '.join(missing)} to register")
@@ -239,12 +230,7 @@ class Shards:
     def register(self, shard: int, registration: ShardRegistration) -> bool:
         """Replace a shard's registration; return whether its incarnation is another one than before.
 
-        Raises
-        ------
-        WrongRun
-            If the plan has no such shard.
-        Superseded
-            If a newer incarnation is registered.
+        Raises WrongRun if the plan has no such shard; Superseded if a newer incarnation is registered.
         """
         if not 0 <= shard < len(self._registrations):
             raise WrongRun(f"the plan has shards 0..{len(self._registrations) - 1}, found shard {shard}")

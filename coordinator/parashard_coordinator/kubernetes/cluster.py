@@ -76,10 +76,7 @@ class KubernetesCluster:
     def list_pods(self) -> tuple[list[Pod], str]:
         """Return all pods of the job's shards and workers, and the version of that list.
 
-        Raises
-        ------
-        RetryLater, Unreadable, ConfigurationError
-            As the module says.
+        Raises RetryLater, Unreadable, ConfigurationError as the module says.
         """
         with _our_errors(f"list the pods of {self._namespace}"):
             listed = self._core.list_namespaced_pod(
@@ -90,12 +87,7 @@ class KubernetesCluster:
     def watch_pods(self, version: str) -> Iterator[tuple[str, Pod, str]]:
         """Yield the changes since a version, until the server ends the watch, at the latest after `WATCH_S`.
 
-        Raises
-        ------
-        StaleList
-            If the version is too old.
-        RetryLater, Unreadable, ConfigurationError
-            As the module says.
+        Raises StaleList if the version is too old; RetryLater, Unreadable, ConfigurationError as the module says.
         """
         with _our_errors(f"watch the pods of {self._namespace}"):
             # With a server-side timeout the client does not retry by itself: the caller does.
@@ -155,10 +147,7 @@ class KubernetesCluster:
 def open_cluster(job: str) -> KubernetesCluster:
     """Return the cluster of this process's pod.
 
-    Raises
-    ------
-    ConfigurationError
-        If this process is not in a pod, or the client is not installed.
+    Raises ConfigurationError if this process is not in a pod, or the client is not installed.
     """
     try:
         from kubernetes import client, config

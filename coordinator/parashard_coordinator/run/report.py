@@ -198,10 +198,7 @@ def _of_tables(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:
 def save_weights(folder: Path, variables: Mapping[str, NDArray[Any]], run_id: str) -> Path:
     """Write the weights as safetensors, atomically; durable when this returns.
 
-    Raises
-    ------
-    StoreFailed
-        If they cannot be written.
+    Raises StoreFailed if they cannot be written.
     """
     path = folder / WEIGHTS_FILE
     arrays = {name: np.ascontiguousarray(value) for name, value in variables.items()}
@@ -222,10 +219,7 @@ def save_preprocessing(folder: Path, preprocessing: Preprocessing | None) -> Non
 def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
     """Write the report atomically, with the paths of the run's files and final weights; durable when this returns.
 
-    Raises
-    ------
-    StoreFailed
-        If it cannot be written.
+    Raises StoreFailed if it cannot be written.
     """
     weights = str(folder.absolute() / WEIGHTS_FILE) if figures["state"] == "done" else None
     where = {"run_dir": str(folder.absolute()), "weights": weights}

@@ -104,6 +104,8 @@ def resolve(
 ) -> ResolvedJob:
     """Check a job against its declared data and model, and place the variables.
 
+    Raises ConfigurationError if the data, the model, the initial values or the targets do not fit the job.
+
     Parameters
     ----------
     job : Job
@@ -116,11 +118,6 @@ def resolve(
         Stored initial values of a run that has begun; they override those that the model returns.
     kept_file : Path, optional
         The same as a file, of a run of a version without initial values in the store.
-
-    Raises
-    ------
-    ConfigurationError
-        If the data, the model, the initial values or the targets do not fit the job.
     """
     spec, arrays, rows, slots = declared.spec, declared.arrays, declared.rows, declared.slots
     _check_targets(job, spec)

@@ -120,6 +120,9 @@ class RunStore:
     def check_run(self, run_id: str, mine: RunIdentity, *, resume: bool) -> str:
         """Return the id of the run in the store, or the one to begin; nothing is written, not even a claim.
 
+        Raises ConfigurationError if the store has another run, or none to resume, or its job differs; the message names
+        the keys.
+
         Parameters
         ----------
         run_id : str
@@ -128,11 +131,6 @@ class RunStore:
             Of the present job.
         resume : bool
             True: the store must have a run, whose id is returned.
-
-        Raises
-        ------
-        ConfigurationError
-            If the store has another run, or none to resume, or its job differs; the message names the keys.
         """
         stored = self.find_run(run_id, resume=resume)
         if stored is None:
@@ -149,10 +147,7 @@ class RunStore:
     def begin_run(self, run_id: str, mine: RunIdentity) -> None:
         """Write the run's record, unless there is one.
 
-        Raises
-        ------
-        NotReady
-            If another coordinator began a run meanwhile, such as with other initial values: restart.
+        Raises NotReady if another coordinator began a run meanwhile, such as with other initial values: restart.
         """
         if self.catalogue.run() is None:
             self._write_run(run_id, mine)
@@ -210,10 +205,7 @@ class RunStore:
     def keep_preprocessing(self, preprocessing: Preprocessing | None) -> None:
         """Store the encoding of inputs and the meaning of outputs, unless stored; they follow from the job's data.
 
-        Raises
-        ------
-        StoreFailed
-            If the store gives an error.
+        Raises StoreFailed if the store gives an error.
         """
         if preprocessing is not None:
             with suppress(AlreadyStored):
@@ -225,10 +217,8 @@ class RunStore:
         A plan with another placement than the newest one becomes a new version, which starts from a drained
         checkpoint: the newest, if the shards have saved nothing beyond it, or the requested one.
 
-        Raises
-        ------
-        ConfigurationError
-            If the placement changed and there is no drained checkpoint to start from, or shards have saved more.
+        Raises ConfigurationError if the placement changed and there is no drained checkpoint to start from, or shards
+        have saved more.
         """
         newest = self._plan_in_force()
         if newest is not None and newest.to_plan().shards == wanted.shards and not source_asked:
@@ -299,10 +289,7 @@ class RunStore:
     ) -> str:
         """Store the manifest that commits a drained checkpoint; return its id.
 
-        Raises
-        ------
-        Superseded
-            If a later coordinator has claimed the run: the job does not end with this checkpoint.
+        Raises Superseded if a later coordinator has claimed the run: the job does not end with this checkpoint.
         """
         self.check_newest()  # before, too: shards retain the parts only for the newest coordinator
         number = max(self.catalogue.job_checkpoints(), default=0) + 1
@@ -329,10 +316,7 @@ class RunStore:
     def model(self, id_: str) -> SavedModel:
         """Return the whole model of a drained checkpoint.
 
-        Raises
-        ------
-        DamagedCheckpoint, StoreFailed
-            If it is corrupt; on an error of the store.
+        Raises DamagedCheckpoint or StoreFailed if it is corrupt; on an error of the store.
         """
         number = parse_job_id(id_)
         assert number is not None, id_
@@ -395,10 +379,7 @@ class RunStore:
     def save(self, saved: Saved) -> None:
         """Store the state that a later coordinator cannot learn from the shards; durable when this returns.
 
-        Raises
-        ------
-        Superseded
-            If a later coordinator has claimed the run: it may not have seen this, so this one must end.
+        Raises Superseded if a later coordinator has claimed the run: it may not have seen this, so this one must end.
         """
         record = saved.replaced(plan_version=self._plan_version, stored_at=time.time())
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(record))

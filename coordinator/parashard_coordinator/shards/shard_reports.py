@@ -88,12 +88,7 @@ class SavedShard(NamedTuple):
 def announcement(request: pb.RegisterShardRequest) -> Announcement:
     """Return what a shard announces.
 
-    Raises
-    ------
-    LimitExceeded
-        If it says too much.
-    MalformedFrame
-        If an address or an interval is none.
+    Raises LimitExceeded if it says too much; MalformedFrame if an address or an interval is none.
     """
     _check_counts(request)
     check_count("skipped", request.skipped, INTERVALS_MAX)
@@ -120,12 +115,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
 def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
     """Return the record that came from where a shard should be.
 
-    Raises
-    ------
-    LimitExceeded
-        If it says too much.
-    MalformedFrame
-        If it is another shard's, or a figure in it is impossible.
+    Raises LimitExceeded if it says too much; MalformedFrame if it is another shard's, or a figure in it is impossible.
     """
     if reply.shard != shard:
         raise MalformedFrame(f"shard {reply.shard} answers where shard {shard} should be")
@@ -152,12 +142,8 @@ def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
 def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointReply) -> SavedShard:
     """Return what a shard says of its checkpoint.
 
-    Raises
-    ------
-    LimitExceeded
-        If it says too much.
-    MalformedFrame
-        If no checkpoint is like that, or it is another shard's or plan's.
+    Raises LimitExceeded if it says too much; MalformedFrame if no checkpoint is like that, or it is another shard's or
+    plan's.
     """
     check_count("applied", reply.applied, INTERVALS_MAX)
     check_count("skipped", reply.skipped, INTERVALS_MAX)

@@ -155,10 +155,7 @@ class ShardLifecycle:
     def begin_round_again(self, incarnation: int, step: int, learning_rate: float | None = None) -> None:
         """Begin another incarnation in the present round, without the gradient of a step that is given up.
 
-        Raises
-        ------
-        NotReady
-            If no incarnation can be claimed now; the incarnation goes on as it was.
+        Raises NotReady if no incarnation can be claimed now; the incarnation goes on as it was.
         """
         with self._returning:
             if self._host.shard.identity.incarnation != incarnation:

@@ -82,13 +82,9 @@ class Restorer:
 
         `returns` is `Claims.returns`: the rollbacks by which the incarnations after one began.
 
-        Raises
-        ------
-        WrongRun
-            If the store's checkpoints are of another run or job.
-        DamagedCheckpoint, StoreFailed
-            If the drained checkpoint that the plan starts from is damaged, or on an error of the store: starting from
-            the initial values would be wrong.
+        Raises WrongRun if the store's checkpoints are of another run or job; DamagedCheckpoint or StoreFailed if the
+        drained checkpoint that the plan starts from is damaged, or on an error of the store: starting from the initial
+        values would be wrong.
         """
         order = by_round if self._rounds else by_age
         ids = self.catalogue.shard_checkpoints(self._plan.version, self._index) if self._rounds else []
@@ -120,10 +116,7 @@ class Restorer:
     def at(self, round_: int, ids: list[CheckpointId]) -> ShardState | None:
         """Return the state at a round, from the first of its checkpoints that verifies; None: the initial values.
 
-        Raises
-        ------
-        DamagedCheckpoint
-            If none verifies, and the plan did not begin there.
+        Raises DamagedCheckpoint if none verifies, and the plan did not begin there.
         """
         for id_ in ids:
             try:

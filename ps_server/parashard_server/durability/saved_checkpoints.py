@@ -119,10 +119,7 @@ class SavedCheckpoints:
     def delete_damaged(self) -> None:
         """Delete the damaged ones that the start passed over; what fails is tried again with the next checkpoint.
 
-        Raises
-        ------
-        Superseded
-            If another process has claimed the shard.
+        Raises Superseded if another process has claimed the shard.
         """
         if not self._passed_over:
             return
