@@ -7,7 +7,7 @@ commands that show tables or the live view.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -93,39 +93,17 @@ class OnDemandGroup(_Group):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _Commands(self.table, self.commands)
+        known: dict[str, Any] = {**self.table, **self.commands}
+        self.commands = known
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Return a command as click has it."""
+        found: Any = self.commands.get(name)
+        return found.load(name) if isinstance(found, OnDemand) else found
 
     def listed(self) -> list[tuple[str, str]]:
         """Return the name and the help of each command that help shows; imports none."""
         return [(name, command.help) for name, command in self.table.items()]
-
-
-class _Commands(MutableMapping[str, Any]):
-    """Commands by name: those of a table, imported once they are asked for, and then others."""
-
-    def __init__(self, table: Mapping[str, OnDemand], others: Mapping[str, Any]) -> None:
-        self._found: dict[str, Any] = {**table, **others}
-
-    def __getitem__(self, name: str) -> Any:
-        found = self._found[name]
-        if isinstance(found, OnDemand):
-            found = self._found[name] = found.load(name)
-        return found
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._found[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._found[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
 
 def complain(text: str) -> None:

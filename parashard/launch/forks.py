@@ -31,6 +31,7 @@ ANSWER_S = 120.0
 SERVERS_MAX = 3
 """How many are asked for one child, where each ends."""
 POLL_S = 0.002
+REAP_S = 1.0
 SERVER = "parashard.launch.fork_server"
 ROOM_BYTES, ROOM_VARIABLE = 16384, "PARASHARD_ROOM"
 """Room for a child's command line, and for its environment, where /proc shows those of the server."""
@@ -155,6 +156,7 @@ class Forks:
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._threaded: set[str] = set()
+        self._begun: dict[int, Fork] = {}
         self._lock = threading.Lock()
 
     @property
@@ -211,6 +213,7 @@ class Forks:
             child = Fork(int(found["pid"]))
             if not child.is_own:  # a system without subreapers; it will not begin
                 raise Lost
+            self._begun[child.pid] = child
             with suppress(BrokenPipeError):  # it was killed
                 os.write(write, b"1")
             return child
@@ -244,7 +247,22 @@ class Forks:
         self._socket.close()
         self._server.kill()
         self._server.wait()
-        self._server = self._socket = None
+        group, self._server, self._socket = self._server.pid, None, None
+        self._wait_for_unknown(group)
+        self._begun.clear()
+
+    def _wait_for_unknown(self, group: int) -> None:
+        """Wait for children of a server that was killed between its two forks: they never begin, and end."""
+        until_s = time.monotonic() + REAP_S
+        with suppress(ChildProcessError):  # there is none
+            while time.monotonic() < until_s:
+                ended = os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None:
+                    time.sleep(POLL_S)
+                elif ended.si_pid in self._begun:
+                    self._begun[ended.si_pid].poll()
+                else:
+                    os.waitpid(ended.si_pid, 0)
 
 
 def of_script(imported: Mapping[str, object]) -> list[str]:

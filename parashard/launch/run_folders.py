@@ -39,7 +39,7 @@ def new_run_dir(asked: Path | None, name: str) -> Path:
     UTF-8.
     """
     check_path((asked or RUNS).absolute(), "run directory")
-    path = asked or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+    path = asked or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(4).hex()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):

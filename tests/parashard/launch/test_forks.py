@@ -290,6 +290,17 @@ def test_starts_leave_no_descriptor_open(place: Place) -> None:
     assert (place.forks.server_pid, len(os.listdir(f"/proc/{server}/task"))) == (server, 1)
 
 
+def zombies() -> set[int]:
+    """Return the children of this process that have ended and were not waited for."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if state == "Z" and int(parent) == os.getpid():
+                found.add(int(path.parent.name))
+    return found
+
+
 def test_whatever_is_killed_at_any_moment_each_child_runs_at_most_once(place: Place) -> None:
     """The server, a child, or both are killed while children are started."""
     chance, ran = random.Random(0), place.folder / "ran"
@@ -327,6 +338,7 @@ def test_whatever_is_killed_at_any_moment_each_child_runs_at_most_once(place: Pl
     ends = Counter(child.wait(DEADLINE_S) for child in children)
     runs = Counter(ran.read_text().split())
     assert set(ends) <= {0, -signal.SIGKILL}
+    assert zombies() == set()
     assert max(runs.values(), default=1) == 1
     assert ends[0] <= len(runs) <= len(children)
     assert given_up < len(children)
