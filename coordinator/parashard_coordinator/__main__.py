@@ -44,7 +44,7 @@ from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.job_start import NO_CALLBACKS, CallbackOptions, new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 from parashard_coordinator.run.store import RunIdentity, RunStore
-from parashard_coordinator.shards.monitor import ShardChannels
+from parashard_coordinator.shards.control import ShardChannels
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer

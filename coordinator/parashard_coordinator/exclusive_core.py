@@ -24,17 +24,8 @@ _Result = TypeVar("_Result")
 class ExclusiveCore:
     """A core with mutual exclusion.
 
-    Parameters
-    ----------
-    core : Core
-        Owned from now on: the caller must keep no reference.
-    clock : callable, optional
-        Monotonic seconds; None: without those in which this process stood still.
-
-    Attributes
-    ----------
-    on_decision : callable
-        Stores the core's decisions; called under the lock, so that nothing else happens meanwhile.
+    The caller must keep no reference to the core. The clock leaves out the time in which this process stood still.
+    `on_decision` stores the core's decisions, under the lock, so that nothing else happens meanwhile.
     """
 
     def __init__(self, core: Core, clock: Callable[[], float] | None = None) -> None:

@@ -50,22 +50,8 @@ class Injector(Protocol):
 class Campaign:
     """Execution of a schedule of faults.
 
-    Parameters
-    ----------
-    injector : Injector
-        Injects the faults.
-    schedule : iterator of ScheduledFault
-        In order of time; their clock starts when the injector is ready, and is paused while a fault waits for a
-        process that is being restarted.
-    faults_max : int, optional
-        Stop after so many; None: never.
-    tell : callable, optional
-        Called with each fault when it begins.
-
-    Attributes
-    ----------
-    faults : Counter of str
-        Number of faults of each kind so far.
+    The schedule's clock starts when the injector is ready, and is paused while a fault waits for a process that is
+    being restarted.
     """
 
     def __init__(

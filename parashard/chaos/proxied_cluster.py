@@ -29,16 +29,7 @@ class ProxiedCluster(LocalCluster):
     coordinator; the coordinator and shards get `--advertise`, and shards `--advertise-data`, the fronts of the link to
     them, and `--address-file`, where the link finds its backends.
 
-    Parameters
-    ----------
-    run_dir : Path
-        Gets the logs, and the address files `chaos/NAME.json`.
-    proxy : Proxy
-        Running; owns the links.
-    shards, workers : int
-        Initial numbers of the job.
-    before_end : callable
-        Called once before the children are ended, to stop the campaign.
+    `before_end` is called once before the children are ended, to stop the campaign.
     """
 
     def __init__(self, run_dir: Path, proxy: Proxy, shards: int, workers: int, before_end: Callable[[], None]) -> None:

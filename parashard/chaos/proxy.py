@@ -35,19 +35,12 @@ _Chunk = tuple[float, bytes]  # earliest time to forward it, by the event loop's
 class LinkFaults:
     """Faults of a link; `|` combines two.
 
-    Attributes
-    ----------
-    delay_s : float
-        Delay of bytes in each direction.
-    requests_held, answers_held : bool
-        Nothing is forwarded from the client to the backend, or back. Bytes are held and forwarded after the fault, as
-        TCP would retransmit them: a request may arrive long after its sender has given up or died.
-    duplicate : bool
-        Bytes of clients on connections made during the fault are sent to the backend twice, on a second connection
-        whose answers are discarded.
+    What is held is forwarded after the fault, as TCP would retransmit it: a request may arrive long after its sender
+    has given up or died. With `duplicate`, bytes of clients on connections made during the fault are sent to the
+    backend twice, on a second connection whose answers are discarded.
     """
 
-    delay_s: float = 0.0
+    delay_s: float = 0.0  # delay of bytes in each direction
     requests_held: bool = False
     answers_held: bool = False
     duplicate: bool = False
@@ -95,15 +88,7 @@ class Proxy:
 
 
 class Link:
-    """One front address and its connections. Made by `Proxy.link`.
-
-    Attributes
-    ----------
-    name : str
-        Its name in the report of faults.
-    address : str
-        host:port of the front; does not change.
-    """
+    """One front address and its connections. Made by `Proxy.link`."""
 
     def __init__(self, name: str, backend: Backend, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self.name = name

@@ -46,24 +46,12 @@ THROUGH_LINKS: Override = ("cluster.transport", "tcp", CHAOS_FLAG)
 
 @dataclass(frozen=True)
 class ChaosOptions:
-    """Kinds and frequency of faults.
+    """Kinds and frequency of faults."""
 
-    Attributes
-    ----------
-    seed : int
-        Determines the schedule; which steps a fault meets depends on the machine.
-    mean_interval_s : float
-        Mean time between the beginnings of two faults; > 0.
-    faults_max : int or None
-        Stop after so many; None: when the job ends.
-    kinds : tuple of str
-        Of `parashard.chaos.schedule.LENGTHS_S`; not empty.
-    """
-
-    seed: int
-    mean_interval_s: float
-    faults_max: int | None
-    kinds: tuple[str, ...]
+    seed: int  # determines the schedule; which steps a fault meets depends on the machine
+    mean_interval_s: float  # mean time between the beginnings of two faults; > 0
+    faults_max: int | None  # stop after so many; None: when the job ends
+    kinds: tuple[str, ...]  # of `parashard.chaos.schedule.LENGTHS_S`; not empty
 
 
 FLAGS: Mapping[str, tuple[str, ...]] = {
@@ -78,17 +66,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
 
 
 def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
-    """Return the kinds of faults that the flags select; all kinds except a full disk if they select none.
-
-    Raises ConfigurationError if a role does not exist.
-
-    Parameters
-    ----------
-    kill : sequence of str
-        Roles to kill: worker, shard, coordinator.
-    flags : collection of str
-        Of `FLAGS`.
-    """
+    """Return the kinds of faults that the flags select; all kinds except a full disk if they select none."""
     roles = [kind.removeprefix("kill_") for kind in LENGTHS_S if kind.startswith("kill_")]
     for role in kill:
         if role not in roles:
@@ -100,14 +78,8 @@ def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
 def run_chaos(run: Run, view: JobView, options: ChaosOptions) -> Outcome:
     """Run a job under faults to its end; when this returns, all its processes have ended.
 
-    Raises ConfigurationError if link faults are requested and the transport bypasses the links, if the disk is to be
-    filled and is not a small one, or if a kind has no target.
-
-    Returns
-    -------
-    Outcome
-        As of `parashard.launch.run.run_job`; its report also has `faults`, the number of each kind in `options.kinds`,
-        `seed` and `transport`. The run directory has every fault in `strikes.jsonl`.
+    The report also has `faults`, the number of each kind in `options.kinds`, `seed` and `transport`; the run directory
+    has every fault in `strikes.jsonl`.
     """
     transport = run.job.cluster.transport
     past = [kind for kind in options.kinds if kind in LINK_KINDS]

@@ -44,27 +44,13 @@ DISK = "disk"
 
 @dataclass(frozen=True)
 class ScheduledFault:
-    """One fault.
+    """One fault."""
 
-    Attributes
-    ----------
-    at_s : float
-        When it begins, in seconds after the start of the campaign.
-    kind : str
-        One of `LENGTHS_S`.
-    target : str
-        Name of the process or of the link, or "disk".
-    length_s : float
-        Its duration.
-    towards_backend : bool
-        Of "one_way": which direction is closed.
-    """
-
-    at_s: float
-    kind: str
-    target: str
-    length_s: float
-    towards_backend: bool
+    at_s: float  # when it begins, in seconds after the start of the campaign
+    kind: str  # one of `LENGTHS_S`
+    target: str  # name of the process or of the link, or "disk"
+    length_s: float  # its duration
+    towards_backend: bool  # of "one_way": which direction is closed
 
 
 def scheduled_faults(
@@ -75,18 +61,7 @@ def scheduled_faults(
     Times between beginnings are exponential: a fault does not wait for the end of the last one, nor for the job to
     recover. Kinds are equally likely, and so are the targets of a kind.
 
-    Parameters
-    ----------
-    seed : int
-        Determines all draws.
-    mean_interval_s : float
-        Mean time between two beginnings, in seconds.
-    kinds : sequence of str
-        Which kinds may strike; not empty. Their order counts.
-    processes : sequence of str
-        Names such as "coordinator", "shard-0" and "worker-1"; at least one of each role in `kinds`.
-    links : sequence of str
-        Names of the links; not empty if there are kinds of link faults.
+    The order of `kinds` counts.
     """
     draw = random.Random(seed)
     at_s = 0.0

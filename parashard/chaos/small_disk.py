@@ -18,10 +18,7 @@ FILLER_FILE = "filler"
 
 
 def check_small(folder: Path) -> None:
-    """Refuse a folder whose file system is not a small one.
-
-    Raises ConfigurationError if it is larger than `SMALL_BYTES_MAX`.
-    """
+    """Refuse a folder whose file system is not a small one."""
     found = os.statvfs(folder)
     size_bytes = found.f_blocks * found.f_frsize
     if size_bytes > SMALL_BYTES_MAX:
@@ -33,13 +30,7 @@ def check_small(folder: Path) -> None:
 
 
 class SmallDisk:
-    """The file system of a folder.
-
-    Parameters
-    ----------
-    folder : Path
-        Gets the filler file.
-    """
+    """The file system of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._filler = folder / FILLER_FILE

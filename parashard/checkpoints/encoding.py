@@ -51,8 +51,7 @@ R = TypeVar("R", bound=Record)
 def encode(record: Record) -> bytes:
     """Return a record's bytes: canonical JSON with its kind and the SHA-256 of its body.
 
-    Raises StoreFailed if that is over MANIFEST_BYTES_MAX, and so could not be read back; ValueError if a value of the
-    record is not allowed.
+    Raises `StoreFailed` if that is over MANIFEST_BYTES_MAX, and so could not be read back.
     """
     body = _canonical(record)
     if len(body) <= MANIFEST_BYTES_MAX:
@@ -68,15 +67,7 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
 
     Size and digest are checked before anything is parsed; at most a few copies of `content` are allocated until then.
 
-    Raises NewerFormat if it is an intact record of a later version; DamagedCheckpoint if the bytes are anything else.
-
-    Parameters
-    ----------
-    cls : type of Record
-        The expected kind.
-    content : bytes
-    where : str
-        The file, for the error.
+    Raises `NewerFormat` for an intact record of a later version, `DamagedCheckpoint` for any other bytes.
     """
     kind = cls.kind
     if len(content) > MANIFEST_BYTES_MAX:
@@ -106,7 +97,7 @@ def newer_format(what: str, found: int, read: int) -> str:
 
 
 def check_whole(content: bytes, where: str) -> None:
-    """Verify that some bytes are an intact record of any kind; raise DamagedCheckpoint if they are not."""
+    """Verify that some bytes are an intact record of any kind."""
     tail = _TAIL.search(content)
     body = content[len(_HEAD) : tail.start()] if tail else b""
     if tail is None or content != _HEAD + body + _tail(tail[1].decode(), body):

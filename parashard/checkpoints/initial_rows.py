@@ -37,10 +37,7 @@ def write_initial_rows(
 ) -> tuple[TableFile, ...]:
     """Write the rows that a job begins with, and return the files.
 
-    Raises
-    ------
-    StoreFailed
-        Some of the files may be there; without a manifest they are ignored.
+    After a `StoreFailed` some of the files may be there; without a manifest they are ignored.
     """
     files: list[TableFile] = []
     for table, (keys, values, t, slots) in sorted(rows.items()):
@@ -74,10 +71,7 @@ def write_initial_rows(
 def iterate_initial_rows(
     store: Store, job_digest: str, buckets: tuple[int, int] = (0, BUCKETS)
 ) -> Iterator[tuple[str, KeyedRows]]:
-    """Yield the rows that a job begins with in a range of buckets, with their table's name, file by file.
-
-    Raises DamagedCheckpoint if a file is not what the manifest says; StoreFailed if the store gives an error.
-    """
+    """Yield the rows that a job begins with in a range of buckets, with their table's name, file by file."""
     manifest = Catalogue(store).initial_manifest(job_digest)
     for file in () if manifest is None else manifest.table_files:
         if file.buckets[1] > buckets[0] and file.buckets[0] < buckets[1]:

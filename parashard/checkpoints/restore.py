@@ -27,26 +27,10 @@ def newest_verified(
 
     The caller compares the manifest's run and job digest with its own.
 
-    Raises StoreFailed if the store cannot be listed; or if nothing verifies, and a checkpoint could not be read because
-    of an error of the store: an unavailable store must not look like an empty one.
-
-    Parameters
-    ----------
-    catalogue : Catalogue
-    plan_version, shard : int
-    newest_first_key : function of ShardManifest
-        The checkpoint with the greatest key is the newest: `by_age`, or in `sync:N` `by_round`.
-    usable : function of ShardManifest
-        Returns whether a checkpoint may be restored at all; others are neither read nor reported as skipped.
-
-    Returns
-    -------
-    state : ShardState or None
-        None: the shard has no checkpoint that verifies.
-    manifest : ShardManifest or None
-    skipped : list of (CheckpointId, StoreFailed)
-        Damaged ones, and those that cannot be read now, and why; the round of a damaged manifest is unknown, so some
-        may be older than the result.
+    The newest has the greatest key, `by_age`, or in `sync:N` `by_round`. What is not `usable` is neither read nor
+    reported as skipped. The round of a damaged manifest is unknown, so some of those may be older than the result.
+    Raises `StoreFailed` if the store cannot be listed, or nothing verifies and a checkpoint could not be read: an
+    unavailable store must not look like an empty one.
     """
     skipped: Skipped = []
     unanswered: StoreFailed | None = None

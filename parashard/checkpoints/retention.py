@@ -39,16 +39,11 @@ class Held(NamedTuple):
 class CommonRounds(NamedTuple):
     """What all shards have saved (sync mode).
 
-    Parameters
-    ----------
-    newest : int or None
-        The newest round of which every shard has a checkpoint; None: there is none yet.
-    kept : frozenset of int, optional
-        Earlier rounds that all shards return to where one finds the rows of its newest chain damaged; None: there is
-        one shard, which decides alone.
+    `kept` are earlier rounds that all shards return to where one finds the rows of its newest chain damaged; None:
+    there is one shard, which decides alone.
     """
 
-    newest: int | None = None
+    newest: int | None = None  # the newest round of which every shard has a checkpoint; None: there is none yet
     kept: frozenset[int] | None = None
 
 
@@ -100,22 +95,9 @@ def superseded(
     parts of drained checkpoints; and in `sync:N` all that a rollback may still need. Discarded ones are kept only as
     parts of a drained checkpoint.
 
-    Parameters
-    ----------
-    held : sequence of Held
-        Of one shard and one plan, in any order, without damaged ones: a damaged one must not supersede an intact one.
-    keep : int
-        At least 1.
-    keep_every : int
-        0: none.
-    pinned : collection of str
-        Folders of parts of drained checkpoints.
-    common : CommonRounds
-        What all shards have saved (sync mode).
-    returns : collection of Return
-        Of the shard.
-    earlier_chain : bool
-        False: the chain before is not kept, as there is no room.
+    `held` are one shard's of one plan, without damaged ones: a damaged one must not supersede an intact one. `pinned`
+    are folders of parts of drained checkpoints. Without `earlier_chain` the chain before is not kept, as there is no
+    room.
     """
     assert keep >= 1, keep
     good = in_order(held, returns)
@@ -138,12 +120,8 @@ def collect(catalogue: Catalogue, id_: CheckpointId) -> None:
 
     Without effect if its manifest is gone.
 
-    Raises
-    ------
-    DamagedCheckpoint
-        If its manifest is damaged: its files are unknown, and nothing is deleted.
-    StoreFailed
-        If the store gave an error; some of the files may be left.
+    The files of a damaged manifest are unknown: then nothing is deleted. After a `StoreFailed` some of the files may be
+    left.
     """
     try:
         manifest = catalogue.manifest(id_)

@@ -36,24 +36,13 @@ _NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 class StoredRows(NamedTuple):
-    """Rows of a table.
+    """Rows of a table."""
 
-    Parameters
-    ----------
-    keys : ndarray of uint64, shape (rows,)
-        Mixed, ascending, each once.
-    t, last_use : ndarray of uint32, shape (rows,)
-        How often each was pushed, and the time of its last push.
-    values : ndarray of float32, float16 or BFLOAT16, shape (rows, row_elements)
-    slots : mapping of str to ndarray of float32, shape (rows, row_elements) or (rows, 1)
-        Optimizer state by the slot's name.
-    """
-
-    keys: Keys
-    t: NDArray[np.uint32]
-    last_use: NDArray[np.uint32]
-    values: NDArray[Any]
-    slots: Mapping[str, Float32s]
+    keys: Keys  # shape (rows,); mixed, ascending, each once
+    t: NDArray[np.uint32]  # how often each was pushed
+    last_use: NDArray[np.uint32]  # the time of its last push
+    values: NDArray[Any]  # float32, float16 or BFLOAT16, shape (rows, row_elements)
+    slots: Mapping[str, Float32s]  # optimizer state, shape (rows, row_elements) or (rows, 1)
 
     def taken(self, which: Any) -> Self:
         """Return some of the rows."""
@@ -70,19 +59,7 @@ class TableChange(NamedTuple):
 
 
 class TableWriter:
-    """Writes the files of one checkpoint, `FOLDER/tables-0.safetensors`, `tables-1...`.
-
-    Parameters
-    ----------
-    store : Store
-    id_ : CheckpointId
-        Of the checkpoint.
-
-    Attributes
-    ----------
-    files : list of TableFile
-        Those that are written.
-    """
+    """Writes the files of one checkpoint, `FOLDER/tables-0.safetensors`, `tables-1...`."""
 
     def __init__(self, store: Store, id_: CheckpointId) -> None:
         self._store = store
@@ -92,10 +69,7 @@ class TableWriter:
     def write(self, change: TableChange) -> None:
         """Write a file; of a table they come in the order of their keys.
 
-        Raises
-        ------
-        StoreFailed
-            Without a manifest the files that are there are no checkpoint.
+        Without a manifest the files that are there are no checkpoint.
         """
         rows, gone = change.rows, change.gone
         content = as_bytes(change)
@@ -127,17 +101,9 @@ def iterate_rows(
     Of each table the files are read from the newest checkpoint's to the oldest's: of a key that several have, the
     newest counts. In memory are a file, and the keys of all newer checkpoints' files of the table.
 
-    Raises DamagedCheckpoint if a file is not what the manifest says, or the files have other rows than it counts;
-    StoreFailed if the store gives an error.
-
-    Parameters
-    ----------
-    store : Store
-    manifest : ShardManifest
-    buckets : (int, int)
-        Half open: the rows that are wanted. Files that have none of them are not read.
-    ended_too : bool
-        With those that are gone by the table's rules and whose memory the shard had not freed.
+    Files without rows in `buckets` (half open) are not read. `ended_too`: with rows that are gone by the table's rules
+    and whose memory the shard had not freed. Raises `DamagedCheckpoint` if a file is not what the manifest says, or the
+    files have other rows than it counts.
     """
     found = dict.fromkeys(dict(manifest.tables), 0)
     rules = {} if ended_too else {rule.table: rule.rules for rule in manifest.table_rules}

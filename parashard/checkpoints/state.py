@@ -24,43 +24,20 @@ from parashard.store.base import Store
 
 @dataclass(frozen=True)
 class ShardState:
-    """A shard's state at one moment.
+    """A shard's state at one moment."""
 
-    Parameters
-    ----------
-    applied : IntervalSet
-        The steps in the values.
-    version : int
-        Pushes applied.
-    round : int or None
-        In `sync:N` the round that starts from these values; else None.
-    variables : mapping of Partition to ndarray of float32, shape (rows, ...)
-        Row-major. May be read-only.
-    slots : mapping of str to (mapping of Partition to ndarray of float32, shape (rows, ...))
-        Optimizer state by the slot's name, in the shapes of `variables`. May be read-only.
-    skipped : IntervalSet
-        The applied steps that were skipped with an empty push.
-    rows : sequence of (str, StoredRows)
-        Rows of embedding tables, by their names; no key twice.
-    table_files : sequence of TableFile
-        The files that they are from, if these are of the shard's own plan: later checkpoints may name them.
-    """
-
-    applied: IntervalSet
-    version: int
-    round: int | None
-    variables: Mapping[Partition, Float32s]
+    applied: IntervalSet  # the steps in the values
+    version: int  # pushes applied
+    round: int | None  # in `sync:N` the round that starts from these values; else None
+    variables: Mapping[Partition, Float32s]  # shape (rows, ...), row-major; may be read-only, as slots
     slots: Mapping[str, Mapping[Partition, Float32s]]
-    skipped: IntervalSet = field(default_factory=IntervalSet)
-    rows: Sequence[tuple[str, StoredRows]] = ()
-    table_files: Sequence[TableFile] = ()
+    skipped: IntervalSet = field(default_factory=IntervalSet)  # the applied steps that were skipped with an empty push
+    rows: Sequence[tuple[str, StoredRows]] = ()  # rows of embedding tables, by their names; no key twice
+    table_files: Sequence[TableFile] = ()  # that they are from, if of this plan: later checkpoints may name them
 
 
 def load(store: Store, manifest: ShardManifest) -> ShardState:
-    """Return the verified state of a shard's checkpoint.
-
-    Raises DamagedCheckpoint if a file does not match the manifest; StoreFailed if the store gives an error.
-    """
+    """Return the verified state of a shard's checkpoint."""
     folder = CheckpointId.of(manifest).folder
     named = read_tensors(store, folder, manifest, "variables")
     variables = {p: named[variable_tensor(p)] for p in manifest.held}
@@ -97,28 +74,8 @@ def assemble(
 
     Files of parts that hold none of the rows are not read; one file is in memory at a time, besides the result.
 
-    Raises DamagedCheckpoint if a part that is needed is corrupt, or the parts do not belong together; StoreFailed if
-    the store gives an error.
-
-    Parameters
-    ----------
-    store : Store
-    job : JobManifest
-        Of the drained checkpoint.
-    old_plan : Plan
-        The one that the checkpoint was made under (`job.plan_version`).
-    partitions : sequence of Partition
-        Of a new plan with the same variables.
-    slots : sequence of str
-        The optimizer's.
-    buckets : (int, int)
-        Whose rows of embedding tables are wanted, half open; default: none.
-
-    Returns
-    -------
-    ShardState
-        Its version is the greatest of the parts', and a step that one of them skipped counts as skipped. The caller
-        owns its arrays.
+    `old_plan` is the one that the checkpoint was made under. The version is the greatest of the parts', and a step that
+    one of them skipped counts as skipped. The caller owns the arrays.
     """
     where = f"{store.url}: drained checkpoint j{job.number}"
     if (old_plan.version, len(old_plan.shards)) != (job.plan_version, len(job.parts)):
@@ -154,8 +111,6 @@ def first_values(
     """Return a job's stored initial values of some partitions, without variables that are drawn from the seed.
 
     One file is in memory at a time, besides the result.
-
-    Raises DamagedCheckpoint if they are missing or corrupt; StoreFailed if the store gives an error.
     """
     manifest = Catalogue(store).initial_manifest(job_digest)
     if manifest is None:

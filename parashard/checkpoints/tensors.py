@@ -41,22 +41,9 @@ def write_tensors(
 ) -> list[StoredFile]:
     """Write arrays as `FOLDER/PREFIX-0.safetensors`, `PREFIX-1...`, and return the files.
 
-    Parameters
-    ----------
-    store : Store
-    folder : str
-        Of the checkpoint; no such file may be in it.
-    arrays : mapping of str to ndarray of float32, shape (rows, ...)
-        By tensor name. Each is read once, in the mapping's order, and released with its file, so the mapping may create
-        arrays lazily.
-    prefix : {"variables", "slots"}
-    file_bytes : int
-        A file is closed before an array that would make it larger.
-
-    Raises
-    ------
-    StoreFailed
-        Some of the files may be left; without a manifest they are not a checkpoint.
+    Each array is read once, in the mapping's order, and released with its file, so the mapping may create arrays
+    lazily. A file is closed before an array that would make it larger than `file_bytes`. Without a manifest the files
+    are no checkpoint.
     """
     written: list[StoredFile] = []
 
@@ -105,8 +92,7 @@ def iterate_files(
 ) -> Iterator[tuple[str, Float32s]]:
     """Yield the tensors of files and their names; raise at the end unless every tensor in `rows_due` was there.
 
-    Raises DamagedCheckpoint if size or SHA-256 of a file, or its tensors, do not match the manifest; StoreFailed if the
-    store gives an error.
+    Raises `DamagedCheckpoint` if size or SHA-256 of a file, or its tensors, do not match the manifest.
     """
     due = dict(rows_due)
     for file in files:
@@ -125,12 +111,7 @@ def iterate_files(
 def read_file(store: Store, folder: str, file: StoredFile) -> bytes:
     """Return the verified content of a file of a checkpoint.
 
-    Raises
-    ------
-    DamagedCheckpoint
-        If it is missing, or size or SHA-256 do not match the manifest; the size is checked before anything is read.
-    StoreFailed
-        If the store gives an error.
+    The size is checked before anything is read.
     """
     name = f"{folder}/{file.name}"
     where = place_of(store, name)

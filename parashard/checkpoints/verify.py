@@ -28,13 +28,7 @@ def damage_in_store(catalogue: Catalogue, damaged: set[CheckpointId] | None = No
     A checkpoint that is deleted meanwhile is not damaged. One file is in memory at a time. A file with rows that
     several checkpoints name is named with each of them.
 
-    Raises StoreFailed if the store gives an error.
-
-    Parameters
-    ----------
-    catalogue : Catalogue
-    damaged : set of CheckpointId, optional
-        Gets those of shards' checkpoints that are damaged.
+    `damaged` gets the checkpoints of shards that are damaged.
     """
     yield from _damage(catalogue.run)
     for version in catalogue.plans():
@@ -54,10 +48,7 @@ def damage_in_store(catalogue: Catalogue, damaged: set[CheckpointId] | None = No
 
 
 def restarts_from(catalogue: Catalogue, damaged: Collection[CheckpointId]) -> Iterator[str]:
-    """Yield, for each shard of the newest plan whose newest checkpoint is damaged, what a restart takes instead.
-
-    Raises StoreFailed if the store gives an error.
-    """
+    """Yield, for each shard of the newest plan whose newest checkpoint is damaged, what a restart takes instead."""
     newest_plan = max(catalogue.plans(), default=0)
     for shard in sorted({id_.shard for id_ in damaged if id_.plan_version == newest_plan}):
         manifests: dict[CheckpointId, ShardManifest] = {}
@@ -85,14 +76,7 @@ def _has_rounds(held: Iterable[Held]) -> bool:
 def damage_in_job(catalogue: Catalogue, number: int, *, arrays: bool = True) -> Iterator[str]:
     """Yield a message for each damaged file of a drained checkpoint, its plan and its parts.
 
-    Raises NotStored if there is no such drained checkpoint; StoreFailed if the store gives an error.
-
-    Parameters
-    ----------
-    catalogue : Catalogue
-    number : int
-    arrays : bool
-        False: read only the manifests of the parts.
+    Without `arrays` only the manifests of the parts are read.
     """
     try:
         job = catalogue.job_manifest(number)
@@ -111,7 +95,7 @@ def damage_in_job(catalogue: Catalogue, number: int, *, arrays: bool = True) -> 
 
 
 def damage_in_shard(catalogue: Catalogue, id_: CheckpointId) -> Iterator[str]:
-    """Yield a message for each damaged file of a shard's checkpoint; raise StoreFailed if the store gives an error."""
+    """Yield a message for each damaged file of a shard's checkpoint."""
     try:
         manifest = catalogue.manifest(id_)
     except (DamagedCheckpoint, NotStored) as error:

@@ -26,14 +26,8 @@ def ask(address: str, *, live: bool, timeout_s: float) -> None:
     Raises NotReady if it answers that it is not; with its reason; Unreachable if nothing answers; WrongRun if something
     other than a parashard service answers.
 
-    Parameters
-    ----------
-    address : str
-        host:port of a service's HTTP port.
-    live : bool
-        True: ask /livez, which answers as long as the process does; False: /readyz.
-    timeout_s : float
-        How long to wait for the connection, and for each part of the answer.
+    /livez answers as long as the process does, /readyz says why it is not ready. `timeout_s` is for the connection, and
+    for each part of the answer.
     """
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores proxies of the environment
     try:

@@ -29,10 +29,7 @@ TIMEOUT_S_MAX = 1e9
 
 
 def checked_timeout_s(timeout_s: Any) -> float:
-    """Return a number of seconds to wait for; one below 0 is as good as 0.
-
-    Raises ConfigurationError if it is none.
-    """
+    """Return a number of seconds to wait for; one below 0 is as good as 0."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= TIMEOUT_S_MAX:
         raise ConfigurationError(
             f"timeout_s must be a number of seconds of at most {TIMEOUT_S_MAX:g}, found {timeout_s!r}"
@@ -50,10 +47,7 @@ def finite(value: float | None) -> float | None:
 def advertised_address(
     start: Start, listening: str, data_listening: str = "", stopping: threading.Event | None = None
 ) -> str:
-    """Write a service's address file, if it has one; return the address that it advertises.
-
-    Raises ConfigurationError or NotReady as `write_address`.
-    """
+    """Write a service's address file, if it has one; return the address that it advertises."""
     if start.address_file is not None:
         write_address(start.address_file, {"address": listening, "data_address": data_listening}, stopping)
     return start.advertise or listening
@@ -62,7 +56,7 @@ def advertised_address(
 def write_address(path: Path, content: dict[str, str | int], stopping: threading.Event | None = None) -> None:
     """Replace an address file atomically; retry while the disk fails, because the process is unreachable without it.
 
-    Raises ConfigurationError if it cannot be written there at all; NotReady if `stopping` was set meanwhile.
+    Raises `NotReady` if `stopping` was set meanwhile.
     """
     text = json.dumps(content).encode()
 
@@ -89,11 +83,7 @@ def credentials_in(folder: Path | None) -> Credentials | None:
 
 
 def credentials_of(start: Start, role: Role) -> Credentials | None:
-    """Return the credentials that a service was given, None without `--tls-dir`; they must have the service's role.
-
-    Raises ConfigurationError if the folder or the role in it is not right, or there is none and the service would
-    listen off loopback.
-    """
+    """Return the credentials that a service was given, None without `--tls-dir`; they must have the service's role."""
     credentials = credentials_in(start.tls_dir)
     if credentials is not None:
         credentials.require(role)
@@ -102,11 +92,7 @@ def credentials_of(start: Start, role: Role) -> Credentials | None:
 
 
 def check_host(host: str, insecure: bool, credentials: Credentials | None = None) -> None:
-    """Refuse to listen off loopback without authentication, or on a wildcard address.
-
-    Raises ConfigurationError if the host is off loopback without credentials or `insecure`, or stands for every address
-    of the machine.
-    """
+    """Refuse to listen off loopback without authentication, or on a wildcard address."""
     if host in ("0.0.0.0", "::", ""):
         raise ConfigurationError(
             f"host {host!r} is no address that others could connect to; name one of this machine's"

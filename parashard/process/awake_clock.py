@@ -15,13 +15,8 @@ from collections.abc import Callable
 class AwakeClock:
     """A clock for a process that reads it often; safe from many threads.
 
-    Parameters
-    ----------
-    stall_s : float
-        A reading that comes later than this after the one before shows that the process stood still (stopped by a
-        signal, a paused machine): none of that time counts. Longer than any pause that it makes by itself.
-    clock : callable
-        Monotonic seconds.
+    A reading later than `stall_s` after the one before shows that the process stood still (stopped by a signal, a
+    paused machine): none of that time counts. Longer than any pause that it makes by itself.
     """
 
     def __init__(self, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -39,21 +39,9 @@ def why_failed(error: BaseException) -> str:
 class BestEffort:
     """One kind of best-effort write.
 
-    Parameters
-    ----------
-    what : str
-        What is written, a plural such as "history lines": the key of `failed_writes`.
-    tell : callable
-        Called with one line and whether it is over: when writes begin to fail, and when they work again.
-    steady_s : float
-        How long no write may have failed until the failure is over: an almost full disk fails intermittently.
-
-    Attributes
-    ----------
-    error : str
-        Why the last write failed; empty after a success.
-    failures : int
-        Consecutive failures.
+    `what` is a plural such as "history lines", the key of `failed_writes`. `tell` gets one line and whether the failure
+    is over, which it is once no write has failed for `steady_s`: an almost full disk fails intermittently. `error` says
+    why the last write failed; empty after a success.
     """
 
     def __init__(
@@ -126,13 +114,6 @@ class LossyStream:
     """A text stream that never raises: text that a full disk or a closed pipe does not accept is counted and dropped.
 
     Once the stream works again, it gets a line with the number of dropped writes.
-
-    Parameters
-    ----------
-    stream : TextIO
-        The destination.
-    what : str
-        As of `BestEffort`.
     """
 
     def __init__(self, stream: TextIO, what: str) -> None:

@@ -34,14 +34,7 @@ class Vector(NamedTuple):
 class Loop:
     """A function that is loaded or compiled for one kind of arguments, at its first call.
 
-    Parameters
-    ----------
-    function : callable
-        Calls nothing but NumPy and functions for Numba.
-    kinds : sequence of Vector or str
-        Of its arguments.
-    sources : iterable of Path
-        Files that its code depends on besides its own.
+    It calls nothing but NumPy and functions for Numba; `sources` are files that its code depends on besides its own.
     """
 
     def __init__(self, function: Callable[..., Any], *kinds: Vector | str, sources: Iterable[Path] = ()) -> None:

@@ -34,17 +34,9 @@ def cores() -> int:
 def threads_for(asked: int, processes: int, *, reproducible: bool, environ: Mapping[str, str] | None = None) -> int:
     """Return how many compute threads one of `processes` equal processes should use.
 
-    Parameters
-    ----------
-    asked : int
-        The job file's number; 0: the environment's, else a share of the cores.
-    processes : int
-        How many such processes share this machine.
-    reproducible : bool
-        True (sync mode): one thread for any number of processes, because the number of threads may change bits, and
-        the number of workers must not.
-    environ : mapping of str to str, optional
-        The user's environment: OMP_NUM_THREADS, OPENBLAS_NUM_THREADS or MKL_NUM_THREADS.
+    `asked` is the job file's number; 0: the environment's, else a share of the cores. `reproducible` (sync mode): one
+    thread for any number of processes, because the number of threads may change bits, and the number of workers must
+    not.
     """
     wanted = asked or next((n for name in _NUMBERS if (n := _number((environ or {}).get(name, "")))), 0)
     return wanted or (1 if reproducible else max(1, cores() // max(1, processes)))
@@ -53,14 +45,7 @@ def threads_for(asked: int, processes: int, *, reproducible: bool, environ: Mapp
 def thread_variables(threads: int, environ: Mapping[str, str], *, override: bool) -> dict[str, str]:
     """Return the variables to set so that every library uses so many threads.
 
-    Parameters
-    ----------
-    threads : int
-        At least 1.
-    environ : mapping of str to str
-        The environment that they are added to: what is set there stays, unless `override`.
-    override : bool
-        True: the job file has a number, which overrides the environment.
+    What is set in the environment stays, unless the job file's number is to `override` it.
     """
     return {name: str(threads) for name in THREAD_VARIABLES if override or not environ.get(name)}
 

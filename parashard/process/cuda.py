@@ -22,7 +22,7 @@ _NUMBER_AT_END = re.compile(r"-([0-9]+)\Z")
 
 
 def namespace() -> Any:
-    """Return the module `cupy`; raise ConfigurationError if it is not installed."""
+    """Return the module `cupy`."""
     try:
         import cupy
     except ImportError as error:
@@ -33,10 +33,7 @@ def namespace() -> Any:
 
 
 def device(index: int) -> Any:
-    """Return a CUDA device, a `cupy.cuda.Device`, and make it current in the calling thread.
-
-    Raises ConfigurationError if CuPy or the device is not there; Unavailable if the driver or the device fails.
-    """
+    """Return a CUDA device, a `cupy.cuda.Device`, and make it current in the calling thread."""
     cupy, count = namespace(), device_count()
     if index >= count:
         raise ConfigurationError(f"device cuda:{index} is not there: this machine has {count} CUDA devices")
@@ -47,10 +44,7 @@ def device(index: int) -> Any:
 
 
 def check(asked: str) -> None:
-    """Refuse a CUDA device that a process on this machine could not open, without opening it.
-
-    Raises ConfigurationError if CuPy or the device is not there; Unavailable if the driver fails.
-    """
+    """Refuse a CUDA device that a process on this machine could not open, without opening it."""
     if asked != "cuda" and not asked.startswith("cuda:"):
         return
     count, index = device_count(), index_of(asked, "")
@@ -65,11 +59,7 @@ def device_name(index: int) -> str:
 
 
 def device_count() -> int:
-    """Return the number of CUDA devices of this machine.
-
-    Raises ConfigurationError if CuPy is not installed, or there is no driver or no device; Unavailable on any other
-    error of the driver.
-    """
+    """Return the number of CUDA devices of this machine."""
     cupy = namespace()
     with _driver(cupy):
         found = int(cupy.cuda.runtime.getDeviceCount())
@@ -89,22 +79,14 @@ def _driver(cupy: Any) -> Iterator[None]:
 def spread(process: str, count: int) -> int:
     """Return the device of a process if none is named: worker-3 gets 3 % count.
 
-    Parameters
-    ----------
-    process : str
-        Its name in the job, which ends with its number; one without a number gets device 0.
-    count : int
-        Devices of this machine; 0: the result is 0, for the error message.
+    A process without a number in its name gets device 0.
     """
     number = _NUMBER_AT_END.search(process)
     return int(number[1]) % max(1, count) if number else 0
 
 
 def index_of(asked: str, process: str) -> int | None:
-    """Return the device that "cuda" or "cuda:N" selects for a process; None if the text is neither.
-
-    Raises ConfigurationError if the devices must be counted and cannot be.
-    """
+    """Return the device that "cuda" or "cuda:N" selects for a process; None if the text is neither."""
     if asked == "cuda":
         return spread(process, device_count())
     kind, _, index = asked.partition(":")

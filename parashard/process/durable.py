@@ -98,10 +98,7 @@ def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: th
     Raises NotReady if `stopping` was set meanwhile; StoreFailed or OSError if it fails for another reason, or has
     failed for DISK_RETRY_S_MAX.
 
-    Parameters
-    ----------
-    write : callable
-        Raises StoreFailed or OSError if it fails, and has then changed nothing.
+    `write` has changed nothing when it raises.
     """
     waiting = BestEffort(what, lambda text, over: log.info(text) if over else log.warning(text))
     waited_s = 0.0

@@ -83,28 +83,14 @@ class InjectedFault(RuntimeError):
 
 
 class Fault(NamedTuple):
-    """The action at one failpoint.
-
-    Attributes
-    ----------
-    name : str
-        Of the failpoint.
-    action : str
-        "kill" (SIGKILL to this process), "exit" (at once, with the code that asks for a restart), "sleep" or "error".
-    sleep_s : float
-        How long "sleep" takes.
-    first, last : int
-        The hit of a process at which it happens is drawn from `first` to `last`, both included.
-    times : int
-        Bound on the firings in the whole run.
-    """
+    """The action at one failpoint."""
 
     name: str
-    action: str
-    sleep_s: float
-    first: int
+    action: str  # "kill" (SIGKILL), "exit" (at once, with the code that asks for a restart), "sleep" or "error"
+    sleep_s: float  # how long "sleep" takes
+    first: int  # the hit of a process at which it happens is drawn from `first` to `last`
     last: int
-    times: int
+    times: int  # bound on the firings in the whole run
 
 
 @dataclass
@@ -132,10 +118,7 @@ def hit(name: str) -> None:
 
 
 def arm(environ: Mapping[str, str]) -> None:
-    """Arm this process from an environment; an environment without failpoints disarms it.
-
-    Raises ConfigurationError if a failpoint is unknown, a fault cannot be read, or there is no folder for the markers.
-    """
+    """Arm this process from an environment; an environment without failpoints disarms it."""
     global _armed, _folder  # noqa: PLW0603  # the switch that `hit` tests, for a whole process
     faults = parse(environ.get(SPEC_VARIABLE, ""))
     if not faults:
@@ -153,10 +136,7 @@ def arm(environ: Mapping[str, str]) -> None:
 
 
 def parse(spec: str) -> list[Fault]:
-    """Return the faults that a specification names, at most one for each failpoint.
-
-    Raises ConfigurationError if it cannot be read, with the part that cannot.
-    """
+    """Return the faults that a specification names, at most one for each failpoint."""
     faults: dict[str, Fault] = {}
     for part in (part.strip() for part in spec.split(";")):
         if not part:

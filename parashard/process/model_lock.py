@@ -31,7 +31,7 @@ _lock = _ModelLock()
 def holding_model_lock() -> Iterator[None]:
     """Hold the lock in a block, or in a function with this as its decorator; a thread that holds it may enter again.
 
-    Raises TimeoutError if another thread has not left its block for `LOCK_WAIT_S`, or this thread was given up.
+    Raises `TimeoutError` if another thread has not left its block for `LOCK_WAIT_S`, or this thread was given up.
     """
     this = threading.current_thread()
     with _lock.changed:

@@ -50,16 +50,7 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
     The key comes first, and each file is on the disk before the next is begun: an interrupted call leaves at most a
     key, for which the next call makes the certificate.
 
-    Raises ConfigurationError if it has an authority already, or a certificate without its key, or cannot be written.
-
-    Parameters
-    ----------
-    folder : Path
-        Gets `ca.pem` and `ca-key.pem`; made if it is not there.
-    valid_days : int
-        From now.
-    now : datetime, optional
-        The present time, for tests.
+    Refuses a folder that has an authority already, or a certificate without its key.
     """
     if has_authority(folder):
         raise ConfigurationError(f"{folder} has an authority already; a new one would make its certificates worthless")
@@ -101,29 +92,9 @@ def issue(
     do not belong together, and reads again (`parashard.security.credentials`). Each keeps the owner, the group and the
     mode of the one that it replaces, as far as that is permitted.
 
-    Raises ConfigurationError if the authority cannot be read, has expired, or its key does not match or is readable by
-    others; a name is invalid; hosts are given for a role that does not serve; or the folder is the authority's or
-    cannot be written.
-
-    Parameters
-    ----------
-    authority : Path
-        Folder of `make_authority`.
-    output : Path
-        The folder to fill; made if it is not there.
-    identities : sequence of Identity
-        At least one. Only that of a shard, the coordinator or a server makes it a server's certificate too.
-    hosts : sequence of str
-        Names and addresses of the server, besides loopback's.
-    valid_days, now
-        As of `make_authority`.
-    keep_ca : bool
-        True: keep the other authorities in the folder's `ca.pem` until they expire.
-
-    Returns
-    -------
-    datetime or None
-        When the authority expires, if that is earlier than `valid_days` and so limits the certificate.
+    Only the identity of a shard, the coordinator or a server makes it a server's certificate too, for `hosts` besides
+    loopback. `keep_ca` keeps the other authorities in the folder's `ca.pem` until they expire. Returns when the
+    authority expires, if that is earlier than `valid_days` and so limits the certificate.
     """
     if output.resolve() == authority.resolve():
         raise ConfigurationError(

@@ -42,44 +42,22 @@ _Stamp = tuple[tuple[int, int, int, int], ...]
 
 @dataclass(frozen=True)
 class Material:
-    """The consistent and valid content of a folder at one moment.
-
-    Attributes
-    ----------
-    ca, chain, key : bytes
-        PEM: trusted authorities, the certificate with its intermediates, its private key.
-    identities : tuple of Identity
-        Identities in the certificate; not empty.
-    expires : datetime
-        When the first certificate of the chain or of the authorities expires.
-    server, client : SSLContext
-        For streams: TLS 1.3, and the other side's certificate is required.
-    """
+    """The consistent and valid content of a folder at one moment, as PEM and as what TLS takes."""
 
     ca: bytes = field(repr=False)
     chain: bytes = field(repr=False)
     key: bytes = field(repr=False)  # never in a log
-    identities: tuple[Identity, ...]
-    expires: datetime
-    server: ssl.SSLContext
+    identities: tuple[Identity, ...]  # in the certificate; not empty
+    expires: datetime  # when the first certificate of the chain or of the authorities expires
+    server: ssl.SSLContext  # for streams, as `client`: TLS 1.3, and the other side needs a certificate
     client: ssl.SSLContext
 
 
 class Credentials:
     """The credentials of this process.
 
-    Raises ConfigurationError if a file is missing or damaged, the key does not match or others may read it, or others
-    may write `ca.pem`; Unavailable if a certificate has expired or is not valid yet, a file cannot be read now, or the
-    files keep changing.
-
-    Parameters
-    ----------
-    folder : Path
-        With `ca.pem`, `cert.pem` and `key.pem`.
-    clock : callable
-        Monotonic seconds.
-    pause : callable
-        Sleeps for so many seconds, while the files are being replaced at the start.
+    A file that is missing or damaged, a key that does not match or that others may read, and a `ca.pem` that others may
+    write are a `ConfigurationError`; an expired certificate and files that keep changing are `Unavailable`.
     """
 
     def __init__(
@@ -161,7 +139,7 @@ class Credentials:
 
 
 def load(folder: Path, now: datetime | None = None) -> Material:
-    """Read and check a folder; raise ConfigurationError or Unavailable as `Credentials` says."""
+    """Read and check a folder."""
     ca, authorities = trusted_in(folder / CA_FILE)
     (chain, _), (key, mode) = (_content(folder / name) for name in (CERTIFICATE_FILE, KEY_FILE))
     check_key_mode(folder / KEY_FILE, mode)

@@ -34,14 +34,8 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
     Streams are served for the named methods only, which bound the time of a whole call; others would hold a thread
     without bound.
 
-    Parameters
-    ----------
-    calls_max : int
-        Calls served or with an unread answer; one more is refused with `QueueFull`.
-    streams : collection of str
-        Methods whose requests or answers may be streams.
-    clock : callable
-        Monotonic seconds.
+    Of calls that are served or have an unread answer one more than `calls_max` is refused with `QueueFull`. `streams`
+    are methods whose requests or answers may be streams.
     """
 
     def __init__(

@@ -34,11 +34,6 @@ class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
     A role that may not make the call gets `NotAllowed`. An expired certificate gets `NotReady`: TLS checks the time
     only in a full handshake, neither on an open connection nor when a session is resumed, which Python's gRPC cannot
     disable. After a late renewal the caller's retries succeed.
-
-    Parameters
-    ----------
-    now : callable
-        Returns the present moment.
     """
 
     def __init__(self, now: Callable[[], datetime] = utc_now) -> None:
@@ -140,13 +135,6 @@ class RotatingChannel:
 
     gRPC fixes a channel's certificate at its creation. So calls that begin after a change use a new channel; the
     previous one is closed once its last call has ended.
-
-    Parameters
-    ----------
-    credentials : Credentials
-        The folder.
-    open_one : callable
-        Makes a channel with gRPC's credentials.
     """
 
     def __init__(self, credentials: Credentials, open_one: Callable[[grpc.ChannelCredentials], grpc.Channel]) -> None:

@@ -52,17 +52,7 @@ ALLOWED: Mapping[str, frozenset[Role]] = MappingProxyType(
 
 
 def check_call(method: str, uris: Sequence[str]) -> None:
-    """Raise unless the caller's certificate has a role that may make the call.
-
-    Raises NotAllowed if none of its roles may.
-
-    Parameters
-    ----------
-    method : str
-        Full name of the RPC, such as "/parashard.v1.Shard/Inspect".
-    uris : sequence of str
-        The URIs among the alternative names of the caller's verified certificate.
-    """
+    """Raise unless the caller's certificate has a role that may make the call."""
     allowed = ALLOWED.get(method, frozenset())
     identities = identities_in(uris)
     if not any(identity.role in allowed for identity in identities):

@@ -30,11 +30,7 @@ NOISY = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")  # a li
 
 
 def tracer_from_environment(role: str, instance: str) -> Tracer:
-    """Return a tracer that sends spans where OpenTelemetry's variables say; by default to localhost:4317, by OTLP.
-
-    Raises ConfigurationError if no exporter has the name that OTEL_TRACES_EXPORTER says, it cannot be made, or another
-    variable is not right.
-    """
+    """Return a tracer that sends spans where OpenTelemetry's variables say; by default to localhost:4317, by OTLP."""
     ours = {"service.namespace": "parashard", "service.name": f"parashard-{role}", "service.version": __version__}
     ours |= {"service.instance.id": instance} if instance else {}
     for name in NOISY:

@@ -53,18 +53,7 @@ NO_QUESTIONS = Questions()
 class HttpPort:
     """Serves GET and HEAD requests on a thread of its own.
 
-    Parameters
-    ----------
-    host, port
-        Where to listen; port 0 picks a free one.
-    metrics : Metrics
-        What /metrics shows.
-    ready : callable
-        Returns the reason why the process is not ready, or "" when it is.
-    pages : dict, optional
-        More paths and what they return.
-    questions : Questions
-        What answers to POST; by default nothing does.
+    `ready` returns the reason why the process is not ready, or "" when it is.
     """
 
     def __init__(

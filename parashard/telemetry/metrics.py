@@ -21,15 +21,8 @@ from parashard.security.credentials import Credentials
 class Metrics:
     """The metrics of one process; thread-safe.
 
-    Parameters
-    ----------
-    role : str
-        Of the process, for parashard_build_info.
-    credentials : Credentials, optional
-        Of which the expiry is shown.
-    refused : mapping, optional
-        Of a process that serves others: reason -> returns how often it refused something to a peer for that reason.
-        Reasons are few and do not name the peer.
+    `refused`: reason -> returns how often the process refused something to a peer for that reason; reasons are few and
+    do not name the peer.
     """
 
     def __init__(

@@ -51,15 +51,7 @@ def sender(text: str) -> Context | None:
 
 
 class RequestSpan:
-    """The span of a shard's request. What happens under the shard's lock is told after it, since others wait.
-
-    Parameters
-    ----------
-    span : Span
-        Of the request.
-    step : int, optional
-        Its step.
-    """
+    """The span of a shard's request. What happens under the shard's lock is told after it, since others wait."""
 
     def __init__(self, span: Span, step: int | None) -> None:
         self._span = span
@@ -92,15 +84,7 @@ class RequestSpan:
 
 
 class Tracer:
-    """Makes the spans of one process; thread-safe.
-
-    Parameters
-    ----------
-    resource : Resource
-        Whose spans these are.
-    processors : sequence of SpanProcessor
-        Where they go.
-    """
+    """Makes the spans of one process; thread-safe."""
 
     def __init__(self, resource: Resource, processors: Sequence[SpanProcessor]) -> None:
         self._ids = _Ids()

@@ -27,20 +27,7 @@ OFF = ("", "0", "false", "no", "off")
 
 @contextmanager
 def tracing(trace: str, role: str, instance: str) -> Iterator[Tracer | None]:
-    """Have the tracer of a service, which is closed with the last of its spans; None: it does not trace.
-
-    Raises ConfigurationError if `trace` is no yes and no no, the packages are missing, or OpenTelemetry's own variables
-    are not right.
-
-    Parameters
-    ----------
-    trace : str
-        What `--trace` or its environment variable says.
-    role : str
-        "coordinator", "shard" or "worker".
-    instance : str
-        Which one of them; empty: it has no name.
-    """
+    """Have the tracer of a service, which is closed with the last of its spans; None: it does not trace."""
     if trace.lower() in OFF:
         yield None
         return

@@ -14,21 +14,11 @@ from parashard._proto import shard_pb2
 
 
 class Overlap(NamedTuple):
-    """Pulling and pushing beside computing.
+    """Pulling and pushing beside computing."""
 
-    Attributes
-    ----------
-    transfer_s : float
-        Duration of every pull and every push, added up also where several ran at once; of all workers.
-    waited_s : float
-        How long step loops did nothing but wait for one of them.
-    compute_s : float
-        How long they computed.
-    """
-
-    transfer_s: float
-    waited_s: float
-    compute_s: float = 0.0
+    transfer_s: float  # duration of every pull and every push, added up also where several ran at once; of all workers
+    waited_s: float  # how long step loops did nothing but wait for one of them
+    compute_s: float = 0.0  # how long they computed
 
     @classmethod
     def of(cls, phases: Iterable[pb.PhaseSeconds]) -> Overlap:
@@ -60,22 +50,12 @@ class Overlap(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """Payload between workers and shards.
-
-    Attributes
-    ----------
-    pushed, pulled : int
-        What was sent.
-    pushed_float32 : int
-        What the pushes that were taken would have been, had every gradient travelled as float32.
-    pull_unmoved : int
-        What pulls asked for and were not sent, because the worker had it already.
-    """
+    """Payload between workers and shards."""
 
     pushed: int
-    pushed_float32: int
+    pushed_float32: int  # what the pushes that were taken would have been, had every gradient travelled as float32
     pulled: int
-    pull_unmoved: int
+    pull_unmoved: int  # what pulls asked for and were not sent, because the worker had it already
 
     @classmethod
     def of(cls, records: Iterable[shard_pb2.InspectReply]) -> Bytes:

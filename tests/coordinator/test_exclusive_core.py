@@ -20,12 +20,12 @@ from parashard.process.shell import Stop
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.launchers import LocalLauncher, ProcessName, Restarts
+from parashard_coordinator.core.supervision import LocalLauncher, ProcessName, Restarts
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.store import RunStore
-from parashard_coordinator.shards.monitor import ShardChannels
+from parashard_coordinator.shards.control import ShardChannels
 from support.checkpoint_cases import PLAN, RUN, STEPS, write_drained
 from support.coordinator_cases import Caller, core_of
 from support.fake_shards import FakeShards

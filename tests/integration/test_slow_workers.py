@@ -60,7 +60,7 @@ def no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(user, "SCRIPT", Script(None))
 
 
-@pytest.mark.full("a real cluster; tests/coordinator/core/test_steered_jobs.py has the same in virtual time")
+@pytest.mark.full("a real cluster; tests/coordinator/core/test_auto_jobs.py has the same in virtual time")
 def test_a_slow_worker_is_left_out_and_every_example_counts_once() -> None:
     steps: Counter[str] = Counter()
     data = np.arange(EXAMPLES)[:, None], np.zeros(EXAMPLES, np.float32)

@@ -13,12 +13,12 @@ from parashard_coordinator.core.calls import LeaseAnswer, LeaseCall, Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.launchers import Launcher
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.membership import Shards, WorkerRecord
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.rounds import ANY_STEP, Rounds, SyncRounds
 from parashard_coordinator.core.saved import Saved
+from parashard_coordinator.core.supervision import Launcher
 from parashard_coordinator.run.store import RunStore
 
 

@@ -26,13 +26,13 @@ from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s
 from parashard.process.awake_clock import AwakeClock
 from parashard.store.claims import claim_incarnation
+from parashard_coordinator.core.auto_jobs import set_lag
 from parashard_coordinator.core.callback_progress import DecidedRate
 from parashard_coordinator.core.controller import Decision, Lag
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.job_record import DueCheckpoint
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.core.steering import set_lag
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.exclusive_core import ExclusiveCore

@@ -233,7 +233,7 @@ def _skips(setting: Setting, coordinator: CoordinatorProcess, skipped: Sequence[
         found.append(f"skip: not decided by the coordinator: {sorted(anywhere - core.job.leases.skips)}")
     if setting.bad_step is None and anywhere:
         found.append(f"skip: {sorted(anywhere)} were skipped, and none of them was bad")
-    told = (core.job.skipped_steps, core.job.partly_skipped)
+    told = (len(core.job.skipped.everywhere()), len(core.job.skipped.partly()))
     if told != (len(everywhere), len(anywhere - everywhere)):
         found.append(f"report: {told} steps were skipped everywhere and partly, of {each}")
     return found

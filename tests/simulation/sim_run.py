@@ -31,9 +31,9 @@ from parashard.job.sections import CheckpointOptions
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
-from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher, Restarts
 from parashard_coordinator.core.policies import leasing_policy
-from parashard_coordinator.core.rounds import NoRounds, Rounds
+from parashard_coordinator.core.rounds import Rounds
+from parashard_coordinator.core.supervision import Launcher, LocalLauncher, Restarts
 
 LEASE_TTL_S = 1.5
 START_S = 4.0
@@ -197,7 +197,7 @@ class _Run:
         after: list[int] = []
         if setting.evaluate_every_epochs:
             after = evaluation_steps(steps, steps // EPOCHS, setting.evaluate_every_epochs)
-        launcher: Launcher = ExternalLauncher()
+        launcher: Launcher = Launcher()
         if setting.supervised:
             launcher = LocalLauncher(setting.shards, Restarts(backoff_s=0.05, budget=NEVER))
         options = Options(
@@ -219,7 +219,7 @@ class _Run:
             callbacks_decide=setting.decides,
             callbacks_ahead=(0 if setting.waits else 1) if setting.decides and not setting.plans else None,
         )
-        book: Rounds = NoRounds()
+        book: Rounds = Rounds()
         if setting.policy.kind == "sync":
             book = parts.book(setting.shards, setting.policy.bound, steps, setting.checkpoint_every_s)
         return parts.core(parts.job_record(options, policy, Evaluations(after, policy, steps), launcher, book))

@@ -17,7 +17,7 @@ from sim_world import Process, World
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Superseded
-from parashard_coordinator.core.launchers import ProcessName
+from parashard_coordinator.core.supervision import ProcessName
 
 LOOK_S = 0.2
 RESTART_S = (0.05, 1.0)

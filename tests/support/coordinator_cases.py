@@ -19,11 +19,11 @@ from parashard_coordinator.core.calls import (
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.launchers import ExternalLauncher, Launcher
 from parashard_coordinator.core.membership import ShardRegistration, WorkerRecord
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
-from parashard_coordinator.core.rounds import NoRounds, Rounds, SyncRounds
+from parashard_coordinator.core.rounds import Rounds, SyncRounds
 from parashard_coordinator.core.saved import Saved
+from parashard_coordinator.core.supervision import Launcher
 
 RUN, DIGEST = "run-1", "d" * 64
 OPTIONS = Options(run_id=RUN, job_digest=DIGEST, steps_total=40, shards=2, workers=2, retry_pause_s=0.0)
@@ -44,10 +44,10 @@ def core_of(
     policy = policy or Async()
     chosen = OPTIONS._replace(**options)
     evaluations = Evaluations(list(evaluate_after), policy, chosen.steps_total)
-    rounds: Rounds = NoRounds()
+    rounds: Rounds = Rounds()
     if isinstance(policy, Sync):
         rounds = SyncRounds(chosen.shards, policy.round_steps, chosen.steps_total, every_s=0.0)
-    core = Core(JobRecord(chosen, policy, evaluations, launcher or ExternalLauncher(), rounds))
+    core = Core(JobRecord(chosen, policy, evaluations, launcher or Launcher(), rounds))
     if registered:
         for shard in range(chosen.shards):
             announce(core, shard)

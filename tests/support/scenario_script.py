@@ -28,8 +28,8 @@ from parashard.job.policy import Policy
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import LeaseAnswer
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.launchers import Exit, LocalLauncher, ProcessName, Restarts
 from parashard_coordinator.core.policies import leasing_policy
+from parashard_coordinator.core.supervision import Exit, LocalLauncher, ProcessName, Restarts
 from support.coordinator_cases import Caller, announce, core_of, done, judged
 
 SHARDS = 2

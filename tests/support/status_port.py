@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from parashard._proto import coordinator_pb2 as pb
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
-from parashard_coordinator.endpoints.page import history_json
-from parashard_coordinator.endpoints.pages import status_pages
+from parashard_coordinator.endpoints.page import history_json, status_pages
 from parashard_coordinator.endpoints.timeline import Timeline
-from parashard_coordinator.run.history import row
+from parashard_coordinator.run.history_file import row
 from support.status_cases import status_of
 
 

@@ -38,13 +38,7 @@ class StepResult(NamedTuple):
 
 
 class BatchEnds:
-    """The queue of completed batches.
-
-    Parameters
-    ----------
-    parts : int
-        Steps of a batch.
-    """
+    """The queue of completed batches."""
 
     def __init__(self, parts: int = 1) -> None:
         self._parts = parts

@@ -67,24 +67,8 @@ class CallbackProgress:
 
     Invariant: each step is leased with the last of `rates` that begins at or before it, and that rate was stored first.
 
-    Parameters
-    ----------
-    steps_total : int
-        S.
-    steps_per_epoch : int
-        0: nobody follows the job, and nothing is noted.
-    figures : TrainingFigures
-        What the epochs' steps add up to.
-    policy : LeasingPolicy
-        Knows where weights can be judged: in rounds a milestone is the end of one.
-    evaluations : Evaluations
-        When they are due, and their results.
-    decides : bool
-        Whether callbacks may decide. Nothing is leased then before they have begun.
-    ahead : int, optional
-        How many milestones training may be ahead of callbacks; 0: it waits at each. Default: as many as are kept.
-    stores_evaluated : bool
-        Whether the weights of each evaluation are stored until callbacks have handled it.
+    Where `steps_per_epoch` is 0 nobody follows the job, and nothing is noted. Where callbacks decide, nothing is leased
+    before they have begun. Training may be `ahead` of callbacks by so many milestones; 0: it waits at each.
     """
 
     def __init__(

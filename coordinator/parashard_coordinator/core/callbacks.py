@@ -13,7 +13,6 @@ from parashard.figures import metric
 from parashard_coordinator.core.batch_ends import ENDS_AT_ONCE
 from parashard_coordinator.core.callback_progress import DecidedRate
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
-from parashard_coordinator.core.early_stop import stop_at_frontier
 from parashard_coordinator.core.job_record import JobRecord
 
 UNUSED_RATE = "unused-rate"  # a problem's key
@@ -23,8 +22,7 @@ RATES_SHOWN = 4
 def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     """Take what callbacks decided at the milestone that they have handled last, and tell them of the next one.
 
-    Raises ConfigurationError if a learning rate is none, or nobody may decide in this run, or that is one decision too
-    many; NotReady while not every shard is up: how far leasing has gone is not known.
+    Raises `NotReady` while not every shard is up: how far leasing has gone is not known.
     """
     progress = job.callback_progress
     if job.state is JobState.STARTING:
@@ -51,7 +49,7 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     if call.stop_reason and job.state is JobState.RUNNING and progress.stopped_by is None and not all_leased:
         progress.stopped_by = call.handled
         job.decisions += 1
-        stop_at_frontier(job, call.stop_reason)
+        job.stop_at_frontier(call.stop_reason)
     progress.handle(call.handled)
     progress.ends.want(call.wants_steps)
     target = job.leases.target

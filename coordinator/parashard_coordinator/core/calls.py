@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.advice import Advice
 from parashard_coordinator.core.batch_ends import BatchEnd
 from parashard_coordinator.core.callback_progress import DecidedRate, Milestone
 from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.evaluations import Evaluation
+from parashard_coordinator.core.learning import Advice
 from parashard_coordinator.core.leases import RETRY_PAUSE_S, Grant
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.core.training_figures import MetricSums

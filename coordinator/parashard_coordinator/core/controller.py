@@ -1,7 +1,7 @@
 """Controller: what `consistency.policy = "auto"` decides while a job runs: which workers get parts, and the lag.
 
 Pure: each decision is a function of measured figures and `now_s`, and comes with its reason in words, which event,
-status and report repeat. Reads no job: `parashard_coordinator.core.steering` gives it the figures, and applies what it
+status and report repeat. Reads no job: `parashard_coordinator.core.auto_jobs` gives it the figures, and applies what it
 decides. Invariants: while a worker is live, one of the live workers gets parts; the lag is above 0 only where workers
 wait, and where the measured drift allows it.
 """
@@ -79,30 +79,15 @@ NOT_LEARNING = Decision(0, "the training loss does not fall")
 
 
 class Figures(NamedTuple):
-    """What was measured since the last decision, at one lag.
-
-    Attributes
-    ----------
-    lag : int
-    waiting : float or None
-        The share of the workers' time that is not computing; None: not known.
-    drift, drift_before : float or None
-        Per update, at this point and at the one before.
-    batch_s : float
-        How long a batch took.
-    batch_before_s : float or None
-        The same without a lag; None: not known.
-    gains : bool
-        A lag is not known to save too little.
-    """
+    """What was measured since the last decision, at one lag."""
 
     lag: int
-    waiting: float | None
-    drift: float | None
+    waiting: float | None  # the share of the workers' time that is not computing; None: not known
+    drift: float | None  # per update, at this point; `drift_before`: at the one before
     drift_before: float | None = None
-    batch_s: float = 0.0
-    batch_before_s: float | None = None
-    gains: bool = True
+    batch_s: float = 0.0  # how long a batch took
+    batch_before_s: float | None = None  # the same without a lag; None: not known
+    gains: bool = True  # a lag is not known to save too little
 
 
 @dataclass
@@ -117,21 +102,8 @@ class _Pause:
 class Controller:
     """The decisions of one job.
 
-    Parameters
-    ----------
-    policy : Lagging
-        Its `lag` is set here, and 0 at first; of its P parts batch b has the steps from b P to before (b + 1) P.
-
-    Attributes
-    ----------
-    lags : list of Lag
-        Every change of the lag.
-    drifts : list of Drift
-        The newest measurements.
-    reason : str
-        Why the lag is what it is.
-    ahead : int
-        How many of the next batches workers may hold parts of.
+    It sets the policy's `lag`, at first 0; of its P parts batch b has the steps from b P to before (b + 1) P. Workers
+    may hold parts of the next `ahead` batches; `lags` has every change of the lag.
     """
 
     def __init__(self, policy: Lagging) -> None:
@@ -229,14 +201,8 @@ class Controller:
     ) -> Decision | None:
         """Return the lag from now on, where it is time to decide.
 
-        Parameters
-        ----------
-        batch : int
-            The lowest incomplete one.
-        spent_s : mapping of a worker's incarnation to a mapping of str to float
-            Where the time of those that get parts went, since they started.
-        diverges : bool
-            The training loss does not fall, or is not finite.
+        `batch` is the lowest incomplete one; `spent_s` says, by incarnation, where the time of workers that get parts
+        went.
         """
         window = self._window
         if window is None and batch >= WARM_UP:  # at the start, and of a coordinator that was started again

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, QueueFull
 from parashard.figures import counted
 from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.auto_jobs import at_most, depth, next_batches, refill, sharing, steer, steered
 from parashard_coordinator.core.batch_ends import StepResult
 from parashard_coordinator.core.calls import (
     Announcement,
@@ -25,16 +26,14 @@ from parashard_coordinator.core.calls import (
     LeaseCall,
 )
 from parashard_coordinator.core.draining import Answer
-from parashard_coordinator.core.evaluation_results import judged_again, take_result
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
-from parashard_coordinator.core.loss_warnings import loss_of_step
 from parashard_coordinator.core.membership import WorkerRecord
 from parashard_coordinator.core.pod_ledger import PodEnd
+from parashard_coordinator.core.results import judged_again, loss_of_step, take_result
 from parashard_coordinator.core.rounds import ShardProgress
-from parashard_coordinator.core.steering import at_most, depth, next_batches, refill, sharing, steer, steered
+from parashard_coordinator.core.supervision import Exit, Orders, ProcessName
 
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0
@@ -44,13 +43,7 @@ SLOW = "slow"
 
 
 class Core:
-    """Decides for one job.
-
-    Parameters
-    ----------
-    job : JobRecord
-        The state of the job, which every call reads and changes.
-    """
+    """Decides for one job."""
 
     def __init__(self, job: JobRecord) -> None:
         self.job = job
@@ -233,10 +226,7 @@ class Core:
     # --- operators and the launcher ---
 
     def scale(self, workers: int) -> None:
-        """Set how many workers the launcher keeps alive.
-
-        Raises ConfigurationError if the number is out of bounds; nothing has changed.
-        """
+        """Set how many workers the launcher keeps alive."""
         job = self.job
         if not 0 <= workers <= WORKERS_MAX:
             raise ConfigurationError(f"workers must be from 0 to {WORKERS_MAX}, found {workers}")
@@ -276,10 +266,7 @@ class Core:
         self.job.supervision.pod_watch_errors += 1
 
     def create_checkpoint(self, request: int, *, stop: bool = False) -> Answer:
-        """Ask for a drained checkpoint, or how far it is; `stop`: the job stops once it is stored.
-
-        Raises JobFailed if the job is over: its last checkpoint is there, or there will be none.
-        """
+        """Ask for a drained checkpoint, or how far it is; `stop`: the job stops once it is stored."""
         job = self.job
         if job.over and not job.draining.knows(request):
             raise JobFailed(f"the job is {job.state.name.lower()}: {job.reason}")

@@ -44,14 +44,7 @@ class Evaluations:
 
     Invariant: an evaluation that is due is in exactly one of `_open`, `_done` and `_forgotten`, or was passed.
 
-    Parameters
-    ----------
-    after_steps : sequence of int
-        Numbers of complete steps at which one is due, ascending; moved up to the next boundary of the policy.
-    policy : LeasingPolicy
-        Knows where weights can be judged.
-    steps_total : int
-        S; an evaluation never waits for more.
+    One is due at each number of complete steps in `after_steps`, moved up to the next boundary of the policy.
     """
 
     def __init__(self, after_steps: list[int], policy: LeasingPolicy, steps_total: int) -> None:

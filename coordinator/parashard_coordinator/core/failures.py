@@ -1,14 +1,16 @@
 """Failures: whether a job goes on or stops after failed attempts at steps, and which cause is reported.
 
-Pure. One failed attempt does not stop the job; a run of nothing but failures does. Counting a
-step's attempts is `parashard_coordinator.core.leases`' part. Called by the core.
-Implements rule P6 of docs/protocol.md.
+Pure. One failed attempt does not stop the job; a run of nothing but failures does. Counting a step's attempts is
+`parashard_coordinator.core.leases`' part. Also which shards have a step that was given up as an empty push, and the
+present problems of a job. Implements rules P6 and P24 of docs/protocol.md.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
+from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import FailedStep, FailureKind
 from parashard_coordinator.core.leases import Failed
 
@@ -24,17 +26,7 @@ class Verdict(NamedTuple):
 
 
 class Failures:
-    """The failed attempts of a job.
-
-    Parameters
-    ----------
-    max_attempts : int
-        A step that failed this often is given up.
-    skip : bool
-        Whether it is skipped then, and does not stop the job.
-    against_divergence : str
-        What to do about a loss that is not finite.
-    """
+    """The failed attempts of a job."""
 
     def __init__(self, max_attempts: int, *, skip: bool, against_divergence: str) -> None:
         self._skip = skip
@@ -55,16 +47,7 @@ class Failures:
     def failed(self, failed: FailedStep, result: Failed, examples: str, *, any_succeeded: bool) -> Verdict | None:
         """Take note of a failed attempt; return why the job stops, or None.
 
-        Parameters
-        ----------
-        failed : FailedStep
-            What went wrong.
-        result : Failed
-            What it means for its step.
-        examples : str
-            The step's, for people; empty, or with a space before it.
-        any_succeeded : bool
-            Whether any step of the job has ever been completed with its gradient.
+        `any_succeeded`: any step of the job has ever been completed with its gradient.
         """
         if failed.kind is FailureKind.NOT_FINITE:
             first, _ = self._not_finite.get(failed.step, (self._succeeded, 0))
@@ -106,6 +89,51 @@ class Failures:
         first, _ = self._not_finite[step]
         others = any(last >= first for other, (_, last) in self._not_finite.items() if other != step)
         return self._succeeded > first and not others
+
+
+class SkippedSteps:
+    """The skipped steps of every shard's present incarnation."""
+
+    def __init__(self, shards: int) -> None:
+        self._applied = [IntervalSet() for _ in range(shards)]
+        self._skipped = [IntervalSet() for _ in range(shards)]
+        self._told = IntervalSet()  # partly skipped ones
+
+    def update(
+        self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_incarnation: bool = False
+    ) -> list[int]:
+        """Take what a shard says; return the steps that are now seen to be skipped on a part of the shards only.
+
+        What an incarnation has applied it keeps: a message that was overtaken by a later one takes nothing back.
+        """
+        if new_incarnation:
+            self._applied[shard], self._skipped[shard] = IntervalSet(), IntervalSet()
+        for known, reported in ((self._applied[shard], applied), (self._skipped[shard], skipped.intersection(applied))):
+            for start, stop in reported.intervals():
+                known.add_range(start, stop)
+        return [
+            step for start, stop in self.partly().intervals() for step in range(start, stop) if self._told.add(step)
+        ]
+
+    def everywhere(self) -> IntervalSet:
+        """Return the steps that every shard has as an empty push."""
+        return _common(self._skipped)
+
+    def partly(self) -> IntervalSet:
+        """Return the steps that every shard has, some as an empty push and some as a gradient."""
+        if not any(len(skipped) for skipped in self._skipped):  # as nearly always
+            return IntervalSet()
+        applied, everywhere = _common(self._applied), self.everywhere()
+        either = IntervalSet(interval for skipped in self._skipped for interval in skipped.intervals())
+        partly = either.intersection(applied)
+        for start, stop in everywhere.intervals():
+            for step in range(start, stop):
+                partly.discard(step)
+        return partly
+
+
+def _common(sets: list[IntervalSet]) -> IntervalSet:
+    return reduce(IntervalSet.intersection, sets) if sets else IntervalSet()
 
 
 PROBLEMS_MAX = 64  # at once; further ones are reported as events only

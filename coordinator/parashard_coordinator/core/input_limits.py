@@ -40,10 +40,7 @@ def readable(text: str, bytes_max: int) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return a worker's name; "" stands for none.
-
-    Raises ConfigurationError if it is too long, or has other characters than names of hosts, pods and paths have.
-    """
+    """Return a worker's name; "" stands for none."""
     if len(name) > NAME_BYTES_MAX:
         raise ConfigurationError(f"a worker's name has at most {NAME_BYTES_MAX} characters, found {len(name)}")
     if name and not _NAME.fullmatch(name):
@@ -55,10 +52,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_address(address: str, what: str) -> str:
-    """Return an address, host:port; "" stands for none.
-
-    Raises LimitExceeded if it is too long; MalformedFrame if it has characters that no address has.
-    """
+    """Return an address, host:port; "" stands for none."""
     _check_length(address, what, ADDRESS_BYTES_MAX)
     if not _ADDRESS.fullmatch(address):
         raise MalformedFrame(f"{what}: '{readable(address, ADDRESS_BYTES_MAX)}' is not host:port")
@@ -66,10 +60,7 @@ def checked_address(address: str, what: str) -> str:
 
 
 def checked_text(text: str, what: str, bytes_max: int) -> str:
-    """Return a text that must stay as it is, such as a path or what is compared.
-
-    Raises LimitExceeded if it is too long; MalformedFrame if there is something in it that cannot be printed.
-    """
+    """Return a text that must stay as it is, such as a path or what is compared."""
     _check_length(text, what, bytes_max)
     if not text.isprintable():
         raise MalformedFrame(f"{what}: '{readable(text, bytes_max)}' has characters that cannot be printed")

@@ -1,8 +1,6 @@
 """JobRecord: the in-memory state of one job: its members, leases, progress, events, and what a successor must know.
 
 Pure. Knows no call: what calls do to a job is `parashard_coordinator.core.core`'s, which has one of these.
-`parashard_coordinator.endpoints.status`, `parashard_coordinator.run.report` and
-`parashard_coordinator.endpoints.metrics` read it.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.controller import Controller, Drift, Lag
 from parashard_coordinator.core.draining import Draining
 from parashard_coordinator.core.evaluations import Evaluations
-from parashard_coordinator.core.failures import Failures, Problems
+from parashard_coordinator.core.failures import Failures, Problems, SkippedSteps
 from parashard_coordinator.core.input_limits import EVENT_BYTES_MAX, readable
-from parashard_coordinator.core.launchers import CONFIGURATION, FAILED, Launcher
 from parashard_coordinator.core.learning import NOT_FALLING, RISES, Change, Learning
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.membership import (
@@ -33,12 +30,10 @@ from parashard_coordinator.core.membership import (
     Workers,
 )
 from parashard_coordinator.core.policies import Auto, LeasingPolicy
-from parashard_coordinator.core.progress import Progress
+from parashard_coordinator.core.progress import Progress, Staleness
 from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved
-from parashard_coordinator.core.skipped import SkippedSteps
-from parashard_coordinator.core.staleness import Staleness
-from parashard_coordinator.core.supervision import Supervision
+from parashard_coordinator.core.supervision import CONFIGURATION, FAILED, Launcher, Supervision
 from parashard_coordinator.core.training_figures import TrainingFigures, plain_sums, sums_of_plain
 
 EVENTS_KEPT = 50
@@ -63,21 +58,7 @@ class DueCheckpoint(NamedTuple):
 
 
 class JobRecord:
-    """The state of one job, from its start to its end.
-
-    Parameters
-    ----------
-    options : Options
-        From the job file.
-    policy : LeasingPolicy
-        The job's consistency.
-    evaluations : Evaluations
-        When the held-out examples are judged.
-    launcher : Launcher
-        Starts and stops processes.
-    rounds : Rounds
-        Where the shards stand, in jobs with rounds.
-    """
+    """The state of one job, from its start to its end."""
 
     def __init__(
         self,
@@ -221,16 +202,6 @@ class JobRecord:
         return f"{reason}, but the model did not learn" if self.not_learned else reason
 
     @property
-    def skipped_steps(self) -> int:
-        """Steps given up that every shard has as an empty push."""
-        return len(self.skipped.everywhere())
-
-    @property
-    def partly_skipped(self) -> int:
-        """Steps given up that some shards have as a gradient, and others as an empty push."""
-        return len(self.skipped.partly())
-
-    @property
     def coordinator_restarts(self) -> int:
         """How often the coordinator was started again by something else than a resume of the run."""
         return self.options.incarnation - 1 - self.resumes
@@ -259,6 +230,30 @@ class JobRecord:
         self.ending = None
         self.decisions += 1
         self.evaluations.shard_returned(self.leases.lowest_incomplete)
+
+    def stop_at_frontier(self, why: str) -> None:
+        """Lease no new step; the job ends with what is leased (P8). Nothing, if it ends anyway."""
+        if self.state is JobState.RUNNING and not self.leases.finished:
+            self.leases.stop_at_frontier()
+            self._stop_early(why)
+
+    def open_steps(self, steps: int, *, closed: bool) -> None:
+        """Open the steps below `steps`, in a job of open length; once it is closed, the job ends when they are in."""
+        if self.scheduled is None or self.over:
+            return
+        self.scheduled = max(self.scheduled, steps)
+        if closed and not self.early_stop and self.state is JobState.RUNNING:
+            self.leases.stop_at(max(self.scheduled, self.leases.leased_so_far()))
+            self._stop_early("the schedule is closed")
+
+    def _stop_early(self, why: str) -> None:
+        """End the job at the steps below the leases' lowered target."""
+        target = self.leases.target
+        self.evaluations.stop_at(target)
+        self.early_stop = why
+        self.decisions += 1
+        of_all = "" if self.scheduled is not None else f" of {self.options.steps_total:,}"
+        self.change_state(JobState.DRAINING, f"{why}; finishing {target:,}{of_all} steps")
 
     def done(self) -> None:
         """Record that the report is written."""

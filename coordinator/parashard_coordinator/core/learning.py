@@ -1,7 +1,7 @@
 """Learning: the training loss of a job, and what is wrong with it: not finite, running away, or not falling. Pure.
 
 Each problem begins once, and is over once its contrary holds. `parashard_coordinator.core.loss_curve` judges the whole
-curve; here is what a few steps show.
+curve; here is what a few steps show, and what to change in a job against it, by its policy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from parashard.figures import metric
+from parashard.figures import metric, percent
+from parashard.job.policy import Policy
 from parashard_coordinator.core.loss_curve import Curve, Finding, finding
 
 LOSS_SMOOTHING = 0.05  # weight of the newest step in the smoothed loss
@@ -26,30 +27,16 @@ NOT_FINITE, RISES, NOT_FALLING = "loss-not-finite", "loss-rises", "loss-not-fall
 
 
 class Change(NamedTuple):
-    """A problem that begins, with its text, or that is over, with what holds now.
-
-    Attributes
-    ----------
-    rose : bool
-        The loss got worse; else it does not move.
-    """
+    """A problem that begins, with its text, or that is over, with what holds now."""
 
     key: str
     text: str
     over: bool = False
-    rose: bool = True
+    rose: bool = True  # the loss got worse; else it does not move
 
 
 class Learning:
-    """The training loss of one job.
-
-    Parameters
-    ----------
-    classes : int
-        Among which the model decides; 0: it does something else.
-    continued : bool
-        The weights were trained before the job.
-    """
+    """The training loss of one job."""
 
     def __init__(self, classes: int = 0, *, continued: bool = False) -> None:
         self.loss = math.nan
@@ -79,16 +66,8 @@ class Learning:
     def step_completed(self, step: int, loss: float | None, *, fresh: bool = True, done: float = 1.0) -> list[Change]:
         """Take note of a step's loss; return which problems it shows, and which are over.
 
-        Parameters
-        ----------
-        step : int
-            Its number.
-        loss : float or None
-            None: a skipped step has none, and a program's own loop need not tell.
-        fresh : bool
-            Gradients are computed on the newest weights.
-        done : float
-            The share of the job's steps that are complete; 1: this was the last one.
+        A skipped step has no loss, and a program's own loop need not tell one. `fresh`: gradients are computed on the
+        newest weights. `done` is the share of the job's steps that are complete.
         """
         self._steps += 1
         return (self._look(step, loss, fresh=fresh) if loss is not None else []) + self._judge(step, done)
@@ -164,3 +143,42 @@ class Learning:
 def in_words(value: float) -> str:
     """Return a number that is not finite as it is called."""
     return "NaN" if math.isnan(value) else "infinite"
+
+
+HIDEABLE_MIN = 0.1  # of a step: less is not worth a pipeline
+
+
+class Advice(NamedTuple):
+    """What to change where a loss rises, and where it stands still."""
+
+    against_rise: str = "lower optimizer.learning_rate or set optimizer.clip_norm"
+    against_standstill: str = "try a lower and a higher optimizer.learning_rate, and check labels, inputs and loss"
+
+
+def advice_for(policy: Policy, *, pipeline_depth: int, workers: int, clips: bool) -> Advice:
+    """Return the advice: first against staleness, where there may be any, then about the learning rate."""
+    clipping = "lower" if clips else "set"
+    rises = f"lower optimizer.learning_rate or {clipping} optimizer.clip_norm"
+    stands = Advice().against_standstill
+    fresher = _fresher(policy, pipeline_depth, workers)
+    return Advice(f"{fresher}{rises}", f"{fresher}{stands}")
+
+
+def pipeline_advice(policy: Policy, pipeline_depth: int, hideable_share: float) -> str:
+    """Return what a pipeline would hide of a step, and what it costs; "" where it is little, or there is a pipeline."""
+    if policy.kind not in ("async", "ssp") or pipeline_depth or hideable_share <= HIDEABLE_MIN:
+        return ""
+    hides = percent(hideable_share)
+    return f"cluster.pipeline_depth = 1 would hide up to {hides} of a step, and make each gradient a step staler"
+
+
+def _fresher(policy: Policy, pipeline_depth: int, workers: int) -> str:
+    """Return how gradients become less stale, for the beginning of a sentence."""
+    if policy.kind not in ("async", "ssp"):
+        return ""
+    if pipeline_depth:
+        return "first set cluster.pipeline_depth = 0; then "
+    if workers < 2:
+        return ""
+    smaller = " or a smaller K" if policy.kind == "ssp" and policy.bound else ""
+    return f'use consistency.policy = "auto"{smaller}, or '

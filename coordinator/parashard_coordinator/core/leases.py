@@ -73,21 +73,9 @@ class StepLeases:
     complete, held, in `_returned` or in `_paused`; `_granted_s` has an entry for each holder of each step, the oldest
     first.
 
-    Parameters
-    ----------
-    steps_total : int
-        S.
-    shards : int
-        Number of shards whose acknowledgement a step needs; with 0 a report alone completes it.
-    policy : LeasingPolicy
-        Which steps may be leased.
-    speculate_after : float
-        A step held longer than this many median durations may go to a second worker; 0 = never.
-    max_attempts : int
-        A step that failed this often is given up.
-    retry_pause_s : float
-        Pause before the second attempt at a step; it doubles with each. In all of them together every shard says at
-        least once which steps it has, so that one which is in everywhere is not given up.
+    With 0 shards a report alone completes a step. One held longer than `speculate_after` median durations may go to a
+    second worker (0: never); one that failed `max_attempts` times is given up. The pause before the next attempt
+    doubles from `retry_pause_s`: in all of them together every shard says at least once which steps it has.
     """
 
     def __init__(

@@ -104,14 +104,8 @@ class Finding(NamedTuple):
 def finding(curve: Curve, *, classes: int = 0, continued: bool = False) -> Finding | None:
     """Return what is wrong with a training loss; None: it falls, or its curve does not say.
 
-    Parameters
-    ----------
-    curve : Curve
-        Of all steps so far.
-    classes : int
-        Among which the model decides; 0: it does something else.
-    continued : bool
-        The weights were trained before: they may have been at their best from the start.
+    `classes`: among which the model decides; 0: it does something else. `continued`: the weights were trained before,
+    and may have been at their best from the start.
     """
     if curve.steps < JUDGED_FROM or len(curve.first) < FIRST_STEPS:
         return None
@@ -133,35 +127,19 @@ def finding(curve: Curve, *, classes: int = 0, continued: bool = False) -> Findi
 
 
 class _Levels(NamedTuple):
-    """Levels of a curve, and how exactly they are known.
+    """Levels of a curve, and how exactly they are known."""
 
-    Attributes
-    ----------
-    first, early, third, late : float
-        Of the first steps, and of the first, the third and the last quarter.
-    best : float
-        Of the best few blocks.
-    error, first_error : float
-        Standard errors of a quarter's level, and of the first steps'.
-    rough : float
-        Standard deviation of a block, more where some neighbours differ by much.
-    step_noise, rough_step : float
-        Standard deviations of a step by the noise of quiet blocks, and by `rough`.
-    now : str
-        The level of the last quarter, in words.
-    """
-
-    first: float
+    first: float  # of the first steps; then of the first, the third and the last quarter
     early: float
     third: float
     late: float
-    best: float
-    error: float
+    best: float  # of the best few blocks
+    error: float  # standard error of a quarter's level; `first_error`: of the first steps'
     first_error: float
-    rough: float
-    step_noise: float
+    rough: float  # standard deviation of a block, more where some neighbours differ by much
+    step_noise: float  # standard deviation of a step, by quiet blocks; `rough_step`: by `rough`
     rough_step: float
-    now: str
+    now: str  # the level of the last quarter, in words
 
     @property
     def is_above(self) -> bool:

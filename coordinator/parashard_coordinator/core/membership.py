@@ -60,14 +60,8 @@ def shown(incarnation: int) -> str:
 class Workers:
     """The workers that have ever joined.
 
-    Parameters
-    ----------
-    lease_ttl_s : float
-        A worker silent for longer is not live.
-    same_arithmetic : bool
-        True: a worker whose arithmetic differs from the first one's is refused.
-    coordinator_incarnation : int
-        Its own: a later coordinator, which knows no worker yet, gives greater incarnations.
+    With `same_arithmetic` a worker whose arithmetic differs from the first one's is refused. A later coordinator, which
+    knows no worker yet, gives greater incarnations.
     """
 
     def __init__(self, lease_ttl_s: float, *, same_arithmetic: bool, coordinator_incarnation: int = 1) -> None:
@@ -106,8 +100,6 @@ class Workers:
 
         Without a name it gets the lowest free "guest-N": "worker-N" are the launcher's. A process that registers again,
         because it lost the answer, keeps its incarnation.
-
-        Raises WrongRun if its arithmetic differs from the first worker's and the job does not allow that.
         """
         if self._same_arithmetic and self.fingerprint and fingerprint != self.fingerprint:
             raise WrongRun(
@@ -147,15 +139,9 @@ class Workers:
     def heard(self, name: str, incarnation: int, sequence: int, now_s: float) -> WorkerRecord:
         """Return the worker that a call is from, now known to live.
 
-        Raises
-        ------
-        UnknownWorker
-            If no worker of that name has joined this coordinator: it is new, and the worker is to join again.
-        Superseded
-            If a newer incarnation has its name.
-        NotReady
-            If a call with this number, or a later one, has been answered: this is a copy that a network made, or the
-            original that came after its copy. Nothing has changed; the worker asks again under another number.
+        Raises `UnknownWorker` if no worker of that name has joined this coordinator, `Superseded` if a newer
+        incarnation has its name, and `NotReady` if a call with this number or a later one has been answered: this is a
+        copy that a network made, or the original that came after its copy. Nothing has changed then.
         """
         worker = self.by_name.get(name)
         if worker is None:
@@ -199,12 +185,7 @@ class ShardRegistration(NamedTuple):
 class Shards:
     """The shards of the plan; a registration replaces all that was believed of a shard.
 
-    Parameters
-    ----------
-    count : int
-        How many the plan has.
-    first_view : int
-        Number of the empty view: a later coordinator begins with a greater one, so that its workers ask.
+    A later coordinator begins with a greater `first_view`, so that its workers ask.
     """
 
     def __init__(self, count: int, first_view: int = 0) -> None:
@@ -221,17 +202,14 @@ class Shards:
         return self._registrations[shard]
 
     def registrations(self) -> list[ShardRegistration]:
-        """Return every shard's registration, by index; raise NotReady if one has not registered yet."""
+        """Return every shard's registration, by index."""
         missing = [str(i) for i, registration in enumerate(self._registrations) if registration is None]
         if missing:
             raise NotReady(f"waiting for shard {', '.join(missing)} to register")
         return [registration for registration in self._registrations if registration is not None]
 
     def register(self, shard: int, registration: ShardRegistration) -> bool:
-        """Replace a shard's registration; return whether its incarnation is another one than before.
-
-        Raises WrongRun if the plan has no such shard; Superseded if a newer incarnation is registered.
-        """
+        """Replace a shard's registration; return whether its incarnation is another one than before."""
         if not 0 <= shard < len(self._registrations):
             raise WrongRun(f"the plan has shards 0..{len(self._registrations) - 1}, found shard {shard}")
         present = self._registrations[shard]

@@ -23,32 +23,16 @@ stopped: on request, such as scaling down. unseen: it is gone, and its end was n
 
 
 class Pod(NamedTuple):
-    """A pod, as the API returned it.
-
-    Parameters
-    ----------
-    uid, name : str
-        Its unique id, and its name, which a replacement may have again.
-    role : str
-        "shard" or "worker".
-    phase : str
-        Pending, Running, Succeeded or Failed.
-    exit_code : int or None
-        Of its container, once that has ended and is not restarted.
-    restarts : int
-        How often its container was restarted in place, the last time after `last_exit_code`.
-    disruption : str
-        Reason of the condition DisruptionTarget, such as PreemptionByScheduler; empty: none.
-    """
+    """A pod, as the API returned it."""
 
     uid: str
-    name: str
-    role: str
-    phase: str
-    exit_code: int | None = None
-    restarts: int = 0
+    name: str  # which a replacement may have again
+    role: str  # "shard" or "worker"
+    phase: str  # Pending, Running, Succeeded or Failed
+    exit_code: int | None = None  # of its container, once that has ended and is not restarted
+    restarts: int = 0  # how often its container was restarted in place, the last time after `last_exit_code`
     last_exit_code: int | None = None
-    disruption: str = ""
+    disruption: str = ""  # reason of the condition DisruptionTarget, such as PreemptionByScheduler; empty: none
 
     @property
     def over(self) -> bool:

@@ -2,105 +2,72 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
-
 from parashard.errors import ConfigurationError
 from parashard.job.policy import Policy
 
+NO_LIMIT = 1 << 62
+"""A bound that no step reaches."""
 
-class LeasingPolicy(Protocol):
-    """What distinguishes `auto`, `async`, `ssp:K` and `sync:N` for the coordinator."""
+
+class LeasingPolicy:
+    """What distinguishes `auto`, `async`, `ssp:K` and `sync:N` for the coordinator; each overrides what differs."""
 
     def limit(self, lowest_incomplete: int) -> int:
         """Return the first step that may not be leased while `lowest_incomplete` is the lowest incomplete step."""
+        return NO_LIMIT
 
     def keep_limit(self, lowest_incomplete: int) -> int:
         """Return the first step whose lease is void if it was granted before a shard lost steps."""
+        return NO_LIMIT
 
     def share(self, leasable: int, workers: int) -> int:
-        """Return how many of the leasable steps one of the live workers may take at once, at least 1."""
+        """Return how many of the leasable steps one of the live workers may take at once, at least 1.
+
+        Half of an even share: the rest is handed out later, so that workers finish together.
+        """
+        return max(1, leasable // (2 * max(1, workers)))
 
     def reason(self, lowest_incomplete: int) -> str:
         """Say why no step past the limit is leased."""
-
-    def round_of(self, step: int) -> int | None:
-        """Return the round that begins at or holds a step; None where there are no rounds."""
-
-    def boundary(self, step: int) -> int:
-        """Return the first step >= `step` at which the weights can be judged: the start of a round, or any step."""
-
-
-def guided_share(leasable: int, workers: int) -> int:
-    """Return half of an even share: the rest is handed out later, so that workers finish together."""
-    return max(1, leasable // (2 * max(1, workers)))
-
-
-class Async:
-    """Lease freely."""
-
-    def limit(self, lowest_incomplete: int) -> int:
-        """Return a bound that no step reaches."""
-        return 1 << 62
-
-    def keep_limit(self, lowest_incomplete: int) -> int:
-        """Any lease may be kept."""
-        return 1 << 62
-
-    def share(self, leasable: int, workers: int) -> int:
-        """Shrink near the end of the job, where a large share would leave others idle."""
-        return guided_share(leasable, workers)
-
-    def reason(self, lowest_incomplete: int) -> str:
-        """Nothing is held back: every step is leased or complete."""
         return "every step is leased or complete"
 
     def round_of(self, step: int) -> int | None:
-        """There are no rounds."""
+        """Return the round that begins at or holds a step; None where there are no rounds."""
         return None
 
     def boundary(self, step: int) -> int:
-        """Any step."""
+        """Return the first step >= `step` at which the weights can be judged: the start of a round, or any step."""
         return step
 
 
-class Ssp(NamedTuple):
+class Async(LeasingPolicy):
+    """Lease freely."""
+
+
+class Ssp(LeasingPolicy):
     """Stale synchronous parallel (Ho et al., NIPS 2013): leases reach at most `bound` past the lowest incomplete step.
 
     The coordinator's lowest incomplete step is never above a shard's lowest missing one, and both only rise while no
     shard is restored: what holds at the lease holds at the apply.
     """
 
-    bound: int
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
 
     def limit(self, lowest_incomplete: int) -> int:
         """Lease step s only while s - lowest_incomplete <= bound."""
         return lowest_incomplete + self.bound + 1
 
-    def keep_limit(self, lowest_incomplete: int) -> int:
-        """Any lease may be kept: the bound holds when a lease is granted."""
-        return 1 << 62
-
-    def share(self, leasable: int, workers: int) -> int:
-        """Leave room in the window for the others."""
-        return guided_share(leasable, workers)
-
     def reason(self, lowest_incomplete: int) -> str:
         """Name the step that all workers wait for."""
         return f"ssp:{self.bound} waits for step {lowest_incomplete}"
 
-    def round_of(self, step: int) -> int | None:
-        """There are no rounds."""
-        return None
 
-    def boundary(self, step: int) -> int:
-        """Any step."""
-        return step
-
-
-class Sync(NamedTuple):
+class Sync(LeasingPolicy):
     """Bulk synchronous rounds of `round_steps` steps: a round is leased when the one before is complete."""
 
-    round_steps: int
+    def __init__(self, round_steps: int) -> None:
+        self.round_steps = round_steps
 
     def limit(self, lowest_incomplete: int) -> int:
         """Lease the steps of the lowest incomplete round only."""
@@ -127,11 +94,12 @@ class Sync(NamedTuple):
         return -(-step // self.round_steps) * self.round_steps
 
 
-class Auto:
+class Auto(LeasingPolicy):
     """Batches of `parts` steps: a batch is leased when all batches up to `lag` before it are complete.
 
     With a lag of 0 each gradient is computed at the weights that it moves, as on one machine. The controller may raise
-    it: then up to `lag` further batches are under way, and a gradient is at most that many updates old.
+    it: then up to `lag` further batches are under way, and a gradient is at most that many updates old. Shards name no
+    rounds, and any lease may be kept: it moves the weights with its batch, whenever that is whole.
     """
 
     def __init__(self, parts: int) -> None:
@@ -142,10 +110,6 @@ class Auto:
         """Lease the lowest incomplete batch and `lag` more."""
         return (lowest_incomplete // self.parts + 1 + self.lag) * self.parts
 
-    def keep_limit(self, lowest_incomplete: int) -> int:
-        """Any lease may be kept: it moves the weights with its batch, whenever that is whole."""
-        return 1 << 62
-
     def share(self, leasable: int, workers: int) -> int:
         """Share a batch evenly."""
         return min(max(1, leasable), -(-self.parts // max(1, workers)))
@@ -153,10 +117,6 @@ class Auto:
     def reason(self, lowest_incomplete: int) -> str:
         """Name the batch that all workers wait for."""
         return f"auto:{self.parts} waits for batch {lowest_incomplete // self.parts}"
-
-    def round_of(self, step: int) -> int | None:
-        """There are no rounds: shards name none."""
-        return None
 
     def boundary(self, step: int) -> int:
         """Return the first step of a batch."""

@@ -1,14 +1,14 @@
 """Rounds: where the shards of a `sync:N` job stand, when they must return to an earlier round, and when they save one.
 
 Pure: `now_s` is an argument. All shards save the same rounds, and if one has lost what the others have, all return to
-the newest round that each stands at or has saved. Knows what shards said of themselves; sends nothing. Jobs
-without rounds have a `NoRounds`. Implements rule P12 of docs/protocol.md.
+the newest round that each stands at or has saved. Knows what shards said of themselves; sends nothing. Implements rule
+P12 of docs/protocol.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
 
@@ -31,107 +31,61 @@ class ShardProgress(NamedTuple):
         return mine < (len(later.applied), len(later.held), len(later.skipped))
 
 
-class Rounds(Protocol):
-    """Where the shards are in rounds, as the core asks."""
+class Rounds:
+    """Where the shards are in rounds, as the core asks. Jobs without rounds have this: any state is legal."""
 
-    rollbacks: int
-
-    @property
-    def returning_to(self) -> int | None:
+    def __init__(self) -> None:
+        self.returning_to: int | None = None
         """The round that all shards have to return to before anything is leased again."""
+        self.rollbacks = 0
 
     def note_progress(self, shard: int, progress: ShardProgress) -> None:
         """Take note of a shard's progress."""
 
     def look(self, held: Callable[[int], IntervalSet]) -> bool:
         """Decide about returning, given what each shard acknowledged; return whether that has changed."""
+        return False
 
     def out_of_round(self) -> list[tuple[int, int]]:
         """Return (shard, round) of those that have to be sent back."""
+        return []
 
     def common_cut(self) -> int | None:
-        """Return the newest round that every shard has saved."""
+        """Return the newest round that every shard has saved: nothing older than it may go."""
+        return None
 
     def kept_rounds(self) -> list[int]:
         """Return earlier rounds that all shards keep, in case one finds the rows of its newest chain damaged."""
+        return []
 
     def passed(self) -> int:
-        """Return how many steps some shard has in its weights."""
+        """Return how many steps some shard has in its weights: earlier rounds' weights are gone."""
+        return 0
 
     def committed(self) -> int:
-        """Return how many steps every shard has in its weights: the first so many; 0 where there are no rounds."""
+        """Return how many steps every shard has in its weights: no shard takes or needs one of these any more."""
+        return 0
 
     def lease_limit(self) -> int:
         """Return the first step that may not be leased now."""
+        return ANY_STEP
 
     def due_cut(self, lowest_incomplete: int, now_s: float) -> int | None:
         """Return the round to save next, once it is time; nothing of it is leased until `cut_named`."""
+        return None
 
     def cut_named(self) -> None:
         """Take note that the shards know which round to save."""
 
 
-class NoRounds:
-    """`async` and `ssp`: any state of a shard is a legal start, beside any state of the others."""
-
-    returning_to = None
-    rollbacks = 0
-
-    def note_progress(self, shard: int, progress: ShardProgress) -> None:
-        """Nothing follows from it."""
-
-    def look(self, held: Callable[[int], IntervalSet]) -> bool:
-        """No shard ever has to return."""
-        return False
-
-    def out_of_round(self) -> list[tuple[int, int]]:
-        """No shards."""
-        return []
-
-    def common_cut(self) -> int | None:
-        """There are no rounds."""
-        return None
-
-    def kept_rounds(self) -> list[int]:
-        """Each shard keeps what it needs itself."""
-        return []
-
-    def passed(self) -> int:
-        """Weights can be judged at any time."""
-        return 0
-
-    def committed(self) -> int:
-        """A step is complete by its acks alone."""
-        return 0
-
-    def lease_limit(self) -> int:
-        """Any step."""
-        return ANY_STEP
-
-    def due_cut(self, lowest_incomplete: int, now_s: float) -> int | None:
-        """Shards keep their own time."""
-        return None
-
-    def cut_named(self) -> None:
-        """Nothing waits for it."""
-
-
-class SyncRounds:
+class SyncRounds(Rounds):
     """Rounds of a `sync:N` job.
 
-    Parameters
-    ----------
-    shards : int
-        Number of shards.
-    round_steps : int
-        N.
-    steps_total : int
-        S.
-    every_s : float
-        Seconds between two rounds that all shards save; 0: none by time.
+    All shards save a round every `every_s` seconds; 0: none by time.
     """
 
     def __init__(self, shards: int, round_steps: int, steps_total: int, every_s: float) -> None:
+        super().__init__()
         self._shards = shards
         self._round_steps = round_steps
         self._steps_total = steps_total
@@ -139,8 +93,6 @@ class SyncRounds:
         self._progress: dict[int, ShardProgress] = {}
         self._cut_step: int | None = None  # the first step of a round whose saving the shards are being told of
         self._cut_s: float | None = None
-        self.returning_to: int | None = None
-        self.rollbacks = 0
 
     def note_progress(self, shard: int, progress: ShardProgress) -> None:
         """Take note of a shard's progress."""

@@ -1,31 +1,143 @@
-"""Supervision of the local launcher's processes: exits, silence and restarts.
+"""Supervision of the processes of a job: which are started and stopped, their exits, silence and restarts.
 
-Pure: `now_s` is an argument. Counts restarts, hears each exit once, and asks for the end of a process that runs and
-gives no sign of life. Knows neither steps nor leases; called by `parashard_coordinator.core.core`.
+Pure: `now_s` is an argument. The first exit is taken for a preemption: no pause. From the second in a row on there is
+one, which doubles. A completed step of the job resets pause and budget, so a job that makes progress is never given up,
+however often its processes are killed. Knows neither steps nor leases.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from parashard_coordinator.core.launchers import CONFIGURATION, Exit, Launcher, Orders, ProcessName
+from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
 from parashard_coordinator.core.pod_ledger import PodEnd
+
+FAILED = 1  # exit codes, as in `parashard.process.shell`
+CONFIGURATION = 2
+IO_ERROR = 74
+
+
+class Restarts:
+    """Back-off and budget of the processes of one job, by name.
+
+    The pause after the second exit in a row is `backoff_s`. After more than `budget` exits in a row the job is given
+    up.
+    """
+
+    def __init__(self, backoff_s: float, budget: int) -> None:
+        self._backoff_s = backoff_s
+        self._budget = budget
+        self._exits_in_a_row: dict[str, int] = {}
+        self._not_before_s: dict[str, float] = {}
+
+    def step_completed(self) -> None:
+        """Reset back-off and budget of every process."""
+        if self._exits_in_a_row:
+            self._exits_in_a_row.clear()
+
+    def exited(self, process: str, now_s: float, at_least_s: float = 0.0) -> bool:
+        """Record an exit, with a pause of at least so long; return False when the budget is spent."""
+        count = self._exits_in_a_row[process] = self._exits_in_a_row.get(process, 0) + 1
+        self._not_before_s[process] = now_s + max(at_least_s, backoff_s(self._backoff_s, count))
+        return count <= self._budget
+
+    def pause(self, process: str, now_s: float, pause_s: float) -> None:
+        """Record an exit that does not count, with a pause."""
+        self._not_before_s[process] = now_s + pause_s
+
+    def may_start(self, process: str, now_s: float) -> bool:
+        """Tell whether a process that does not run may be started now."""
+        return now_s >= self._not_before_s.get(process, now_s)
+
+
+@dataclass(frozen=True, order=True)
+class ProcessName:
+    """A process of the cluster: role "shard" or "worker", and its index."""
+
+    role: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.index}"
+
+
+class Exit(NamedTuple):
+    """A process that ended, and why in words; `number` rises with every exit that its launcher has seen."""
+
+    process: ProcessName
+    exit_code: int
+    reason: str
+    number: int = 0
+
+
+class Orders(NamedTuple):
+    """What the parent of the processes should do now."""
+
+    start: tuple[ProcessName, ...] = ()
+    stop: tuple[ProcessName, ...] = ()
+    kill: tuple[ProcessName, ...] = ()
+
+
+class Launcher:
+    """Decides which processes should run. This one starts and stops nothing: compose or a person does."""
+
+    def exited(self, exit_: Exit, now_s: float, *, was_up: bool) -> str | None:
+        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop."""
+        return None
+
+    def orders(self, running: Sequence[ProcessName], workers_wanted: int, now_s: float) -> Orders:
+        """Return what to start and stop, given what runs."""
+        return Orders()
+
+    def step_completed(self) -> None:
+        """Take note of progress."""
+
+
+class LocalLauncher(Launcher):
+    """Keeps every shard and the wanted number of workers running on this machine: the half of `parashard run` here."""
+
+    def __init__(self, shards: int, restarts: Restarts) -> None:
+        self._shards = [ProcessName("shard", i) for i in range(shards)]
+        self._restarts = restarts
+
+    def exited(self, exit_: Exit, now_s: float, *, was_up: bool) -> str | None:
+        """A process that ended is started again, but for one that a wrong configuration kept from ever being up.
+
+        What has been up is configured rightly. If it does not come back for its configuration, something else has
+        changed, such as a certificate that expired: the others go on, and it is tried now and then, within the budget.
+        """
+        if exit_.exit_code == IO_ERROR:  # it waits for its disk, and so does the job
+            self._restarts.pause(str(exit_.process), now_s, BACKOFF_MAX_S)
+            return None
+        misconfigured = exit_.exit_code == CONFIGURATION
+        if misconfigured and not was_up:
+            return f"{exit_.process} ended: {exit_.reason}"
+        pause_s = BACKOFF_MAX_S if misconfigured else 0.0
+        if not self._restarts.exited(str(exit_.process), now_s, pause_s):
+            return f"{exit_.process} ended too often without a step completed in between, the last time: {exit_.reason}"
+        return None
+
+    def orders(self, running: Sequence[ProcessName], workers_wanted: int, now_s: float) -> Orders:
+        """Start what is missing and may start; stop workers over the wanted number, the highest first."""
+        alive = set(running)
+        wanted = self._shards + [ProcessName("worker", i) for i in range(workers_wanted)]
+        missing = [p for p in wanted if p not in alive and self._restarts.may_start(str(p), now_s)]
+        excess = sorted((p for p in alive if p.role == "worker" and p.index >= workers_wanted), reverse=True)
+        return Orders(tuple(missing), tuple(excess))
+
+    def step_completed(self) -> None:
+        """Reset the restart budget."""
+        self._restarts.step_completed()
 
 
 class Supervision:
     """The launcher's side of a job.
 
-    Parameters
-    ----------
-    launcher : Launcher
-        Says which processes are to run.
-    silence_s : float
-        A process that gives no sign of life for longer is to be killed.
-    lease_ttl_s : float
-        A worker may be silent for as long as its leases last: it promises no more than to renew them.
-    start_s : float
-        A process that was started at this coordinator's wish and has not been heard since is killed after so long.
+    A process that gives no sign of life for `silence_s` is to be killed: a worker not while its leases last, and one
+    that was started at this coordinator's wish, and has not been heard since, only after `start_s`.
     """
 
     def __init__(self, launcher: Launcher, silence_s: float, lease_ttl_s: float, start_s: float) -> None:

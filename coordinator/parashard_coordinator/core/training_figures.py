@@ -96,18 +96,8 @@ def sums_of_plain(plain: Mapping[str, Sequence[float]]) -> list[MetricSums]:
 class TrainingFigures:
     """The figures of a job's epochs.
 
-    Parameters
-    ----------
-    steps_total : int
-    steps_per_epoch : int
-        0: the job has no epochs.
-    keeps_sums : bool
-        False: those of an epoch whose steps are all counted are dropped, as nobody will `forget` them.
-
-    Attributes
-    ----------
-    examples : int
-        Of all steps that are counted.
+    A job without epochs has 0 `steps_per_epoch`. Without `keeps_sums` those of an epoch whose steps are all counted are
+    dropped, as nobody will `forget` them.
     """
 
     def __init__(self, steps_total: int, steps_per_epoch: int, *, keeps_sums: bool = True) -> None:

@@ -32,7 +32,6 @@ from parashard_coordinator.core.calls import (
 from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer
-from parashard_coordinator.core.early_stop import open_steps
 from parashard_coordinator.core.input_limits import (
     DEVICE_BYTES_MAX,
     FINGERPRINT_BYTES_MAX,
@@ -43,8 +42,8 @@ from parashard_coordinator.core.input_limits import (
     fault_of_metrics,
     readable,
 )
-from parashard_coordinator.core.launchers import Exit, ProcessName
 from parashard_coordinator.core.membership import PHASES
+from parashard_coordinator.core.supervision import Exit, ProcessName
 from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.exclusive_core import ExclusiveCore
@@ -63,19 +62,7 @@ CROWDED_RETRY_AFTER_S = 0.5  # where as many as may are waiting already
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
-    """Serves one job.
-
-    Parameters
-    ----------
-    core : ExclusiveCore
-        Decides.
-    job : GetJobReply
-        What every process of the job is told.
-    status : StatusView
-        Renders the core for people.
-    tracer : Tracer, optional
-        Makes a span of every grant.
-    """
+    """Serves one job."""
 
     def __init__(
         self,
@@ -233,7 +220,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 core.job.stop(request.stop_reason)
             orders = core.supervise(exits, running, now_s)
             if request.HasField("scheduled"):
-                open_steps(core.job, request.scheduled, closed=request.closed)
+                core.job.open_steps(request.scheduled, closed=request.closed)
             return pb.SuperviseReply(
                 start=_processes(orders.start),
                 stop=_processes(orders.stop),

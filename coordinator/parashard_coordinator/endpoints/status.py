@@ -12,10 +12,10 @@ from itertools import islice
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.figures import natural
+from parashard_coordinator.core.auto_jobs import in_words
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.membership import WorkerRecord
-from parashard_coordinator.core.staleness import merged, quantile
-from parashard_coordinator.core.steering import in_words
+from parashard_coordinator.core.progress import merged, quantile
 from parashard_coordinator.shards.shard_reports import HOTTEST_MAX, TABLE_FIGURES, TABLES_MAX, ShardRecord
 
 PROBLEMS_MAX = 64  # in one message
@@ -23,15 +23,7 @@ _UINT64_MAX = (1 << 64) - 1
 
 
 class StatusView:
-    """Renders a core, with the shards' last known records.
-
-    Parameters
-    ----------
-    job_name, consistency : str
-        From the job file.
-    shards : int
-        Number of shards.
-    """
+    """Renders a core, with the shards' last known records."""
 
     def __init__(self, job_name: str, consistency: str, shards: int) -> None:
         self._job_name = job_name
@@ -87,8 +79,8 @@ class StatusView:
             http_address=self.http_address,
             rollbacks=job.rounds.rollbacks,
             problems=[*job.problems.texts, *_storage_problems(records)][:PROBLEMS_MAX],
-            skipped_steps=job.skipped_steps,
-            partly_skipped_steps=job.partly_skipped,
+            skipped_steps=len(job.skipped.everywhere()),
+            partly_skipped_steps=len(job.skipped.partly()),
             tables=_tables(records.values()),
             training={name: value for name, value in job.figures.newest().items() if math.isfinite(value)},
         )

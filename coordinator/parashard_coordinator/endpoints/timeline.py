@@ -32,21 +32,11 @@ FIGURES = (
 
 
 class Point(NamedTuple):
-    """One moment.
+    """One moment."""
 
-    Attributes
-    ----------
-    number : int
-        Rises by one with each point that was added.
-    elapsed_s : float
-        As the status has it.
-    figures : dict
-        Finite numbers by name; what is not known is not in it.
-    """
-
-    number: int
-    elapsed_s: float
-    figures: dict[str, float]
+    number: int  # rises by one with each point that was added
+    elapsed_s: float  # as the status has it
+    figures: dict[str, float]  # finite numbers by name; what is not known is not in it
 
 
 class Timeline:

@@ -53,15 +53,7 @@ class Cluster(Protocol):
 
 
 class KubernetesCluster:
-    """The API server, for one job's objects.
-
-    Parameters
-    ----------
-    api_client : kubernetes.client.ApiClient
-        Its address and the credentials.
-    namespace, job : str
-        Namespace of all objects, and name of the workers' Job.
-    """
+    """The API server, for one job's objects."""
 
     def __init__(self, api_client: Any, namespace: str, job: str) -> None:
         from kubernetes import client, watch
@@ -74,10 +66,7 @@ class KubernetesCluster:
         self._selector = ""
 
     def list_pods(self) -> tuple[list[Pod], str]:
-        """Return all pods of the job's shards and workers, and the version of that list.
-
-        Raises RetryLater, Unreadable, ConfigurationError as the module says.
-        """
+        """Return all pods of the job's shards and workers, and the version of that list."""
         with _our_errors(f"list the pods of {self._namespace}"):
             listed = self._core.list_namespaced_pod(
                 self._namespace, label_selector=self._label_selector(), _request_timeout=REQUEST_S
@@ -87,7 +76,7 @@ class KubernetesCluster:
     def watch_pods(self, version: str) -> Iterator[tuple[str, Pod, str]]:
         """Yield the changes since a version, until the server ends the watch, at the latest after `WATCH_S`.
 
-        Raises StaleList if the version is too old; RetryLater, Unreadable, ConfigurationError as the module says.
+        Raises `StaleList` if the version is too old.
         """
         with _our_errors(f"watch the pods of {self._namespace}"):
             # With a server-side timeout the client does not retry by itself: the caller does.
@@ -108,12 +97,7 @@ class KubernetesCluster:
         With 0 only `parallelism` changes, which pauses the Job: without completions it would be complete. Nothing is
         written if the Job has that number already.
 
-        Raises
-        ------
-        Conflict
-            On a concurrent change of the Job.
-        RetryLater, Unreadable, ConfigurationError
-            As the module says; a Job that is over cannot be scaled.
+        Raises `Conflict` on a concurrent change of the Job; a Job that is over cannot be scaled.
         """
         with _our_errors(f"scale the Job {self._namespace}/{self._job}"):
             job = self._read_job()
@@ -145,10 +129,7 @@ class KubernetesCluster:
 
 
 def open_cluster(job: str) -> KubernetesCluster:
-    """Return the cluster of this process's pod.
-
-    Raises ConfigurationError if this process is not in a pod, or the client is not installed.
-    """
+    """Return the cluster of this process's pod."""
     try:
         from kubernetes import client, config
     except ModuleNotFoundError:

@@ -36,24 +36,8 @@ class Wanted(NamedTuple):
 class PodWatch:
     """Watches pods, and scales.
 
-    Parameters
-    ----------
-    cluster : Cluster
-        The API server.
-    on_end : callable
-        Called with every end of a pod, on the watch's thread.
-    wanted : callable
-        Returns the wanted number of workers.
-    on_scaled : callable
-        Called with a message about the outcome of each scaling.
-    on_error : callable
-        Called on every error that ends a watch.
-    workers : int
-        Number in the manifests: nothing is changed while it is wanted and no request to scale was made.
-    pause_s : float
-        Pause after the second error in a row.
-    look_s : float
-        Interval of checks of the wanted number.
+    `on_end` is called with every end of a pod, `on_scaled` with the outcome of each scaling. Nothing is changed while
+    the manifests' number of workers is wanted and no request to scale was made.
     """
 
     def __init__(

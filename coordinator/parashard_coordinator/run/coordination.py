@@ -40,22 +40,20 @@ from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer, LastReads
 from parashard_coordinator.core.job_record import DueCheckpoint
-from parashard_coordinator.core.loss_warnings import job_ends, staleness_seen
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.core.staleness import Staleness
+from parashard_coordinator.core.progress import Staleness
+from parashard_coordinator.core.results import job_ends, staleness_seen
 from parashard_coordinator.endpoints.metrics import coordinator_families
-from parashard_coordinator.endpoints.page import history_json
-from parashard_coordinator.endpoints.pages import status_pages
+from parashard_coordinator.endpoints.page import history_json, status_pages
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run.decisions import DecisionStore
-from parashard_coordinator.run.history import HistoryFile
+from parashard_coordinator.run.history_file import HistoryFile
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import RunStore, SavedModel
-from parashard_coordinator.shards.commands import ShardCommands
-from parashard_coordinator.shards.monitor import DiskTroubles, ShardChannels, ShardMonitor
+from parashard_coordinator.shards.control import DiskTroubles, ShardChannels, ShardCommands, ShardMonitor
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
@@ -109,24 +107,7 @@ def _commands(core: Core, now_s: float) -> _Commands | None:
 class Coordination:
     """One job in progress.
 
-    Parameters
-    ----------
-    core : ExclusiveCore
-        Its decisions; from now on they are stored before they are visible to other processes.
-    resolved : ResolvedJob
-        The job.
-    plan : Plan
-        Placement of its variables.
-    job : GetJobReply
-        The reply to `GetJob`.
-    run_dir : Path
-        Gets history, weights and report.
-    run_store : RunStore
-        Gets state that outlives this process.
-    channels : ShardChannels
-        How shards are reached; tests put shards without processes here.
-    tracer : Tracer, optional
-        Makes a span of every grant.
+    From now on the core's decisions are stored before they are visible to other processes.
     """
 
     def __init__(
@@ -171,14 +152,7 @@ class Coordination:
     ) -> HttpPort:
         """Return the port that serves metrics, probes and the status page.
 
-        Parameters
-        ----------
-        host, port
-            Where to listen; port 0 picks a free one.
-        refused : mapping
-            Reason -> returns how often it was one for refusing something to a peer.
-        credentials : Credentials, optional
-            Of this process.
+        `refused`: reason -> returns how often it was one for refusing something to a peer.
         """
         metrics = Metrics("coordinator", credentials, refused)
         metrics.add(partial(coordinator_families, self._core, self._status))

@@ -30,14 +30,7 @@ SKIP_PAUSE_S = 0.5
 class DecisionStore:
     """Stores the state of a job for a later coordinator.
 
-    Parameters
-    ----------
-    core : ExclusiveCore
-        The job; its decisions are stored from now on.
-    run_store : RunStore
-        Gets the state.
-    on_trouble : callable
-        Told of an error text and False when storing fails, and of a text and True when it works again.
+    `on_trouble` is told a text and whether it is over: when storing fails, and when it works again.
     """
 
     def __init__(self, core: ExclusiveCore, run_store: RunStore, on_trouble: Callable[[str, bool], None]) -> None:
@@ -95,10 +88,7 @@ class DecisionStore:
         for such a decision a store that fails for long ends this process, as a later coordinator does, before the
         decision is visible.
 
-        Raises
-        ------
-        NotReady
-            To a worker whose arithmetic would have become the job's: it joins again.
+        Raises `NotReady` to a worker whose arithmetic would have become the job's: it joins again.
         """
         deadline_s = time.monotonic() + SKIP_RETRY_S_MAX
         try:

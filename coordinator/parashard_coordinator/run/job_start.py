@@ -6,13 +6,13 @@ from functools import partial
 from typing import NamedTuple
 
 from parashard.job.schema import Job
-from parashard_coordinator.core.advice import advice_for
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher, Restarts
+from parashard_coordinator.core.learning import advice_for
 from parashard_coordinator.core.policies import leasing_policy
-from parashard_coordinator.core.rounds import NoRounds, Rounds, SyncRounds
+from parashard_coordinator.core.rounds import Rounds, SyncRounds
+from parashard_coordinator.core.supervision import Launcher, LocalLauncher, Restarts
 from parashard_coordinator.run.resolve import ResolvedJob
 
 
@@ -41,7 +41,7 @@ def new_job_record(
     policy = leasing_policy(job.consistency.policy)
     after = evaluation_steps(steps.total, steps.steps_per_epoch, job.evaluation.every_epochs)
     evaluations = Evaluations(after if resolved.spec.held_out else [], policy, steps.total)
-    launcher: Launcher = ExternalLauncher()
+    launcher: Launcher = Launcher()
     if job.cluster.launcher == "local":
         restarts = Restarts(job.cluster.restart_backoff_s, job.cluster.max_restarts)
         launcher = LocalLauncher(job.cluster.shards, restarts)
@@ -106,5 +106,5 @@ def rounds_of(job: Job, steps_total: int) -> Rounds:
     """Return what keeps track of rounds, where the job has them."""
     policy = job.consistency.policy
     if policy.kind != "sync":
-        return NoRounds()
+        return Rounds()
     return SyncRounds(job.cluster.shards, policy.bound, steps_total, job.checkpoint.every_s)

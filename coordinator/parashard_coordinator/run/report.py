@@ -26,10 +26,10 @@ from parashard.process.durable import replace_durably, write_durably
 from parashard.process.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store.arrays import write_arrays
 from parashard.telemetry.transfer import Bytes, Overlap
-from parashard_coordinator.core import steering
-from parashard_coordinator.core.advice import pipeline_advice
+from parashard_coordinator.core import auto_jobs
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
-from parashard_coordinator.core.staleness import Staleness, quantile
+from parashard_coordinator.core.learning import pipeline_advice
+from parashard_coordinator.core.progress import Staleness, quantile
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import SavedModel
@@ -48,12 +48,8 @@ def report(
 ) -> dict[str, Any]:
     """Return the figures of a job; NaN becomes None, which JSON can hold.
 
-    Parameters
-    ----------
-    final : DueCheckpoint, optional
-        The last checkpoint, with which the job is done. None: report the present progress.
-    steps_saved : sequence of int
-        Steps in each shard's own manifest of the last checkpoint. Empty: use the shards' last records.
+    Without a `final` checkpoint they are of the present progress. `steps_saved` are the steps in each shard's own
+    manifest of it; without, the shards' last records count.
     """
     records = status.records()
     staleness = status.staleness()
@@ -76,15 +72,15 @@ def report(
         "state": state,
         "reason": reason,
         "consistency": str(resolved.job.consistency.policy),
-        **steering.figures(job),
+        **auto_jobs.figures(job),
         "shards": job.options.shards,
         "workers": job.workers_wanted,
         "steps_total": steps,
         "steps_applied": steps_applied,
         "duplicate_pushes": sum(f.duplicate_pushes for f in figures),
         "refused_pushes": sum(f.refused_pushes for f in figures),
-        "skipped_steps": job.skipped_steps,
-        "partly_skipped": job.partly_skipped,
+        "skipped_steps": len(job.skipped.everywhere()),
+        "partly_skipped": len(job.skipped.partly()),
         "problems": job.problems.texts,
         "not_learned": job.not_learned,
         "speculative_leases": job.leases.speculative_leases,
@@ -196,10 +192,7 @@ def _of_tables(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:
 
 
 def save_weights(folder: Path, variables: Mapping[str, NDArray[Any]], run_id: str) -> Path:
-    """Write the weights as safetensors, atomically; durable when this returns.
-
-    Raises StoreFailed if they cannot be written.
-    """
+    """Write the weights as safetensors, atomically; durable when this returns."""
     path = folder / WEIGHTS_FILE
     arrays = {name: np.ascontiguousarray(value) for name, value in variables.items()}
     try:
@@ -217,10 +210,7 @@ def save_preprocessing(folder: Path, preprocessing: Preprocessing | None) -> Non
 
 
 def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Write the report atomically, with the paths of the run's files and final weights; durable when this returns.
-
-    Raises StoreFailed if it cannot be written.
-    """
+    """Write the report atomically, with the paths of the run's files and final weights; durable when this returns."""
     weights = str(folder.absolute() / WEIGHTS_FILE) if figures["state"] == "done" else None
     where = {"run_dir": str(folder.absolute()), "weights": weights}
     with _store_failures(folder / REPORT_FILE):

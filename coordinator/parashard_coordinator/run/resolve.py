@@ -104,20 +104,8 @@ def resolve(
 ) -> ResolvedJob:
     """Check a job against its declared data and model, and place the variables.
 
-    Raises ConfigurationError if the data, the model, the initial values or the targets do not fit the job.
-
-    Parameters
-    ----------
-    job : Job
-        Validated.
-    declared : DeclaredJob
-        Its data and model.
-    init_file : Path, optional
-        A safetensors file with every variable's initial values.
-    kept : InitialManifest, optional
-        Stored initial values of a run that has begun; they override those that the model returns.
-    kept_file : Path, optional
-        The same as a file, of a run of a version without initial values in the store.
+    `kept` are the stored initial values of a run that has begun (`kept_file`: of a version without them in the store);
+    they override those that the model returns.
     """
     spec, arrays, rows, slots = declared.spec, declared.arrays, declared.rows, declared.slots
     _check_targets(job, spec)

@@ -88,15 +88,7 @@ class _Earlier(NamedTuple):
 
 
 class RunStore:
-    """The records of one run.
-
-    Parameters
-    ----------
-    store : Store
-        The run's checkpoint store.
-    incarnation : int
-        The coordinator's, claimed.
-    """
+    """The records of one run."""
 
     def __init__(self, store: Store, incarnation: int) -> None:
         self.store = store
@@ -120,17 +112,7 @@ class RunStore:
     def check_run(self, run_id: str, mine: RunIdentity, *, resume: bool) -> str:
         """Return the id of the run in the store, or the one to begin; nothing is written, not even a claim.
 
-        Raises ConfigurationError if the store has another run, or none to resume, or its job differs; the message names
-        the keys.
-
-        Parameters
-        ----------
-        run_id : str
-            This coordinator's run; a store with another one is refused, unless `resume`.
-        mine : RunIdentity
-            Of the present job.
-        resume : bool
-            True: the store must have a run, whose id is returned.
+        A store with another run is refused, unless `resume`: then it must have a run, whose id is returned.
         """
         stored = self.find_run(run_id, resume=resume)
         if stored is None:
@@ -147,7 +129,7 @@ class RunStore:
     def begin_run(self, run_id: str, mine: RunIdentity) -> None:
         """Write the run's record, unless there is one.
 
-        Raises NotReady if another coordinator began a run meanwhile, such as with other initial values: restart.
+        Raises `NotReady` if another coordinator began a run meanwhile, such as with other initial values: restart.
         """
         if self.catalogue.run() is None:
             self._write_run(run_id, mine)
@@ -176,10 +158,7 @@ class RunStore:
     ) -> None:
         """Store what a job begins with: initial values, rows, slots; before `begin_run`, so that every run has them.
 
-        Raises
-        ------
-        StoreFailed
-            Some of the files may be there; without a manifest they are ignored.
+        After a `StoreFailed` some of the files may be there; without a manifest they are ignored.
         """
         assert arrays or not (rows or slots), "rows and slots are those of an earlier run, and so are the variables"
         if not arrays or self.catalogue.initial_manifest(digest) is not None:
@@ -203,10 +182,7 @@ class RunStore:
             self._create(initial_name(digest), encode(manifest))
 
     def keep_preprocessing(self, preprocessing: Preprocessing | None) -> None:
-        """Store the encoding of inputs and the meaning of outputs, unless stored; they follow from the job's data.
-
-        Raises StoreFailed if the store gives an error.
-        """
+        """Store the encoding of inputs and the meaning of outputs, unless stored; they follow from the job's data."""
         if preprocessing is not None:
             with suppress(AlreadyStored):
                 self.store.create(PREPROCESSING_FILE, as_json(preprocessing))
@@ -217,7 +193,7 @@ class RunStore:
         A plan with another placement than the newest one becomes a new version, which starts from a drained
         checkpoint: the newest, if the shards have saved nothing beyond it, or the requested one.
 
-        Raises ConfigurationError if the placement changed and there is no drained checkpoint to start from, or shards
+        Raises `ConfigurationError` if the placement changed and there is no drained checkpoint to start from, or shards
         have saved more.
         """
         newest = self._plan_in_force()
@@ -289,7 +265,7 @@ class RunStore:
     ) -> str:
         """Store the manifest that commits a drained checkpoint; return its id.
 
-        Raises Superseded if a later coordinator has claimed the run: the job does not end with this checkpoint.
+        Raises `Superseded` if a later coordinator has claimed the run: the job does not end with this checkpoint.
         """
         self.check_newest()  # before, too: shards retain the parts only for the newest coordinator
         number = max(self.catalogue.job_checkpoints(), default=0) + 1
@@ -314,10 +290,7 @@ class RunStore:
             return f"j{number}"
 
     def model(self, id_: str) -> SavedModel:
-        """Return the whole model of a drained checkpoint.
-
-        Raises DamagedCheckpoint or StoreFailed if it is corrupt; on an error of the store.
-        """
+        """Return the whole model of a drained checkpoint."""
         number = parse_job_id(id_)
         assert number is not None, id_
         try:
@@ -379,7 +352,7 @@ class RunStore:
     def save(self, saved: Saved) -> None:
         """Store the state that a later coordinator cannot learn from the shards; durable when this returns.
 
-        Raises Superseded if a later coordinator has claimed the run: it may not have seen this, so this one must end.
+        Raises `Superseded` if a later coordinator has claimed the run: it may not have seen this, so this one must end.
         """
         record = saved.replaced(plan_version=self._plan_version, stored_at=time.time())
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(record))
@@ -391,12 +364,7 @@ class RunStore:
 
         The report comes last. Nothing is copied to a store in a folder of this host: the run directory has the results.
 
-        Raises
-        ------
-        Superseded
-            If a later coordinator has claimed the run.
-        StoreFailed
-            If the store gives an error; some of the files may be there.
+        After a `StoreFailed` some of the files may be there.
         """
         if self.store.local_path(REPORT_FILE) is not None:
             return

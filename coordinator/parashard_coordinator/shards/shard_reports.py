@@ -1,7 +1,7 @@
 """Decoding of the shards' reports of themselves, within bounds, before the coordinator keeps or forwards them.
 
 Owns how much a shard may say. Decides nothing about the job. Called by `parashard_coordinator.endpoints.service` for
-announcements, by `parashard_coordinator.shards.monitor` for records and by `parashard_coordinator.shards.commands` for
+announcements, by `parashard_coordinator.shards.control` for records and by `parashard_coordinator.shards.control` for
 checkpoints.
 """
 
@@ -47,49 +47,24 @@ TABLE_FIGURES = tuple(field.name for field in shard_pb2.TableFigures.DESCRIPTOR.
 
 
 class ShardRecord(NamedTuple):
-    """A shard's own record as it is kept and shown: its size is bounded, whatever the shard says.
+    """A shard's own record as it is kept and shown: its size is bounded, whatever the shard says."""
 
-    Attributes
-    ----------
-    figures : InspectReply
-        Without its lists.
-    steps_applied : int
-        How many steps are in the weights.
-    staleness : Counter
-        Pushes by staleness.
-    tables : tuple of TableFigures
-        Its rows of embedding tables.
-    """
-
-    figures: shard_pb2.InspectReply
-    steps_applied: int
-    staleness: Counter[int]
-    tables: tuple[shard_pb2.TableFigures, ...] = ()
+    figures: shard_pb2.InspectReply  # without its lists
+    steps_applied: int  # how many steps are in the weights
+    staleness: Counter[int]  # pushes by staleness
+    tables: tuple[shard_pb2.TableFigures, ...] = ()  # its rows of embedding tables
 
 
 class SavedShard(NamedTuple):
-    """What a shard says of a checkpoint that it took.
+    """What a shard says of a checkpoint that it took."""
 
-    Attributes
-    ----------
-    part : ShardPart
-        Where it is, as a drained checkpoint names it.
-    applied : IntervalSet
-        The steps in it.
-    skipped : IntervalSet
-        Those of them whose push was empty.
-    """
-
-    part: ShardPart
-    applied: IntervalSet
-    skipped: IntervalSet
+    part: ShardPart  # where it is, as a drained checkpoint names it
+    applied: IntervalSet  # the steps in it
+    skipped: IntervalSet  # those of them whose push was empty
 
 
 def announcement(request: pb.RegisterShardRequest) -> Announcement:
-    """Return what a shard announces.
-
-    Raises LimitExceeded if it says too much; MalformedFrame if an address or an interval is none.
-    """
+    """Return what a shard announces."""
     _check_counts(request)
     check_count("skipped", request.skipped, INTERVALS_MAX)
     check_count("chain_rounds", request.chain_rounds, ROUNDS_MAX)
@@ -113,10 +88,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
 
 
 def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
-    """Return the record that came from where a shard should be.
-
-    Raises LimitExceeded if it says too much; MalformedFrame if it is another shard's, or a figure in it is impossible.
-    """
+    """Return the record that came from where a shard should be."""
     if reply.shard != shard:
         raise MalformedFrame(f"shard {reply.shard} answers where shard {shard} should be")
     _check_counts(reply)
@@ -140,11 +112,7 @@ def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
 
 
 def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointReply) -> SavedShard:
-    """Return what a shard says of its checkpoint.
-
-    Raises LimitExceeded if it says too much; MalformedFrame if no checkpoint is like that, or it is another shard's or
-    plan's.
-    """
+    """Return what a shard says of its checkpoint."""
     check_count("applied", reply.applied, INTERVALS_MAX)
     check_count("skipped", reply.skipped, INTERVALS_MAX)
     try:

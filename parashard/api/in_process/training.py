@@ -54,12 +54,12 @@ from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.leases import Grant
-from parashard_coordinator.core.loss_warnings import job_ends
+from parashard_coordinator.core.results import job_ends
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.endpoints.service import follow_call, follow_reply
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.history import HistoryFile
+from parashard_coordinator.run.history_file import HistoryFile
 from parashard_coordinator.run.job_start import CallbackOptions, new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_worker.computing import Task, WrongResult

@@ -13,10 +13,10 @@ from parashard_coordinator.core.calls import JobState, LeaseCall
 from parashard_coordinator.core.core import WORKERS_MAX
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.job_record import WARNINGS_MAX
-from parashard_coordinator.core.launchers import Exit, LocalLauncher, Orders, ProcessName, Restarts
-from parashard_coordinator.core.loss_warnings import staleness_seen
 from parashard_coordinator.core.policies import Sync
-from parashard_coordinator.core.staleness import Staleness
+from parashard_coordinator.core.progress import Staleness
+from parashard_coordinator.core.results import staleness_seen
+from parashard_coordinator.core.supervision import Exit, LocalLauncher, Orders, ProcessName, Restarts
 from support.coordinator_cases import Caller, announce, core_of, done
 
 
@@ -226,7 +226,7 @@ def test_a_bad_step_is_skipped_and_counted_where_the_job_says_so() -> None:  # P
     caller.call(completed=done(0, skipped=True, loss=0.0))
     for shard in range(2):
         announce(core, shard, applied=[(0, 1)], skipped=[0])
-    assert (core.job.skipped_steps, core.job.partly_skipped, core.job.complete) == (1, 0, True)
+    assert (len(core.job.skipped.everywhere()), len(core.job.skipped.partly()), core.job.complete) == (1, 0, True)
     assert core.job.learning.loss != 0.0, "a skipped step has no loss"
 
 
@@ -236,7 +236,7 @@ def test_a_step_completed_twice_counts_once() -> None:
     first.lease(1)
     first.call(completed=done(0))
     second.call(completed=done(0, skipped=True))
-    assert (core.job.progress.steps, core.job.skipped_steps, second.worker.steps_complete) == (1, 0, 0)
+    assert (core.job.progress.steps, len(core.job.skipped.everywhere()), second.worker.steps_complete) == (1, 0, 0)
 
 
 def test_a_refused_call_changes_nothing() -> None:

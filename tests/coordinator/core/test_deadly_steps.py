@@ -8,7 +8,7 @@ import pytest
 
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.launchers import Exit, LocalLauncher, ProcessName, Restarts
+from parashard_coordinator.core.supervision import Exit, LocalLauncher, ProcessName, Restarts
 from support.coordinator_cases import Caller, core_of, done
 
 

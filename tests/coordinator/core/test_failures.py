@@ -7,7 +7,7 @@ from typing import Any
 from parashard_coordinator.core.calls import FailedStep, FailureKind, JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.failures import GIVEN_UP_IN_A_ROW_MAX
-from parashard_coordinator.core.launchers import CONFIGURATION, FAILED
+from parashard_coordinator.core.supervision import CONFIGURATION, FAILED
 from support.coordinator_cases import Caller, core_of, done
 
 RAISES = "model.py:31: KeyError: 'w'"

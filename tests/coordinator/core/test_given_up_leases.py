@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.failures import SkippedSteps
 from parashard_coordinator.core.leases import RETRY_PAUSE_S, Grant, StepLeases
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
-from parashard_coordinator.core.skipped import SkippedSteps
 from parashard_coordinator.endpoints.status import StatusView
 from support.coordinator_cases import Caller, announce, core_of, done
 
@@ -129,10 +129,12 @@ def test_a_step_that_some_shards_had_applied_is_reported_as_partly_skipped() -> 
     caller.call(want=1, failed=[(0, "NaN")])
     announce(core, 0, applied=[(0, 1)])
     caller.call(completed=done(0, skipped=True))
-    assert (core.job.skipped_steps, core.job.partly_skipped) == (0, 0), "shard 1 has not said what it has"
+    assert (len(core.job.skipped.everywhere()), len(core.job.skipped.partly())) == (0, 0), (
+        "shard 1 has not said what it has"
+    )
     for _ in range(2):
         announce(core, 1, applied=[(0, 1)], skipped=[0])
-    assert (core.job.skipped_steps, core.job.partly_skipped) == (0, 1)
+    assert (len(core.job.skipped.everywhere()), len(core.job.skipped.partly())) == (0, 1)
     assert [event for event in core.job.events if "partly_skipped" in event] == [
         "warning: step 0 was given up when some shards had applied it: those keep its gradient, the others have none "
         "(partly_skipped)"
@@ -144,7 +146,7 @@ def test_a_step_that_some_shards_had_applied_is_reported_as_partly_skipped() -> 
 def test_the_shards_last_word_is_their_checkpoints() -> None:
     core = core_of(steps_total=1)
     core.shards_saved([(steps(0), steps(0)), (steps(0), steps())])
-    assert (core.job.skipped_steps, core.job.partly_skipped) == (0, 1)
+    assert (len(core.job.skipped.everywhere()), len(core.job.skipped.partly())) == (0, 1)
 
 
 def test_a_step_is_skipped_where_all_say_so_and_partly_where_all_have_it_and_some_say_so() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from parashard.errors import JobFailed, WrongRun
 from parashard_coordinator.core.calls import JobState
-from parashard_coordinator.core.launchers import FAILED
+from parashard_coordinator.core.supervision import FAILED
 from support.coordinator_cases import DIGEST, RUN, Caller, core_of, done
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from parashard_coordinator.core.early_stop import stop_at_frontier
-from parashard_coordinator.core.loss_warnings import job_ends, staleness_seen
-from parashard_coordinator.core.staleness import Staleness
+from parashard_coordinator.core.progress import Staleness
+from parashard_coordinator.core.results import job_ends, staleness_seen
 from support.coordinator_cases import Caller, core_of, done
 
 
@@ -17,7 +16,7 @@ def test_a_job_whose_loss_stood_still_until_it_was_stopped_early_has_not_learned
         caller.lease(10)
         caller.call(completed=done(*caller.held, loss=2.3))
     assert core.job.not_learned == "", "a small part of the job"
-    stop_at_frontier(core.job, "asked")
+    core.job.stop_at_frontier("asked")
     staleness_seen(core.job, Staleness.of(Counter({0: 100, 2: 100})))
     job_ends(core.job)
     assert core.job.done_reason == "asked, but the model did not learn"

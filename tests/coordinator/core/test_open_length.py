@@ -6,7 +6,6 @@ import pytest
 
 from parashard_coordinator.core.calls import JobState, LeaseCall
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.early_stop import open_steps
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Ssp
 from support.coordinator_cases import announce, core_of, done
 
@@ -44,21 +43,21 @@ def test_only_what_is_scheduled_is_leased(policy: LeasingPolicy) -> None:
     it = Opened(policy)
     assert it.ask() == []
     assert it.core.job.why_no_step == "nothing is scheduled"
-    open_steps(it.core.job, 5, closed=False)
+    it.core.job.open_steps(5, closed=False)
     assert all_granted(it) == [0, 1, 2, 3, 4]
-    open_steps(it.core.job, 3, closed=False)  # said again, late
+    it.core.job.open_steps(3, closed=False)  # said again, late
     assert (it.ask(0, 1, 2, 3, 4), it.core.job.steps_due) == ([], 5)
     assert (it.core.job.complete, it.core.job.state) == (False, JobState.RUNNING), "more may be scheduled"
-    open_steps(it.core.job, 6, closed=False)
+    it.core.job.open_steps(6, closed=False)
     assert it.ask() == [5]
 
 
 def test_a_closed_schedule_ends_the_job_with_its_last_step() -> None:  # P7
     it = Opened()
-    open_steps(it.core.job, 3, closed=True)
+    it.core.job.open_steps(3, closed=True)
     assert (it.core.job.state, it.core.job.early_stop) == (JobState.DRAINING, "the schedule is closed")
     decisions = it.core.job.decisions
-    open_steps(it.core.job, 3, closed=True)
+    it.core.job.open_steps(3, closed=True)
     assert it.core.job.decisions == decisions, "decided once"
     assert all_granted(it) == [0, 1, 2]
     assert it.core.job.complete
@@ -69,7 +68,7 @@ def test_a_closed_schedule_ends_the_job_with_its_last_step() -> None:  # P7
 
 def test_what_a_shard_lost_is_leased_again_though_it_was_complete() -> None:
     it = Opened()
-    open_steps(it.core.job, 4, closed=False)
+    it.core.job.open_steps(4, closed=False)
     assert all_granted(it) == [0, 1, 2, 3]
     announce(it.core, 1, 2, [(0, 1), (3, 4)])
     assert list(it.core.job.leases.complete.intervals()) == [(0, 1), (3, 4)]
@@ -78,7 +77,7 @@ def test_what_a_shard_lost_is_leased_again_though_it_was_complete() -> None:
 
 def test_a_later_coordinator_leases_nothing_until_it_is_told_again() -> None:
     first = Opened()
-    open_steps(first.core.job, 4, closed=True)
+    first.core.job.open_steps(4, closed=True)
     saved = first.core.job.saved()
     second = core_of(Async(), open=True, steps_total=1 << 32, registered=False, incarnation=2)
     second.job.resume(saved)
@@ -86,14 +85,14 @@ def test_a_later_coordinator_leases_nothing_until_it_is_told_again() -> None:
     announce(second, 1)
     it = Opened(core=second)
     assert (it.ask(), second.job.state) == ([], JobState.DRAINING)
-    open_steps(second.job, 4, closed=True)
+    second.job.open_steps(4, closed=True)
     assert all_granted(it) == [0, 1, 2, 3]
     assert second.job.complete
 
 
 def test_a_job_of_a_known_length_is_not_scheduled() -> None:
     core = core_of(Async())
-    open_steps(core.job, 3, closed=True)
+    core.job.open_steps(3, closed=True)
     assert (core.job.scheduled, core.job.state, core.job.steps_due) == (None, JobState.RUNNING, 40)
 
 

@@ -1,12 +1,14 @@
-"""Throughput in virtual time."""
+"""Steps, throughput and staleness in virtual time."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from parashard_coordinator.core.progress import RATE_BUCKET_S, RATE_WINDOW_S, Progress, Rate
+from parashard_coordinator.core.progress import RATE_BUCKET_S, RATE_WINDOW_S, Progress, Rate, merged, quantile
 from support.tiers import fewer
 
 
@@ -61,3 +63,32 @@ def test_times_count_from_the_first_lease() -> None:
     assert (progress.elapsed_s(12.0), progress.training_s()) == (2.0, 0.0)
     progress.step_completed("a", 8, 13.0)
     assert (progress.elapsed_s(20.0), progress.training_s()) == (10.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "fraction", "value"),
+    [
+        ({}, 0.5, 0),
+        ({3: 1}, 0.5, 3),
+        ({0: 1, 1: 1}, 0.5, 0),
+        ({0: 1, 1: 2}, 0.5, 1),
+        ({0: 95, 7: 5}, 0.95, 0),
+        ({0: 94, 7: 6}, 0.95, 7),
+        ({9: 1, 2: 1}, 1.0, 9),
+    ],
+)
+def test_quantiles(counts: dict[int, int], fraction: float, value: int) -> None:
+    assert quantile(Counter(counts), fraction) == value
+
+
+@given(st.dictionaries(st.integers(0, 50), st.integers(1, 20), min_size=1), st.sampled_from((0.5, 0.95, 0.25)))
+def test_a_quantile_is_the_least_value_that_enough_pushes_do_not_exceed(counts: dict[int, int], at: float) -> None:
+    pushes = sorted(Counter(counts).elements())
+    value = quantile(Counter(counts), at)
+    assert sum(push <= value for push in pushes) >= at * len(pushes)
+    assert value == pushes[0] or sum(push < value for push in pushes) < at * len(pushes)
+
+
+def test_shards_are_counted_together() -> None:
+    assert merged([[(0, 2), (5, 1)], [], [(0, 1)]]) == {0: 3, 5: 1}
+    assert merged([]) == {}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.rounds import ANY_STEP, NoRounds, ShardProgress, SyncRounds
+from parashard_coordinator.core.rounds import ANY_STEP, Rounds, ShardProgress, SyncRounds
 
 N, STEPS = 4, 30  # seven whole rounds and a short one
 LAST_ROUND = 8  # the one that would follow
@@ -167,7 +167,7 @@ def test_steps_are_committed_when_every_shard_has_them_in_its_weights() -> None:
     book.note_progress(1, progress(2))
     book.look()
     assert (book.rounds.returning_to, book.rounds.committed()) == (0, 0), "what shards return from is computed again"
-    assert NoRounds().committed() == 0
+    assert Rounds().committed() == 0
 
 
 def test_the_short_last_round_counts_as_one() -> None:
@@ -245,7 +245,7 @@ def test_the_round_before_a_chain_is_kept_until_that_is_common() -> None:  # P33
 
 
 def test_a_job_without_rounds_keeps_none() -> None:
-    assert NoRounds().kept_rounds() == []
+    assert Rounds().kept_rounds() == []
     assert SyncRounds(2, N, STEPS, 0.0).kept_rounds() == []
 
 
@@ -283,7 +283,7 @@ def test_what_some_shard_has_in_its_weights_has_passed() -> None:  # P11
 
 
 def test_jobs_without_rounds_never_return_and_keep_no_common_time() -> None:  # P1, P12
-    book = NoRounds()
+    book = Rounds()
     book.note_progress(0, progress(2))
     book.cut_named()
     assert (book.look(lambda shard: IntervalSet()), book.returning_to, book.out_of_round()) == (False, None, [])

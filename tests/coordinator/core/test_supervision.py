@@ -1,11 +1,23 @@
-"""Processes of the local cluster: an exit counts once, and a process that is silent for too long is killed."""
+"""Processes of the local cluster: what is started, stopped and killed; an exit counts once, and pauses grow."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from parashard.process.backoff import BACKOFF_MAX_S
+from parashard.process.shell import ExitCode
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.launchers import Exit, LocalLauncher, ProcessName, Restarts
+from parashard_coordinator.core.supervision import (
+    CONFIGURATION,
+    Exit,
+    Launcher,
+    LocalLauncher,
+    Orders,
+    ProcessName,
+    Restarts,
+)
 from support.coordinator_cases import Caller, announce, core_of
 
 SHARD_0, SHARD_1, WORKER_0 = ProcessName("shard", 0), ProcessName("shard", 1), ProcessName("worker", 0)
@@ -110,3 +122,154 @@ def test_an_old_end_that_is_told_late_is_forgotten_when_the_shard_answers() -> N
     core.supervise([Exit(SHARD_1, -9, "killed by SIGKILL", 1)], [], 1.0)
     core.shard_answered(1)
     assert core.job.shards_live == 2
+
+
+def pause_s(restarts: Restarts, index: int = 0, now_s: float = 100.0) -> float:
+    """Return for how long after an exit now the worker may not start, to a hundredth of a second."""
+    restarts.exited(index, now_s)
+    return next(i / 100 for i in range(1000) if restarts.may_start(index, now_s + i / 100))
+
+
+def test_a_worker_that_never_ended_may_start() -> None:
+    assert Restarts(0.5, 3).may_start(0, 0.0)
+
+
+def test_the_pause_doubles_up_to_a_bound() -> None:
+    restarts = Restarts(0.5, 1000)
+    assert [pause_s(restarts) for _ in range(5)] == [0.0, 0.5, 1.0, 2.0, 4.0]
+    for _ in range(200):
+        restarts.exited(0, 0.0)
+    assert pause_s(restarts) == BACKOFF_MAX_S
+
+
+def test_each_worker_has_a_pause_of_its_own() -> None:
+    restarts = Restarts(0.5, 10)
+    restarts.exited(0, 100.0)
+    restarts.exited(0, 100.0)
+    assert pause_s(restarts, 1) == 0.0
+
+
+def test_a_completed_step_resets_the_pause() -> None:
+    restarts = Restarts(0.5, 10)
+    for _ in range(4):
+        restarts.exited(0, 0.0)
+    restarts.step_completed()
+    assert pause_s(restarts) == 0.0
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+def test_the_budget_is_exits_in_a_row(budget: int) -> None:
+    restarts = Restarts(0.5, budget)
+    for _ in range(3):
+        assert [restarts.exited(0, 0.0) for _ in range(budget + 1)] == [True] * budget + [False]
+        restarts.step_completed()
+
+
+def shard(index: int) -> ProcessName:
+    return ProcessName("shard", index)
+
+
+def worker(index: int) -> ProcessName:
+    return ProcessName("worker", index)
+
+
+def local(shards: int = 2, budget: int = 2) -> LocalLauncher:
+    return LocalLauncher(shards, Restarts(1.0, budget))
+
+
+def test_everything_is_started_at_first() -> None:
+    assert local().orders([], 2, 0.0) == Orders((shard(0), shard(1), worker(0), worker(1)))
+
+
+def test_what_runs_is_left_alone() -> None:
+    assert local().orders([shard(0), worker(1), shard(1), worker(0)], 2, 0.0) == Orders()
+
+
+def test_a_worker_that_ended_twice_is_started_again_after_its_pause() -> None:
+    launcher = local()
+    assert launcher.exited(Exit(worker(1), -9, "killed by signal 9"), 5.0, was_up=True) is None
+    assert launcher.orders([shard(0), shard(1), worker(0)], 2, 5.0) == Orders((worker(1),)), "at once"
+    assert launcher.exited(Exit(worker(1), -9, "killed by signal 9"), 10.0, was_up=True) is None
+    assert launcher.orders([shard(0), shard(1), worker(0)], 2, 10.9) == Orders()
+    assert launcher.orders([shard(0), shard(1), worker(0)], 2, 11.0) == Orders((worker(1),))
+
+
+def test_a_process_whose_disk_has_no_room_does_not_use_up_the_budget() -> None:  # P21: the job waits for its disk
+    launcher = local(budget=2)
+    for turn in range(10):
+        now_s = turn * 60.0
+        no_room = Exit(shard(0), ExitCode.IO_ERROR, "claims cannot be written: no space left on device", turn)
+        assert launcher.exited(no_room, now_s, was_up=False) is None
+        assert launcher.orders([shard(1)], 0, now_s + BACKOFF_MAX_S - 0.1) == Orders()
+        assert launcher.orders([shard(1)], 0, now_s + BACKOFF_MAX_S) == Orders((shard(0),))
+
+
+def test_scaling_down_stops_the_highest() -> None:
+    running = [shard(0), shard(1), *map(worker, range(12))]
+    assert local().orders(running, 9, 0.0) == Orders((), (worker(11), worker(10), worker(9)))
+    assert local().orders(running, 0, 0.0).stop[0] == worker(11)
+
+
+def test_a_shard_that_ended_twice_is_started_again_after_its_pause() -> None:
+    launcher, rest = local(), [shard(0), worker(0), worker(1)]
+    assert launcher.exited(Exit(shard(1), -9, "killed by signal 9"), 5.0, was_up=True) is None
+    assert launcher.orders(rest, 2, 5.0) == Orders((shard(1),)), "at once"
+    assert launcher.exited(Exit(shard(1), -9, "killed by signal 9"), 10.0, was_up=True) is None
+    assert launcher.orders(rest, 2, 10.9) == Orders()
+    assert launcher.orders(rest, 2, 11.0) == Orders((shard(1),))
+
+
+@pytest.mark.parametrize("process", [shard(1), worker(0)], ids=str)
+def test_a_wrong_configuration_ends_the_job(process: ProcessName) -> None:
+    assert CONFIGURATION == ExitCode.CONFIGURATION
+    told = local().exited(Exit(process, 2, "there is no GPU"), 0.0, was_up=False)
+    assert told == f"{process} ended: there is no GPU"
+
+
+@pytest.mark.parametrize("process", [shard(1), worker(0)], ids=str)
+def test_what_was_up_is_tried_again_now_and_then_whatever_keeps_it_from_coming_back(process: ProcessName) -> None:
+    launcher, ended = local(budget=2), Exit(process, 2, "cert.pem expired")
+    rest = [other for other in (shard(0), shard(1), worker(0)) if other != process]
+    for now_s in (0.0, 100.0, 200.0):
+        assert launcher.exited(ended, now_s, was_up=True) is None
+        assert launcher.orders(rest, 1, now_s + BACKOFF_MAX_S - 0.1) == Orders(), "however soon others complete a step"
+        assert launcher.orders(rest, 1, now_s + BACKOFF_MAX_S) == Orders((process,))
+        launcher.step_completed()
+
+
+def test_the_job_fails_when_there_is_no_progress_without_the_worker() -> None:
+    launcher, ended = local(budget=2), Exit(worker(0), 2, "cert.pem expired")
+    told = [launcher.exited(ended, now_s, was_up=True) for now_s in (0.0, 5.0, 10.0)]
+    assert told[:2] == [None, None]
+    assert told[2] is not None
+    assert "the last time: cert.pem expired" in told[2]
+
+
+@pytest.mark.parametrize("process", [shard(1), worker(0)], ids=str)
+def test_the_job_ends_when_a_process_s_budget_is_spent(process: ProcessName) -> None:
+    launcher = local(budget=2)
+    ended = Exit(process, 1, "broken")
+    assert [launcher.exited(ended, 0.0, was_up=True) for _ in range(2)] == [None, None]
+    assert launcher.exited(ended, 0.0, was_up=True) == (
+        f"{process} ended too often without a step completed in between, the last time: broken"
+    )
+
+
+def test_a_completed_step_restores_the_budget() -> None:
+    launcher = local(budget=1)
+    ended = Exit(worker(0), -9, "killed by signal 9")
+    for _ in range(5):
+        assert launcher.exited(ended, 0.0, was_up=True) is None
+        launcher.step_completed()
+
+
+def test_the_external_launcher_does_nothing() -> None:
+    launcher: Launcher = Launcher()
+    launcher.step_completed()
+    assert launcher.exited(Exit(shard(0), 1, "broken"), 0.0, was_up=True) is None
+    assert launcher.orders([], 5, 0.0) == Orders()
+
+
+@pytest.mark.parametrize(("process", "name"), [(shard(3), "shard-3"), (worker(0), "worker-0")])
+def test_names(process: ProcessName, name: str) -> None:
+    assert str(process) == name

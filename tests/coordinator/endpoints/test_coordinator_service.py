@@ -25,9 +25,9 @@ from parashard_coordinator.core.calls import JobState, LeaseAnswer
 from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.core import WORKERS_MAX
 from parashard_coordinator.core.draining import Answer
-from parashard_coordinator.core.launchers import LocalLauncher, Restarts
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.policies import Sync
+from parashard_coordinator.core.supervision import LocalLauncher, Restarts
 from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.endpoints.service import lease_call, lease_reply
 from support.coordinator_cases import DIGEST, RUN, core_of

@@ -15,7 +15,7 @@ import parashard_coordinator.endpoints.service
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Superseded
 from parashard.protocol.rpc import SERVER_THREADS
-from parashard_coordinator.core.launchers import Exit, LocalLauncher, ProcessName, Restarts
+from parashard_coordinator.core.supervision import Exit, LocalLauncher, ProcessName, Restarts
 from parashard_coordinator.endpoints.service import WAIT_MAX_S, WAITERS_MAX
 from support.coordinator_cases import Caller, core_of
 from support.served_core import DEADLINE_S, Served, lease_request, served, shard_request, worker_request

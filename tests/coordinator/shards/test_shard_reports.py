@@ -15,8 +15,7 @@ from parashard.protocol import wire
 from parashard.protocol.rpc import Server
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.shards.commands import ShardCommands
-from parashard_coordinator.shards.monitor import ANSWER_BYTES_MAX, ShardChannels, ShardMonitor
+from parashard_coordinator.shards.control import ANSWER_BYTES_MAX, ShardChannels, ShardCommands, ShardMonitor
 from parashard_coordinator.shards.shard_reports import (
     ERROR_BYTES_MAX,
     HOTTEST_MAX,

@@ -23,8 +23,8 @@ from parashard.serving.service import ServingService
 from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.launchers import LocalLauncher, Restarts
 from parashard_coordinator.core.saved import Saved
+from parashard_coordinator.core.supervision import LocalLauncher, Restarts
 from parashard_coordinator.endpoints.page import status_json, status_page
 from parashard_coordinator.endpoints.service import CoordinatorService, follow_reply
 from parashard_coordinator.endpoints.status import StatusView

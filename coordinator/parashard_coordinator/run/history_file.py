@@ -28,17 +28,7 @@ READ_BYTES_MAX = 16 << 20  # of an earlier coordinator's lines: about half a day
 
 
 class HistoryFile:
-    """Appends to a file; a line is written atomically, and a failed write is counted and dropped.
-
-    Parameters
-    ----------
-    folder : Path
-        The run directory.
-    tell : callable
-        As of `BestEffort`.
-    clock : callable
-        Monotonic seconds.
-    """
+    """Appends to a file; a line is written atomically, and a failed write is counted and dropped."""
 
     def __init__(
         self, folder: Path, tell: Callable[[str, bool], None], clock: Callable[[], float] = time.monotonic

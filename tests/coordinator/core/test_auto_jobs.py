@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from parashard_coordinator.core.auto_jobs import figures, in_words
 from parashard_coordinator.core.controller import FIRST_POINT, MEASURED, PAUSE_S, SETTLED, Drift
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.job_record import EVENTS_KEPT
 from parashard_coordinator.core.learning import RISES
 from parashard_coordinator.core.policies import Auto
-from parashard_coordinator.core.steering import figures, in_words
 from support.coordinator_cases import Caller, announce_all, core_after, core_of, done
 
 WAITS = {"lease": 1.0, "pull": 0.0, "compute": 1.0, "push": 0.0, "transfer": 0.0}

@@ -1,4 +1,4 @@
-"""The watch asks every shard for its record, and reports those that do not answer."""
+"""The coordinator asks every shard for its record, reports those that do not answer, and keeps channels open."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from parashard._proto import shard_pb2, shard_pb2_grpc
+from parashard._proto.shard_pb2 import InspectReply
 from parashard.errors import Unreachable, WrongRun
+from parashard.process.backoff import STEADY_S
 from parashard.protocol.rpc import Server
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.shards.monitor import ShardChannels, ShardMonitor
+from parashard_coordinator.shards.control import DiskTroubles, ShardChannels, ShardMonitor
 
 Starts = Callable[[int], ShardRegistration]
 
@@ -85,3 +87,49 @@ def test_shards_of_another_run_are_errors(start: Starts) -> None:  # P2
 
 def test_no_shards_no_calls() -> None:
     assert ShardMonitor("run-1", ShardChannels()).look([], pytest.fail, 0.0) == {}
+
+
+FIRST, SECOND = ShardRegistration(1, "127.0.0.1:1", ""), ShardRegistration(1, "127.0.0.1:2", "")
+
+
+@pytest.fixture
+def stubs() -> Iterator[ShardChannels]:
+    stubs = ShardChannels()
+    yield stubs
+    stubs.keep([])
+
+
+def test_an_address_has_one_channel_whichever_incarnation_is_there(stubs: ShardChannels) -> None:
+    assert stubs.of(FIRST) is stubs.of(ShardRegistration(2, FIRST.address, ""))
+    assert stubs.of(FIRST) is not stubs.of(SECOND)
+
+
+def test_the_channel_of_an_incarnation_that_is_gone_is_closed(stubs: ShardChannels) -> None:
+    gone, stays = stubs.of(FIRST), stubs.of(SECOND)
+    stubs.keep([SECOND])
+    with pytest.raises(ValueError, match="closed"):
+        gone.Inspect(shard_pb2.InspectRequest())
+    assert stubs.of(SECOND) is stays
+    assert stubs.of(FIRST) is not gone, "an incarnation that is there again"
+
+
+FULL = InspectReply(failed_checkpoints=1, checkpoint_error="no space left on device")
+SOUND = InspectReply(checkpoints=4)
+TOLD = ("checkpoint-1", "shard-1: checkpoint failed: no space left on device", False)
+OVER = ("checkpoint-1", "shard-1: checkpoints are saved again", True)
+
+
+def test_a_failing_checkpoint_is_reported_once_and_again_when_it_is_over() -> None:
+    troubles = DiskTroubles()
+    assert troubles.changed(1, SOUND, 0.0) is None
+    assert [troubles.changed(1, FULL, now_s) for now_s in (1.0, 2.0)] == [TOLD, None]
+    assert troubles.changed(0, SOUND, 99.0) is None, "of another shard"
+    assert troubles.changed(1, SOUND, 2.0 + STEADY_S) == OVER
+    assert troubles.changed(1, SOUND, 99.0) is None
+
+
+def test_a_shard_that_was_started_again_has_not_saved_anything_yet() -> None:
+    troubles = DiskTroubles()
+    troubles.changed(1, FULL, 0.0)
+    assert troubles.changed(1, InspectReply(), 99.0) is None
+    assert troubles.changed(1, SOUND, 99.0) == OVER
