@@ -1,7 +1,6 @@
 """Campaign: begins, ends and counts the faults of a schedule.
 
-Knows neither clock nor thread (`now_s` is an argument), and processes and links only through `Injector`. Called by
-`parashard.chaos.runner`.
+Knows neither clock nor thread (`now_s` is an argument), and processes and links only through `Injector`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs a job as `launch.run` does, behind a proxy and under a campaign of faults, and adds the faults to its report.
 
 Owns the campaign's thread and the record of faults. Decides neither which fault strikes which target (`schedule`) nor
-its effect (`campaign`). Called by `parashard chaos`.
+its effect (`campaign`).
 """
 
 from __future__ import annotations

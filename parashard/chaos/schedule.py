@@ -1,6 +1,6 @@
 """Schedule: faults with their targets, times and durations, drawn from a seed.
 
-Pure: no clock, no process, no socket. Called by `parashard.chaos.runner`.
+Pure: no clock, no process, no socket.
 """
 
 from __future__ import annotations

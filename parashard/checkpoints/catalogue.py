@@ -1,7 +1,6 @@
 """Catalogue: the checkpoints, plans and runs that a store holds, by the names of its files.
 
-Owns the layout of the store. Reads manifests and the other records, never the arrays. Called by the shards and the
-coordinator when they start, by retention and by `parashard checkpoint`.
+Owns the layout of the store. Reads manifests and the other records, never the arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Manifests and the other records of the store: their fields and bounds.
 
-A manifest is written last and commits its checkpoint. Owns the fields and their bounds; their bytes are in
-`encoding`. Knows nothing of stores. Called by the rest of `parashard.checkpoints`, and by the shards and the
-coordinator, which make the records.
+A manifest is written last and commits its checkpoint. Owns the fields and their bounds; their bytes are in `encoding`.
+Knows nothing of stores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Restore: the newest checkpoint of a shard that verifies.
-
-Called by a shard when it starts or rolls back.
-"""
+"""Restore: the newest checkpoint of a shard that verifies."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Checkpoints that share a file with all rows of a table are a chain: where that file is damaged, all of them are. So one
 checkpoint of the chain before is kept, too (P33).
 
-The choice is a pure function. The deletion removes exactly the files that a manifest lists. Called by the shards after
-each checkpoint; the caller ensures that only a shard's newest incarnation deletes.
+The choice is a pure function. The deletion removes exactly the files that a manifest lists.
 """
 
 from __future__ import annotations

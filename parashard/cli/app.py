@@ -1,7 +1,7 @@
 """App: the layout of typer's help, and a group whose commands are imported on first use.
 
-Called by the `cli` files. Help and mistakes are plain text: rich, which would draw boxes around them, is loaded by the
-commands that show tables or the live view.
+Help and mistakes are plain text: rich, which would draw boxes around them, is loaded by the commands that show tables
+or the live view.
 """
 
 from __future__ import annotations

@@ -201,13 +201,7 @@ def export(
 
 
 def store_of(where: str | None) -> Store:
-    """Return the store of a run directory, or the one at a path or URL.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is neither.
-    """
+    """Return the store of a run directory, or the one at a path or URL."""
     place = place_of(where)
     if "://" in place:
         return open_store(place)
@@ -223,13 +217,7 @@ def store_of(where: str | None) -> Store:
 
 
 def write_model(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write a model's variables as safetensors or .npz, by the file's suffix; whole or not at all.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be written.
-    """
+    """Write a model's variables as safetensors or .npz, by the file's suffix; whole or not at all."""
     with written_whole(path) as whole:
         if path.suffix == ".npz":
             _write_npz(whole, arrays)
@@ -239,13 +227,7 @@ def write_model(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield where to write a file that is put into its place when it is whole, and removed if it is not.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be written.
-    """
+    """Yield where to write a file that is put into its place when it is whole, and removed if it is not."""
     whole = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
 """The codec: one slice of a gradient to the bytes of a payload, and back.
 
 Owns the layout of an encoded slice, and every check of received bytes. Knows nothing of jobs, pushes or the use of a
-residue. Called by `feedback` (encode) and
-`parashard_server.state.storage` (decode).
+residue.
 """
 
 from __future__ import annotations
@@ -89,14 +88,6 @@ def decode(piece: Slice, payload: memoryview, into: Float32s) -> None:
         Exactly the slice's bytes, at any address; only read.
     into : ndarray of float32, shape (piece.elements,)
         Contiguous; every element is written. Undefined after an error.
-
-    Raises
-    ------
-    MalformedFrame
-        The bytes are not `piece.size_bytes` long, a scale is negative or NaN or too large, or indices are not
-        ascending or not within the slice.
-    NonFiniteGradient
-        A value is NaN or infinite.
     """
     name = f"variable {piece.partition.variable!r}: a slice in {piece.dtype.name}"
     if into.size != piece.elements:

@@ -1,7 +1,6 @@
 """The arithmetic of the encodings as one pass over memory each, compiled by Numba, the GIL released.
 
-The functions have the signatures and the bits of `parashard.encodings.reference`, which documents both. Called by
-`parashard.encodings.codec`, which imports this module only when something is encoded.
+The functions have the signatures and the bits of `parashard.encodings.reference`, which documents both.
 
 No fastmath: it lets results depend on where a vector is cut.
 """

@@ -1,7 +1,6 @@
 """Encoding: the wire encoding of a variable's gradients, parsed from its one-line form in the job file.
 
-Owns the text form, and the type and length of an encoded partition. Knows no arithmetic. Called by the job file's
-settings, and by both ends of a push, which so derive the same lengths from the plan.
+Owns the text form, and the type and length of an encoded partition. Knows no arithmetic.
 """
 
 from __future__ import annotations
@@ -59,13 +58,7 @@ class Encoding:
 
     @classmethod
     def parse(cls, text: str) -> Encoding:
-        """Return the encoding that a text names; `Encoding.parse(str(e)) == e`.
-
-        Raises
-        ------
-        ConfigurationError
-            The text is not one of the forms.
-        """
+        """Return the encoding that a text names; `Encoding.parse(str(e)) == e`."""
         for kind in _DTYPES:
             if text == kind and kind != "topk":
                 return cls(kind)

@@ -1,8 +1,7 @@
 """Error feedback: the encoding error of one push is added to the next.
 
-Owns the residues of a worker's variables. A push in flight holds the residue, and its ack decides the residue that
-is returned. Knows nothing of bytes or sockets. Called by `parashard.client.shard_client`, from every thread that
-pushes.
+Owns the residues of a worker's variables. A push in flight holds the residue, and its ack decides the residue that is
+returned. Knows nothing of bytes or sockets.
 
 With c = gradient + residue, a push sends Q(c). If the shard has applied it, the residue becomes c - Q(c); if not, it
 stays as it was, and the gradient is lost with its push: its step is computed again. So at any time
@@ -60,13 +59,7 @@ class Encoded:
 
 
 class GradientEncoder:
-    """Encodes one worker's gradients as the plan's variables say, and keeps their residues. Any thread may call it.
-
-    Parameters
-    ----------
-    plan : Plan
-        Names the variables' encodings.
-    """
+    """Encodes one worker's gradients as the plan's variables say, and keeps their residues. Any thread may call it."""
 
     def __init__(self, plan: Plan) -> None:
         self._encodings = {name: Encoding.parse(variable.encoding) for name, variable in plan.variables.items()}

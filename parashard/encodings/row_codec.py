@@ -2,8 +2,7 @@
 
 Owns the layout of encoded rows, and every check of received bytes. What a row becomes is a function of its own values
 (P35): no error is fed back, and nothing depends on the rows beside it, so that rounds of `sync:N` have the same bits
-for any number of workers and shards. Knows no push. Called by `parashard.client` (encode) and
-`parashard_server.state.rows.embedding_tables` (decode).
+for any number of workers and shards. Knows no push.
 """
 
 from __future__ import annotations
@@ -75,13 +74,6 @@ def decode(piece: RowSlice, content: memoryview) -> Float32s:
         As the sender declared it.
     content : memoryview
         What follows the keys, at any address; only read.
-
-    Raises
-    ------
-    MalformedFrame
-        If it is not as long as the slice says, or a scale is negative, NaN or too large.
-    NonFiniteGradient
-        If an encoded value is NaN or infinite; of FLOAT32 nobody has looked.
     """
     due_bytes = piece.size_bytes - piece.keys_bytes
     if content.nbytes != due_bytes:

@@ -239,11 +239,6 @@ def mixed(keys: npt.ArrayLike) -> Keys:
     ----------
     keys : array of int, any of 64 bits
         Negative ones count as the unsigned numbers with the same bits.
-
-    Raises
-    ------
-    ConfigurationError
-        If they are no whole numbers.
     """
     found = np.atleast_1d(np.asarray(keys))
     if not found.size:
@@ -261,12 +256,6 @@ def mixed_ids(ids: npt.ArrayLike) -> Keys:
     ----------
     ids : array of int
         From 0 to 2^63 - 1, or 64-bit hashes as int64, of which half are negative.
-
-    Raises
-    ------
-    ConfigurationError
-        If they are no whole numbers, or one is not an id: above 2^63 - 1, or a number that programs have in place of
-        an id. Of a thousand million hashes one is such a number with a probability of 4e-6.
     """
     found = np.asarray(ids)
     if found.size and found.dtype.kind in "iu":

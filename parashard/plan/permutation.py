@@ -1,7 +1,6 @@
 """Permutation: a seeded shuffle of [0, length) that is computed position by position and never stored.
 
-Pure integer arithmetic: the same on every machine. Knows nothing of steps, batches or data. Called by
-`parashard.plan.steps` (the order of an epoch) and `parashard.data.options` (which examples are held out).
+Pure integer arithmetic: the same on every machine. Knows nothing of steps, batches or data.
 """
 
 from __future__ import annotations
@@ -53,11 +52,6 @@ class Permutation:
     seed, epoch : int
         Any integers; every pair is another permutation.
 
-    Raises
-    ------
-    ConfigurationError
-        `length` is out of its range.
-
     Examples
     --------
     >>> Permutation(5, seed=0, epoch=0)(np.arange(5))
@@ -88,11 +82,6 @@ class Permutation:
         -------
         ndarray of int64, the same shape
             A new array, each element in [0, length).
-
-        Raises
-        ------
-        ValueError
-            A position is out of range.
         """
         x = np.asarray(positions, np.int64).view(np.uint64)  # a negative position becomes a huge one
         if x.size and x.max() >= self.length:

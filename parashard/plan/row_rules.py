@@ -2,8 +2,7 @@
 
 Each rule is a predicate of a row and of the time, which is the number of steps (in sync mode: rounds) that are applied:
 a row that the rules end *is* absent, and when its memory is freed is seen by nobody. So it does not matter where a row
-lies, and a replay decides alike (P28, P29). Only the bound of the number of rows knows a shard. Pure. Called by the
-shards, and where checkpoints are read.
+lies, and a replay decides alike (P28, P29). Only the bound of the number of rows knows a shard. Pure.
 """
 
 from __future__ import annotations
@@ -99,15 +98,7 @@ def ended(rules: RowRules, now: int, last_use: NDArray[np.uint32], values: Float
 
 
 class Chance:
-    """Draws whether a push gives a key its row: a function of (seed, table, key, time) alone.
-
-    Parameters
-    ----------
-    seed : int
-        The job's.
-    table : str
-    probability : float
-    """
+    """Draws whether a push gives a key its row: a function of (seed, table, key, time) alone."""
 
     def __init__(self, seed: int, table: str, probability: float) -> None:
         self._own = key_of(f"parashard admission\0{seed}\0{table}")

@@ -1,7 +1,6 @@
 """Learning-rate schedules: the multiplier of the learning rate as a function of the number of updates.
 
-Owns the curves and their validation. Knows nothing of optimizers, shards or the source of t. Called by
-the optimizer on each shard (`factor`) and by the job file, which fills in lengths given as "job" (`resolved`).
+Owns the curves and their validation. Knows nothing of optimizers, shards or the source of t.
 
 All schedules share one clock. Updates are counted from 1. The first `warmup_steps` updates rise linearly to 1; the
 curve itself starts with the update after them and gives 1 to its first update, as a schedule in PyTorch or Optax does.
@@ -66,16 +65,6 @@ class Schedule(FrozenModel):
         ----------
         t : int
             Counts from 1: the number of steps (in sync mode: rounds) in the applied set after this push.
-
-        Returns
-        -------
-        float
-            >= 0.
-
-        Raises
-        ------
-        ConfigurationError
-            If the schedule's length is still "job".
         """
         assert t >= 1, f"updates count from 1, found {t}"
         if t <= self.warmup_steps:
@@ -91,11 +80,6 @@ class Schedule(FrozenModel):
         ----------
         total_steps : int
             Updates of the whole job: its steps, or in sync mode its rounds.
-
-        Raises
-        ------
-        ConfigurationError
-            If the warm-up leaves no update for the curve.
         """
         return self
 

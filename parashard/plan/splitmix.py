@@ -1,8 +1,7 @@
 """SplitMix64: 64-bit words that look random, each a function of a counter and a key alone.
 
 Pure integer arithmetic, so the words are the same on every machine, on NumPy and on CuPy. Knows nothing of what is
-drawn with them. Called by `parashard.plan.variables` (initial values), `parashard.data.synthetic` (examples) and
-`parashard.layers.dropout`; `parashard.plan.permutation` has a mix of its own.
+drawn with them.
 """
 
 from __future__ import annotations

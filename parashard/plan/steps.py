@@ -1,9 +1,8 @@
 """StepPlan: what step s of a job is, as a pure function: its epoch and its exact examples.
 
 A step determines its examples completely: any worker can compute it at any time, and recomputing it uses the same data.
-Where batches are split, a step is one part of a batch, and the parts of a batch follow each other.
-Knows nothing of leases, workers or where the examples come from. Called by the coordinator (how many steps there are)
-and by the workers (which examples a leased step has).
+Where batches are split, a step is one part of a batch, and the parts of a batch follow each other. Knows nothing of
+leases, workers or where the examples come from.
 """
 
 from __future__ import annotations

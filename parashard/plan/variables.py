@@ -1,7 +1,7 @@
 """Variables: named parameter arrays, and initial values that do not depend on which shard holds them.
 
-Owns the declaration of a variable and how its initial values are drawn. Knows nothing of partitions,
-shards or optimizers. Called by models (declare), the coordinator (places) and the shards (fill their rows).
+Owns the declaration of a variable and how its initial values are drawn. Knows nothing of partitions, shards or
+optimizers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Coordinator watchdog: stop a process in an orderly way after its coordinator has been unreachable for a while.
 
-For container engines that restart a failed process without end: the process exits as if asked to stop. Called by
-`parashard_server.__main__` and `parashard_worker.__main__`.
+For container engines that restart a failed process without end: the process exits as if asked to stop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A certificate authority for development and tests, and the credential folders of processes.
 
-Owns the contents of our certificates. Does not know what the roles may do, nor how certificates are used; in
-production another authority issues the same (SECURITY.md). Called by `parashard certs`.
+Owns the contents of our certificates. Does not know what the roles may do, nor how certificates are used; in production
+another authority issues the same (SECURITY.md).
 """
 
 from __future__ import annotations

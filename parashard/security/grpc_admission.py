@@ -2,8 +2,7 @@
 
 Owns the count and the two deadlines, which are of one message each, and decodes messages. gRPC's own bound counts no
 unread answers; its threads would wait without bound for a message that does not come, and it would keep an unread
-answer without bound. Does not know roles nor errors' statuses: those interceptors come first. Called by
-`parashard.protocol.rpc`.
+answer without bound. Does not know roles nor errors' statuses: those interceptors come first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Identities in certificates: URIs `parashard://ROLE/NAME` among the subject alternative names.
 
 Owns the form of these URIs. Does not verify certificates (TLS does) nor decide what a role may do
-(`parashard.security.roles`). Called by both, and where certificates are issued.
+(`parashard.security.roles`).
 """
 
 from __future__ import annotations

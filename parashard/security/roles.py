@@ -1,7 +1,7 @@
 """Which role may call what: one table, for gRPC and for the streams, and the check against it.
 
 Owns the table; a method that is not in it is always refused. Knows nothing of TLS or gRPC: it is given the URIs of a
-verified certificate. Called by `parashard.security.grpc_tls` and `parashard_server.serving.stream_server`.
+verified certificate.
 """
 
 from __future__ import annotations

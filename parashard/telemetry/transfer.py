@@ -1,7 +1,6 @@
 """Figures of the transfers that workers and shards have counted: how much overlapped, how much was not sent.
 
-Knows neither the processes nor the displays. Called by the coordinator's report and history, and by
-`parashard.display.status_tables`.
+Knows neither the processes nor the displays.
 """
 
 from __future__ import annotations

@@ -51,11 +51,6 @@ class ShardBuilder:
     open_device : callable
         Opens the GPU of such a name for a shard; None for "cpu".
 
-    Raises
-    ------
-    ConfigurationError
-        If the plan has no such shard, or the machine no such GPU.
-
     Attributes
     ----------
     push_memory : PushMemory
@@ -123,13 +118,6 @@ class ShardBuilder:
 
         The kernels load on a thread of their own meanwhile, and while the caller claims and reads; no push waits for
         them.
-
-        Raises
-        ------
-        DamagedCheckpoint, StoreFailed
-            If the first values in the store are not what was written, or it gives an error.
-        Unavailable
-            If this machine has no memory for the weights and what lies beside them.
         """
         try:
             shard = self._build(incarnation, state)

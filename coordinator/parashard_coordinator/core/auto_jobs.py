@@ -1,7 +1,6 @@
 """Steering: gives the controller of an `auto` job its figures, and applies what it decides.
 
-Pure: `now_s` is an argument. Called by `parashard_coordinator.core.core` after reports and before grants; in jobs of
-other policies nothing happens.
+Pure: `now_s` is an argument.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """DecisionStore: stores the state that a later coordinator of the run needs, decisions before they take effect.
 
 Owns when that state is stored, and what becomes of this process when it cannot be or when a later coordinator has
-claimed the run. Called by `parashard_coordinator.exclusive_core` after each decision, and by
-`parashard_coordinator.run.coordination`.
+claimed the run.
 """
 
 from __future__ import annotations

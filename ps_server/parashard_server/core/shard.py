@@ -126,22 +126,7 @@ class Shard:
             raise
 
     def pull(self, run: PullRun) -> Weights:
-        """Return views of what has moved in a run of the weights, and rows of tables; valid until the next call.
-
-        Raises
-        ------
-        WrongRun, StalePlan, StaleIncarnation
-            If the pull is not meant for this incarnation of this shard.
-        StaleRound
-            If it names a round that this shard does not stand at.
-        TooEarly
-            If it asks for a version that is still to come.
-        MalformedFrame
-            If the run is not within the shard's vector, cuts an element, or knows a version that never was; or if keys
-            are not ascending.
-        UnknownVariable
-            If there is no such table, or a key is of another shard.
-        """
+        """Return views of what has moved in a run of the weights, and rows of tables; valid until the next call."""
         if run.target != self.identity:
             self.check_target(run.target)
         begin, end = run.offset_bytes, run.offset_bytes + run.length_bytes

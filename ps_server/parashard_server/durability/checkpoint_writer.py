@@ -1,8 +1,7 @@
 """Writes a checkpoint to a store: tensors first, then the manifest that commits them; removes the files of a failure.
 
 Knows no thread and no schedule: the snapshot is complete before the call, and rows of tables come in pieces, each of
-them under the shard's lock. Called by
-`parashard_server.durability.checkpointer`.
+them under the shard's lock.
 """
 
 from __future__ import annotations

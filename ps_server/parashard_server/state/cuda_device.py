@@ -24,18 +24,7 @@ REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device 
 
 
 class CudaDevice:
-    """One CUDA device; see `parashard_server.state.cuda_storage.ShardDevice`.
-
-    Parameters
-    ----------
-    index : int
-        CUDA device number.
-
-    Raises
-    ------
-    ConfigurationError
-        If CuPy or the device is not there.
-    """
+    """One CUDA device; see `parashard_server.state.cuda_storage.ShardDevice`."""
 
     kernels: ModuleType = kernels
 
@@ -51,13 +40,7 @@ class CudaDevice:
         self._stream.use()
 
     def full(self, elements: int, value: float) -> Resident:
-        """Return a new vector.
-
-        Raises
-        ------
-        ConfigurationError
-            If the device has not enough memory.
-        """
+        """Return a new vector."""
         self.use()
         try:
             return self._cupy.full(elements, value, np.float32)
@@ -105,13 +88,7 @@ class CudaDevice:
 
 
 def open_device(asked: str, shard: int) -> CudaDevice | None:
-    """Return the device that "cuda" or "cuda:N" selects for a shard; None for "cpu".
-
-    Raises
-    ------
-    ConfigurationError
-        If CuPy or the device is missing, or the text is invalid.
-    """
+    """Return the device that "cuda" or "cuda:N" selects for a shard; None for "cpu"."""
     if asked == "cpu":
         return None
     index = cuda.index_of(asked, f"shard-{shard}")

@@ -1,7 +1,7 @@
 """Optimizer: a specification bound to its kernel, for one partition's run of a shard's flat vectors.
 
 Owns the slots of a rule and the learning rate of an update. Pure: no clock, no counter, no lock; it knows nothing of
-pushes, rounds or applied sets. Called by the shard, under its lock.
+pushes, rounds or applied sets.
 """
 
 from __future__ import annotations

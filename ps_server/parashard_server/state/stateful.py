@@ -1,7 +1,7 @@
 """Stateful: how state without gradients moves (`parashard.plan.state`).
 
-No optimizer, decay, clipping or schedule has a part in it, and an empty push leaves it alone. A few elements a
-layer: plain array operations, the same on NumPy's and CuPy's arrays. Called by `parashard_server.state.storage`.
+No optimizer, decay, clipping or schedule has a part in it, and an empty push leaves it alone. A few elements a layer:
+plain array operations, the same on NumPy's and CuPy's arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Storage: a shard's weights and optimizer slots, as flat float32 vectors, partitioned by the plan.
 
 Pure except for memory that may be shared with workers on this host (`parashard.transports.shared_weights`). Knows
-partitions, their encodings and the optimizer; knows no step, round or message. Called by
-`parashard_server.core.update_policies` (apply) and `parashard_server.core.shard` (read).
+partitions, their encodings and the optimizer; knows no step, round or message.
 """
 
 from __future__ import annotations
@@ -125,16 +124,7 @@ class Storage:
         return sum(slot.nbytes for slot in self.slots.values())
 
     def check_slices(self, slices: tuple[Slice, ...]) -> int:
-        """Return the total size of slices in bytes.
-
-        Raises
-        ------
-        UnknownVariable
-            If a slice is not one of the shard's partitions, or is named twice, or is frozen.
-        ShapeMismatch
-            If its rows have another length, or its encoding is not the plan's; or if state without a gradient is
-            missing, though the push is not empty.
-        """
+        """Return the total size of slices in bytes."""
         seen: set[Partition] = set()
         for piece in slices:
             p = piece.partition
@@ -166,11 +156,6 @@ class Storage:
         """Return a gradient in the shard's layout, as float32; elements without a slice are zero.
 
         Returns a view of `payload` if it has that layout, else scratch memory, valid until the next call.
-
-        Raises
-        ------
-        MalformedFrame, NonFiniteGradient
-            If an encoded slice is invalid.
         """
         if tuple(s.partition for s in slices) == tuple(self._placed) and all(s.dtype is DType.FLOAT32 for s in slices):
             return np.frombuffer(payload, "<f4")

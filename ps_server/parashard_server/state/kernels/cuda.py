@@ -1,7 +1,6 @@
 """The update rules as CUDA kernels, by CuPy: the signatures of `fused`, on vectors of a GPU.
 
-Launches on the calling thread's current device and stream; knows no shard. Called by `parashard_server.state.optimizer`
-for a shard on a GPU. See `reference` for what each function does.
+Launches on the calling thread's current device and stream; knows no shard. See `reference` for what each function does.
 
 Each element goes through the operations of its rule in their order, with one rounding each: no contraction of a
 product and a sum into one (`--fmad=false`), and NVRTC's defaults for the rest, which are correctly rounded division and

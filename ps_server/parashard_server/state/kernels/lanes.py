@@ -1,7 +1,6 @@
 """Lanes: a thread pool that processes a vector in parallel runs.
 
-Owns the division of vectors into runs and their distribution. Knows nothing of what a loop computes. Called by
-`parashard_server.state.kernels.fused`, in the thread of a push.
+Owns the division of vectors into runs and their distribution. Knows nothing of what a loop computes.
 
 Threads suffice, because the loops release the GIL. A loop's result for an element must depend on that element
 alone, so that the bits depend neither on the number of lanes nor on the division.

@@ -31,12 +31,7 @@ def bias_corrections(beta1: float, beta2: float, t: int | NDArray[np.uint32]) ->
 
 
 class _Known:
-    """`bias_corrections` for many t at once: figures for each t are computed once, and kept.
-
-    Parameters
-    ----------
-    beta1, beta2 : float
-    """
+    """`bias_corrections` for many t at once: figures for each t are computed once, and kept."""
 
     def __init__(self, beta1: float, beta2: float) -> None:
         self._betas = (beta1, beta2)

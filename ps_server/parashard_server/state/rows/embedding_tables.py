@@ -1,8 +1,7 @@
 """EmbeddingTables: the embedding tables of one shard, and what a step pushes for their rows.
 
 Every check of a push comes before its first write. Rows are pushed with a step's dense gradient and move with it (P1,
-P4): at once, or where a round ends by the sum of the round's. Knows no step, no message's header and no lock. Called by
-`parashard_server.core`.
+P4): at once, or where a round ends by the sum of the round's. Knows no step, no message's header and no lock.
 """
 
 from __future__ import annotations
@@ -156,21 +155,6 @@ class EmbeddingTables:
             What was taken before and has not moved rows yet: of the room that there is, theirs is reserved.
         now : int
             Steps (in sync mode: rounds) that are applied.
-
-        Raises
-        ------
-        UnknownVariable
-            If there is no such table, or a key is of another shard.
-        ShapeMismatch
-            If rows have another length than the table's.
-        LimitExceeded
-            If there are more keys than a step of the table may use.
-        MalformedFrame
-            If keys are not ascending.
-        NonFiniteGradient
-            If a value is not finite.
-        JobFailed
-            If a table has no room for so many more rows (P34).
         """
         before = tuple(waiting)
         for name, (keys, values) in pushed.items():
@@ -183,17 +167,7 @@ class EmbeddingTables:
         return pushed
 
     def check_slices(self, slices: Sequence[RowSlice]) -> None:
-        """Refuse gradients of rows that are not declared as their table's, before they are decoded.
-
-        Raises
-        ------
-        UnknownVariable
-            If there is no such table.
-        ShapeMismatch
-            If rows have another length than the table's, or their encoding is not the table's.
-        LimitExceeded
-            If there are more keys than a step of the table may use.
-        """
+        """Refuse gradients of rows that are not declared as their table's, before they are decoded."""
         for name, rows, row_elements, dtype in slices:
             self._check_shape(name, rows, row_elements)
             due = row_codec.dtype_of(self._of(name).table)
@@ -206,15 +180,7 @@ class EmbeddingTables:
             self.by_name[piece.table].pushed_bytes += piece.size_bytes
 
     def check_keys(self, wanted: Mapping[str, Keys]) -> None:
-        """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers.
-
-        Raises
-        ------
-        UnknownVariable, MalformedFrame
-            As `checked`.
-        LimitExceeded
-            If the rows might have more than `ROWS_BYTES_MAX`.
-        """
+        """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers."""
         answer_bytes = 0
         for name, keys in wanted.items():
             answer_bytes += answer_bytes_of(len(keys), self._of(name).table.row_elements)
@@ -355,15 +321,7 @@ def _is_chain_over(files: Sequence[TableFile]) -> bool:
 
 
 def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
-    """Return the gradients of rows in a payload, as views of it where they are not encoded.
-
-    Raises
-    ------
-    MalformedFrame
-        If a table is named twice, or the slices are not as long as the payload, or an encoded one is invalid.
-    NonFiniteGradient
-        If an encoded value is not finite.
-    """
+    """Return the gradients of rows in a payload, as views of it where they are not encoded."""
     needed = sum(piece.size_bytes for piece in slices)
     if needed != payload.nbytes:
         raise MalformedFrame(f"the rows of tables need {needed} bytes, the push has {payload.nbytes} for them")

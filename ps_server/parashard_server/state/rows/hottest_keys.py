@@ -3,7 +3,7 @@
 How often a row was pushed is in its record (its t), so nothing is counted beside it, nothing is estimated, and a
 restored shard knows as much as the one before it. A sketch of pushes would tell less: a key is in a push once, so its
 share of all pushed keys is at most one in a push's keys, below what a bounded number of counters can tell from none.
-Knows no index and no lock. Called by `parashard_server.state.rows.records`.
+Knows no index and no lock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LiveRows: the rows of a shard's tables as readers see them while pushes move them.
 
 Owns the notes of what changed, and the order of keys in which buckets are read. Each call reads at most PIECE_BYTES and
-is made under the shard's lock, but for `sorted_rows`. Changes no row. Called by `parashard_server.serving.live_reads`.
+is made under the shard's lock, but for `sorted_rows`. Changes no row.
 """
 
 from __future__ import annotations
@@ -95,12 +95,7 @@ class Order(NamedTuple):
 
 
 class LiveRows:
-    """The rows of a shard's tables, to be read.
-
-    Parameters
-    ----------
-    tables : mapping of str to TableRows
-    """
+    """The rows of a shard's tables, to be read."""
 
     def __init__(self, tables: Mapping[str, TableRows]) -> None:
         self._tables = tables
@@ -136,13 +131,7 @@ class LiveRows:
         return Changes(position, False, position == self.notes.end, read)
 
     def order(self, table: str, position: int) -> Order | None:
-        """Return an order in which what is left out is noted since a position; None: one is to be made.
-
-        Raises
-        ------
-        UnknownVariable
-            If there is no such table.
-        """
+        """Return an order in which what is left out is noted since a position; None: one is to be made."""
         self._table(table)
         self._idle_looks = 0
         order = self._orders.get(table)

@@ -2,7 +2,7 @@
 
 Owns memory, index, and what checkpoints lack. What is gone by the rules is hidden from every search, and its record
 swept later, a few with each push; while a checkpoint is saved no record that it may need is used again. Knows no
-gradient, no step and no lock. Called by `parashard_server.state.rows.table_rows`.
+gradient, no step and no lock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """References: records that were noted, in arrays of one length, so that no note takes longer as they grow in number.
 
-Knows not what they were noted for. Called by `parashard_server.state.rows.records`.
+Knows not what they were noted for.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ in proportion; 8 more are its tag. So the ascending keys of a push or a pull go 
 other. A place has a tag (0: empty) and a reference; the key itself is in the row's record. Linear probing; segments
 grow to twice their size at 85 % of it. They begin with different sizes, so that they do not all grow in the same push,
 and their mean load hardly changes. Owns these arrays; `parashard_server.state.kernels.index_loops` knows the layout,
-too. Called by `parashard_server.state.rows.records`, under the shard's lock.
+too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Regions of virtual memory that take memory as they are used, and records of rows in one.
 
 A region never moves and is never copied to grow, so that a row stays where it is for as long as it lives. Knows no key
-and no arithmetic. Called by `parashard_server.state.rows`.
+and no arithmetic.
 """
 
 from __future__ import annotations
@@ -35,11 +35,6 @@ class Region:
         random reads of many rows about twice as fast.
     small_bytes : int
         At its beginning, on small pages: whole large pages.
-
-    Raises
-    ------
-    MemoryError
-        If there are not so many addresses.
     """
 
     def __init__(self, size_bytes: int, *, dense: bool = True, small_bytes: int = 0) -> None:

@@ -2,8 +2,7 @@
 
 A bounded log of references and keys, kept from a first reader's request on. When it is full its older half is dropped,
 or all of it where nobody has asked since: nothing is noted then until a reader asks again. Each item has a position,
-which never repeats. Knows no row's values. Called by `parashard_server.state.rows.live_rows`, and by records as they
-change.
+which never repeats. Knows no row's values.
 """
 
 from __future__ import annotations
@@ -49,11 +48,6 @@ class RowNotes:
     ----------
     most : callable
         Returns how many items may be kept now.
-
-    Attributes
-    ----------
-    end : int
-        Position of the next item.
     """
 
     def __init__(self, most: Callable[[], int]) -> None:

@@ -1,9 +1,8 @@
 """RowSaving: rows of a table as they were at a cut, saved piece by piece beside the pushes that move them.
 
-The first push that moves a row after the cut keeps an image of its record, unless the row is saved by then; a piece
-has images where there are some, else the records. Pushes wait for a piece of at most PIECE_BYTES, and the images'
-bytes are bounded: beyond that the save is given up, never a push. Every call is made under the shard's lock, but for
-`prepare`. Called by `parashard_server.state.rows.table_rows` and the writer of checkpoints.
+The first push that moves a row after the cut keeps an image of its record, unless the row is saved by then; a piece has
+images where there are some, else the records. Pushes wait for a piece of at most PIECE_BYTES, and the images' bytes are
+bounded: beyond that the save is given up, never a push. Every call is made under the shard's lock, but for `prepare`.
 """
 
 from __future__ import annotations
@@ -135,13 +134,7 @@ class RowSaving:
         return room
 
     def next_piece(self, into: Float32s) -> int:
-        """Copy records of the next rows to the beginning of `into`; return how many floats these are, 0: no more.
-
-        Raises
-        ------
-        Unavailable
-            If the save was given up.
-        """
+        """Copy records of the next rows to the beginning of `into`; return how many floats these are, 0: no more."""
         if self.given_up:
             raise Unavailable(
                 "while a checkpoint was saved pushes moved more rows than "

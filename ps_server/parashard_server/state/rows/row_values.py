@@ -1,6 +1,6 @@
 """RowValues: the values of rows as they are kept: float32, or float16 or bfloat16, two in a word.
 
-Owns the way between a record's words and float32. Pure. Called by `parashard_server.state.rows`.
+Owns the way between a record's words and float32. Pure.
 """
 
 from __future__ import annotations

@@ -112,13 +112,7 @@ class TableRows:
         return found
 
     def check_room(self, pushed: Sequence[Keys], now: int) -> None:
-        """Refuse what could not be taken.
-
-        Raises
-        ------
-        JobFailed
-            If there is not room for all of these keys that have no row (P34), or are not counted.
-        """
+        """Refuse what could not be taken."""
         most = sum(map(len, pushed))
         for records in self.saved.values():
             if records.rows + most <= self.table.rows_max:
@@ -222,15 +216,7 @@ class TableRows:
         return list(zip(keys.tolist(), (pushes for _, pushes in found), strict=True))
 
     def restore(self, name: str, stored: StoredRows, now: int) -> None:
-        """Take rows of a checkpoint, whose keys have none here, or keys that are counted, as the name says.
-
-        Raises
-        ------
-        JobFailed
-            If there is no room for them.
-        DamagedCheckpoint
-            If their slots are not the optimizer's.
-        """
+        """Take rows of a checkpoint, whose keys have none here, or keys that are counted, as the name says."""
         records = self.saved[name]
         values = self._values if records is self.records else NO_VALUES
         slots = dict.fromkeys(self._optimizer.slots, self.table.slot_elements) if records is self.records else {}
@@ -249,15 +235,7 @@ class TableRows:
         records.restore(stored, values.words_of(stored.values))
 
     def begin_with(self, rows: KeyedRows) -> None:
-        """Take rows that are there from the start, with the optimizer's state or a new one; none has a row here yet.
-
-        Raises
-        ------
-        JobFailed
-            If there is no room for them.
-        DamagedCheckpoint
-            If they have another length.
-        """
+        """Take rows that are there from the start, with the optimizer's state or a new one; none has a row here yet."""
         if rows.values.shape[1] != self._row_elements:
             raise DamagedCheckpoint(
                 f"table {self.table.name!r} begins with rows of {rows.values.shape[1]} elements; due: "
