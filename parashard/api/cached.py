@@ -16,7 +16,7 @@ import numpy as np
 
 from parashard.api.datasets import Targets, check_form, example_of, form_of, named_parts
 from parashard.api.examples import is_loader, of_the_data
-from parashard.api.generators import generators_seeded
+from parashard.api.transforms import generators_seeded
 from parashard.data.arrays import check_digits
 from parashard.data.base import BadExample
 from parashard.data.cache import CacheWriter, read_cache

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from parashard.api.arrays import allowed, handed_out, numbers_of, spread, tree_of
-from parashard.api.generators import generators_seeded
+from parashard.api.transforms import generators_seeded
 from parashard.data.arrays import check_digits, fingerprint
 from parashard.data.base import BadExample, Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.code import CODE_FILE, Code, RunCode, note_code, resumed_code, write_code
-from parashard.api.generators import kept_generators
 from parashard.api.script import SCRIPT
 from parashard.api.trained_model import TrainedModel
 from parashard.api.trained_optimizer import TrainedOptimizer, updates_after
+from parashard.api.transforms import kept_generators
 from parashard.api.user_calls import warn
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.running import Callbacks
@@ -51,8 +51,6 @@ class FitCall(NamedTuple):
         What computes the job's steps, of which examples.
     code : Code
         What computes, as it is now.
-    texts : mapping of str to bytes
-        Its texts, by path.
     callbacks : list of Callback
         As `parashard.callbacks.running.checked` returned them.
     wait : bool, optional
@@ -70,7 +68,6 @@ class FitCall(NamedTuple):
     model: Model
     source: DataSource
     code: Code
-    texts: Mapping[str, bytes]
     callbacks: list[Callback]
     wait: bool | None
     trainer: object
@@ -145,7 +142,7 @@ def _run(
         if code.is_changed:
             view.say("going on with code that was changed since the run began (accept_code_change)")
         follower = _follower(call, run, view)
-        write_code(run_dir, code, call.texts)
+        write_code(run_dir, code, SCRIPT.sources.texts() if call.code.name else {})
         write_program(run_dir, SCRIPT.program("fit"))
         SCRIPT.write_answers(run_dir)
         with kept_generators():

@@ -16,7 +16,6 @@ import numpy as np
 
 from parashard.api.batching import Accumulated, checked_size, piece_sizes
 from parashard.api.examples import Indexed, joined, of_the_data
-from parashard.api.generators import kept_generators
 from parashard.api.loss_checks import (
     EXAMPLES_TRIED,
     Splitting,
@@ -28,6 +27,7 @@ from parashard.api.loss_checks import (
 from parashard.api.optimizers import Mapped, variable_settings
 from parashard.api.trained_optimizer import TrainedOptimizer
 from parashard.api.trained_rows import TrainedRows, tables_of_model
+from parashard.api.transforms import kept_generators
 from parashard.callbacks.base import Training
 from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of
 from parashard.data.tree import Tree, leaves, rows_of

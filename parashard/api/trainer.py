@@ -417,14 +417,12 @@ class Trainer:
         loaded = job_of(program, self._strategy, self._optimizer.spec, job, self._settings, **tables)
         constants = present.fixed_sha256()
         code = SCRIPT.code(constants) if self._has_script else code_of_constants(constants)
-        texts = SCRIPT.sources.texts() if self._has_script else {}
         return FitCall(
             loaded,
             present,
             model,
             source,
             code,
-            texts,
             called,
             wait_for_callbacks,
             self,

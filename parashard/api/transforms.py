@@ -1,12 +1,16 @@
 """Transforms of training examples: a user's function, and a generator that is the same wherever a step is computed.
 
-Owns how the function is called and what it may return. Called by `parashard.api.source`.
+Owns how the function is called and what it may return, and what of the process's own generators a user's code sees.
+Called by `parashard.api.source`, and around what a dataset or a fit computes.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -89,3 +93,37 @@ def _pair(function: Any, given: Tree, rng: np.random.Generator, where: str) -> t
         return tree_of(made[0], f"{where}: inputs", numbers_of), tree_of(made[1], f"{where}: targets", numbers_of)
     except BadData as error:
         raise BadExample(error.message) from error
+
+
+@contextmanager
+def kept_generators(*, gpus: bool = True) -> Iterator[None]:
+    """Leave Python's, NumPy's and PyTorch's generators as they were: the user's own draws go on as if there was none.
+
+    PyTorch's are kept where it is imported already; those of GPUs, if they are asked for, where one is in use.
+    """
+    torch: Any = sys.modules.get("torch")
+    pythons, numpys = random.getstate(), np.random.get_state()
+    torchs = None if torch is None else torch.get_rng_state()
+    in_use = gpus and torch is not None and torch.cuda.is_initialized()
+    of_gpus = torch.cuda.get_rng_state_all() if in_use else None
+    try:
+        yield
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)
+        if torchs is not None:
+            torch.set_rng_state(torchs)
+        if of_gpus is not None:
+            torch.cuda.set_rng_state_all(of_gpus)
+
+
+@contextmanager
+def generators_seeded(seed: int) -> Iterator[None]:
+    """Set the process's generators for a while: of Python, of NumPy, and of PyTorch where it is imported."""
+    torch: Any = sys.modules.get("torch")
+    with kept_generators(gpus=False):  # a step's items are computed on the host
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        if torch is not None:
+            torch.default_generator.manual_seed(seed)
+        yield

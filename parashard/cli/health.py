@@ -23,8 +23,8 @@ REASON_BYTES_MAX = 200  # read of an answer: any program may listen there
 def ask(address: str, *, live: bool, timeout_s: float) -> None:
     """Raise unless the service at an HTTP address is ready, or with `live` answers at all.
 
-    Raises NotReady if it answers that it is not; with its reason; Unreachable if nothing answers; WrongRun if something
-    other than a parashard service answers.
+    Raises NotReady with its reason if it answers that it is not, Unreachable if nothing answers, and WrongRun if
+    something other than a parashard service answers.
 
     /livez answers as long as the process does, /readyz says why it is not ready. `timeout_s` is for the connection, and
     for each part of the answer.
