@@ -32,7 +32,6 @@ from parashard.data.base import Batch
 from parashard.data.tree import rows_of
 from parashard.display.live import JobView
 from parashard.errors import NonFiniteGradient, StaleRequest
-from parashard.job.embeddings import tables_of
 from parashard.launch.runs import Run
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.store import open_store
@@ -40,9 +39,8 @@ from parashard_coordinator.core.calls import CompletedStep, LeaseCall
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.run.job_start import new_job_record
-from parashard_worker.computing import Task
 from parashard_worker.device import open_device
-from parashard_worker.round_weights import round_weights
+from parashard_worker.loading import task_of
 from parashard_worker.worker import AUTO_DEPTH
 
 STEP_S = 0.1
@@ -147,19 +145,8 @@ class _Simulation:
         self._trial, self._schedule, self._method = trial, schedule, method
         self._random = random.Random(seed)
         self._depth_max = AUTO_DEPTH if policy.kind == "auto" else schedule.depth
-        round_steps = policy.bound if policy.kind == "sync" else None
-        self._task = Task(
-            model=call.model,
-            source=call.source,
-            steps=resolved.steps,
-            plan=resolved.plan,
-            device=open_device("cpu", "lab"),
-            clip_norm=job.step_clip_norm,
-            variable_clip_norm=job.optimizer.variable_clip_norm,
-            round_steps=round_steps,
-            tables={table.name: table for table in tables_of(job)},
-            weights=round_weights(job, resolved.steps, call.source, call.model),
-        )
+        device = open_device("cpu", "lab")
+        self._task = task_of(job, resolved.steps, resolved.plan, call.model, call.source, device)
         variables = resolved.plan.variables.values()
         self._names = sorted(variable.name for variable in variables if not variable.state and not variable.frozen)
         self._shard = VirtualShard(begun)

@@ -27,10 +27,12 @@ from parashard.models.base import Model
 from parashard.models.building import build_model, code_sha256
 from parashard.models.looking_up import check_looks_up
 from parashard.plan.partition import Plan
+from parashard.plan.steps import StepPlan
 from parashard.process.compute_threads import limit_threads, thread_variables, threads_for
 from parashard.process.logs import log
+from parashard.process.starts import WorkerStart
 from parashard_worker.computing import Task
-from parashard_worker.device import open_device
+from parashard_worker.device import Device, open_device
 from parashard_worker.round_weights import round_weights
 
 
@@ -55,6 +57,8 @@ class OwnTask(NamedTuple):
 
 NAMED_BY_JOB = OwnTask()
 """Nothing is the program's own."""
+ANY_WORKER = WorkerStart(connect="")
+"""The next free name, on the job's device."""
 
 
 def job_of(reply: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:
@@ -80,53 +84,45 @@ def load_task(
     reply: pb.GetJobReply,
     job: Job,
     own: OwnTask = NAMED_BY_JOB,
+    start: WorkerStart = ANY_WORKER,
     *,
     threads: int | None,
-    worker: str = "",
-    device: str = "",
-    model_folder: Path | None = None,
 ) -> Task:
-    """Return what a worker computes.
+    """Return what a worker computes of the coordinator's job; `job` is the same, as it is on this machine.
 
-    Raises WrongRun if data, model or another part of the job is not the coordinator's.
-
-    Parameters
-    ----------
-    reply : GetJobReply
-        What the coordinator says of the job.
-    job : Job
-        The same, with what is different on this machine.
-    threads : int, optional
-        To which compute libraries are limited; None: they stay as they are.
-    model_folder : Path, optional
-        Where a model that the job names is looked up; None: where the coordinator does.
+    `threads` is to how many compute libraries are limited; None: they stay as they are. Raises WrongRun if data, model
+    or another part of the job is not the coordinator's.
     """
-    opened_device = open_device(device or job.cluster.device, worker)
-    opened = open_source(job.data) if own.source is None else own.source
+    device = open_device(start.device or job.cluster.device, start.name)
+    source = open_source(job.data) if own.source is None else own.source
     if threads is not None:
         limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
-    spec = opened.spec
+    spec = source.spec
     _check_data(job, spec, reply)
     plan = plan_from(reply.plan)
     codec.warm_up(plan.variables.values())
-    folder = model_folder or (Path(reply.model_folder) if reply.model_folder else None)
+    folder = start.model_folder or (Path(reply.model_folder) if reply.model_folder else None)
     _check_identity(job, spec, plan, reply, code_sha256(job.model, folder) if own.model is None else own.model_sha256)
-    policy = job.consistency.policy
     tables = tables_of(job)
-    built = build_model(job.model, spec, job.job.seed, folder, tables) if own.model is None else own.model
-    check_looks_up(built, {table.name: table for table in tables})
-    steps = job.steps(spec.examples, batched=spec.batched)
+    model = build_model(job.model, spec, job.job.seed, folder, tables) if own.model is None else own.model
+    check_looks_up(model, {table.name: table for table in tables})
+    return task_of(job, job.steps(spec.examples, batched=spec.batched), plan, model, source, device)
+
+
+def task_of(job: Job, steps: StepPlan, plan: Plan, model: Model, source: DataSource, device: Device) -> Task:
+    """Return what a model computes of a job, on a device."""
+    policy = job.consistency.policy
     return Task(
-        model=built,
-        source=opened,
+        model=model,
+        source=source,
         steps=steps,
         plan=plan,
-        device=opened_device,
+        device=device,
         clip_norm=job.step_clip_norm,
         variable_clip_norm=job.optimizer.variable_clip_norm,
         round_steps=policy.bound if policy.kind == "sync" else None,
-        tables={table.name: table for table in tables},
-        weights=round_weights(job, steps, opened, built),
+        tables={table.name: table for table in tables_of(job)},
+        weights=round_weights(job, steps, source, model),
     )
 
 

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +54,7 @@ from parashard.protocol.coordinator_client import CoordinatorClient, find_coordi
 from parashard_worker.computing import NOT_FLOATING_POINT, Task, sendable
 from parashard_worker.device import Cpu
 from parashard_worker.evaluating import check_store, evaluate, keep_evaluated
-from parashard_worker.loading import job_of, load_task
+from parashard_worker.loading import ANY_WORKER, job_of, load_task
 from parashard_worker.membership import Membership
 from parashard_worker.round_weights import round_weights
 from parashard_worker.session import LeasedStep, Reading, Session
@@ -175,7 +175,7 @@ class ProgramSession:
             device, self._plan = Cpu(), plan_from(reply.plan)
             if self._data and SCRIPT not in (job.data.source, job.model.kind):
                 check_store(reply)
-                self._task = load_task(reply, job, threads=None, device="cpu")
+                self._task = load_task(reply, job, start=replace(ANY_WORKER, device="cpu"), threads=None)
             self._check_keys()
             self._job_seed = job.job.seed
             self._clips = job.step_clip_norm, job.optimizer.variable_clip_norm

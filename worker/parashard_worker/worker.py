@@ -34,7 +34,7 @@ from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
 from parashard_worker.evaluating import check_store, keep_evaluated
 from parashard_worker.leasing import Leasing, end_process
-from parashard_worker.loading import NAMED_BY_JOB, OwnTask, job_of, limit_compute_threads, load_task
+from parashard_worker.loading import ANY_WORKER, NAMED_BY_JOB, OwnTask, job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
 from parashard_worker.membership import LEAVE_S, Membership
 from parashard_worker.session import Session
@@ -42,7 +42,6 @@ from parashard_worker.session import Session
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
-ANY_WORKER = WorkerStart(connect="")
 AUTO_DEPTH = 1  # most steps beside the present one in `auto`, where the coordinator says how many
 TOLD_MAX = 10  # warnings
 TEXT_MAX = 300  # characters of one
@@ -112,15 +111,7 @@ class Worker:
         coordinator.retry_budget_s = job.cluster.retry_budget_s
         check_store(reply)
         threads = limit_compute_threads(job, own_process=self._own_process)
-        task = load_task(
-            reply,
-            job,
-            self._own,
-            threads=threads,
-            worker=start.name,
-            device=start.device,
-            model_folder=start.model_folder,
-        )
+        task = load_task(reply, job, self._own, start, threads=threads)
         metrics = Metrics("worker", self._credentials)
         joined = False
         http = HttpPort(start.host, start.http_port, metrics, lambda: "" if joined else "not in the job yet")
