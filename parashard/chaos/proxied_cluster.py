@@ -7,15 +7,62 @@ affects both, as if the network between two hosts had failed. Does not know when
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from parashard.chaos.proxy import Link, LinkFaults, Proxy
-from parashard.chaos.small_disk import SmallDisk
+from parashard.errors import ConfigurationError
 from parashard.launch.local_cluster import END_GRACE_S, LocalCluster, Process
 from parashard.launch.thread_child import ThreadChild
 from parashard.process import failpoints
+
+SMALL_BYTES_MAX = 256 << 20
+PIECE_BYTES = (1 << 20, 4096, 1)
+FILLER_FILE = "filler"
+
+
+def check_small(folder: Path) -> None:
+    """Refuse a folder whose file system is not a small one."""
+    found = os.statvfs(folder)
+    size_bytes = found.f_blocks * found.f_frsize
+    if size_bytes > SMALL_BYTES_MAX:
+        raise ConfigurationError(
+            f"--disk fills the file system of the run directory: {folder} is on one of {size_bytes >> 20} MiB; allowed "
+            f"are at most {SMALL_BYTES_MAX >> 20} MiB, such as mount -t tmpfs -o size=32m tmpfs FOLDER, with "
+            "--run-dir FOLDER/run"
+        )
+
+
+class SmallDisk:
+    """The file system of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._filler = folder / FILLER_FILE
+
+    def fill(self) -> None:
+        """Write until the disk is full to the last byte; at most `SMALL_BYTES_MAX`."""
+        descriptor = os.open(self._filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            for piece_bytes in PIECE_BYTES:
+                piece = bytes(piece_bytes)
+                try:
+                    while os.fstat(descriptor).st_size < SMALL_BYTES_MAX:
+                        os.write(descriptor, piece)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+        finally:
+            os.close(descriptor)
+
+    def free(self) -> None:
+        """Remove the filler file."""
+        with suppress(FileNotFoundError):
+            self._filler.unlink()
+
 
 COORDINATOR = "coordinator"
 STRAYS_MAX = 4  # at a time

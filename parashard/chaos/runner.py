@@ -16,10 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from parashard.chaos.campaign import Campaign
-from parashard.chaos.proxied_cluster import ProxiedCluster
+from parashard.chaos.proxied_cluster import ProxiedCluster, check_small
 from parashard.chaos.proxy import Proxy
 from parashard.chaos.schedule import DISK_KINDS, LENGTHS_S, LINK_KINDS, ScheduledFault, scheduled_faults, targets_of
-from parashard.chaos.small_disk import check_small
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override

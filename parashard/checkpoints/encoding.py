@@ -1,8 +1,7 @@
 """Records: the small JSON files of the store, as bytes.
 
 The encoding is canonical and covered by a SHA-256, so that a change of any bit is found before anything is parsed.
-Knows no kind of record: those are in `manifest`. Called by shards, which write their manifests, by the coordinator,
-which writes the other kinds, and by the catalogue, which reads them.
+Knows no kind of record: those are in `manifest`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rows of embedding tables that a job begins with, such as those of an earlier run, in the store of its run.
 
 They lie beside the job's other initial values, in files like those of a checkpoint; the manifest of initial values
-names them. Knows no shard. Called by the coordinator, the shards and the check of a store.
+names them. Knows no shard.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from parashard.checkpoints.catalogue import Catalogue, initial_folder, place_of
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, initial_folder, place_of
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import InitialManifest, TableFile
-from parashard.checkpoints.row_files import FILE_BYTES, PREFIX, StoredRows, TableChange, as_bytes, parsed, rows_within
+from parashard.checkpoints.row_files import FILE_BYTES, StoredRows, TableChange, TableWriter, parsed, rows_within
 from parashard.checkpoints.tensors import read_file
-from parashard.plan.embedding import BUCKETS, KEY_BYTES, KeyedRows, buckets_of, rows_sha256
+from parashard.plan.embedding import BUCKETS, KEY_BYTES, KeyedRows, rows_sha256
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.slots import NO_SLOTS, Slots, slots_sha256
 from parashard.plan.variables import Float32s, values_sha256
@@ -39,7 +39,7 @@ def write_initial_rows(
 
     After a `StoreFailed` some of the files may be there; without a manifest they are ignored.
     """
-    files: list[TableFile] = []
+    writer = TableWriter(store, CheckpointId(0, 0, incarnation, 1), initial_folder(job_digest, incarnation))
     for table, (keys, values, t, slots) in sorted(rows.items()):
         of_row = values.shape[1] + sum(part.shape[1] for part in slots.values())
         at_once = max(1, FILE_BYTES // (KEY_BYTES + ELEMENT_BYTES * (2 + of_row)))
@@ -48,24 +48,8 @@ def write_initial_rows(
             never = np.zeros(len(keys[some]), np.uint32)
             kept = {slot: part[some] for slot, part in slots.items()}
             stored = StoredRows(keys[some], never if t is None else t[some], never, values[some], kept)
-            content = as_bytes(TableChange(table, stored, _NO_KEYS))
-            name = f"{PREFIX}-{len(files)}.safetensors"
-            store.create(f"{initial_folder(job_digest, incarnation)}/{name}", content)
-            first, last = buckets_of(keys[some][[0, -1]]).tolist()
-            files.append(
-                TableFile(
-                    name=name,
-                    size_bytes=len(content),
-                    sha256=sha256_of(content),
-                    incarnation=incarnation,
-                    number=1,
-                    table=table,
-                    rows=len(keys[some]),
-                    gone=0,
-                    buckets=(first, last + 1),
-                )
-            )
-    return tuple(files)
+            writer.write(TableChange(table, stored, _NO_KEYS))
+    return tuple(writer.files)
 
 
 def iterate_initial_rows(

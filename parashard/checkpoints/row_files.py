@@ -2,9 +2,8 @@
 
 A file has some rows of one table: keys (the mixed ones, so that those of a shard's buckets lie together), t, last use,
 values and optimizer slots; and keys whose rows are gone. A manifest names all files that make its rows, those of
-earlier checkpoints, too (P33): what was written later counts. So a checkpoint needs no other manifest, and an
-increment costs what has changed. Knows manifests and tables, and nothing of how rows lie in memory. Called by the
-shards and the coordinator.
+earlier checkpoints, too (P33): what was written later counts. So a checkpoint needs no other manifest, and an increment
+costs what has changed. Knows manifests and tables, and nothing of how rows lie in memory.
 """
 
 from __future__ import annotations
@@ -59,10 +58,11 @@ class TableChange(NamedTuple):
 
 
 class TableWriter:
-    """Writes the files of one checkpoint, `FOLDER/tables-0.safetensors`, `tables-1...`."""
+    """Writes the files of one checkpoint, `FOLDER/tables-0.safetensors`, `tables-1...`, by default in its folder."""
 
-    def __init__(self, store: Store, id_: CheckpointId) -> None:
+    def __init__(self, store: Store, id_: CheckpointId, folder: str = "") -> None:
         self._store = store
+        self._folder = folder or id_.folder
         self._id = id_
         self.files: list[TableFile] = []
 
@@ -74,7 +74,7 @@ class TableWriter:
         rows, gone = change.rows, change.gone
         content = as_bytes(change)
         name = f"{PREFIX}-{len(self.files)}.safetensors"
-        self._store.create(f"{self._id.folder}/{name}", content)
+        self._store.create(f"{self._folder}/{name}", content)
         ends = buckets_of(np.concatenate([part[[0, -1]] for part in (rows.keys, gone) if len(part)]))
         self.files.append(
             TableFile(

@@ -1,21 +1,20 @@
-"""Initial state of a shard, read from its own checkpoint or cut from those of another sharding (resharding).
+"""State of a shard, from its newest checkpoint that verifies, or cut from those of another sharding (resharding).
 
-Knows stores, manifests and plans; nothing of optimizers or of a shard's memory. Called by the shards when they start
-and by `parashard checkpoint export`.
+Knows stores, manifests and plans; nothing of optimizers or of a shard's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId, initial_folder, initial_name, place_of
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, Newest, initial_folder, initial_name, place_of
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.row_files import StoredRows, iterate_rows
 from parashard.checkpoints.tensors import iterate_files, iterate_tensors, read_tensors, slot_tensor, variable_tensor
-from parashard.errors import DamagedCheckpoint
+from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Float32s, Variable
@@ -166,18 +165,19 @@ def whole_variables(shapes: Mapping[str, tuple[int, ...]]) -> list[Partition]:
 
 def whole_model(store: Store, job: JobManifest) -> dict[str, Float32s]:
     """Return every variable of a drained checkpoint by name, with its own shape; raises as `assemble`."""
-    plan = plan_of(store, job)
-    whole = whole_variables({name: variable.shape for name, variable in plan.variables.items()})
-    state = assemble(store, job, plan, whole, ())
-    return {p.variable: array for p, array in state.variables.items()}
+    return {p.variable: array for p, array in _whole(store, job, ()).variables.items()}
 
 
 def whole_slots(store: Store, job: JobManifest, slots: Sequence[str]) -> dict[str, dict[str, Float32s]]:
     """Return the optimizer's state of a drained checkpoint, by slot and variable; raises as `assemble`."""
+    state = _whole(store, job, slots)
+    return {slot: {p.variable: array for p, array in of_slot.items()} for slot, of_slot in state.slots.items()}
+
+
+def _whole(store: Store, job: JobManifest, slots: Sequence[str]) -> ShardState:
     plan = plan_of(store, job)
     whole = whole_variables({name: variable.shape for name, variable in plan.variables.items()})
-    state = assemble(store, job, plan, whole, slots)
-    return {slot: {p.variable: array for p, array in of_slot.items()} for slot, of_slot in state.slots.items()}
+    return assemble(store, job, plan, whole, slots)
 
 
 def plan_of(store: Store, job: JobManifest) -> Plan:
@@ -229,3 +229,52 @@ def _copy(
                 rows[start - target.row_start : stop - target.row_start] = shaped[
                     start - source.row_start : stop - source.row_start
                 ]
+
+
+Skipped = list[tuple[CheckpointId, StoreFailed]]
+"""The checkpoints that were skipped, and why: most are damaged."""
+
+
+def newest_verified(
+    catalogue: Catalogue,
+    plan_version: int,
+    shard: int,
+    newest_first_key: Newest,
+    usable: Callable[[ShardManifest], bool] = lambda manifest: True,
+) -> tuple[ShardState | None, ShardManifest | None, Skipped]:
+    """Return the state of a shard's newest checkpoint that verifies, its manifest, and the damaged ones skipped.
+
+    The caller compares the manifest's run and job digest with its own.
+
+    The newest has the greatest key, `by_age`, or in `sync:N` `by_round`. What is not `usable` is neither read nor
+    reported as skipped. The round of a damaged manifest is unknown, so some of those may be older than the result.
+    Raises `StoreFailed` if the store cannot be listed, or nothing verifies and a checkpoint could not be read: an
+    unavailable store must not look like an empty one.
+    """
+    skipped: Skipped = []
+    unanswered: StoreFailed | None = None
+    manifests: list[ShardManifest] = []
+    for id_ in reversed(catalogue.shard_checkpoints(plan_version, shard)):
+        try:
+            manifest = catalogue.manifest(id_)
+        except NotStored:
+            continue  # collected since it was listed
+        except StoreFailed as error:
+            skipped.append((id_, error))
+            unanswered = unanswered or _unless_damaged(error)
+        else:
+            if usable(manifest):
+                manifests.append(manifest)
+    for manifest in sorted(manifests, key=newest_first_key, reverse=True):
+        try:
+            return load(catalogue.store, manifest), manifest, skipped
+        except StoreFailed as error:
+            skipped.append((CheckpointId.of(manifest), error))
+            unanswered = unanswered or _unless_damaged(error)
+    if unanswered is not None:
+        raise unanswered
+    return None, None, skipped
+
+
+def _unless_damaged(error: StoreFailed) -> StoreFailed | None:
+    return None if isinstance(error, DamagedCheckpoint) else error

@@ -1,7 +1,6 @@
 """Tensor files: arrays as safetensors files of bounded size, verified before they are read back.
 
-Owns the names of tensors and files. Knows manifests, and neither steps nor plans. Called by the shards (write) and by
-`state` (read).
+Owns the names of tensors and files. Knows manifests, and neither steps nor plans.
 """
 
 from __future__ import annotations
@@ -109,10 +108,7 @@ def iterate_files(
 
 
 def read_file(store: Store, folder: str, file: StoredFile) -> bytes:
-    """Return the verified content of a file of a checkpoint.
-
-    The size is checked before anything is read.
-    """
+    """Return the verified content of a file of a checkpoint. The size is checked before anything is read."""
     name = f"{folder}/{file.name}"
     where = place_of(store, name)
     try:

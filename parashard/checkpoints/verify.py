@@ -1,7 +1,6 @@
 """Verification: reads every file that the records of a store list, and names each damaged one.
 
-Where checkpoints of a shard are damaged, it says which one a restart takes instead. Called by
-`parashard checkpoint verify`.
+Where checkpoints of a shard are damaged, it says which one a restart takes instead.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 glibc returns blocks of 128 KiB and more to the kernel when they are freed, and the kernel fills the next ones with
 zeros, page by page or 2 MiB at once. For arrays of the same size at every step that costs more than the work on them.
-Called by the services' `__main__` before there are threads.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MESSAGES = KeptMemory(8 << 20, 64 << 20)
 
 
 def keep_freed_memory(kept: KeptMemory) -> bool:
-    """Let the process use freed blocks again, and return whether it does.
+    """Let the process use freed blocks again, before it has threads, and return whether it does.
 
     It does not under another C library than glibc, nor where the environment has settings of its own.
     """

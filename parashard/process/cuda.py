@@ -1,8 +1,7 @@
 """CUDA: CuPy, its devices, and page-locked memory. The only file that imports CuPy.
 
 Owns the choice of a device for a name such as "cuda", and the errors where there is none. Knows nothing of steps and
-shards. Called by `parashard_worker.device` and by the shard's `parashard_server.state.cuda_device`; CuPy is imported on
-their first call.
+shards.
 """
 
 from __future__ import annotations

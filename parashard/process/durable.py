@@ -1,8 +1,7 @@
 """Files that survive a power cut: a write returns once content and name are on the disk.
 
-Owns the order: content, fsync, rename, fsync of the folder. Called by the launcher for the job file, and by the
-coordinator for weights and report. The checkpoint store needs exclusive creation and has an order of its own
-(`parashard.store.local`).
+Owns the order: content, fsync, rename, fsync of the folder. The checkpoint store needs exclusive creation and has an
+order of its own (`parashard.store.local`).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parashard.errors import ConfigurationError
+from parashard.process.durable import sync_folder
 from parashard.security.credentials import (
     CA_FILE,
     CERTIFICATE_FILE,
@@ -247,7 +248,7 @@ def _write(path: Path, content: bytes, *, private: bool) -> None:
             os.replace(temporary, path)
         finally:
             Path(temporary).unlink(missing_ok=True)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -271,11 +272,3 @@ def _chown(number: int, user: int, group: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _sync(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from parashard.errors import LimitExceeded, MalformedFrame, NotAllowed, QueueFull, Unreachable
 from parashard.security.grpc_tls import behavior_of
-from parashard.security.roles import PULL, PUSH, SUBSCRIBE
+from parashard.security.identity import PULL, PUSH, SUBSCRIBE
 
 MESSAGE_DEADLINE_S = 20.0  # to receive a message, at most little more than 4 MiB, after the headers or the last one
 ANSWER_DEADLINE_S = 20.0  # for the peer to read a message of the answer, of the same size

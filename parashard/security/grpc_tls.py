@@ -1,7 +1,7 @@
 """gRPC over TLS: server credentials, the check of every call's certificate, and channels that rotate certificates.
 
-Channel options are in `parashard.protocol.rpc`, the only caller; the table of roles is in `parashard.security.roles`,
-the files are `parashard.security.credentials`'.
+Channel options are in `parashard.protocol.rpc`, the table of roles in `parashard.security.identity`; the files are
+`parashard.security.credentials`'.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import grpc
 
 from parashard.errors import NotAllowed, NotReady
 from parashard.security.credentials import Credentials, Material
-from parashard.security.roles import check_call
+from parashard.security.identity import check_call
 
 URI_KEY = "peer_uri"  # of a verified certificate's alternative names only those that are URIs
 CERTIFICATE_KEY = "x509_pem_cert"

@@ -12,8 +12,7 @@ import sys
 from collections import Counter
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, job_name
-from parashard.checkpoints.restore import newest_verified
-from parashard.checkpoints.state import whole_model
+from parashard.checkpoints.state import newest_verified, whole_model
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Variable
 from support.checkpoint_cases import RUN, model_of, slots_of, state_of, write_job, write_plan, write_state

@@ -14,8 +14,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.protocol.coordinator_client import find_coordinator
 from parashard.protocol.messages import Target
 from parashard.security.credentials import Credentials
-from parashard.security.identity import Role
-from parashard.security.roles import PUSH
+from parashard.security.identity import PUSH, Role
 from parashard_server.serving.listeners import CONNECTIONS_MAX
 from support.certificates import Certificates
 from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets

@@ -21,8 +21,7 @@ from parashard.protocol.messages import PullRun, Push
 from parashard.protocol.rpc import Server
 from parashard.security.certs import issue, make_authority
 from parashard.security.credentials import Credentials
-from parashard.security.identity import Identity, Role
-from parashard.security.roles import PULL, PUSH
+from parashard.security.identity import PULL, PUSH, Identity, Role
 from parashard.transports.base import Connect, ShardAddress
 from parashard.transports.grpc import GrpcTransport
 from parashard.transports.shared_weights import SharedWeights

@@ -1,6 +1,6 @@
-"""Steering: gives the controller of an `auto` job its figures, and applies what it decides.
+"""Gives the controller of an `auto` job its figures, and applies what it decides.
 
-Pure: `now_s` is an argument.
+Pure: `now_s` is an argument. In jobs of other policies nothing happens.
 """
 
 from __future__ import annotations

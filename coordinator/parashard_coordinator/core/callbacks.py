@@ -1,6 +1,6 @@
 """What callbacks decide, and what they are told of next; `parashard_coordinator.core.callback_progress` has both.
 
-Pure. Called for a program's `Follow` calls.
+Pure.
 """
 
 from __future__ import annotations

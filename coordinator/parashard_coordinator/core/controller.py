@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from parashard_coordinator.core.policies import Auto
 from parashard_coordinator.core.step_times import median
 
 SLOW = 3.0
@@ -61,13 +62,6 @@ class Drift(NamedTuple):
     updates: int
 
 
-class Lagging(Protocol):
-    """The policy whose lag is decided here."""
-
-    parts: int
-    lag: int
-
-
 class Decision(NamedTuple):
     """A lag, and why."""
 
@@ -106,7 +100,7 @@ class Controller:
     may hold parts of the next `ahead` batches; `lags` has every change of the lag.
     """
 
-    def __init__(self, policy: Lagging) -> None:
+    def __init__(self, policy: Auto) -> None:
         self._policy = policy
         self.parts = policy.parts
         self.lags: list[Lag] = []

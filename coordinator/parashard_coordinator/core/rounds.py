@@ -79,10 +79,7 @@ class Rounds:
 
 
 class SyncRounds(Rounds):
-    """Rounds of a `sync:N` job.
-
-    All shards save a round every `every_s` seconds; 0: none by time.
-    """
+    """Rounds of a `sync:N` job. All shards save a round every `every_s` seconds; 0: none by time."""
 
     def __init__(self, shards: int, round_steps: int, steps_total: int, every_s: float) -> None:
         super().__init__()

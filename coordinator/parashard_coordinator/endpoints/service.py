@@ -326,17 +326,7 @@ def _evaluated(result: pb.EvaluationResult) -> EvaluationResult:
 def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
     """Return the core's answer as its message."""
     return pb.LeaseReply(
-        granted=[
-            pb.Grant(
-                step=g.step,
-                skip=g.skip,
-                announce=g.announce,
-                learning_rate=g.learning_rate,
-                probe=g.probe,
-                least_version=g.least_version,
-            )
-            for g in answer.granted
-        ],
+        granted=[pb.Grant(**grant._asdict()) for grant in answer.granted],
         evaluations=[
             pb.EvaluationGrant(
                 evaluation=e.after_step,

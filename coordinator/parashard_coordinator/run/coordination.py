@@ -105,10 +105,7 @@ def _commands(core: Core, now_s: float) -> _Commands | None:
 
 
 class Coordination:
-    """One job in progress.
-
-    From now on the core's decisions are stored before they are visible to other processes.
-    """
+    """One job in progress. From now on the core's decisions are stored before they are visible to other processes."""
 
     def __init__(
         self,

@@ -195,10 +195,8 @@ def save_weights(folder: Path, variables: Mapping[str, NDArray[Any]], run_id: st
     """Write the weights as safetensors, atomically; durable when this returns."""
     path = folder / WEIGHTS_FILE
     arrays = {name: np.ascontiguousarray(value) for name, value in variables.items()}
-    try:
+    with _store_failures(path):
         replace_durably(path, lambda temporary: write_arrays(temporary, arrays, {"run_id": run_id}))
-    except OSError as error:
-        raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
     return path
 
 

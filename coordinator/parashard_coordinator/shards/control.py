@@ -1,6 +1,6 @@
 """The coordinator as a client of shards: polls each once a second, and has them save or roll back.
 
-Every command names the incarnations of the coordinator and of the shard. Called by the coordinator's main thread alone,
+Every command names the incarnations of the coordinator and of the shard. Only the coordinator's main thread is here,
 never under the core's lock.
 """
 

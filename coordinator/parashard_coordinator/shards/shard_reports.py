@@ -1,8 +1,6 @@
 """Decoding of the shards' reports of themselves, within bounds, before the coordinator keeps or forwards them.
 
-Owns how much a shard may say. Decides nothing about the job. Called by `parashard_coordinator.endpoints.service` for
-announcements, by `parashard_coordinator.shards.control` for records and by `parashard_coordinator.shards.control` for
-checkpoints.
+Owns how much a shard may say. Decides nothing about the job.
 """
 
 from __future__ import annotations

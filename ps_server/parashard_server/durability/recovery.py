@@ -13,9 +13,8 @@ from typing import NamedTuple
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, by_round, parse_job_id
 from parashard.checkpoints.manifest import JobManifest, ShardManifest
-from parashard.checkpoints.restore import newest_verified
 from parashard.checkpoints.retention import Held, given_up
-from parashard.checkpoints.state import ShardState, assemble, load
+from parashard.checkpoints.state import ShardState, assemble, load, newest_verified
 from parashard.errors import DamagedCheckpoint, NotStored, WrongRun
 from parashard.figures import counted
 from parashard.plan.embedding import bucket_ranges

@@ -12,7 +12,7 @@ from parashard.job.schema import Job
 from parashard.job.sections import received_bytes
 from parashard.protocol.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
-from parashard.security.roles import PULL, PUSH
+from parashard.security.identity import PULL, PUSH
 from parashard.transports.base import allows
 from parashard.transports.shared_weights import SharedWeights
 from parashard_server.serving.local_socket import LocalSocket, local_socket

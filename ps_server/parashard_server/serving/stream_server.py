@@ -18,7 +18,7 @@ from typing import Any
 from parashard.errors import NotReady, ParashardError, PeerFailed, QueueFull, Unreachable
 from parashard.process.logs import log
 from parashard.protocol.rpc import join_address
-from parashard.security.roles import check_call
+from parashard.security.identity import check_call
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, refusal
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from parashard.chaos import runner
-from parashard.chaos.proxied_cluster import ProxiedCluster
+from parashard.chaos.proxied_cluster import ProxiedCluster, SmallDisk
 from parashard.chaos.runner import FLAGS, ChaosOptions, kinds_of, run_chaos
 from parashard.chaos.schedule import LENGTHS_S
-from parashard.chaos.small_disk import SmallDisk
 from parashard.display.live import JobView, NoView
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob, load_job
@@ -150,7 +149,7 @@ def test_processes_are_struck_whatever_the_transport(tmp_path, loaded, job_is):
 
 
 def test_a_disk_that_is_not_small_is_not_filled(tmp_path, loaded, monkeypatch):
-    monkeypatch.setattr("parashard.chaos.small_disk.SMALL_BYTES_MAX", 1)
+    monkeypatch.setattr("parashard.chaos.proxied_cluster.SMALL_BYTES_MAX", 1)
     with pytest.raises(ConfigurationError, match=r"--disk fills the file system of the run directory: .* allowed are"):
         run_chaos(Run(loaded, tmp_path), NoView(), ChaosOptions(5, 1.0, None, ("fill_disk",)))
     assert not (tmp_path / "strikes.jsonl").exists()

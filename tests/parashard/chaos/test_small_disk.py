@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from parashard.chaos import small_disk
-from parashard.chaos.small_disk import SmallDisk, check_small
+from parashard.chaos import proxied_cluster
+from parashard.chaos.proxied_cluster import SmallDisk, check_small
 from parashard.errors import ConfigurationError
 from support.small_mount import NotPermitted, mounted
 
@@ -40,12 +40,12 @@ def test_it_is_filled_to_its_last_byte_and_given_back(small: Path) -> None:
 
 
 def test_a_large_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_disk, "SMALL_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(proxied_cluster, "SMALL_BYTES_MAX", 1 << 20)
     with pytest.raises(ConfigurationError, match=r"at most 1 MiB, such as mount -t tmpfs"):
         check_small(tmp_path)
 
 
 def test_no_more_than_the_bound_is_ever_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_disk, "SMALL_BYTES_MAX", 3 << 20)
+    monkeypatch.setattr(proxied_cluster, "SMALL_BYTES_MAX", 3 << 20)
     SmallDisk(tmp_path).fill()
-    assert (tmp_path / small_disk.FILLER_FILE).stat().st_size == 3 << 20
+    assert (tmp_path / proxied_cluster.FILLER_FILE).stat().st_size == 3 << 20

@@ -3,8 +3,7 @@
 import pytest
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, by_round
-from parashard.checkpoints.restore import newest_verified
-from parashard.checkpoints.state import ShardState, load
+from parashard.checkpoints.state import ShardState, load, newest_verified
 from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
 from parashard.plan.intervals import IntervalSet
 from support.checkpoint_cases import PLAN, state_of, write_shard, write_state

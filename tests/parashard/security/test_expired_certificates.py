@@ -22,8 +22,7 @@ from parashard.protocol import rpc
 from parashard.protocol.rpc import our_errors
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.grpc_tls import CERTIFICATE_KEY, CHAIN_KEY, URI_KEY, RoleInterceptor
-from parashard.security.identity import Role
-from parashard.security.roles import PUSH
+from parashard.security.identity import PUSH, Role
 from support.certificates import Certificates
 from support.http2_frames import (
     DATA,

@@ -14,8 +14,7 @@ from parashard.protocol import rpc
 from parashard.protocol.rpc import our_errors
 from parashard.security import grpc_admission
 from parashard.security.grpc_admission import METADATA_BYTES_MAX
-from parashard.security.identity import Role
-from parashard.security.roles import PULL, PUSH
+from parashard.security.identity import PULL, PUSH, Role
 from support.certificates import Certificates
 from support.http2_frames import (
     CONTINUATION,

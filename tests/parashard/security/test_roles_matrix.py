@@ -13,8 +13,7 @@ from parashard._proto import coordinator_pb2, serving_pb2, shard_pb2
 from parashard.errors import NotAllowed, Unreachable
 from parashard.protocol import rpc
 from parashard.protocol.rpc import our_errors
-from parashard.security.identity import Role
-from parashard.security.roles import ALLOWED
+from parashard.security.identity import ALLOWED, Role
 from parashard.transports.grpc import SERVICE
 from support.certificates import BAD, NONE, RIGHT, Certificates
 from support.unary_handlers import raw_handlers

@@ -17,8 +17,7 @@ from parashard.errors import ParashardError
 from parashard.protocol import rpc
 from parashard.protocol.rpc import our_errors
 from parashard.security.credentials import LOOK_S, Credentials
-from parashard.security.identity import Role
-from parashard.security.roles import PULL, PUSH
+from parashard.security.identity import PULL, PUSH, Role
 from support.certificates import Certificates
 from support.unary_handlers import raw_handlers
 from support.waiting import DEADLINE_S

@@ -15,7 +15,7 @@ from parashard.errors import Unreachable
 from parashard.protocol import rpc
 from parashard.protocol.rpc import our_errors
 from parashard.security.credentials import LOOK_S, Credentials
-from parashard.security.roles import PULL, PUSH
+from parashard.security.identity import PULL, PUSH
 from parashard.transports.stream import Stream, greet
 from support.fake_plane import GREETING
 from support.stream_cases import DEADLINE_S, echo, serving, soon

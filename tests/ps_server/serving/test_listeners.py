@@ -8,10 +8,9 @@ import pytest
 
 from parashard.errors import ConfigurationError, NotAllowed, Unavailable
 from parashard.protocol.buffers import Buffers
-from parashard.security import roles
+from parashard.security import identity
 from parashard.security.credentials import Credentials
-from parashard.security.identity import Role
-from parashard.security.roles import ALLOWED, PULL, PUSH
+from parashard.security.identity import ALLOWED, PULL, PUSH, Role
 from parashard.transports.base import ShardAddress
 from parashard.transports.dialling import dial
 from parashard.transports.tcp import TcpTransport
@@ -101,7 +100,7 @@ class TestWhoMayUseTheTcpPort:
 
     @pytest.mark.parametrize("call", [PUSH, PULL])
     def test_is_no_role_with_only_one_of_these_rights(self, certificates, call, monkeypatch):
-        monkeypatch.setattr(roles, "ALLOWED", MappingProxyType({**ALLOWED, call: frozenset()}))
+        monkeypatch.setattr(identity, "ALLOWED", MappingProxyType({**ALLOWED, call: frozenset()}))
         with pytest.raises(NotAllowed, match=f"{call[1:]}: .*; allowed: none"):
             push_and_pull(FakePlane([0, ELEMENTS]), certificates, Role.WORKER)
 

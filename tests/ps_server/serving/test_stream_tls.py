@@ -11,8 +11,7 @@ from parashard.errors import MalformedFrame, NotAllowed, Unreachable
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, Slice
-from parashard.security.identity import Role
-from parashard.security.roles import PULL, PUSH
+from parashard.security.identity import PULL, PUSH, Role
 from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Kind, Stream, answer, greet
 from parashard.transports.tcp import TcpTransport

@@ -15,8 +15,7 @@ import pytest
 from parashard.errors import QueueFull, Unreachable
 from parashard.protocol import rpc
 from parashard.protocol.rpc import our_errors
-from parashard.security.identity import Role
-from parashard.security.roles import PULL, PUSH
+from parashard.security.identity import PULL, PUSH, Role
 from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
