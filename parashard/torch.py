@@ -54,7 +54,7 @@ from parashard.models.torch_embeddings import (
     HeldRows,
     TorchRows,
     Vocabulary,
-    check_keys,
+    check_module,
     exportable,
     look_ups_in,
     named_ids,
@@ -469,7 +469,7 @@ class Model:
     def _look_at(self, module: torch.nn.Module) -> None:
         """Note what a module has, as each fit begins: a user may have frozen, unfrozen or hooked it since the last."""
         check(module)
-        check_keys(module, self.keys_function)
+        check_module(module, self.keys_function)
         self._kinds = kinds_of(module, self._state_kinds)
         self._own = tensors_of(module, self._kinds)
         self._places = places_of(module)

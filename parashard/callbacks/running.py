@@ -90,13 +90,7 @@ def listed(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback
 
 
 def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Callback]:
-    """Return callbacks that can be run.
-
-    Raises
-    ------
-    ConfigurationError
-        If one is none, has a hook that cannot be true here, or needs evaluations that there are not.
-    """
+    """Return callbacks that can be run."""
     for callback in callbacks:
         name = type(callback).__name__
         if not isinstance(callback, Callback):
@@ -145,31 +139,7 @@ class EpochProgress(NamedTuple):
 
 
 class Callbacks:
-    """The callbacks of one `fit`, with a `History` after them.
-
-    Parameters
-    ----------
-    callbacks : sequence of Callback
-        As `checked` returned them.
-    training : Training
-        What they see as `self.model`.
-    trainer : object
-        What they see as `self.trainer`.
-    steps_per_epoch : int
-        Batches of an epoch.
-    epochs : int
-    first_epoch : int
-        What the first one is called.
-    wait : bool, optional
-        Whether training waits for them at the end of each epoch; None: if one of them says so.
-
-    Attributes
-    ----------
-    decides : bool
-        Whether one may stop the training or change the learning rate.
-    ahead : int, optional
-        How many epochs training may be ahead of them; 0: it waits. None: as many as can be kept.
-    """
+    """The callbacks of one `fit`, with a `History` after them."""
 
     def __init__(
         self,
@@ -244,15 +214,7 @@ class Callbacks:
         return self.changed_rate()
 
     def reached(self, milestone: Milestone, record: Callable[[], object] = _nothing) -> Decision:
-        """Tell of a milestone; return what the callbacks decided. One after 0 steps begins the first epoch.
-
-        Parameters
-        ----------
-        milestone : Milestone
-            Of which calls may have been made before `begin` got the state: these are left out.
-        record : callable
-            Stores `state()`; called before each call of a user's own hook, which is so made once.
-        """
+        """Tell of a milestone; return what the callbacks decided. One after 0 steps begins the first epoch."""
         training, progress, newer = self.training, self._progress, self.training.judged_newer
         self._record = record
         training.at(milestone.weights)

@@ -100,11 +100,9 @@ class PlainView:
             self.say(plain_line(status))
 
     def say(self, text: str) -> None:
-        """Print a line."""
         self._console.print(Text(text), soft_wrap=True)
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
     def _is_told(self, event: str) -> bool:
         cause = failure_cause(event)
@@ -137,7 +135,6 @@ class NotebookView:
                 self.say(event)
 
     def say(self, text: str) -> None:
-        """Print a line."""
         self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
@@ -157,14 +154,11 @@ class NotebookView:
 class NoView:
     """Shows nothing: standard output is for the report alone."""
 
-    def show(self, status: pb.GetStatusReply) -> None:
-        """Nothing."""
+    def show(self, status: pb.GetStatusReply) -> None: ...
 
-    def say(self, text: str) -> None:
-        """Nothing."""
+    def say(self, text: str) -> None: ...
 
-    def close(self) -> None:
-        """Nothing."""
+    def close(self) -> None: ...
 
 
 def console_for(stream: TextIO) -> Console:

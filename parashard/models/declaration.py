@@ -2,8 +2,7 @@
 
 The process that has the data and the model declares them; the one that coordinates opens neither. Owns the check of
 what a model starts from, and the files that carry a declaration to another process: a record, and safetensors files
-with the first values and the rows of tables that the model brings. Knows no plan and no run. Called by the coordinator,
-and by programs that have a model of their own.
+with the first values and the rows of tables that the model brings. Knows no plan and no run.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from parashard.layers.row_sums import sum_by_place
 from parashard.models.framework import (
     checked_kind,
 )
+from parashard.models.row_places import check_keys
 from parashard.process.extras import install
 
 try:
@@ -29,19 +30,7 @@ try:
 except ImportError:
     raise ConfigurationError(f"ps.jax needs JAX: {install('jax')}") from None
 
-__all__ = [
-    "all_borrowed",
-    "array_of",
-    "borrowed",
-    "check_width",
-    "differ",
-    "is_zero",
-    "jax",
-    "output_of",
-    "result_of",
-    "seeded_apart",
-    "tensor_of",
-]
+__all__ = ["jax"]  # which others import from here
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
@@ -200,20 +189,13 @@ def tables_and_keys(tables: object, keys: object) -> dict[str, Table]:
     found = checked_tables(tables)
     if keys is not None and not callable(keys):
         raise ConfigurationError(f"keys is a function of the inputs, found {type(keys).__name__}")
-    if found and keys is None:
-        named = ", ".join(f"{name!r}: ..." for name in found)
-        raise ConfigurationError(
-            f"the model looks up rows of {', '.join(map(repr, found))}, and nothing says which a batch needs: "
-            f"ps.jax.Model(..., keys=lambda inputs: {{{named}}})"
-        )
+    check_keys(found, keys, "jax", "there are none: ps.jax.Model(..., tables=[...])")
     combining = [name for name, table in found.items() if table.combiner is not None]
     if combining:
         raise ConfigurationError(
             f"table {combining[0]!r} has combiner={found[combining[0]].combiner!r}, which has no effect: a function of "
             "JAX is given the row of each id, and says itself what becomes of several"
         )
-    if keys is not None and not found:
-        raise ConfigurationError("keys= names rows of tables, and there are none: ps.jax.Model(..., tables=[...])")
     return found
 
 

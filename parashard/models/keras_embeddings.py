@@ -18,7 +18,16 @@ from parashard.job.declared_table import Table, declared_again, dimension_of
 from parashard.models.base import HeldTable
 from parashard.models.keras_rows import lent_rows
 from parashard.models.keras_variables import keras
-from parashard.models.row_places import INT32, check_combiner, check_layer, have_wide, rows_held, without_padding
+from parashard.models.row_places import (
+    INT32,
+    check_combiner,
+    check_fit_begins,
+    check_keys,
+    check_layer,
+    have_wide,
+    rows_held,
+    without_padding,
+)
 from parashard.plan.embedding import EmbeddingTable, first_rows, mixed, unmixed
 
 Named = Callable[[Tree], Mapping[str, Any]]
@@ -38,44 +47,21 @@ def look_ups_in(model: Any) -> list[Embedding]:
 
 
 class KeysOf:
-    """The ids that batches of a model look up.
-
-    Parameters
-    ----------
-    model : keras.Model
-        Built.
-    function : callable (inputs) -> mapping of str to array, optional
-        What the user says.
-
-    Raises
-    ------
-    ConfigurationError
-        If nothing tells them, or a function does where no layer looks up.
-    """
+    """The ids that batches of a built model look up: what the user says, or the inputs that its look-ups are of."""
 
     def __init__(self, model: Any, function: Named | None) -> None:
         self.layers = look_ups_in(model)
         self._function = function
-        self._fed: list[_Fed] = []
-        if any(layer.holds_rows for layer in self.layers):
-            raise ConfigurationError(
-                "the model holds rows of tables, with which no fit begins: the trainer that gave it goes on from them"
-            )
-        tables = sorted({layer.table.name for layer in self.layers})
-        if function is not None and not tables:
-            raise ConfigurationError(
-                "keys= names rows of tables, and the model has no ps.keras.Embedding: leave it out, or give it one"
-            )
-        if function is None and tables:
-            fed = _fed_by_inputs(model, self.layers)
-            if fed is None:
-                named = ", ".join(f"{name!r}: ..." for name in tables)
-                raise ConfigurationError(
-                    f"the model looks up rows of {', '.join(map(repr, tables))}, and nothing says which a batch needs, "
-                    "as it would if each look-up of a functional model were of one of its inputs: "
-                    f"ps.keras.Model(..., keys=lambda inputs: {{{named}}})"
-                )
-            self._fed = fed
+        check_fit_begins(any(layer.holds_rows for layer in self.layers))
+        fed = _fed_by_inputs(model, self.layers) if function is None and self.layers else None
+        check_keys(
+            (layer.table.name for layer in self.layers),
+            fed if function is None else function,
+            "keras",
+            "the model has no ps.keras.Embedding: leave it out, or give it one",
+            ", as it would if each look-up of a functional model were of one of its inputs",
+        )
+        self._fed = fed or []
 
     def of(self, inputs: Tree) -> dict[str, Array]:
         """Return ids by table, without those that stand for none; of inputs as NumPy has them.

@@ -30,20 +30,7 @@ except ImportError as error:
         f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
     ) from None
 
-__all__ = [
-    "Found",
-    "check",
-    "copied",
-    "found_in",
-    "is_seed",
-    "keras",
-    "kind_of",
-    "marks_of",
-    "means_losses",
-    "seeded",
-    "shared_seed",
-    "word",
-]
+__all__ = ["keras"]  # which others import from here
 
 NOT_CALLED = {
     "train_step": "compute a step in compute_loss or add_loss",

@@ -44,6 +44,27 @@ def check_layer(call: str, table: object, padding_key: object) -> None:
         raise ConfigurationError(f"{call}: padding_key is a whole number, found {padding_key!r}")
 
 
+def check_fit_begins(holds_rows: bool) -> None:
+    """Refuse a model with rows of its own."""
+    if holds_rows:
+        raise ConfigurationError(
+            "the model holds rows of tables, with which no fit begins: the trainer that gave it goes on from them"
+        )
+
+
+def check_keys(tables: Iterable[str], keys: object, framework: str, lacking: str, hint: str = "") -> None:
+    """Refuse a model that looks rows up where nothing says which, and keys where nothing looks up: it has `lacking`."""
+    names = sorted(set(tables))
+    if names and keys is None:
+        named = ", ".join(f"{name!r}: ..." for name in names)
+        raise ConfigurationError(
+            f"the model looks up rows of {', '.join(map(repr, names))}, and nothing says which a batch needs{hint}: "
+            f"ps.{framework}.Model(..., keys=lambda inputs: {{{named}}})"
+        )
+    if keys is not None and not names:
+        raise ConfigurationError(f"keys= names rows of tables, and {lacking}")
+
+
 def check_combiner(call: str, table: Table | EmbeddingTable, combiner: str | None) -> None:
     """Refuse a table that says how rows become one, for a layer that is not told; `call` names the layer."""
     if table.combiner is not None and combiner is None:

@@ -28,7 +28,7 @@ from parashard.models.framework import (
     takes_weights,
 )
 from parashard.models.looking_up import placed
-from parashard.models.row_places import rows_held
+from parashard.models.row_places import check_fit_begins, rows_held
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import NO_KEYS
@@ -148,10 +148,7 @@ class Sequential:
 
     def initial_variables(self) -> Mapping[str, Variable | Float32s]:
         """Return the declared variables by name; of a model that `Trainer.model` returned, its weights."""
-        if self._held:
-            raise ConfigurationError(
-                "the model holds rows of tables, with which no fit begins: the trainer that gave it goes on from them"
-            )
+        check_fit_begins(bool(self._held))
         return self._values or self._declared
 
     def loss_and_gradients(

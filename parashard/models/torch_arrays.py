@@ -20,18 +20,7 @@ try:
 except ImportError:
     raise ConfigurationError(f"ps.torch needs PyTorch: {install('torch')}") from None
 
-__all__ = [
-    "AUTOCAST",
-    "array_of",
-    "detached",
-    "gradient_of",
-    "on_host",
-    "output_of",
-    "seed_generators",
-    "stored",
-    "tensor_of",
-    "torch",
-]
+__all__ = ["torch"]  # which others import from here
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -20,6 +20,8 @@ from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.declared_table import Table, dimension_of
 from parashard.models.base import HeldTable
 from parashard.models.row_places import (
+    check_fit_begins,
+    check_keys,
     check_layer,
     places_among,
     rows_held,
@@ -183,33 +185,18 @@ def look_ups_in(module: torch.nn.Module) -> list[_LookUps]:
     return [within for within in module.modules() if isinstance(within, _LookUps)]
 
 
-def check_keys(module: torch.nn.Module, keys: object) -> None:
-    """Refuse a module that looks rows up where nothing says which, and the reverse, and one that holds rows.
-
-    Also a combiner that nothing takes.
-    """
-    if any(within._rows is not None for within in look_ups_in(module)):
-        raise ConfigurationError(
-            "the module holds rows of tables, with which no fit begins: the trainer that gave it goes on from them"
-        )
-    tables = sorted({within.table.name for within in look_ups_in(module)})
-    if tables and keys is None:
-        named = ", ".join(f"{name!r}: ..." for name in tables)
-        raise ConfigurationError(
-            f"the module looks up rows of {', '.join(map(repr, tables))}, and nothing says which a batch needs: "
-            f"ps.torch.Model(..., keys=lambda inputs: {{{named}}})"
-        )
-    for table in {within.table for within in look_ups_in(module) if within.table.combiner is not None}:
-        of_table = [within for within in look_ups_in(module) if within.table == table]
-        if not any(isinstance(within, EmbeddingBag) and within.takes_combiner for within in of_table):
+def check_module(module: torch.nn.Module, keys: object) -> None:
+    """Refuse a module whose rows nothing names, and keys and a combiner that nothing takes."""
+    layers = look_ups_in(module)
+    check_fit_begins(any(layer._rows is not None for layer in layers))
+    lacking = "the module has neither ps.torch.Embedding nor ps.torch.EmbeddingBag"
+    check_keys((layer.table.name for layer in layers), keys, "torch", lacking)
+    for table in {layer.table for layer in layers if layer.table.combiner is not None}:
+        if not any(isinstance(one, EmbeddingBag) and one.takes_combiner for one in layers if one.table == table):
             raise ConfigurationError(
                 f"table {table.name!r} has combiner={table.combiner!r}, and nothing takes it: it is the mode of a "
                 "ps.torch.EmbeddingBag that is given none"
             )
-    if keys is not None and not tables:
-        raise ConfigurationError(
-            "keys= names rows of tables, and the module has neither ps.torch.Embedding nor ps.torch.EmbeddingBag"
-        )
 
 
 def named_ids(named: Any, modules: Sequence[_LookUps]) -> Any:
