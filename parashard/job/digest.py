@@ -1,6 +1,7 @@
-"""The identity of a job: what determines its steps and their arithmetic, its digest, and the differences of two.
+"""The identity of a job: exactly what determines its steps and their arithmetic.
 
-Owns the canonical form. Knows nothing of runs or resuming. Implements rule P2 of docs/protocol.md.
+Owns the canonical form and its digest. Knows nothing of runs or resuming: those compare digests, and name the keys that
+changed. Called by the coordinator and by every process that joins a run. Implements rule P2 of docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard_server.state.rows import references, row_memory
-from parashard_server.state.rows.row_memory import HUGE_BYTES, References, Region
+from parashard_server.state.rows.references import References
+from parashard_server.state.rows.row_memory import HUGE_BYTES, Region
 
 PAGE, LARGE = mmap.PAGESIZE, 4 * mmap.PAGESIZE
 

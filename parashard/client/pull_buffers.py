@@ -1,0 +1,110 @@
+"""PullBuffers: arrays for pulled variables, used again and again.
+
+Fresh memory costs more than the copy into it, and what a set already holds need not be sent again. Thread-safe; called
+by `parashard.client.shard_client`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from parashard.plan.partition import Plan
+from parashard.plan.variables import Float32s
+from parashard.protocol.buffers import Buffers
+
+ALIGNMENT_BYTES = 64  # what XLA asks of memory that it reads in place; of other memory it makes a copy in each step
+KEPT_MAX = 18  # free sets: a pipeline of depth d has 2 d + 1 in use, of which 8 is the greatest, and an evaluation one
+
+
+class PullBuffer:
+    """One array for every variable, and what it holds.
+
+    Parameters
+    ----------
+    plan : Plan
+        Says which rows of which variable come from where.
+
+    Attributes
+    ----------
+    variables : dict of str to ndarray of float32
+        By name, in their declared shapes.
+    by_shard : tuple of Buffers
+        For each shard the places of its flat vector's bytes.
+    versions : tuple of (int or None)
+        For each shard: what moved after this version is not in the arrays; None: nothing is.
+    incarnations : tuple of int
+        For each shard: the incarnation that the version is of.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.variables: dict[str, Float32s] = {
+            name: aligned(variable.shape) for name, variable in plan.variables.items()
+        }
+        self.by_shard = tuple(
+            Buffers(
+                self.variables[placed.partition.variable][placed.partition.row_start : placed.partition.row_stop].data
+                for placed in layout
+            )
+            for layout in plan.layouts
+        )
+        self.versions: tuple[int | None, ...] = (None,) * len(plan.layouts)
+        self.incarnations: tuple[int, ...] = ()
+
+
+class PullBuffers:
+    """The sets that are not in use.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of all of them.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._free: list[PullBuffer] = []
+
+    def take(self, incarnations: tuple[int, ...]) -> PullBuffer:
+        """Return a set for these incarnations of the shards: the one given back last, else a new one."""
+        with self._lock:
+            weights = self._free.pop() if self._free else PullBuffer(self._plan)
+        known = zip(weights.incarnations or incarnations, incarnations, weights.versions, strict=True)
+        weights.versions = tuple(version if was == now else None for was, now, version in known)
+        weights.incarnations = incarnations
+        return weights
+
+    def give_back(self, weights: PullBuffer) -> None:
+        """Take a set back; its arrays are filled again by a later pull."""
+        with self._lock:
+            if len(self._free) < KEPT_MAX:
+                self._free.append(weights)
+
+
+def aligned(shape: tuple[int, ...]) -> Float32s:
+    """Return an array of float32, not filled, that begins at a multiple of `ALIGNMENT_BYTES`."""
+    size_bytes = math.prod(shape) * np.dtype(np.float32).itemsize
+    memory = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT_BYTES
+    return memory[begin : begin + size_bytes].view(np.float32).reshape(shape)
+
+
+def read_only(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays that cannot be written to over the memory of others; arrays of a GPU as they are.
+
+    A pulled array that a program writes to would be wrong in every later step: only what has moved is pulled again.
+    """
+    return {name: _read_only(values) for name, values in variables.items()}
+
+
+def _read_only(values: Any) -> Any:
+    if not isinstance(values, np.ndarray):
+        return values
+    view = values.view()
+    view.flags.writeable = False
+    return view
