@@ -83,7 +83,7 @@ def test_only_newer_weights_of_the_same_shards_tell(
     job = Job()
     probe = job.loop._probe
     variables = {name: values.copy() for name, values in job.weights().items()}
-    batch = job.loop._task.batch_of(2)
+    batch = job.task.batch_of(2)
     before: Any = SimpleNamespace(versions=(3, 3), incarnations=(1, 1))
     after: Any = SimpleNamespace(versions=versions, incarnations=incarnations, variables=variables)
     probe.keep(PROBED, batch, {"bias": np.ones(2, np.float32)}, before)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,21 @@ from parashard_worker.session import LeasedStep, Reading, Session
 from parashard_worker.transfers import Transfers
 
 
+class ComputesSteps(Protocol):
+    """Computes the steps of a loop, as a `Task` does."""
+
+    def batch_of(self, step: int) -> Batch:
+        """Read a step's examples."""
+
+    def gradients(
+        self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None]
+    ) -> tuple[float | None, int, dict[str, Float32s] | None]:
+        """Return loss, number of examples and gradients."""
+
+    def step_metrics(self, examples: int) -> Mapping[str, Sums]:
+        """Return the metrics of the step that was computed last."""
+
+
 class StepLoop:
     """One worker's work.
 
@@ -43,6 +58,8 @@ class StepLoop:
         Most steps pulled ahead, and pushes that may be under way, while a gradient is computed.
     keep : callable
         Stores evaluated weights, and returns their file in the store; "" where it could not.
+    computes : ComputesSteps, optional
+        Computes the steps; default: the task.
 
     Attributes
     ----------
@@ -58,12 +75,13 @@ class StepLoop:
         *,
         depth: int,
         keep: Keep = lambda evaluation, values: "",
+        computes: ComputesSteps | None = None,
     ) -> None:
-        self._task = task
+        self._computes = computes = computes or task
         self.session = Session(
             client,
             leasing,
-            Reading(task.batch_of, bool(task.tables), reads_ahead(task.source), any_thread(task.source)),
+            Reading(computes.batch_of, bool(task.tables), reads_ahead(task.source), any_thread(task.source)),
             round_steps=task.round_steps,
             depth=depth,
             evaluate=partial(evaluate, task=task, client=client, leasing=leasing, keep=keep),
@@ -80,14 +98,14 @@ class StepLoop:
             self.session.close()
 
     def _compute(self, step: LeasedStep) -> None:
-        session, task = self.session, self._task
+        session, computes = self.session, self._computes
         try:
             with session.computing(step):
                 batch = session.read(step)
-                loss, examples, gradients = task.gradients(batch, step.values, session.read_next)
+                loss, examples, gradients = computes.gradients(batch, step.values, session.read_next)
                 assert step.pulled is not None
                 self._probe.keep(step.grant, batch, gradients, step.pulled)
-                metrics = metric_sums(task.step_metrics(examples)) if examples else []
+                metrics = metric_sums(computes.step_metrics(examples)) if examples else []
         except WrongResult as error:
             session.failed(step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
         except ConfigurationError:

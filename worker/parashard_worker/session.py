@@ -15,10 +15,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import Pulled
@@ -39,13 +39,28 @@ class Inline(Executor):
     """Runs what is submitted at once, in the caller: the pipeline of depth 0."""
 
     def submit(self, fn: Callable[..., _Result], /, *args: object, **kwargs: object) -> Future[_Result]:
-        """Run and return the outcome as a finished future."""
-        future: Future[_Result] = Future()
+        """Run and return the outcome."""
         try:
-            future.set_result(fn(*args, **kwargs))
+            return _Finished(fn(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001  # the future raises it where its result is read
-            future.set_exception(error)
-        return future
+            return _Finished(error=error)
+
+
+class _Finished(Future[_Result]):
+    """A future that has its outcome, and so none of the locks of others."""
+
+    def __init__(self, value: _Result | None = None, error: BaseException | None = None) -> None:
+        self._value, self._error = value, error
+
+    def result(self, timeout: float | None = None) -> _Result:
+        """Return the value, or raise the error."""
+        if self._error is not None:
+            raise self._error
+        return cast(_Result, self._value)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error."""
+        return self._error
 
 
 INLINE = Inline()
@@ -154,7 +169,7 @@ class Session:
 
     @property
     def _depth(self) -> int:
-        return min(self._depth_max, self.leasing.depth)
+        return self._depth_max and min(self._depth_max, self.leasing.depth)
 
     @property
     def _executor(self) -> Executor:
@@ -296,7 +311,7 @@ class Session:
         with self.leasing.reading(step.grant):
             step.examples = examples = step.examples or INLINE.submit(self._reading.read, step.number)
             if self._executor is INLINE:
-                wait([examples])
+                examples.exception()  # waits for a thread that reads
         step.pulling = self._executor.submit(self._pull_rows, step.grant, examples)
 
     def _pull_rows(self, grant: pb.Grant, examples: Future[Any]) -> Pulled | None:
@@ -330,7 +345,7 @@ class Session:
         assert step.pulling is not None
         if self._reading.has_tables and step.examples is not None:
             with self.leasing.reading(step.grant):
-                wait([step.examples])
+                step.examples.exception()
         return step.pulling.result()
 
     def _count_wait(self, pulled: Pulled | None, pull_s: float) -> None:

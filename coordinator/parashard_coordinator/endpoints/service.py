@@ -265,19 +265,9 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
         sequence=request.sequence,
         held=list(request.held),
         held_evaluations=list(request.held_evaluations),
-        completed=[
-            CompletedStep(
-                c.step,
-                list(c.incarnations),
-                c.loss if c.HasField("loss") else None,
-                c.examples,
-                c.skipped,
-                _metric_sums(c.metrics) if c.metrics else (),
-            )
-            for c in request.completed
-        ],
-        failed=[_failed(failed) for failed in request.failed],
-        evaluated=[_evaluated(e) for e in request.evaluated],
+        completed=[completed_step(c) for c in request.completed],
+        failed=[failed_step(failed) for failed in request.failed],
+        evaluated=[evaluation_result(e) for e in request.evaluated],
         want=request.want,
         leaving=request.leaving,
         computing=list(request.computing),
@@ -292,6 +282,18 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
     )
 
 
+def completed_step(done: pb.CompletedStep) -> CompletedStep:
+    """Return a report of a step as the core takes it."""
+    return CompletedStep(
+        done.step,
+        list(done.incarnations),
+        done.loss if done.HasField("loss") else None,
+        done.examples,
+        done.skipped,
+        _metric_sums(done.metrics) if done.metrics else (),
+    )
+
+
 def _metric_sums(metrics: Sequence[pb.MetricSums]) -> list[MetricSums]:
     """Return a step's metrics; none, if there are too many."""
     if len(metrics) > METRICS_MAX or sum(len(one.values) for one in metrics) > VALUES_MAX:
@@ -303,7 +305,7 @@ def _metric_sums(metrics: Sequence[pb.MetricSums]) -> list[MetricSums]:
     ]
 
 
-def _failed(failed: pb.FailedStep) -> FailedStep:
+def failed_step(failed: pb.FailedStep) -> FailedStep:
     """Return a failure; of a kind that this version does not know, it is some other."""
     return FailedStep(failed.step, readable(failed.reason, REASON_BYTES_MAX), _kind(failed.kind))
 
@@ -312,7 +314,7 @@ def _kind(kind: pb.FailureKind) -> FailureKind:
     return FailureKind(kind) if kind in pb.FailureKind.values() else FailureKind.OTHER
 
 
-def _evaluated(result: pb.EvaluationResult) -> EvaluationResult:
+def evaluation_result(result: pb.EvaluationResult) -> EvaluationResult:
     """Return an evaluation's result; metrics that cannot be displayed count as a failure."""
     fault = fault_of_metrics(result.metrics)
     metrics = {} if fault else dict(result.metrics)
@@ -327,16 +329,7 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
     """Return the core's answer as its message."""
     return pb.LeaseReply(
         granted=[pb.Grant(**grant._asdict()) for grant in answer.granted],
-        evaluations=[
-            pb.EvaluationGrant(
-                evaluation=e.after_step,
-                for_round=e.round is not None,
-                round=e.round or 0,
-                incarnations=e.incarnations,
-                store=answer.stores_evaluated,
-            )
-            for e in answer.evaluations
-        ],
+        evaluations=evaluation_grants(answer),
         revoked=answer.revoked,
         state=answer.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
         view=answer.view,
@@ -346,6 +339,20 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
         ahead=answer.ahead,
         depth=answer.depth,
     )
+
+
+def evaluation_grants(answer: LeaseAnswer) -> list[pb.EvaluationGrant]:
+    """Return an answer's evaluations as a worker takes them."""
+    return [
+        pb.EvaluationGrant(
+            evaluation=e.after_step,
+            for_round=e.round is not None,
+            round=e.round or 0,
+            incarnations=e.incarnations,
+            store=answer.stores_evaluated,
+        )
+        for e in answer.evaluations
+    ]
 
 
 def follow_call(request: pb.FollowRequest) -> FollowCall:

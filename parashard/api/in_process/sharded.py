@@ -1,22 +1,23 @@
 """A round's steps at once, one on each of JAX's devices, which add up their gradients: what `TPUStrategy` computes by.
 
 The sum is pushed as the gradient of the round's first step, and nothing as that of the others: their mean is the same.
-Knows neither shard nor run. Called by `parashard.api.in_process.training`.
+Knows neither shard nor run. Called by the step loop, in place of a `Task`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 
-from parashard.api.in_process.computing import ComputedStep, PullRows, Replicas
 from parashard.api.strategies import devices
+from parashard.data.base import Batch
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError
 from parashard.jax import Model, Summed
 from parashard.job.schema import Job
+from parashard.metrics import Sums
 from parashard.models.base import Model as AnyModel
 from parashard.plan.variables import Float32s
 from parashard_worker.computing import Task
@@ -63,33 +64,44 @@ class ShardedSteps:
         assert isinstance(task.model, Model), task.model
         self._task = task
         self._replicas = replicas
-        self._alone = Replicas(task)
+        self._together: Sequence[int] = ()  # steps of the present round that are computed at once
+        self._batches: dict[int, Batch] = {}
+        self._computed: dict[int, tuple[float, dict[str, Float32s]]] = {}  # loss and gradients, to be pushed
         self._summed: Summed = task.model.summed_over(jax.sharding.Mesh(np.array(devices(replicas)), ("steps",)))
 
-    def groups(self, steps: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Return the whole round where there is a step of the same size for each device, else each step by itself."""
+    def granted(self, steps: Sequence[int]) -> None:
+        """Note what was granted of a round; the whole is computed at once where its steps have one size."""
         sizes = {len(self._task.steps.indices(step)) for step in steps}
-        if len(steps) == self._replicas and len(sizes) == 1:
-            return [steps]
-        return self._alone.groups(steps)
+        whole = len(steps) == self._replicas > 1 and len(sizes) == 1
+        self._together = steps if whole else ()
+        self._batches, self._computed = {}, {}
 
-    def compute(
-        self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows
-    ) -> Sequence[ComputedStep]:
-        """Compute them at once; where a gradient is not finite each by itself, which says whose it is."""
-        if len(steps) < self._replicas or self._replicas == 1:
-            return self._alone.compute(steps, values, pull_rows)
-        batches = [self._task.batch_of(step) for step in steps]
-        losses, gradients, states = self._summed(values, batches)
+    def batch_of(self, step: int) -> Batch:
+        """Read a step's examples, with those of the steps that are computed with it."""
+        if step in self._together and not self._batches:
+            self._batches = {one: self._task.batch_of(one) for one in self._together}
+        return self._batches[step] if step in self._batches else self._task.batch_of(step)
+
+    def gradients(
+        self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None]
+    ) -> tuple[float | None, int, dict[str, Float32s] | None]:
+        """Compute a step, and those with it; where a gradient is not finite each by itself, which says whose it is."""
+        step = batch.step - self._task.steps.steps_before
+        if self._together and step == self._together[0]:
+            self._compute(values)
+        if step not in self._computed:
+            return self._task.gradients(batch, values, meanwhile)
+        loss, gradients = self._computed[step]
+        return loss, rows_of(batch.inputs), gradients
+
+    def step_metrics(self, examples: int) -> Mapping[str, Sums]:
+        """Return none: models of JAX have no metrics of steps."""
+        return {}
+
+    def _compute(self, values: Mapping[str, Float32s]) -> None:
+        losses, gradients, states = self._summed(values, list(self._batches.values()))
         if not all(np.isfinite(gradient).all() for found in (gradients, *states) for gradient in found.values()):
-            return self._alone.compute(steps, values, pull_rows)
+            return
         trained = {name: gradients[name] for name in gradients if not self._task.plan.variables[name].frozen}
-        return [
-            ComputedStep(
-                batch.step - self._task.steps.steps_before,
-                loss,
-                rows_of(batch.inputs),
-                (trained if batch is batches[0] else {}) | state,
-            )
-            for batch, loss, state in zip(batches, losses, states, strict=True)
-        ]
+        for step, loss, state in zip(self._together, losses, states, strict=True):
+            self._computed[step] = loss, (trained if step == self._together[0] else {}) | state

@@ -1,4 +1,4 @@
-"""State: the shard of a run in this process, its records in the run's store, pulls and pushes.
+"""State: the shard of a run in this process, its records in the run's store, and the client of both.
 
 A push and a pull take the way that a worker's take, from `ShardClient` to `Shard`; between the two is a function call.
 Owns the order in which the run's records and the shard come up and are saved. Knows no model and no step's content.
@@ -18,7 +18,8 @@ from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.manifest import ShardPart
 from parashard.checkpoints.retention import CommonRounds
 from parashard.client.proto_conversion import plan_message
-from parashard.client.pulled_rows import PulledRows, RowPart, TableSet
+from parashard.client.pulled import Pulled
+from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet
 from parashard.client.shard_client import ShardClient
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
@@ -30,9 +31,8 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import NO_KEYS, Ack, Fetched, PullRun, Push, Weights
 from parashard.store.base import Store
 from parashard.store.claims import Claims, claim_incarnation
-from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, View, no_rows
+from parashard.transports.base import Pending, ReadRows, ShardAddress, View, no_rows
 from parashard_coordinator.core.calls import Announcement
-from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 from parashard_coordinator.run.store import RunIdentity, RunStore
@@ -45,7 +45,9 @@ from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import inspection
 from parashard_server.serving.request_handler import RequestHandler
+from parashard_server.serving.shard_host import ShardHost
 
+NO_ROWS = PulledRows(NO_TABLES)
 TURN_S = 60.0  # most that a request waits for a partition to be copied for a checkpoint
 
 _Answer = TypeVar("_Answer")
@@ -141,44 +143,17 @@ class State:
         )
         self._lifecycle = ShardLifecycle(self._host, builder, restorer, claims, self._checkpointer)
         self._plane = RequestHandler(self._host, self._lifecycle)
-        self._client = ShardClient(
+        self.client = LocalClient(
             run.run_id,
             resolved.digest,
             plan,
             "fit",
             retry_budget_s=0.0,
-            connect=self._connected,
+            connect=lambda where, greeting: _Calls(self._plane),
             tables=self._tables,
         )
-        self._client.use(View(1, (ShardAddress("fit", shard.identity.incarnation),)))
-        self._variables = {
-            placed.partition.variable: _read_only(shard.storage.weights[placed.offset : placed.stop]).reshape(
-                plan.variables[placed.partition.variable].shape
-            )
-            for placed in shard.storage.layout
-        }
+        self.client.hold(self._plane, self._host, self._checkpointer)
         self._checkpointer.start()
-
-    def pull(self, round_: int) -> Mapping[str, Float32s]:
-        """Return views of the variables that a round begins with, read-only; they move when the next one is pulled."""
-        shard = self._host.shard
-        run = PullRun(shard.identity, round_, None, 0, shard.storage.weights.nbytes, None, "")
-        self._plane.pull(run, TURN_S, lambda _: None)
-        self._checkpointer.saved.common = CommonRounds(round_)  # the only shard: every one has it once this one has
-        return self._variables
-
-    def pull_rows(self, round_: int, keys: Mapping[str, Keys]) -> dict[str, Float32s]:
-        """Return copies of the rows of tables that a round begins with, by table."""
-        rows, identity = PulledRows(self._tables, keys), self._host.shard.identity
-        for (part,) in rows.turns(1):
-            run = PullRun(identity, round_, None, 0, 0, None, "", rows.keys_of(part))
-            self._plane.pull(run, TURN_S, partial(_fill, rows, part))
-        return rows.values
-
-    def push(self, grant: Grant, gradients: Mapping[str, Float32s], keys: Mapping[str, Keys] = NO_KEYS) -> None:
-        """Push a step's gradients, of tables those of the rows of `keys`; one to skip is an empty push."""
-        rate = grant.learning_rate or None
-        self._client.push(grant.step, gradients, None, skipped=grant.skip, learning_rate=rate, keys=keys)
 
     def save_soon(self, round_: int) -> None:
         """Save the variables that a later round begins with, beside the training."""
@@ -209,11 +184,6 @@ class State:
         return run.records.add_job_manifest(run.run_id, run.resolved.digest, self.plan, steps, [part], final=True)
 
     @property
-    def incarnations(self) -> list[int]:
-        """The shard's present one, in the form in which all shards' are reported."""
-        return [self._host.shard.identity.incarnation]
-
-    @property
     def saved_steps(self) -> int:
         """Steps in the weights: after `save`, those that are saved."""
         return len(self._host.shard.updates.applied)
@@ -239,10 +209,7 @@ class State:
     def close(self) -> None:
         """Finish a checkpoint in progress, and let go of everything."""
         self._checkpointer.stop()
-        self._client.close()
-
-    def _connected(self, where: ShardAddress, greeting: Greeting) -> _Calls:
-        return _Calls(self._plane)
+        self.client.close()
 
     def _note_broken(self, error: BaseException) -> None:
         """Save nothing any more: the weights may be half changed. The error itself goes on to the caller."""
@@ -250,8 +217,64 @@ class State:
         self._checkpointer.pending = None
 
 
+class LocalClient(ShardClient):
+    """A client of the shard in this process: it pulls no copies, but views that are read-only.
+
+    They move when the next round is pulled; a model that writes into them would change the weights of all later steps.
+    """
+
+    def hold(self, plane: RequestHandler, host: ShardHost, checkpointer: Checkpointer) -> None:
+        """Pull from this shard."""
+        shard = host.shard
+        self._plane, self._host, self._checkpointer = plane, host, checkpointer
+        self._round: int | None = None  # the present one
+        self.use(View(1, (ShardAddress("fit", shard.identity.incarnation),)))
+        self._variables = {
+            placed.partition.variable: _read_only(shard.storage.weights[placed.offset : placed.stop]).reshape(
+                self._plan.variables[placed.partition.variable].shape
+            )
+            for placed in shard.storage.layout
+        }
+
+    def pull(
+        self,
+        *,
+        step: int | None = None,
+        round_: int | None = None,
+        keys: Mapping[str, Keys] = NO_KEYS,
+        least_version: int = 0,
+    ) -> Pulled:
+        """Return the variables that a round begins with, and copies of the rows of `keys`."""
+        shard = self._host.shard
+        if step is None or round_ != self._round:  # once a round, and for each evaluation
+            self._round = None if step is None else round_
+            run = PullRun(shard.identity, round_, None, 0, shard.storage.weights.nbytes, None, "")
+            self._plane.pull(run, TURN_S, lambda _: None)
+            self._checkpointer.saved.common = CommonRounds(round_ or 0)  # the only shard: all have what it has
+        rows = NO_ROWS
+        if keys:
+            rows = PulledRows(self._tables, keys)
+            for (part,) in rows.turns(1):
+                run = PullRun(shard.identity, round_, None, 0, 0, None, "", rows.keys_of(part))
+                self._plane.pull(run, TURN_S, partial(_fill, rows, part))
+        return _Views(self._variables, rows, shard.identity.incarnation)
+
+
+class _Views(Pulled):
+    """What a round begins with."""
+
+    def __init__(self, variables: dict[str, Float32s], rows: PulledRows, incarnation: int) -> None:
+        self.variables = variables
+        self.rows, self.keys = rows.values, rows.keys
+        self.versions = (None,)  # type: ignore[assignment]  # rounds have no staleness, and reports tell none
+        self.incarnations = (incarnation,)
+        self.waited_s = 0.0
+
+    def release(self) -> None:
+        """Nothing: the arrays are the shard's."""
+
+
 def _read_only(view: Float32s) -> Float32s:
-    """A model that writes into the weights would change them for all later steps."""
     view.flags.writeable = False
     return view
 
@@ -288,15 +311,8 @@ class _Calls:
         return _Done(lambda: self._plane.push(push, TURN_S))
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
-        """Copy by a call; `State.pull` has views instead."""
-
-        def copied(weights: Weights) -> Fetched:
-            for moved in weights.runs:
-                into.fill(moved.offset_bytes - run.offset_bytes, moved.values)
-            read(weights.rows)
-            return Fetched(weights.version, weights.waited_s)
-
-        return _Done(lambda: self._plane.pull(run, TURN_S, copied))
+        """Never called: `LocalClient.pull` has views."""
+        raise AssertionError(run)
 
     def close(self) -> None:
         """Nothing is open."""

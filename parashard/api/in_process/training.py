@@ -1,16 +1,15 @@
 """InProcessTraining: a run in this process, from the declared job to weights and report.
 
 The coordinator's core decides here as on a cluster: what is leased, evaluated, skipped, given up and when the job ends.
-Owns the loop around it, in which this process is the one worker, the one shard and the clock. Called by
-`parashard.api.backends`.
+The steps are a worker's (`parashard_worker.loop`), by calls of the core and of the shard. Owns what is around them, in
+which this process is the one worker, the one shard and the clock. Called by `parashard.api.backends`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import threadpoolctl
@@ -18,12 +17,11 @@ import threadpoolctl
 from parashard._proto import coordinator_pb2 as pb
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.fits import FitCall
-from parashard.api.in_process.computing import ComputedStep, Computing, PullRows, Replicas
-from parashard.api.in_process.interruption import Interruption, interruption
+from parashard.api.in_process.leasing import Interruption, LocalCoordinator, LocalLeasing, interruption
 from parashard.api.in_process.state import BegunRun, State, take_up
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
 from parashard.display.live import JobView, NoView
-from parashard.errors import ConfigurationError, JobFailed, NonFiniteGradient, ParashardError, RetryLater, StoreFailed
+from parashard.errors import JobFailed, ParashardError, RetryLater, StoreFailed
 from parashard.figures import count
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
@@ -31,8 +29,6 @@ from parashard.launch.run_control import CallbackFailed
 from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.runs import Run
 from parashard.launch.stopping import resume_command
-from parashard.metrics import kind_of
-from parashard.models.user_errors import described
 from parashard.plan.variables import Float32s, as_exported
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.backoff import retry_pause_s
@@ -41,30 +37,20 @@ from parashard.process.durable import disk_failed, sync_upwards, write_durably
 from parashard.process.run_files import JOB_FILE
 from parashard.store import open_store
 from parashard_coordinator.core.callbacks import follow
-from parashard_coordinator.core.calls import (
-    CompletedStep,
-    EvaluationResult,
-    FailedStep,
-    FailureKind,
-    JobState,
-    LeaseAnswer,
-    LeaseCall,
-)
+from parashard_coordinator.core.calls import JobState, LeaseAnswer, LeaseCall
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
-from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.results import job_ends
 from parashard_coordinator.core.saved import Saved
-from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.endpoints.service import follow_call, follow_reply
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.history_file import HistoryFile
 from parashard_coordinator.run.job_start import CallbackOptions, new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
-from parashard_worker.computing import Task, WrongResult
+from parashard_worker.computing import Task
 from parashard_worker.device import open_device
 from parashard_worker.evaluating import keep_evaluated
+from parashard_worker.loop import StepLoop
 from parashard_worker.round_weights import round_weights
 
 NAME = "fit"
@@ -148,17 +134,16 @@ class InProcessTraining:
             tables={table.name: table for table in tables_of(job)},
             weights=round_weights(job, resolved.steps, call.source, call.model),
         )
-        self._computing: Computing = Replicas(self._task)
+        self._sharded: ShardedSteps | None = None
         if isinstance(strategy, TPUStrategy):
             from parashard.api.in_process.sharded import ShardedSteps
 
-            self._computing = ShardedSteps(self._task, strategy.replicas)
+            self._sharded = ShardedSteps(self._task, strategy.replicas)
         self._status = StatusView(job.job.name, str(job.consistency.policy), 1)
         self._state = State(begun)  # before the record, which is of the plan in force
         self._core = Core(_record(begun, follower, resume=run.resume))
         self._history = HistoryFile(run.folder, lambda text, over: None)
-        self._call = LeaseCall(NAME, 0, 0)
-        self._error: BaseException | None = None  # of the user's code, the last one
+        self._leasing: LocalLeasing | None = None
         self._look_s = self._history_s = 0.0
         self._records_s = time.monotonic() + RECORDS_S
         self._stored = -1  # decisions of the core that are stored
@@ -173,11 +158,15 @@ class InProcessTraining:
             self._core.announced(0, self._state.announcement(), now_s)
             device = self._task.device
             worker = self._core.register_worker(NAME, device.fingerprint(), device.name, "", now_s)
-            self._call = LeaseCall(worker.name, worker.incarnation, 0)
+            coordinator = LocalCoordinator(
+                self._lease, self._follow, self._look, self._is_over, self._follower.wants_steps
+            )
+            self._leasing = leasing = LocalLeasing(
+                coordinator, worker.name, worker.incarnation, self._round_steps, self._stop
+            )
+            loop = StepLoop(self._task, self._state.client, leasing, depth=0, keep=self._keep, computes=self._sharded)
             self._save_records()
-            while not job.over and not job.complete and not self._stop.asked:
-                self._step()
-                self._look()
+            loop.run(self._is_over)
             self._look(now=True)
             if job.complete and (report := self._finished()) is not None:
                 return report
@@ -195,97 +184,28 @@ class InProcessTraining:
             self._state.close()
         raise KeyboardInterrupt(self._stopped_line())
 
-    def _step(self) -> None:
-        """Report what was done to the core, and do what it grants: a round, or what is left of it, or an evaluation."""
-        handled = False
-        if self._follower.wants_steps:  # callbacks hear of the last step before the next one has its learning rate
-            self._lease(want=0)
-            handled = self._follow()
-        answer = self._lease(want=self._round_steps)
-        handled = self._follow() or handled
-        if answer.evaluations:
-            store = answer.stores_evaluated
-            self._call = self._call._replace(
-                evaluated=[self._evaluated(one, store=store) for one in answer.evaluations]
-            )
-        elif answer.granted:
-            self._round(answer.granted)
-        elif not handled and not self._core.job.over and not self._core.job.complete:
-            time.sleep(answer.retry_after_s)  # a step failed, and is due again after a pause
+    def _is_over(self) -> bool:
+        job = self._core.job
+        return job.over or job.complete or self._stop.asked
 
-    def _lease(self, want: int) -> LeaseAnswer:
-        """Report what was done, and ask for steps; what the core decides is stored."""
-        self._call = self._call._replace(sequence=self._call.sequence + 1, want=want)
-        answer = self._core.lease(self._call, time.monotonic())
-        self._call = self._call._replace(completed=(), failed=(), evaluated=())
+    def _lease(self, call: LeaseCall) -> LeaseAnswer:
+        """Take a report to the core, and what it grants back; what the core decides is stored."""
+        job = self._core.job
+        for result in call.evaluated:
+            if result.error:
+                job.fail(f"{result.error}; the evaluation after step {result.after_step:,} failed")
+        answer = self._core.lease(call, time.monotonic())
+        if self._sharded is not None and answer.granted:
+            self._sharded.granted([grant.step for grant in answer.granted if not grant.skip])
         waits = self._records.error and time.monotonic() < self._records_s
-        if self._core.job.decisions != self._stored and not waits:
+        if job.decisions != self._stored and not waits:
             self._save_records()
         return answer
 
-    def _round(self, grants: Sequence[Grant]) -> None:
-        """Compute what is granted of a round, and push it."""
-        completed: list[CompletedStep] = []
-        round_ = grants[0].step // self._round_steps
-        values, pull_rows = self._state.pull(round_), partial(self._state.pull_rows, round_)
-        for grant in grants:
-            if grant.skip:
-                self._state.push(grant, {})
-                completed.append(CompletedStep(grant.step, self._state.incarnations, 0.0, 0, skipped=True))
-        failed: list[FailedStep] = []
-        granted = {grant.step: grant for grant in grants}
-        for steps in self._computing.groups([grant.step for grant in grants if not grant.skip]):
-            try:
-                computed = self._computed(steps, values, pull_rows)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # whatever a user's model raises fails the step
-                if isinstance(error, ConfigurationError) and not isinstance(error, WrongResult):
-                    raise
-                self._error = error
-                failed.append(FailedStep(steps[0], described(error), _kind_of(error)))
-                break  # what follows is granted again
-            for one in computed:
-                self._state.push(granted[one.step], one.gradients, one.keys)
-                metrics = [MetricSums(name, kind_of(s.metric), s.values.tolist()) for name, s in one.metrics.items()]
-                completed.append(
-                    CompletedStep(one.step, self._state.incarnations, one.loss, one.examples, metrics=metrics)
-                )
-            if self._stop.asked:
-                break
-        self._call = self._call._replace(completed=completed, failed=failed)
-
-    def _computed(
-        self, steps: Sequence[int], values: Mapping[str, Float32s], pull_rows: PullRows
-    ) -> Sequence[ComputedStep]:
-        self._stop.in_users_code = True
-        try:
-            return self._computing.compute(steps, values, pull_rows)
-        finally:
-            self._stop.in_users_code = False
-
-    def _evaluated(self, evaluation: Evaluation, *, store: bool) -> EvaluationResult:
-        """Judge the weights that a round begins with."""
-        assert evaluation.round is not None, "a job of rounds"
-        values = self._state.pull(evaluation.round)
-        self._stop.in_users_code = True
-        try:
-            keys = self._task.held_out_keys()
-            rows = self._state.pull_rows(evaluation.round, keys)
-            metrics = self._task.metrics({**values, **rows}, nullcontext, keys)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001  # the model's code
-            self._error = error
-            self._core.job.fail(f"{described(error)}; the evaluation after step {evaluation.after_step:,} failed")
-            return EvaluationResult(evaluation.after_step, evaluation.incarnations, {}, described(error))
-        finally:
-            self._stop.in_users_code = False
-        weights = ""
-        if store:
-            url, variables = self._begun.records.store.url, self._begun.resolved.plan.variables
-            weights = keep_evaluated(url, self._begun.run_id, variables, evaluation.after_step, values)
-        return EvaluationResult(evaluation.after_step, evaluation.incarnations, metrics, weights=weights)
+    def _keep(self, evaluation: int, values: Mapping[str, Float32s]) -> str:
+        """Store the weights of an evaluation."""
+        run = self._begun
+        return keep_evaluated(run.records.store.url, run.run_id, run.resolved.plan.variables, evaluation, values)
 
     # --- callbacks ---
 
@@ -378,8 +298,9 @@ class InProcessTraining:
         """Return the failure of a job, after what is in was saved; a user's own error is its cause."""
         self._save_what_is_in()
         failure = JobFailed(self._core.job.reason)
-        if self._error is not None and not isinstance(self._error, ParashardError):
-            failure.__cause__ = self._error
+        error = None if self._leasing is None else self._leasing.error
+        if error is not None and not isinstance(error, ParashardError):
+            failure.__cause__ = error
         else:
             failure.__suppress_context__ = True
         return failure
@@ -391,9 +312,8 @@ class InProcessTraining:
 
     def _save_what_is_in(self) -> None:
         """Save the last round that is in, and a report; on a full disk the earlier checkpoint stays the newest."""
-        if self._call.completed:  # steps that are in the weights, and not reported yet
-            self._call = self._call._replace(sequence=self._call.sequence + 1, want=0, evaluated=())
-            self._core.lease(self._call, time.monotonic())
+        if self._leasing is not None:
+            self._leasing.report()  # steps that are in the weights, and not reported yet
         with suppress(StoreFailed, OSError):
             self._state.save()
             self._save_records()
@@ -424,12 +344,6 @@ def _record(run: BegunRun, follower: CallbackFollower, *, resume: bool) -> JobRe
     if resume:
         job.started_anew()
     return job
-
-
-def _kind_of(error: BaseException) -> FailureKind:
-    if isinstance(error, WrongResult):
-        return FailureKind.WRONG_RESULT
-    return FailureKind.NOT_FINITE if isinstance(error, NonFiniteGradient) else FailureKind.MODEL
 
 
 @contextmanager

@@ -137,7 +137,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(monkeypatch: pyt
         def die(batch: Any) -> None:
             if batch.step == 30:
                 patched.setattr(training.State, "save", lambda self: None)
-                patched.setattr(training, "_kind_of", lambda error: (_ for _ in ()).throw(Killed()))
+                patched.setattr(training.LocalLeasing, "failed", lambda *reported: (_ for _ in ()).throw(Killed()))
                 raise ValueError
 
         model.before = die

@@ -11,7 +11,7 @@ import pytest
 import parashard as ps
 from parashard.api import fits
 from parashard.api import trainer as module
-from parashard.api.in_process import training
+from parashard.api.in_process.state import LocalClient
 from parashard.api.script import Script
 from parashard.client.pulled_rows import TableSet
 from parashard.errors import ConfigurationError, JobFailed
@@ -111,18 +111,20 @@ def test_a_second_training_that_was_interrupted_goes_on_too(monkeypatch: pytest.
     for stop_at in (None, 0, 5):
         ours = trainer(ps.MirroredStrategy(2))
         fit(ours, epochs=1)
-        pushed = training.State.push
+        pushed = LocalClient.push
 
-        def stopping(state: Any, grant: Any, *rest: Any, stop_at: int | None = stop_at, pushed: Any = pushed) -> None:
-            if grant.step == stop_at:
+        def stopping(
+            client: Any, step: int, *rest: Any, stop_at: int | None = stop_at, pushed: Any = pushed, **about: Any
+        ) -> Any:
+            if step == stop_at:
                 raise KeyboardInterrupt
-            pushed(state, grant, *rest)
+            return pushed(client, step, *rest, **about)
 
-        monkeypatch.setattr(training.State, "push", stopping)
+        monkeypatch.setattr(LocalClient, "push", stopping)
         if stop_at is not None:
             with pytest.raises(KeyboardInterrupt):
                 fit(ours, epochs=2)
-        monkeypatch.setattr(training.State, "push", pushed)
+        monkeypatch.setattr(LocalClient, "push", pushed)
         reports.append(fit(ours, epochs=2, resume=stop_at is not None).report)
     assert len({(report["weights_sha256"], str(report["rows_digest"])) for report in reports}) == 1
 
@@ -150,18 +152,18 @@ def test_pieces_of_a_step_have_the_gradient_of_the_whole() -> None:
 def test_a_training_goes_on_from_its_checkpoint_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = trainer(ps.MirroredStrategy(3))
     due = fit(undisturbed).report
-    pushed = training.State.push
+    pushed = LocalClient.push
 
-    def stopping(state: Any, grant: Any, *rest: Any) -> None:
-        if grant.step == 20:
+    def stopping(client: Any, step: int, *rest: Any, **about: Any) -> Any:
+        if step == 20:
             raise KeyboardInterrupt
-        pushed(state, grant, *rest)
+        return pushed(client, step, *rest, **about)
 
     ours = trainer(ps.MirroredStrategy(3))
-    monkeypatch.setattr(training.State, "push", stopping)
+    monkeypatch.setattr(LocalClient, "push", stopping)
     with pytest.raises(KeyboardInterrupt):
         fit(ours)
-    monkeypatch.setattr(training.State, "push", pushed)
+    monkeypatch.setattr(LocalClient, "push", pushed)
     again = fit(ours, resume=True).report
     assert (again["weights_sha256"], again["rows_digest"]) == (due["weights_sha256"], due["rows_digest"])
 

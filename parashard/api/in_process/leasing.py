@@ -1,0 +1,240 @@
+"""LocalLeasing: the leases of the only worker of a run, by calls of the coordinator in the thread that computes.
+
+Ctrl-C and SIGTERM are here, too: the step in the works is finished, then the training stops. Called by
+`parashard.api.in_process.training`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import NamedTuple
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard_coordinator.core.calls import (
+    CompletedStep,
+    EvaluationResult,
+    FailedStep,
+    FailureKind,
+    LeaseAnswer,
+    LeaseCall,
+)
+from parashard_coordinator.endpoints.service import completed_step, evaluation_grants
+from parashard_worker.leasing import Leasing, Work
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Whether a stop was asked for.
+
+    Attributes
+    ----------
+    asked : bool
+    in_users_code : bool
+        Set by the caller while a model computes: the second signal then breaks it off, by KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.in_users_code = False
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and self.in_users_code:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def interruption() -> Iterator[Interruption]:
+    """Take the signals until the end of the block; in another thread than the main one there are none to take."""
+    found = Interruption()
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN and handler is not None:
+                before[number] = signal.signal(number, found._signalled)
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class LocalCoordinator(NamedTuple):
+    """The coordinator of a run in this process, as functions.
+
+    Attributes
+    ----------
+    lease : callable
+        Takes a report, and grants.
+    follow : callable
+        Has callbacks handle what has happened; returns whether they have.
+    look : callable
+        Looks after what is due by time, between two calls.
+    over : callable
+        Returns whether there is no more work.
+    wants_steps : bool
+        Callbacks hear of each step before the next one has its learning rate.
+    """
+
+    lease: Callable[[LeaseCall], LeaseAnswer]
+    follow: Callable[[], bool]
+    look: Callable[[], None]
+    over: Callable[[], bool]
+    wants_steps: bool
+
+
+class LocalLeasing(Leasing):
+    """Leases of the steps of one round after the other: no thread, no message and no lease time.
+
+    Parameters
+    ----------
+    coordinator : LocalCoordinator
+        Decides.
+    worker : str
+        Its name.
+    incarnation : int
+        Its incarnation.
+    round_steps : int
+        Steps of a round, which are asked for together.
+    stop : Interruption
+        Is told while a model computes.
+
+    Attributes
+    ----------
+    error : BaseException or None
+        What the model raised last.
+    """
+
+    def __init__(
+        self, coordinator: LocalCoordinator, worker: str, incarnation: int, round_steps: int, stop: Interruption
+    ) -> None:
+        self._coordinator = coordinator
+        self._call = LeaseCall(worker, incarnation, 0)
+        self._round_steps = round_steps
+        self._stop = stop
+        self._queue: deque[Work] = deque()
+        self._completed: list[CompletedStep] = []
+        self._failed: list[FailedStep] = []
+        self._evaluated: list[EvaluationResult] = []
+        self.error: BaseException | None = None
+
+    @property
+    def over(self) -> bool:
+        """There will be no more work."""
+        return self._coordinator.over()
+
+    @property
+    def view(self) -> int:
+        """0: the shard stays where it is."""
+        return 0
+
+    @property
+    def depth(self) -> int:
+        """0: nothing overlaps in one thread."""
+        return 0
+
+    def take(self, timeout_s: float) -> Work | None:
+        """Return the next piece of work; first report and ask if none is left of the round."""
+        if not self._queue:
+            self._ask()
+        return self._queue.popleft() if self._queue else None
+
+    def _ask(self) -> None:
+        coordinator, handled = self._coordinator, False
+        if self._call.sequence:
+            coordinator.look()
+            if coordinator.over():
+                return
+        if coordinator.wants_steps:
+            self.report()
+            handled = coordinator.follow()
+        answer = self._lease(self._round_steps)
+        handled = coordinator.follow() or handled
+        if answer.evaluations:  # steps are granted again once it is known what the weights are worth
+            self._queue.extend(evaluation_grants(answer))
+        elif answer.granted:
+            self._queue.extend(answer.granted)  # type: ignore[arg-type]  # as the message, which it has no need of
+        elif not handled and not coordinator.over():
+            time.sleep(answer.retry_after_s)  # a step failed, and is due again after a pause
+
+    def report(self) -> None:
+        """Report what was done, and ask for nothing."""
+        self._lease(0)
+
+    def _lease(self, want: int) -> LeaseAnswer:
+        call = self._call._replace(
+            sequence=self._call.sequence + 1,
+            want=want,
+            completed=self._completed,
+            failed=self._failed,
+            evaluated=self._evaluated,
+        )
+        answer = self._coordinator.lease(call)
+        self._call = call
+        self._completed, self._failed, self._evaluated = [], [], []
+        return answer
+
+    @contextmanager
+    def computing(self, work: Work) -> Iterator[None]:
+        """Note that the model computes, and what it raises."""
+        self._stop.in_users_code = True
+        try:
+            yield
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self._stop.in_users_code = False
+
+    reading = computing
+
+    def announce(self, step: int) -> bool:
+        """Tell nobody: the death of this process ends the run."""
+        return True
+
+    def completed(self, step: pb.CompletedStep) -> None:
+        """Report a step that the shard has."""
+        self._completed.append(completed_step(step))
+
+    def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
+        """Report a step that failed; the rest of its round is granted again."""
+        self._raise_interrupt()
+        self._failed.append(FailedStep(step, reason, FailureKind(kind)))
+        self._queue.clear()
+
+    def dropped(self, step: int) -> None:
+        """Give a step back, with the rest of its round."""
+        self._queue.clear()
+
+    gave_back = dropped
+
+    def evaluated(
+        self,
+        grant: pb.EvaluationGrant,
+        metrics: Mapping[str, float],
+        error: str = "",
+        kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED,
+        *,
+        weights: str = "",
+        judged_steps: int = 0,
+    ) -> None:
+        """Report the outcome of an evaluation."""
+        self._raise_interrupt()
+        self._evaluated.append(
+            EvaluationResult(
+                grant.evaluation, list(grant.incarnations), metrics, error, weights, judged_steps, FailureKind(kind)
+            )
+        )
+
+    def _raise_interrupt(self) -> None:
+        """Raise a second Ctrl-C, which is no error of the model."""
+        if isinstance(self.error, KeyboardInterrupt):
+            raise self.error
