@@ -24,20 +24,11 @@ _Answer = TypeVar("_Answer")
 
 
 class FanOut:
-    """How requests to all shards are made.
+    """Requests to all shards, sent again for `retry_budget_s` each unless `cancelled` is set.
 
-    Parameters
-    ----------
-    retry_budget_s : float
-        How long a request to one shard may be sent again.
-    cancelled : Event
-        Once set, nothing is retried any more.
-    refresh : callable, optional
-        Learns where the shards are now; called before a shard is asked again that is away or stopping, or whose answer
-        is another incarnation's or another run's: of a shard that was killed, another run's may have the port. Without
-        it, those of another incarnation or run are not asked again.
-    now_s : callable, optional
-        The seconds that the budget is counted in, such as those of an `AwakeClock`; None: monotonic ones.
+    `refresh` learns where the shards are now, before one is asked again that is away or whose answer is another
+    incarnation's or another run's: another run may have taken the port. Without it the latter are not asked again.
+    `now_s` counts the budget; monotonic seconds by default.
     """
 
     def __init__(
@@ -62,31 +53,13 @@ class FanOut:
         settled: Callable[[int, _Answer], None] | None = None,
         unacknowledged: Callable[[int], None] | None = None,
     ) -> tuple[_Answer, ...]:
-        """Begin a request on every shard, then wait for each; what is to be retried is retried after that.
+        """Begin a request on every shard, wait for each, then retry; return the answers by shard.
 
         Retries come last to avoid a deadlock: a client that waits for one shard while it holds another's connection or
-        buffer could wait for a client that does the reverse. After an error no request is in flight.
-
-        Parameters
-        ----------
-        begin : callable
-            Begins the request to a shard, by index, wherever it is now.
-        shards : int
-            How many there are.
-        settled : callable, optional
-            Told of every answer, with the shard's index.
-        unacknowledged : callable, optional
-            Told of a request that may have reached its shard and was not answered.
-
-        Returns
-        -------
-        tuple
-            The answers, by shard.
-
-        Raises
-        ------
-        ParashardError
-            The first that a shard answers with and that is not retried, or the last once the budget is spent.
+        buffer could wait for a client that does the reverse. `begin` starts the request to a shard, wherever it is now;
+        `settled` is told of every answer, `unacknowledged` of a request that may have reached its shard and was not
+        answered. Raises the first error that is not retried, or the last once the budget is spent; no request is in
+        flight then.
         """
         pending: dict[int, Pending[_Answer]] = {}
         answers: dict[int, _Answer] = {}

@@ -22,23 +22,10 @@ KEPT_MAX = 18  # free sets: a pipeline of depth d has 2 d + 1 in use, of which 8
 
 
 class PullBuffer:
-    """One array for every variable, and what it holds.
+    """One array for every variable, in its declared shape, and what it holds.
 
-    Parameters
-    ----------
-    plan : Plan
-        Says which rows of which variable come from where.
-
-    Attributes
-    ----------
-    variables : dict of str to ndarray of float32
-        By name, in their declared shapes.
-    by_shard : tuple of Buffers
-        For each shard the places of its flat vector's bytes.
-    versions : tuple of (int or None)
-        For each shard: what moved after this version is not in the arrays; None: nothing is.
-    incarnations : tuple of int
-        For each shard: the incarnation that the version is of.
+    By shard: `by_shard` has the places of its flat vector's bytes, `versions` after which moves are missing (None:
+    nothing is there), `incarnations` whose versions these are.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -57,13 +44,7 @@ class PullBuffer:
 
 
 class PullBuffers:
-    """The sets that are not in use.
-
-    Parameters
-    ----------
-    plan : Plan
-        Of all of them.
-    """
+    """The sets of arrays that are not in use."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

@@ -36,15 +36,7 @@ class RowPart(NamedTuple):
 
 
 class TableSet:
-    """A job's embedding tables, as a client knows them.
-
-    Parameters
-    ----------
-    tables : iterable of EmbeddingTable
-        Their names differ.
-    seed : int
-        The job's.
-    """
+    """A job's embedding tables, as a client knows them; their names differ."""
 
     def __init__(self, tables: tuple[EmbeddingTable, ...] = (), seed: int = 0) -> None:
         self.seed = seed
@@ -69,22 +61,7 @@ NO_TABLES = TableSet()
 
 
 class PulledRows:
-    """The rows of some keys, as pulled.
-
-    Parameters
-    ----------
-    tables : TableSet
-        The job's.
-    keys : mapping of str to ndarray of uint64
-        By table: mixed, ascending, each once.
-
-    Attributes
-    ----------
-    keys
-        As given.
-    values : dict of str to ndarray of float32, shape (keys, row_elements)
-        By table; filled by `fill`.
-    """
+    """The rows of some keys by table, which are mixed, ascending and each once; `values` is filled by `fill`."""
 
     def __init__(self, tables: TableSet, keys: Mapping[str, Keys] = NO_KEYS) -> None:
         tables.check(keys)
@@ -134,13 +111,7 @@ class PulledRows:
         )
 
     def fill(self, part: RowPart, rows: Mapping[str, FoundRows]) -> None:
-        """Take what an answer to a part has; rows that the shard does not have are drawn.
-
-        Raises
-        ------
-        MalformedFrame
-            If rows have another length.
-        """
+        """Take what an answer to a part has, or raise MalformedFrame; rows that the shard does not have are drawn."""
         for name, found in rows.items():
             into = self.values[name][part.keys[name]]
             if found.values.shape[1] != into.shape[1]:
@@ -166,21 +137,7 @@ def rows_by_shard(
 ) -> Iterator[tuple[tuple[RowSlice, ...], list[memoryview]]]:
     """Yield for each shard what a push to it has of rows: their slices, and the pieces of the payload.
 
-    Parameters
-    ----------
-    tables : TableSet
-        The job's.
-    keys : mapping of str to ndarray of uint64
-        As pulled.
-    gradients : mapping of str to ndarray of float32, shape (keys, row_elements)
-        By table, contiguous; a table may be left out.
-    shards : int
-        How many there are.
-
-    Raises
-    ------
-    NonFiniteGradient
-        If a gradient that is to be rounded has a value that is not finite.
+    Gradients are contiguous, by table; raises NonFiniteGradient if one that is rounded is not finite.
     """
     runs = {name: cut_by_shard(keys[name], shards) for name in gradients}
     dtypes = {name: row_codec.dtype_of(tables.by_name[name]) for name in gradients}

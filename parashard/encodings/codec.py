@@ -48,18 +48,10 @@ def encode(
     residue: Float32s = _NONE,
     left: Float32s = _NONE,
 ) -> None:
-    """Write the bytes of a slice.
+    """Write the bytes of a slice to aligned memory, all of `payload`.
 
-    Parameters
-    ----------
-    piece : Slice
-        What to write.
-    values : ndarray of float32, shape (piece.elements,)
-        The gradient: contiguous, finite, only read.
-    payload : ndarray of uint8, shape (piece.size_bytes,)
-        Aligned memory, all of which is written.
-    residue, left : ndarray of float32, shape (piece.elements,)
-        INT8 and TOPK: the residue added to the gradient first, and the output for the new residue.
+    `values` is the gradient: contiguous, finite, only read. INT8 and TOPK add `residue` first and write the new one to
+    `left`.
     """
     values = read_only(values)
     match piece.dtype:
@@ -78,16 +70,10 @@ def encode(
 
 
 def decode(piece: Slice, payload: memoryview, into: Float32s) -> None:
-    """Write the values of an encoded slice.
-
-    Parameters
-    ----------
-    piece : Slice
-        As the sender declared it; its partition and number of elements have been checked against the plan.
-    payload : memoryview
-        Exactly the slice's bytes, at any address; only read.
-    into : ndarray of float32, shape (piece.elements,)
-        Contiguous; every element is written. Undefined after an error.
+    """Write the values of an encoded slice, whose partition has been checked against the plan, to every element of
+    `into`. `payload` is exactly the slice's bytes, at any address; only read. Raises MalformedFrame if it has another
+    length, a scale is negative, NaN or too large, or indices are not ascending or not within the slice;
+    NonFiniteGradient for NaN or infinity. `into` is undefined then.
     """
     name = f"variable {piece.partition.variable!r}: a slice in {piece.dtype.name}"
     if into.size != piece.elements:

@@ -58,7 +58,7 @@ class Encoding:
 
     @classmethod
     def parse(cls, text: str) -> Encoding:
-        """Return the encoding that a text names; `Encoding.parse(str(e)) == e`."""
+        """Return the encoding that a text names, or raise ConfigurationError; `Encoding.parse(str(e)) == e`."""
         for kind in _DTYPES:
             if text == kind and kind != "topk":
                 return cls(kind)

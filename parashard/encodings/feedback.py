@@ -40,15 +40,7 @@ class _Buffers:
 
 @dataclass(eq=False)
 class Encoded:
-    """One slice of a push, encoded.
-
-    Attributes
-    ----------
-    slice : Slice
-        What the payload holds.
-    payload : memoryview
-        Its bytes; valid until `GradientEncoder.settle`.
-    """
+    """One slice of a push, encoded; the payload is valid until `GradientEncoder.settle`."""
 
     slice: Slice
     payload: memoryview
@@ -69,21 +61,9 @@ class GradientEncoder:
         self._spare: dict[_Key, list[_Buffers]] = {}  # at most as many as were in use at once
 
     def encode(self, shard: int, placed: Placed, rows: Float32s) -> Encoded:
-        """Encode the gradient of a partition plus its residue.
+        """Encode the gradient of a partition plus its residue: finite float32 rows, only read, and not kept.
 
-        Parameters
-        ----------
-        shard : int
-            Where the partition is.
-        placed : Placed
-            The partition.
-        rows : ndarray of float32, shape (rows, ...)
-            Finite; only read, and not kept.
-
-        Returns
-        -------
-        Encoded
-            To be settled whether or not the push succeeds.
+        The result is to be settled whether or not the push succeeds.
         """
         name = placed.partition.variable
         encoding, key = self._encodings[name], (shard, placed.partition)
@@ -106,15 +86,10 @@ class GradientEncoder:
         return Encoded(piece, buffers.payload.data, key, buffers, residue)
 
     def settle(self, encodeds: Iterable[Encoded], applied: bool) -> None:
-        """Record the outcome of pushes; later outcomes of the same slice are ignored.
+        """Record the outcome of pushes, whose payloads are not read any more; later outcomes of a slice are ignored.
 
-        Parameters
-        ----------
-        encodeds : iterable of Encoded
-            Their payloads are not to be read any more.
-        applied : bool
-            Whether this very push moved the weights: its ack says so, or says duplicate after an ack of
-            the same push was lost. False for any other duplicate, for a refusal and for no ack at all.
+        `applied`: this very push moved the weights: its ack says so, or says duplicate after an ack of the same push
+        was lost. False for any other duplicate, for a refusal and for no ack at all.
         """
         with self._lock:
             for encoded in encodeds:

@@ -37,18 +37,8 @@ def warm_up(tables: Iterable[EmbeddingTable]) -> None:
 def encode(table: str, values: Float32s, dtype: DType) -> tuple[npt.NDArray[Any], ...]:
     """Return the parts of an encoded gradient, each with a row of a part for each row of values.
 
-    The bytes of some rows are those of the same rows of every part, end to end.
-
-    Raises NonFiniteGradient if they are to be rounded, and one is NaN or infinite: no code would say so.
-
-    Parameters
-    ----------
-    table : str
-        Its name, for errors.
-    values : ndarray of float32, shape (rows, row_elements)
-        Contiguous; only read.
-    dtype : DType
-        The table's. FLOAT32: the values themselves are returned.
+    The bytes of some rows are those of the same rows of every part, end to end. FLOAT32: the values themselves. Raises
+    NonFiniteGradient if values that are to be rounded are not finite: no code would say so.
     """
     if dtype is DType.FLOAT32:
         return (values,)
@@ -68,12 +58,9 @@ def encode(table: str, values: Float32s, dtype: DType) -> tuple[npt.NDArray[Any]
 def decode(piece: RowSlice, content: memoryview) -> Float32s:
     """Return the gradients of rows, shape (rows, row_elements): FLOAT32 as a view where its address allows, else new.
 
-    Parameters
-    ----------
-    piece : RowSlice
-        As the sender declared it.
-    content : memoryview
-        What follows the keys, at any address; only read.
+    `content` is what follows the keys, at any address; only read. Raises MalformedFrame if it is not as long as the
+    slice says, or a scale is negative, NaN or too large; NonFiniteGradient for an encoded value that is not finite; of
+    FLOAT32 nobody has looked.
     """
     due_bytes = piece.size_bytes - piece.keys_bytes
     if content.nbytes != due_bytes:

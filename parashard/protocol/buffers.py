@@ -11,13 +11,7 @@ from itertools import accumulate
 
 
 class Buffers:
-    """A run of bytes in pieces.
-
-    Parameters
-    ----------
-    pieces : iterable of contiguous buffers
-        Bytes, arrays or memory views, in order; not copied. They must be writable to be filled.
-    """
+    """A run of bytes in pieces: contiguous buffers in order, not copied; writable if they are to be filled."""
 
     def __init__(self, pieces: Iterable[memoryview | bytes | bytearray] = ()) -> None:
         views = [memoryview(piece) for piece in pieces]
@@ -30,7 +24,7 @@ class Buffers:
         return self.pieces[0] if len(self.pieces) == 1 else memoryview(b"".join(self.pieces))
 
     def run(self, begin: int, end: int) -> Sequence[memoryview]:
-        """Return views of the bytes [begin, end), in order; raise ValueError if they are not all in the run."""
+        """Return views of the bytes [begin, end), in order, or raise ValueError if they are not all in the run."""
         if not 0 <= begin <= end <= self.nbytes:
             raise ValueError(f"bytes [{begin}, {end}) are not within {self.nbytes}")
         views = []

@@ -184,10 +184,7 @@ def address_family(host: str) -> socket.AddressFamily:
 
 
 def check_reachable(host: str) -> None:
-    """Refuse a host on which the processes of this machine could not reach each other.
-
-    Raises ConfigurationError if nothing can listen on it, or connect to what does.
-    """
+    """Raise ConfigurationError for a host on which the processes of this machine could not reach each other."""
     try:
         with (
             socket.create_server((host, 0), family=address_family(host)) as listening,
@@ -210,19 +207,10 @@ def _server_options(request_bytes_max: int) -> list[tuple[str, int]]:
 
 
 class Server:
-    """A gRPC server with our options, the error seam and the standard health service.
+    """A gRPC server with our options, the error seam and the standard health service; port 0 picks a free one.
 
-    Parameters
-    ----------
-    address : str
-        host:port to listen on; port 0 picks a free one.
-    credentials : Credentials, optional
-        Then every caller must show a certificate, and may call what its role may until it expires.
-    request_bytes_max : int
-        The largest message of a caller; gRPC refuses a larger one by its declared length. Each call under way may hold
-        as much memory.
-    now : callable
-        Returns the present moment, for certificates.
+    With credentials every caller must show a certificate, and may call what its role may until it expires. gRPC refuses
+    a message of more than `request_bytes_max` by its declared length; each call under way may hold as much memory.
     """
 
     def __init__(

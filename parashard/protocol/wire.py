@@ -72,8 +72,8 @@ def encode_frame(header: Message, payload: Sequence[memoryview] = ()) -> bytes:
 def decode_frame(frame: bytes, header_type: type[_Header]) -> tuple[_Header, memoryview]:
     """Return a frame's header and a view of its payload.
 
-    Raises MalformedFrame if the frame is short, does not begin with the magic, or its header does not parse;
-    LimitExceeded if the declared header or the payload is longer than allowed.
+    Raises MalformedFrame if it is no frame with such a header; LimitExceeded if the declared header or the payload is
+    longer than allowed.
     """
     if len(frame) < _PREFIX.size:
         raise MalformedFrame(f"a frame has at least {_PREFIX.size} bytes, found {len(frame)}")
@@ -286,8 +286,7 @@ def _little(values: NDArray[Any]) -> NDArray[Any]:
 def rows_bytes_of(reply: tensor_pb2.PullReply, asked: PullRun) -> int:
     """Return how long the rows in an answer are: they are the end of its payload.
 
-    Raises MalformedFrame if they are not of the tables that were asked for; LimitExceeded if they are longer than
-    `ROWS_BYTES_MAX`.
+    Raises MalformedFrame if they are not of the tables that were asked for; LimitExceeded above `ROWS_BYTES_MAX`.
     """
     if not (reply.tables or asked.keys):
         return 0
@@ -308,10 +307,9 @@ def _lengths_of(found: tensor_pb2.TableRows, keys: int) -> tuple[int, int]:
 
 
 def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) -> dict[str, FoundRows]:
-    """Return the rows in an answer, as views of the end of its payload.
+    """Return the rows in an answer, as views of the end of its payload, which is as long as `rows_bytes_of` says.
 
-    Raises MalformedFrame if they are not those of the keys that were asked for. The payload is as long as
-    `rows_bytes_of` says.
+    Raises MalformedFrame if they are not those of the keys that were asked for.
     """
     rows: dict[str, FoundRows] = {}
     begin = 0
@@ -333,8 +331,8 @@ def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) 
 def runs_within(reply: tensor_pb2.PullReply, asked: PullRun, payload_bytes: int) -> list[tuple[int, int]]:
     """Return (offset, length) in bytes of each run of an answer.
 
-    Raises MalformedFrame if the runs are not ascending and within what was asked for, or the payload is not as long as
-    they are.
+    Raises MalformedFrame if they are not ascending and within what was asked for, or the payload is not as long as they
+    are.
     """
     if len(reply.run_offsets) != len(reply.run_lengths):
         raise MalformedFrame(f"{len(reply.run_offsets)} runs begin and {len(reply.run_lengths)} have a length")

@@ -57,22 +57,13 @@ class Pending(Protocol[_Answer_co]):
     """A request that is under way, or is made by the thread that waits for its answer."""
 
     def start(self) -> None:
-        """Be under way from now on, while the caller does something else.
-
-        Raises
-        ------
-        Unreachable
-            If the transport is closed.
-        """
+        """Be under way from now on, while the caller does something else, or raise Unreachable."""
 
     def result(self) -> _Answer_co:
         """Wait for the answer, until the request's deadline.
 
-        Raises
-        ------
-        ParashardError
-            What the shard answered, with its address; `Unreachable` where it did not answer in time, or the request was
-            cancelled. What became of the request is unknown then; a push may be sent again.
+        Raises what the shard answered, with its address; `Unreachable` where it did not answer in time, or the request
+        was cancelled. What became of the request is unknown then; a push may be sent again.
         """
 
     def cancel(self) -> None:

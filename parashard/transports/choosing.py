@@ -75,17 +75,7 @@ CANDIDATES: dict[TransportKind, Sequence[Candidate]] = {
 
 
 class ChosenTransport:
-    """The first of several kinds of transport that works.
-
-    Parameters
-    ----------
-    where : ShardAddress
-        Where the shard is.
-    greeting : Greeting
-        The worker, for HELLO.
-    candidates : sequence of Candidate
-        In order of preference; where none works requests fail, and each looks again.
-    """
+    """The first of several kinds of transport that works; where none does requests fail, and each looks again."""
 
     def __init__(self, where: ShardAddress, greeting: Greeting, candidates: Sequence[Candidate]) -> None:
         self._where = where

@@ -32,18 +32,9 @@ _Answer = TypeVar("_Answer")
 
 
 class Connections(Generic[_Connection]):
-    """Connections that are free, in use or being opened.
+    """At most `limit` connections to `peer` that are free, in use or being opened.
 
-    Parameters
-    ----------
-    open_one : callable
-        Opens a connection within a deadline, a moment of `time.monotonic()`; called without a lock held.
-    peer : str
-        Address of the shard, for errors.
-    limit : int
-        How many there may be.
-    clock : callable
-        Monotonic seconds, for the pause after a refusal.
+    `open_one` opens one within a deadline, a moment of `time.monotonic()`, without a lock held.
     """
 
     def __init__(
@@ -145,20 +136,9 @@ class Connections(Generic[_Connection]):
 class Exchange(Generic[_Connection, _Answer]):
     """A request that is under way on a connection of its own (`parashard.transports.base.Pending`).
 
-    Begins at once. A failure to begin is kept for `result`, so that one thread can begin on several shards and then
-    wait for each. A clean answer, a REFUSAL too, gives the connection back; after anything else it is in an unknown
-    state and dropped.
-
-    Parameters
-    ----------
-    connections : Connections
-        Where the connection is from.
-    ask : callable
-        Sends the request.
-    answer : callable
-        Receives the answer; raises `Refused` for a REFUSAL.
-    deadline_s : float
-        Until when a connection is waited for, a moment of `time.monotonic()`.
+    It begins at once: `ask` sends, `answer` receives and raises `Refused` for a REFUSAL. A failure to begin is kept for
+    `result`, so that one thread can begin on several shards and then wait for each. A clean answer, a REFUSAL too,
+    gives the connection back; after anything else it is in an unknown state and closed.
     """
 
     def __init__(
@@ -214,13 +194,7 @@ class StreamTransport(Generic[_Connection]):
         self._connections = connections
 
     def greet(self, deadline_s: float) -> None:
-        """Make sure that there is a connection, at most `deadline_s` seconds from now.
-
-        Raises
-        ------
-        ParashardError
-            What stands against it: `Unreachable` without an answer, else as the shard says.
-        """
+        """Make sure that there is a connection within `deadline_s` seconds, or raise what stands against it."""
         Exchange(self._connections, lambda _: None, lambda _: None, time.monotonic() + deadline_s).result()
 
     def close(self) -> None:

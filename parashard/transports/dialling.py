@@ -23,19 +23,9 @@ _looked_up: dict[tuple[str, int], Future[_Addresses]] = {}  # names that are bei
 
 
 def dial(host: str, port: int, deadline_s: float) -> socket.socket:
-    """Return a connection to the first address of a host that takes one.
+    """Return a connection to the first address of a host that takes one, by a moment of `time.monotonic()`.
 
-    Parameters
-    ----------
-    host : str
-        A name or an address.
-    deadline_s : float
-        A moment of `time.monotonic()`.
-
-    Raises
-    ------
-    OSError
-        What the last address had to say, or the lookup; `TimeoutError` at the deadline.
+    Raises OSError as the last address or the lookup had it; `TimeoutError` at the deadline.
     """
     failure: OSError | None = None
     for family, kind, protocol, _, address in _addresses(host, port, deadline_s):

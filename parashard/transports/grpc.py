@@ -28,17 +28,7 @@ _Answer = TypeVar("_Answer")
 
 
 class GrpcTransport:
-    """A channel to one shard.
-
-    Parameters
-    ----------
-    where : ShardAddress
-        Whose `address` is used.
-    greeting : Greeting
-        Not needed: every frame names its target.
-    connect : callable
-        From an address to a channel; a test's fake comes in here.
-    """
+    """A channel to one shard, by its `address`. It says no greeting: every frame names its target."""
 
     def __init__(self, where: ShardAddress, greeting: Greeting, *, connect: Callable[[str], Any] = rpc.connect) -> None:
         self._address = where.address

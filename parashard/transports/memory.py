@@ -32,19 +32,9 @@ def can_share() -> bool:
 
 
 def create(name: str, size_bytes: int) -> int:
-    """Return a descriptor of new memory, all zero, which only this user may open.
+    """Return a descriptor of new memory, all zero, which only this user may open, or raise OSError.
 
-    Parameters
-    ----------
-    name : str
-        Shown in /proc/PID/maps.
-    size_bytes : int
-        Its length; rounded up by the system to whole pages, at least one here, since nothing cannot be mapped.
-
-    Raises
-    ------
-    OSError
-        If the system gives none.
+    The system rounds its length up to whole pages; at least one byte, since nothing cannot be mapped.
     """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -82,13 +72,7 @@ def mapped(descriptor: int, *, writable: bool) -> Bytes:
 
 
 def check(descriptor: int, size_bytes: int, what: str) -> None:
-    """Refuse memory from another process that has not the expected length, or could be cut short.
-
-    Raises
-    ------
-    MalformedFrame
-        With `what` in its message.
-    """
+    """Raise MalformedFrame for memory of another process that has not the expected length, or could be cut short."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size != max(size_bytes, 1):
         raise MalformedFrame(f"{what}: expected {size_bytes} bytes of memory, found {status.st_size}")

@@ -45,24 +45,10 @@ _HEAD = struct.Struct("<8sQQ")
 
 
 class SharedWeights:
-    """Weights that other processes may map, read-only; the writer's side.
+    """Weights that other processes may map, read-only; the writer's side, all zero at first.
 
-    Parameters
-    ----------
-    offsets : sequence of int, length partitions + 1
-        Where each partition begins, in elements, and where the last one ends.
-
-    Attributes
-    ----------
-    weights, begun, done
-        As in `WeightMemory`, all zero at first. The memory goes with the last of them, here and in other processes.
-    read_descriptor : int
-        Through which the memory can be mapped for reading only; good as long as this object is.
-
-    Raises
-    ------
-    OSError
-        If the system gives no such memory.
+    The memory goes with its last user; `read_descriptor`, for reading only, is good as long as this object is. Raises
+    OSError if the system gives no such memory.
     """
 
     def __init__(self, offsets: Sequence[int]) -> None:
@@ -82,15 +68,7 @@ class SharedWeights:
 
 
 def weight_memory(offsets: Sequence[int], *, shared: bool) -> PrivateWeights | SharedWeights:
-    """Return memory for a shard's weights: shared where that is asked for and can be, else private.
-
-    Parameters
-    ----------
-    offsets : sequence of int, length partitions + 1
-        Where each partition begins, in elements, and where the last one ends.
-    shared : bool
-        Whether other processes of this host may want to read them.
-    """
+    """Return memory for a shard's weights: shared where that is asked for and can be, else private."""
     if shared and can_share():
         try:
             return SharedWeights(offsets)
@@ -105,22 +83,7 @@ def can_share() -> bool:
 
 
 class WeightsReader:
-    """Reads weights that another process moves.
-
-    Parameters
-    ----------
-    content : ndarray of uint8, shape (4 * elements,)
-        The weights.
-    begun, done : ndarray of uint64, shape (partitions,)
-        As in `WeightMemory`.
-    offsets : sequence of int, length partitions + 1
-        Where each partition begins, in elements.
-
-    Attributes
-    ----------
-    elements : int
-        How many weights there are.
-    """
+    """Reads weights that another process moves; `offsets` say where each partition begins, in elements."""
 
     def __init__(self, content: Bytes, begun: Versions, done: Versions, offsets: Sequence[int]) -> None:
         self._content = content
@@ -133,17 +96,8 @@ class WeightsReader:
     def mapped(cls, descriptor: int, elements: int, partitions: int) -> WeightsReader:
         """Map what a shard has shared; the descriptor stays the caller's.
 
-        Parameters
-        ----------
-        descriptor : int
-            As received.
-        elements, partitions : int
-            What the shard says of it.
-
-        Raises
-        ------
-        MalformedFrame
-            If the memory is not what a shard of that size shares, or could be cut short; nothing was read from it.
+        Raises MalformedFrame if the memory is not what a shard of that size shares, or could be cut short; nothing was
+        read from it.
         """
         memory.check(descriptor, memory_bytes(elements, partitions), "a shard's weights")
         whole = memory.mapped(descriptor, writable=False)
@@ -161,28 +115,10 @@ class WeightsReader:
     ) -> int:
         """Copy bytes [begin_bytes, end_bytes) of the weights, each partition whole; return up to where.
 
-        Parameters
-        ----------
-        begin_bytes, end_bytes : int
-            Within the weights.
-        into : Buffers
-            Where they go, from its start on; partitions that have not moved since `known` are left as they are.
-        known : int, optional
-            `into` has the weights of this version, or newer ones.
-        version : int
-            The shard had reached this version, as it said, before the call.
-        exact : bool
-            True: only weights of that version will do.
-
-        Returns
-        -------
-        int
-            `end_bytes`; or less, the begin of a partition that moved too often: it and what follows was not read.
-
-        Raises
-        ------
-        StaleRound
-            If `exact` and a partition has moved on; the content of `into` is undefined.
+        Partitions that have not moved since `known` are left as they are in `into`. The shard had reached `version`
+        before the call. Returns less than `end_bytes` where a partition moved too often: it and what follows was not
+        read. Raises StaleRound if `exact` and a partition has moved beyond `version`; the content of `into` is
+        undefined then.
         """
         starts = self._starts_bytes
         index = max(bisect_right(starts, begin_bytes) - 1, 0)

@@ -34,15 +34,7 @@ from parashard.transports.stream import Head, Kind, Refused, Stream, answer, gre
 
 
 class ShmTransport(StreamTransport["ShmConnection"]):
-    """Connections to one shard on this host.
-
-    Parameters
-    ----------
-    where : ShardAddress
-        Whose `local_path` is used.
-    greeting : Greeting
-        Said on every connection.
-    """
+    """Connections to one shard on this host, by its `local_path`."""
 
     def __init__(self, where: ShardAddress, greeting: Greeting) -> None:
         self._path = where.local_path
@@ -77,21 +69,8 @@ class ShmTransport(StreamTransport["ShmConnection"]):
 class ShmConnection:
     """One connection and its slot, which one request at a time uses.
 
-    Parameters
-    ----------
-    stream : Stream
-        Greeted.
-    welcome : Welcome
-        What the shard has said.
-    descriptors : sequence of int
-        What came with it: the weights, and the slot; the caller's to close.
-
-    Raises
-    ------
-    MalformedFrame
-        If the memory is not what WELCOME says.
-    Unreachable
-        If it cannot be mapped.
+    WELCOME has brought the descriptors of the weights and the slot, which are the caller's to close. Raises
+    MalformedFrame if the memory is not what WELCOME says, Unreachable if it cannot be mapped.
     """
 
     def __init__(self, stream: Stream, welcome: stream_pb2.Welcome, descriptors: tuple[int, ...]) -> None:

@@ -210,13 +210,7 @@ def tune(connection: socket.socket) -> None:
 
 
 def connected(path: str, deadline_s: float) -> socket.socket:
-    """Return a connection to a Unix socket of this user or of root.
-
-    Raises
-    ------
-    Unreachable
-        If there is no listener, or none in time, or it is another user's.
-    """
+    """Return a connection to a Unix socket of this user or of root, or raise Unreachable."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(max(0.001, deadline_s - time.monotonic()))

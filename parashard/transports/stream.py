@@ -73,19 +73,10 @@ class Head(NamedTuple):
 
 
 class Stream:
-    """A connected stream socket that carries messages. One thread sends or receives at a time; any may close.
+    """A connected stream socket that carries messages.
 
-    Parameters
-    ----------
-    connection : socket
-        TCP, TLS or Unix; the stream closes it.
-    peer : str
-        Address of the other end, for errors.
-
-    Attributes
-    ----------
-    greeted : bool
-        On a shard: the other end has said a HELLO that is meant for it.
+    One thread sends or receives at a time; any may close. On a shard, `greeted` says that the other end has said a
+    HELLO that is meant for it.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
@@ -121,12 +112,8 @@ class Stream:
     ) -> None:
         """Send a message; its payload goes from where it lies into the kernel, without a copy between.
 
-        Raises
-        ------
-        LimitExceeded
-            If the header is too long; nothing was sent.
-        Unreachable
-            If the peer is gone, or has not taken it all before the deadline.
+        Raises LimitExceeded if the header is too long, before anything is sent; Unreachable if the peer is gone, or has
+        not taken it all before the deadline.
         """
         content = header.SerializeToString()
         if len(content) > HEADER_BYTES_MAX:
@@ -142,15 +129,8 @@ class Stream:
     def receive(self, *, deadline_s: float, descriptors_max: int = 0, header_bytes_max: int = HEADER_BYTES_MAX) -> Head:
         """Receive a message up to its payload, which `receive_into` or `skip` must take next.
 
-        Raises
-        ------
-        MalformedFrame
-            If it does not begin as a message does, or its header is not one of its kind.
-        LimitExceeded
-            If it declares a header of more than `header_bytes_max`, or brings more than `descriptors_max` file
-            descriptors.
-        Unreachable
-            If the peer is gone, or says too little before the deadline.
+        Raises MalformedFrame if it is none of ours; LimitExceeded if its header or the number of its descriptors is
+        above the bounds; Unreachable if the peer is gone, or says too little before the deadline.
         """
         prefix = memoryview(bytearray(_PREFIX.size))
         descriptors: list[int] = []
@@ -257,14 +237,10 @@ def refused(message: stream_pb2.Refusal, peer: str) -> ParashardError:
 
 
 def answer(stream: Stream, kind: Kind, *, deadline_s: float, descriptors_max: int = 0) -> Head:
-    """Receive the answer to a request: a message of this kind, or the error that stands in its place is raised.
+    """Receive the answer to a request, a message of this kind.
 
-    Raises
-    ------
-    Refused
-        With the peer's error; the stream is fit for the next request.
-    MalformedFrame
-        If the answer is a message of another kind.
+    Raises `Refused` with the peer's error, after which the stream is fit for the next request; MalformedFrame for a
+    message of another kind.
     """
     head = stream.receive(deadline_s=deadline_s, descriptors_max=descriptors_max)
     if head.kind is kind:
@@ -280,12 +256,8 @@ def greet(
 ) -> tuple[stream_pb2.Welcome, tuple[int, ...]]:
     """Say HELLO, and return the WELCOME and its file descriptors; after an error the stream is closed.
 
-    Raises
-    ------
-    Unreachable
-        If nothing answers, or what answers is no shard: something else has its port now, and the next view will say so.
-    ParashardError
-        As the shard says, when it refuses.
+    Raises what the shard refuses with; Unreachable if nothing answers, or something else has its port now: the next
+    view will say so.
     """
     hello = stream_pb2.Hello(target=wire.target_message(greeting.target), worker=greeting.worker)
     try:

@@ -26,17 +26,7 @@ from parashard.transports.stream import Kind, Stream, answer, greet
 
 
 class TcpTransport(StreamTransport[Stream]):
-    """Connections to one shard.
-
-    Parameters
-    ----------
-    where : ShardAddress
-        Whose `data_address` is used.
-    greeting : Greeting
-        Said on each connection.
-    tls : callable, optional
-        Then every connection is inside TLS, with the context that it returns.
-    """
+    """Connections to one shard, by its `data_address`; with `tls` inside TLS, with the context that it returns."""
 
     def __init__(
         self, where: ShardAddress, greeting: Greeting, *, tls: Callable[[], ssl.SSLContext] | None = None

@@ -36,13 +36,7 @@ class WeightMemory(Protocol):
 
 
 class PrivateWeights:
-    """Weights that no other process sees.
-
-    Parameters
-    ----------
-    offsets : sequence of int, length partitions + 1
-        Where each partition begins, in elements, and where the last one ends.
-    """
+    """Weights that no other process sees; `offsets` say where each partition begins, and where the last one ends."""
 
     def __init__(self, offsets: Sequence[int]) -> None:
         self.weights: Float32s = np.zeros(offsets[-1], np.float32)

@@ -49,19 +49,7 @@ class Cut(NamedTuple):
 
 
 class Shard:
-    """One shard's incarnation.
-
-    Parameters
-    ----------
-    identity : Target
-        The run, job, plan, index and incarnation that requests must name.
-    steps_total : int
-        S; a step outside 0..S-1 is refused.
-    storage, updates
-        Its parts; see their modules.
-    tables : EmbeddingTables, optional
-        The embedding tables, which `updates` moves; None: the job has none.
-    """
+    """One shard's incarnation: `identity` is what requests must name, a step outside 0..steps_total-1 is refused."""
 
     def __init__(
         self,
@@ -83,18 +71,10 @@ class Shard:
     def push(self, push: Push) -> Ack:
         """Take a push: it is applied, or held for its round, once.
 
-        The payload is borrowed for this call, and used where it lies where it is one piece of float32.
-
-        Raises
-        ------
-        WrongRun, StalePlan, StaleIncarnation
-            If the push is not meant for this incarnation of this shard.
-        UnknownVariable, ShapeMismatch, MalformedFrame, NonFiniteGradient
-            If it cannot be right; it never will be.
-        StaleRound
-            If it comes too late.
-        FoldedStep
-            If it is the empty push of a step whose gradient is in the round's sum: `begin_round_again`, `skip`.
+        The payload is borrowed for this call, and used where it lies where it is one piece of float32. Raises WrongRun,
+        StalePlan, StaleIncarnation if it is not meant for this incarnation; UnknownVariable, ShapeMismatch,
+        MalformedFrame, NonFiniteGradient if it cannot be right, ever; StaleRound if it comes too late; FoldedStep if it
+        is the empty push of a step whose gradient is in the round's sum: `begin_round_again`, `skip`.
         """
         try:
             if push.target != self.identity:
@@ -126,7 +106,13 @@ class Shard:
             raise
 
     def pull(self, run: PullRun) -> Weights:
-        """Return views of what has moved in a run of the weights, and rows of tables; valid until the next call."""
+        """Return views of what has moved in a run of the weights, and rows of tables; valid until the next call.
+
+        Raises WrongRun, StalePlan, StaleIncarnation if the pull is not meant for this incarnation; StaleRound or
+        TooEarly if the shard is not at the round or version; MalformedFrame if the run is not within the vector, cuts
+        an element, or knows a version that never was, or keys are not ascending; UnknownVariable for a table or key of
+        another shard.
+        """
         if run.target != self.identity:
             self.check_target(run.target)
         begin, end = run.offset_bytes, run.offset_bytes + run.length_bytes

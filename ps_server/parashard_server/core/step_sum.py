@@ -19,26 +19,11 @@ _ZERO = np.float32(0)
 
 
 class StepSum:
-    """The gradients of steps [first, stop).
+    """The gradients of steps [first, stop), added up in `memory`, which another one may use afterwards.
 
-    `_sum` holds the gradients of the steps before `_next`, and anything while there is none (`pushes`); `_early` has
-    those that arrived before their turn: at most stop - first.
-
-    Parameters
-    ----------
-    first, stop : int
-        The steps.
-    memory : ndarray of float32, shape (elements,)
-        Holds the sum; another one may use it afterwards.
-
-    Attributes
-    ----------
-    pushes : int
-        How many gradients are in the sum; an empty push is none.
-    moves : bool
-        Whether it moves the weights: not where every push has a gradient of no elements.
-    learning_rate : float or None
-        Of the steps that are held; None while none is, and for the job's own.
+    The memory holds those of the steps before `_next`, and anything while there is none (`pushes`; an empty push is
+    none); `_early` has those that arrived before their turn. `moves`: not every push has a gradient of no elements.
+    `learning_rate`: of the steps that are held; None while none is, and for the job's own.
     """
 
     def __init__(self, first: int, stop: int, memory: Float32s) -> None:

@@ -99,17 +99,7 @@ class UpdatePolicy(Protocol):
 
 
 class ImmediateUpdates:
-    """`async`, `ssp` and batches of one part: a push moves the weights as it arrives.
-
-    Parameters
-    ----------
-    storage : Storage
-        What moves.
-    applied : IntervalSet, optional
-        The steps in the storage's weights, where these come from a checkpoint.
-    tables : EmbeddingTables, optional
-        What moves beside it; None: the job has no tables.
-    """
+    """`async`, `ssp` and batches of one part: a push moves the weights as it arrives."""
 
     round = None
 

@@ -27,16 +27,9 @@ def end_process(error: BaseException) -> None:
 
 
 class AdmissionLock:
-    """A mutual-exclusion lock with a bounded queue.
+    """A mutual-exclusion lock that at most `waiting_max` calls hold or wait for; one more is answered QueueFull.
 
-    Parameters
-    ----------
-    waiting_max : int
-        How many calls may hold it or wait for it; one more is answered QueueFull.
-    broken : callable
-        Called with an error that is not a ParashardError, while the lock is still held.
-    clock : callable
-        Monotonic seconds.
+    `broken` is called with an error that is not a ParashardError, while the lock is still held.
     """
 
     def __init__(
@@ -62,13 +55,7 @@ class AdmissionLock:
 
     @contextmanager
     def held(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock for a `with` block.
-
-        Raises
-        ------
-        QueueFull
-            If the queue is full, or the lock is not free within `timeout_s`.
-        """
+        """Hold the lock for a `with` block. Raises QueueFull if the queue is full, or the lock is not free in time."""
         with self._counting:
             if self._present >= self._waiting_max:
                 raise QueueFull(f"{self._waiting_max} requests are waiting for this shard already")

@@ -27,20 +27,9 @@ from parashard_server.state.rows.table_rows import TableRows
 
 
 class ShardService(shard_pb2_grpc.ShardServicer):
-    """Serves one shard.
+    """Serves one shard: its requests, the coordinator's commands, and readers.
 
-    Parameters
-    ----------
-    plane : RequestHandler
-        Takes pushes, gives weights.
-    host : ShardHost
-        The pure core and its lock.
-    checkpointer : Checkpointer
-        Saves the state.
-    lifecycle : ShardLifecycle
-        Gives the shard another incarnation for a rollback, and has the log.
-    memory : PushMemory
-        Where pushes of several messages are received, and others counted.
+    Pushes of several messages are received into `memory`, others counted in it.
     """
 
     def __init__(

@@ -28,38 +28,11 @@ BACKLOG = 1024  # beyond it the kernel delays new connections by a second and mo
 
 
 class Listeners:
-    """Listens from the start; serves once started.
+    """The servers that the job's `cluster` asks for; they listen from the start, and serve once started.
 
-    Parameters
-    ----------
-    plane : RequestHandler
-        Takes pushes, gives weights.
-    shard_host : ShardHost
-        Whose memory may be shared.
-    job : Job
-        Its `cluster` says which servers there are, and how many workers to expect.
-    memory : PushMemory
-        What pushes on their way may hold, over all servers.
-    host, port
-        Where the TCP server listens; port 0 picks a free one.
-    credentials : Credentials, optional
-        Then the TCP server is inside TLS, and only for workers. The Unix socket is this user's alone either way.
-
-    Attributes
-    ----------
-    address : str
-        host:port of the TCP server; empty: none.
-    local_path : str
-        Path of the Unix socket; empty: none.
-    slots : Slots
-        What workers on this host push through.
-
-    Raises
-    ------
-    ConfigurationError
-        If the job allows shared memory alone, and there is none.
-    Unavailable
-        If the port cannot be listened on.
+    `address` is host:port of the TCP server, inside TLS and only for workers where there are credentials; `local_path`
+    that of the Unix socket, which is this user's alone; either is empty where there is none. Raises ConfigurationError
+    if the job allows shared memory alone, and there is none; Unavailable if the port cannot be listened on.
     """
 
     def __init__(

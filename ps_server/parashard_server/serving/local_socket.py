@@ -26,28 +26,9 @@ ATTEMPTS_MAX = 10  # as many as a start loses its folder to the sweeps of others
 
 
 class LocalSocket:
-    """A listening Unix socket with a name.
-
-    Parameters
-    ----------
-    run_id : str
-        The run; one folder each.
-    shard, incarnation : int
-        Which shard listens, and the incarnation with which its process began.
-    root : Path
-        Folder in which every user of the host may make folders.
-
-    Attributes
-    ----------
-    path : str
-        Its name, for `ShardAddress.local_path`.
-    listening : socket
-        Accepts connections of this user and of root only; the caller closes it.
-
-    Raises
-    ------
-    OSError
-        If it cannot be made there, or the folder belongs to another user.
+    """A listening Unix socket with a name under `root`, in a folder for each run; `path` is for
+    `ShardAddress.local_path`. `listening` accepts connections of this user and of root only; the caller closes it.
+    Raises OSError if it cannot be made there, or the folder belongs to another user.
     """
 
     def __init__(self, run_id: str, shard: int, incarnation: int, *, root: Path = ROOT) -> None:

@@ -55,13 +55,7 @@ class PushMemory:
         return max(0, self.total_bytes - self.held_bytes)
 
     def take(self, size_bytes: int) -> None:
-        """Take so much.
-
-        Raises
-        ------
-        QueueFull
-            If the budget has not so much left; nothing is taken.
-        """
+        """Take so much, or raise QueueFull if the budget has not so much left; nothing is taken then."""
         with self._lock:
             self._hold(size_bytes)
 
@@ -82,12 +76,9 @@ class PushMemory:
 
     @contextmanager
     def buffer(self, size_bytes: int) -> Iterator[memoryview]:
-        """Lend page-aligned, writable memory for as long as the context lasts; what is in it is left from before.
+        """Lend page-aligned, writable memory for a `with` block; what is in it is left from before.
 
-        Raises
-        ------
-        QueueFull
-            As `take`, or if the machine has no memory; nothing is taken.
+        Raises as `take`, or if the machine has no memory.
         """
         length = received_bytes(size_bytes)
         with self._lock:

@@ -32,21 +32,7 @@ WAITING_MAX = 32
 
 
 class RequestHandler:
-    """Takes pushes and gives weights.
-
-    Parameters
-    ----------
-    host : ShardHost
-        The pure core and its lock.
-    lifecycle : ShardLifecycle
-        Begins a round again.
-    tracer : Tracer, optional
-        Makes a span of every request that comes with a context.
-    clock : callable
-        Monotonic seconds.
-    version_wait_s : float
-        How long a pull waits for the version that it needs.
-    """
+    """Takes pushes and gives weights. A tracer makes a span of every request that comes with a context."""
 
     def __init__(
         self,
@@ -74,27 +60,16 @@ class RequestHandler:
         return shard.storage.weights.nbytes + (0 if shard.tables is None else shard.tables.push_bytes_max)
 
     def check(self, target: Target) -> None:
-        """Refuse what is not meant for the shard as it is now.
-
-        Raises
-        ------
-        NotReady
-            If the shard is stopping.
-        WrongRun, StalePlan, StaleIncarnation
-            If another run, plan or incarnation is meant.
-        """
+        """Refuse what is not meant for the shard as it is now, or comes while it is stopping."""
         if self.draining:
             raise self._stopping()
         self._host.shard.check_target(target)
 
     def push(self, push: Push, timeout_s: float) -> Ack:
-        """Take a push. The payload is borrowed until the call returns.
+        """Take a push, whose payload is borrowed until the call returns.
 
-        Raises
-        ------
-        ParashardError
-            As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time,
-            `StaleIncarnation` where the round had to begin again.
+        Raises as `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time,
+        `StaleIncarnation` where the round had to begin again.
         """
         tracer = self._tracer
         with NO_SPAN if tracer is None else tracer.request("push", push, self._clock()) as traced:
@@ -126,10 +101,7 @@ class RequestHandler:
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
         """Return what `read` makes of the weights; called while they do not change; its views end with the call.
 
-        Raises
-        ------
-        ParashardError
-            As `Shard.pull`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time.
+        Raises as `Shard.pull`, `NotReady` and `QueueFull` as `push`.
         """
         tracer = self._tracer
         with NO_SPAN if tracer is None else tracer.request("pull", run, self._clock()) as traced:

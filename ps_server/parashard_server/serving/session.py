@@ -48,14 +48,7 @@ class Plane(Protocol):
 def greeted(stream: Stream, plane: Plane, *, deadline_s: float) -> stream_pb2.Hello:
     """Receive HELLO, and return it if it is meant for this incarnation of this shard.
 
-    Raises
-    ------
-    MalformedFrame
-        If the peer says anything else.
-    WrongRun, StalePlan, StaleIncarnation, NotReady
-        If it is meant for another incarnation, or comes at a bad moment.
-    Unreachable
-        If it does not come before the deadline.
+    Raises MalformedFrame for anything else, what `plane.check` refuses with, and Unreachable at the deadline.
     """
     head = stream.receive(deadline_s=deadline_s, header_bytes_max=HELLO_BYTES_MAX)
     if head.kind is not Kind.HELLO:
@@ -67,14 +60,9 @@ def greeted(stream: Stream, plane: Plane, *, deadline_s: float) -> stream_pb2.He
 
 
 def requests(stream: Stream, plane: Plane) -> Iterator[tuple[Head, float]]:
-    """Yield each PUSH and PULL, and the moment by which it must be over. Ends by an error only.
+    """Yield each PUSH and PULL, and the moment by which it must be over.
 
-    Raises
-    ------
-    MalformedFrame
-        If the peer asks for anything else.
-    Unreachable
-        If it is gone, or stopped in the middle.
+    Ends by an error only: MalformedFrame for anything else, Unreachable if the peer is gone or stopped in the middle.
     """
     while True:
         stream.wait()
@@ -99,21 +87,10 @@ def answer_to_push(
 def pull_asked(
     stream: Stream, head: Head, deadline_s: float, room: Bytes | None = None
 ) -> tuple[tensor_pb2.PullHeader, PullRun]:
-    """Receive the rest of a PULL: the keys of rows, if it has any.
+    """Receive the rest of a PULL: the keys of rows, if it has any, by the stream or from a slot's `room` for them.
 
-    Parameters
-    ----------
-    stream, head, deadline_s
-        Of the message.
-    room : ndarray of uint8, optional
-        Where the slot has keys, if the header says so; they are copied, as the answer will lie there.
-
-    Raises
-    ------
-    LimitExceeded
-        If they are more than one message of gRPC has.
-    MalformedFrame
-        If they are not as many as the header says. Nothing is received then, either.
+    The latter are copied, as the answer will lie there. Raises LimitExceeded if they are more than one message of gRPC
+    has; MalformedFrame if they are not as many as the header says. Nothing is received then.
     """
     header = head.header
     if not (header.keys or header.keys_in_slot or head.payload_bytes):

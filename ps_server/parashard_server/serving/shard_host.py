@@ -21,21 +21,10 @@ TURN_S = 5.0
 
 
 class ShardHost:
-    """A shard and its lock.
+    """A shard and its lock, which stays when the shard is replaced.
 
-    Parameters
-    ----------
-    shard : Shard
-        The first incarnation.
-    lock : AdmissionLock
-        One for the process; it stays when the shard is replaced.
-    restored : str
-        What the shard was restored from, for people.
-
-    Attributes
-    ----------
-    after_request : callable
-        Called under the lock after each request that the shard has answered, with the seconds that it took.
+    `after_request` is called under the lock after each request that the shard has answered, with the seconds that it
+    took.
     """
 
     def __init__(self, shard: Shard, lock: AdmissionLock, restored: str) -> None:
@@ -49,10 +38,7 @@ class ShardHost:
     def run_exclusive(self, call: Callable[[Shard], _Result], timeout_s: float = TURN_S) -> _Result:
         """Run `call` on the shard while no request uses it; wait even while the queue of requests is full.
 
-        Raises
-        ------
-        QueueFull
-            If the lock was not free within `timeout_s`; `call` has not run.
+        Raises QueueFull if the lock was not free within `timeout_s`; `call` has not run.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:

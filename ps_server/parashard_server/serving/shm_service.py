@@ -65,10 +65,7 @@ class Slots:
     def take(self, size_bytes: int, worker: str) -> Iterator[tuple[int, Bytes]]:
         """Lend a worker a new slot, as a descriptor and mapped; it ends with the context, if no view of it is left.
 
-        Raises
-        ------
-        QueueFull
-            If too little of the budget is left, or the system has no memory; nothing is reserved.
+        Raises QueueFull if too little of the budget is left, or the system has no memory; nothing is reserved.
         """
         with self._held(size_bytes, worker), self._memory.lent(size_bytes):
             descriptor, slot = _created(size_bytes)
@@ -101,14 +98,7 @@ class Slots:
 class ShmService:
     """Serves one shard to its own host.
 
-    Parameters
-    ----------
-    plane : Plane
-        The shard.
-    weights : callable
-        Returns the memory of the incarnation that is served now; None: it is not shared.
-    slots : Slots
-        Where slots come from.
+    `weights` returns the memory of the incarnation that is served now; None: it is not shared.
     """
 
     def __init__(self, plane: Plane, weights: Callable[[], SharedWeights | None], slots: Slots) -> None:
@@ -117,18 +107,9 @@ class ShmService:
         self._slots = slots
 
     def serve(self, stream: Stream) -> None:
-        """Answer requests until the worker leaves or does not keep to the protocol.
+        """Answer requests until the worker leaves or does not keep to the protocol; an error ends the connection.
 
-        Raises
-        ------
-        MalformedFrame
-            If it does not.
-        WrongRun, StalePlan, StaleIncarnation, NotReady
-            If it says HELLO to another incarnation, or at a bad moment.
-        QueueFull
-            If there is no room for its slot, or there was none for weights that can be shared.
-        Unreachable
-            If it is gone, or stopped in the middle.
+        Raises QueueFull if there is no room for its slot, or there was none for weights that can be shared.
         """
         worker, weights = self._greeted(stream)
         with self._slots.take(self._plane.push_bytes_max, worker) as (descriptor, slot):

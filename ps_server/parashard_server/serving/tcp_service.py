@@ -39,32 +39,14 @@ PAYLOAD_DEADLINE_S = 20.0
 
 
 class TcpService:
-    """Serves one shard.
-
-    Parameters
-    ----------
-    plane : Plane
-        The shard.
-    memory : PushMemory
-        Where pushes are received.
-    """
+    """Serves one shard; pushes are received into `memory`."""
 
     def __init__(self, plane: Plane, memory: PushMemory) -> None:
         self._plane = plane
         self._memory = memory
 
     def serve(self, stream: Stream) -> None:
-        """Answer requests until the peer leaves or does not keep to the protocol.
-
-        Raises
-        ------
-        MalformedFrame, LimitExceeded
-            If it does not.
-        WrongRun, StalePlan, StaleIncarnation, NotReady
-            If it says HELLO to another incarnation, or at a bad moment.
-        Unreachable
-            If it is gone, or stopped in the middle.
-        """
+        """Answer requests until the peer leaves or does not keep to the protocol; an error ends the connection."""
         self._welcome(stream)
         scratch: memoryview | None = None  # not before the first pull: a connection alone costs no memory
         for head, deadline_s in requests(stream, self._plane):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parashard.plan.optimizers import Adagrad, OptimizerSpec, RowwiseAdagrad
+from parashard.plan.schedules import ConstantSchedule
 from parashard.plan.variables import Float32s, Variable
 from parashard_server.state.kernels import fused
 from parashard_server.state.kernels.rules import RULES, Values
@@ -67,6 +68,7 @@ class Optimizer:
         }
         self.by_row = by_row
         self._rule, self.counts = rule, bool(rule.by_t)
+        self._scheduled = not isinstance(spec.schedule, ConstantSchedule) or spec.schedule.warmup_steps > 0
         self._kernel: Callable[..., None] = partial(kernels.update, spec.rule)
         regularisers = {name: float(getattr(spec, name)) for name in rule.regularisers}
         self._decay: Callable[[Float32s, float], None] | None = None
@@ -118,7 +120,8 @@ class Optimizer:
         if variable.frozen:
             return
         own = self.spec.learning_rate if learning_rate is None else learning_rate
-        rate = own * self.spec.schedule.factor(t + self._before.schedule) * variable.learning_rate_factor
+        factor = self.spec.schedule.factor(t + self._before.schedule) if self._scheduled else 1.0
+        rate = own * factor * variable.learning_rate_factor
         if self._decay is not None and variable.decay:
             self._decay(weights, rate * self.spec.weight_decay)
         if t_of_rows is None:

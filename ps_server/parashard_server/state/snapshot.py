@@ -17,23 +17,9 @@ from parashard.plan.variables import Float32s
 
 
 class Snapshot:
-    """Copies of a shard's vectors, taken partition by partition.
+    """Copies of a shard's vectors, taken partition by partition; complete once `missing` is empty.
 
-    Parameters
-    ----------
-    layout : sequence of Placed
-        The shard's partitions.
-    weights : array of float32, shape (elements,)
-        The live weights.
-    slots : mapping of str to array of float32, shape (elements,)
-        The live optimizer state.
-    copy : callable
-        Copies into the first vector, in host memory, from the second, which is live.
-
-    Attributes
-    ----------
-    weights, slots
-        The copies; complete once `missing` is empty.
+    `copy` copies into the first vector, in host memory, from the second, which is live.
     """
 
     def __init__(

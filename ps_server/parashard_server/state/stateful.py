@@ -16,17 +16,7 @@ _BYTE = np.float32(256.0)
 
 
 def move(values: Any, pushed: Any, state: str, pushes: int) -> None:
-    """Move one partition's state, in place.
-
-    Parameters
-    ----------
-    values, pushed : vector of float32, shape (elements,)
-        The second is the sum of what the pushes carry.
-    state : str
-        Its kind.
-    pushes : int
-        How many pushes `pushed` is the sum of, >= 1.
-    """
+    """Move one partition's state of a kind, in place, by `pushed`, the sum of what `pushes` >= 1 carry."""
     if state.startswith(AVERAGE):
         batch = pushed if pushes == 1 else pushed / np.float32(pushes)
         values += np.float32(average_factor(state)) * (batch - values)

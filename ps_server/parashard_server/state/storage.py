@@ -124,7 +124,12 @@ class Storage:
         return sum(slot.nbytes for slot in self.slots.values())
 
     def check_slices(self, slices: tuple[Slice, ...]) -> int:
-        """Return the total size of slices in bytes."""
+        """Return the total size of slices in bytes.
+
+        Raises UnknownVariable if one is not of the shard's partitions, or is named twice, or is frozen; ShapeMismatch
+        if its rows or its encoding are not the plan's, or state without a gradient is missing, though the push is not
+        empty.
+        """
         seen: set[Partition] = set()
         for piece in slices:
             p = piece.partition
@@ -213,21 +218,11 @@ class Storage:
         pushes: int = 1,
         learning_rate: float | None = None,
     ) -> None:
-        """Move the weights by one gradient, in place.
+        """Move the weights by one gradient in the shard's layout, which is not changed.
 
-        Parameters
-        ----------
-        gradient : ndarray of float32, shape (elements,)
-            In the shard's layout; not changed.
-        t : int
-            Number of this update: steps (in sync mode: rounds) applied, this one included. It is also the new version
-            of the weights.
-        scale : float
-            Multiplies the gradient (the mean of a round).
-        pushes : int
-            How many pushes `gradient` is the sum of, without empty ones; with none, state without a gradient stays.
-        learning_rate : float, optional
-            In place of the optimizer's own; None: that.
+        `t` is the number of this update: steps (in sync mode: rounds) applied, this one included, and the new version
+        of the weights; `scale` multiplies the gradient. `pushes` is how many it is the sum of, without empty ones; with
+        none, state without a gradient stays. `learning_rate` stands in place of the optimizer's own.
         """
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
