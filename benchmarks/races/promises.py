@@ -29,7 +29,7 @@ from parashard.plan.optimizers import SGD, Adam, OptimizerSpec
 from parashard.plan.partition import place, split, whole
 from parashard.plan.variables import Variable
 from parashard.process.compute_threads import cores
-from parashard_server.core.counters import ShardCounters
+from parashard_server.core.shard import ShardCounters
 from parashard_server.core.update_policies import ImmediateUpdates
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer

@@ -16,7 +16,7 @@ import numpy as np
 
 from parashard.api.calls import Calls, FunctionCall, PerWorker, numpy_of
 from parashard.api.functions import Function, found
-from parashard.client.pull_buffers import read_only
+from parashard.client.pulled import read_only
 from parashard.data.base import Batch, DataSpec, Indices
 from parashard.errors import ConfigurationError, ShapeMismatch
 from parashard.job.declared_table import Table

@@ -1,14 +1,95 @@
-"""Pulled: variables and rows of tables as pulled, with what they are of.
+"""Pulled: variables and rows of tables as pulled, with what they are of, in arrays that are used again.
 
-Knows no transport. Made by `parashard.client.shard_client`.
+Fresh memory costs more than the copy into it, and what a set of arrays already holds need not be sent again.
+Thread-safe. Knows no transport. Made by `parashard.client.shard_client`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from parashard.client.pull_buffers import PullBuffer, PullBuffers
+import numpy as np
+
 from parashard.client.pulled_rows import PulledRows, RowPart
+from parashard.plan.partition import Plan
+from parashard.plan.variables import Float32s
+from parashard.protocol.buffers import Buffers
+
+ALIGNMENT_BYTES = 64  # what XLA asks of memory that it reads in place; of other memory it makes a copy in each step
+KEPT_MAX = 18  # free sets: a pipeline of depth d has 2 d + 1 in use, of which 8 is the greatest, and an evaluation one
+
+
+class PullBuffer:
+    """One array for every variable, in its declared shape, and what it holds.
+
+    By shard: `by_shard` has the places of its flat vector's bytes, `versions` after which moves are missing (None:
+    nothing is there), `incarnations` whose versions these are.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.variables: dict[str, Float32s] = {
+            name: aligned(variable.shape) for name, variable in plan.variables.items()
+        }
+        self.by_shard = tuple(
+            Buffers(
+                self.variables[placed.partition.variable][placed.partition.row_start : placed.partition.row_stop].data
+                for placed in layout
+            )
+            for layout in plan.layouts
+        )
+        self.versions: tuple[int | None, ...] = (None,) * len(plan.layouts)
+        self.incarnations: tuple[int, ...] = ()
+
+
+class PullBuffers:
+    """The sets of arrays that are not in use."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._free: list[PullBuffer] = []
+
+    def take(self, incarnations: tuple[int, ...]) -> PullBuffer:
+        """Return a set for these incarnations of the shards: the one given back last, else a new one."""
+        with self._lock:
+            weights = self._free.pop() if self._free else PullBuffer(self._plan)
+        known = zip(weights.incarnations or incarnations, incarnations, weights.versions, strict=True)
+        weights.versions = tuple(version if was == now else None for was, now, version in known)
+        weights.incarnations = incarnations
+        return weights
+
+    def give_back(self, weights: PullBuffer) -> None:
+        """Take a set back; its arrays are filled again by a later pull."""
+        with self._lock:
+            if len(self._free) < KEPT_MAX:
+                self._free.append(weights)
+
+
+def aligned(shape: tuple[int, ...]) -> Float32s:
+    """Return an array of float32, not filled, that begins at a multiple of `ALIGNMENT_BYTES`."""
+    size_bytes = math.prod(shape) * np.dtype(np.float32).itemsize
+    memory = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT_BYTES
+    return memory[begin : begin + size_bytes].view(np.float32).reshape(shape)
+
+
+def read_only(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays that cannot be written to over the memory of others; arrays of a GPU as they are.
+
+    A pulled array that a program writes to would be wrong in every later step: only what has moved is pulled again.
+    """
+    return {name: _read_only(values) for name, values in variables.items()}
+
+
+def _read_only(values: Any) -> Any:
+    if not isinstance(values, np.ndarray):
+        return values
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 class Pulled:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from parashard.client.fan_out import FanOut
-from parashard.client.pull_buffers import PullBuffers
-from parashard.client.pulled import Pulled
+from parashard.client.pulled import PullBuffers, Pulled
 from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet, rows_by_shard, with_rows
 from parashard.encodings.feedback import Encoded, GradientEncoder
 from parashard.errors import RetryLater, ShapeMismatch, UnknownVariable

@@ -7,8 +7,7 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from parashard_server.core.counters import APPLY_BOUNDS_S, ShardCounters
-from parashard_server.core.shard import Shard
+from parashard_server.core.shard import APPLY_BOUNDS_S, Shard, ShardCounters
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost

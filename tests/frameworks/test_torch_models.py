@@ -15,7 +15,7 @@ from parashard.models.declaration import parts_of
 from parashard.models.framework import (
     step_seed,
 )
-from parashard_server.state.stateful import move
+from parashard_server.state.storage import move
 from support.model_cases import check_metrics_of_batches, first_output
 
 torch = pytest.importorskip(

@@ -4,8 +4,7 @@ import pytest
 
 from parashard.plan.optimizers import Adam
 from parashard.plan.variables import Variable
-from parashard_server.core.counters import APPLY_BOUNDS_S, ShardCounters
-from parashard_server.core.shard import Shard
+from parashard_server.core.shard import APPLY_BOUNDS_S, Shard, ShardCounters
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import STALENESS_BUCKETS, shard_families
 from parashard_server.serving.admission_lock import AdmissionLock

@@ -12,8 +12,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import NO_ROWS, BatchUpdates, ImmediateUpdates, RoundUpdates
 from parashard_server.state.kernels import fused
 from parashard_server.state.rows.embedding_tables import Pushed
-from parashard_server.state.snapshot import Snapshot
-from parashard_server.state.storage import Storage
+from parashard_server.state.storage import Snapshot, Storage
 
 
 class Forgetful(ImmediateUpdates):

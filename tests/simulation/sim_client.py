@@ -15,8 +15,7 @@ from sim_network import Network
 from sim_parts import Frame, PullFrame, PushMessage, identity
 from sim_world import Process, Promise
 
-from parashard.client.pull_buffers import PullBuffer, PullBuffers
-from parashard.client.pulled import Pulled
+from parashard.client.pulled import PullBuffer, PullBuffers, Pulled
 from parashard.client.pulled_rows import NO_TABLES, PulledRows
 from parashard.errors import RetryLater, Unreachable
 from parashard.plan.embedding import cut_by_shard

@@ -28,7 +28,7 @@ import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.proto_conversion import plan_from
-from parashard.client.pull_buffers import read_only
+from parashard.client.pulled import read_only
 from parashard.data.base import Batch, Indices
 from parashard.errors import (
     ConfigurationError,

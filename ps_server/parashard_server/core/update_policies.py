@@ -15,8 +15,7 @@ from parashard.errors import MalformedFrame, ParashardError, StaleRound
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import PushResult
-from parashard_server.core.batch_clipping import PartNorms
-from parashard_server.core.step_sum import StepSum
+from parashard_server.core.step_sum import PartNorms, StepSum
 from parashard_server.state.rows.embedding_tables import EmbeddingTables, Pushed
 from parashard_server.state.storage import Storage
 

@@ -2,11 +2,17 @@
 
 Pure except for memory that may be shared with workers on this host (`parashard.transports.shared_weights`). Knows
 partitions, their encodings and the optimizer; knows no step, round or message.
+
+A snapshot is copy-on-write by partition: `Storage.apply` saves one before it first moves it, and the checkpointer the
+others one at a time, so that a push waits only for copies of what it moves. Every call is made under the shard's lock,
+except reading a complete snapshot. State without gradients (`parashard.plan.state`) is moved here, without optimizer,
+decay, clipping or schedule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +20,50 @@ from parashard.encodings import codec
 from parashard.encodings.encoding import Encoding
 from parashard.errors import ShapeMismatch, UnknownVariable
 from parashard.plan.partition import ELEMENT_BYTES, Partition, Placed, Plan
+from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, average_factor
 from parashard.plan.variables import Float32s, Variable, initial_rows
 from parashard.protocol.messages import DType, Slice, VectorRun
 from parashard.transports.weight_memory import PrivateWeights, WeightMemory
 from parashard_server.state.optimizer import Optimizer
-from parashard_server.state.snapshot import Snapshot
-from parashard_server.state.stateful import move
+
+
+class Snapshot:
+    """Copies of a shard's vectors, taken partition by partition; complete once `missing` is empty.
+
+    `copy` copies into the first vector, in host memory, from the second, which is live.
+    """
+
+    def __init__(
+        self,
+        layout: Sequence[Placed],
+        weights: Float32s,
+        slots: Mapping[str, Float32s],
+        copy: Callable[[Float32s, Any], None] = np.copyto,
+    ) -> None:
+        self.layout = tuple(layout)
+        self.missing: dict[Placed, None] = dict.fromkeys(layout)
+        self.weights: Float32s = np.empty(weights.shape, np.float32)
+        self.slots: dict[str, Float32s] = {name: np.empty(slot.shape, np.float32) for name, slot in slots.items()}
+        self._live_weights = weights
+        self._live_slots = slots
+        self._copy = copy
+
+    def save(self, placed: Placed) -> None:
+        """Copy a partition, unless it is copied already."""
+        if placed not in self.missing:
+            return
+        run = slice(placed.offset, placed.stop)
+        self._copy(self.weights[run], self._live_weights[run])
+        for name, slot in self._live_slots.items():
+            self._copy(self.slots[name][run], slot[run])
+        del self.missing[placed]
+
+    def save_next(self) -> bool:
+        """Copy one partition that is missing; return whether more are."""
+        if self.missing:
+            self.save(next(iter(self.missing)))
+        return bool(self.missing)
+
 
 InitialRows = Callable[[Variable, int, int], Float32s]
 """From (variable, row_start, row_stop) to the initial values of these rows."""
@@ -261,3 +305,29 @@ def _between(runs: list[tuple[int, int]], end: int) -> tuple[slice, ...]:
 
 def _slice_of(variable: Variable, partition: Partition) -> Slice:
     return Encoding.parse(variable.encoding).slice_of(partition, variable.row_elements)
+
+
+_BYTE = np.float32(256.0)
+
+
+def move(values: Any, pushed: Any, state: str, pushes: int) -> None:
+    """Move one partition's state of a kind, in place, by `pushed`, the sum of what `pushes` >= 1 carry."""
+    if state.startswith(AVERAGE):
+        batch = pushed if pushes == 1 else pushed / np.float32(pushes)
+        values += np.float32(average_factor(state)) * (batch - values)
+    elif state == COUNTER:
+        _count(values.reshape(-1, COUNTER_BYTES), pushed.reshape(-1, COUNTER_BYTES))
+    else:
+        values += pushed
+
+
+def _count(values: Any, added: Any) -> None:
+    """Add 64-bit integers, byte by byte with a carry; beyond the highest byte it is lost, as in int64.
+
+    Every number here is a whole one below 2^24, which float32 has exactly: `ROUND_STEPS_MAX` bytes and a carry.
+    """
+    carry = np.float32(0.0)
+    for place in range(COUNTER_BYTES):
+        column = values[:, place] + added[:, place] + carry
+        carry = column // _BYTE
+        values[:, place] = column - _BYTE * carry

@@ -25,7 +25,7 @@ from parashard_coordinator.shards.shard_reports import (
     TABLES_MAX,
     record_of,
 )
-from parashard_server.core.counters import STALENESS_MAX
+from parashard_server.core.shard import STALENESS_MAX
 from parashard_server.state.rows import table_rows
 from support.coordinator_cases import core_of
 from support.shard_records import largest_record, told

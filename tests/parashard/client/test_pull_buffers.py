@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.client.pull_buffers import KEPT_MAX, PullBuffer, PullBuffers
+from parashard.client.pulled import KEPT_MAX, PullBuffer, PullBuffers
 from parashard.plan.partition import fixed_shards, place, split
 from parashard.plan.variables import Variable
 from support.in_process import plan_of, variables_of

@@ -10,7 +10,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.optimizers import Adam
 from parashard.plan.variables import Variable
 from parashard.protocol.messages import PushResult
-from parashard_server.core.batch_clipping import PartNorms
+from parashard_server.core.step_sum import PartNorms
 from parashard_server.core.update_policies import BatchUpdates, ImmediateUpdates
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.rows.embedding_tables import RowGradients

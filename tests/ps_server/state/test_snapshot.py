@@ -13,8 +13,7 @@ from parashard.plan.optimizers import Adam, Momentum, OptimizerSpec
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Float32s, Initializer, Variable
 from parashard_server.state.optimizer import Optimizer
-from parashard_server.state.snapshot import Snapshot
-from parashard_server.state.storage import Storage, drawn_from
+from parashard_server.state.storage import Snapshot, Storage, drawn_from
 from support.in_process import SEED, plan_of, variables_of
 
 VARIABLES = variables_of(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan.state import ROUND_STEPS_MAX, counter_rows, counter_values
-from parashard_server.state.stateful import move
+from parashard_server.state.storage import move
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FINITE = st.floats(-1e6, 1e6, width=32)

@@ -18,12 +18,10 @@ from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import row_loops
 from parashard_server.state.rows.hottest_keys import KEPT, HottestKeys
-from parashard_server.state.rows.references import References
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
-from parashard_server.state.rows.row_memory import Region, RowMemory
+from parashard_server.state.rows.row_memory import References, Region, RowMemory, RowValues
 from parashard_server.state.rows.row_notes import RowNotes
 from parashard_server.state.rows.row_saving import RowSaving
-from parashard_server.state.rows.row_values import RowValues
 
 MOVED_LEAST = 1 << 20  # records that moved are noted for the next increment; more than there are: it is whole
 SWEPT_LEAST = 1024  # records that a sweep looks at

@@ -7,13 +7,14 @@ and no arithmetic.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.plan.embedding import Keys
+from parashard.plan.embedding import Keys, RowDtype, floats_of, kept_as, kept_dtype
 from parashard.plan.variables import Float32s
 
 HEADER_BYTES = 16
@@ -170,3 +171,84 @@ class RowMemory:
         """Return the time of each row's last push."""
         times: NDArray[np.uint32] = self._by_row[rows, 3]
         return times
+
+
+ARRAY_ITEMS = 1 << 16
+
+
+class References:
+    """References of records in the order in which they were noted; one may be there several times."""
+
+    def __init__(self) -> None:
+        self._full: list[NDArray[np.uint32]] = []
+        self._full_items = 0
+        self._last = np.empty(ARRAY_ITEMS, np.uint32)
+        self._used = 0  # items of the last array
+
+    def __len__(self) -> int:
+        return self._full_items + self._used
+
+    def note(self, rows: NDArray[np.uint32]) -> None:
+        """Copy references behind those that are there."""
+        begin = 0
+        while begin < len(rows):
+            some = rows[begin : begin + ARRAY_ITEMS - self._used]
+            self._last[self._used : self._used + len(some)] = some
+            self._used += len(some)
+            begin += len(some)
+            if self._used == ARRAY_ITEMS:
+                self.take_back([self._last])
+                self._last, self._used = np.empty(ARRAY_ITEMS, np.uint32), 0
+
+    def take_back(self, arrays: Iterable[NDArray[np.uint32]]) -> None:
+        """Take arrays that were noted elsewhere, without a copy."""
+        found = list(arrays)
+        self._full += found
+        self._full_items += sum(map(len, found))
+
+    def arrays(self) -> list[NDArray[np.uint32]]:
+        """Return all that was noted; valid for as long as nothing more is."""
+        return [*self._full, self._last[: self._used]]
+
+
+class RowValues:
+    """How values of rows lie in records.
+
+    Parameters
+    ----------
+    elements : int
+        Of a row.
+    dtype : {"float32", "float16", "bfloat16"}
+        With an odd number of elements of two bytes the last half of a row's words is 0.
+    """
+
+    def __init__(self, elements: int, dtype: RowDtype) -> None:
+        self.name = dtype
+        self.dtype = kept_dtype(dtype)
+        self.words = elements if dtype == "float32" else -(-elements // 2)
+        self.elements = elements
+
+    def kept(self, words: Float32s, rows: int) -> NDArray[Any]:
+        """Return so many rows as they are kept, shape (rows, elements), from their words; a view."""
+        wide: NDArray[Any] = words.view(self.dtype).reshape(rows, self.words * 4 // self.dtype.itemsize)
+        return wide[:, : self.elements]
+
+    def floats(self, words: Float32s) -> Float32s:
+        """Return rows as one vector of float32: the words themselves, where that is what they are."""
+        if self.dtype == np.float32:
+            return words
+        return floats_of(self.kept(words, len(words) // self.words)).reshape(-1)
+
+    def put(self, floats: Float32s, words: Float32s) -> None:
+        """Round rows, and put them into words; nothing is to be done where they are these words."""
+        if self.dtype != np.float32:
+            rows = len(words) // self.words
+            self.kept(words, rows)[:] = kept_as(floats, self.name).reshape(rows, self.elements)
+
+    def words_of(self, rows: NDArray[Any]) -> Float32s:
+        """Return the words of rows of any of the dtypes, end to end."""
+        if self.dtype == np.float32:
+            return np.ascontiguousarray(rows, np.float32).reshape(-1)
+        words = np.zeros(len(rows) * self.words, np.float32)
+        self.kept(words, len(rows))[:] = rows if rows.dtype == self.dtype else kept_as(floats_of(rows), self.name)
+        return words

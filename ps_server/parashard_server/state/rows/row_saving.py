@@ -18,8 +18,7 @@ from parashard.errors import Unavailable
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import row_loops
-from parashard_server.state.rows.row_memory import HEADER_BYTES, Region, RowMemory
-from parashard_server.state.rows.row_values import RowValues
+from parashard_server.state.rows.row_memory import HEADER_BYTES, Region, RowMemory, RowValues
 
 PIECE_BYTES = 1 << 19
 IMAGES_BYTES_LEAST = 64 << 20

@@ -33,7 +33,7 @@ from parashard_server.state.kernels import row_loops
 from parashard_server.state.optimizer import NOTHING_BEFORE, Before, Optimizer
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_index import ABSENT
-from parashard_server.state.rows.row_values import RowValues
+from parashard_server.state.rows.row_memory import RowValues
 
 SCRATCH_ROWS = 1 << 15  # rows that are gathered, moved and scattered at once: their vectors stay in the cache
 HOTTEST_MAX = 5  # keys that are told of as the most often pushed

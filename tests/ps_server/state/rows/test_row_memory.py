@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard_server.state.rows import references, row_memory
-from parashard_server.state.rows.references import References
-from parashard_server.state.rows.row_memory import HUGE_BYTES, Region
+from parashard_server.state.rows import row_memory
+from parashard_server.state.rows.row_memory import HUGE_BYTES, References, Region
 
 PAGE, LARGE = mmap.PAGESIZE, 4 * mmap.PAGESIZE
 
@@ -64,7 +63,7 @@ def test_small_pages_go_back_one_by_one() -> None:
 @given(st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=8))
 def test_references_come_back_in_the_order_in_which_they_were_noted(lists: list[list[int]]) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(references, "ARRAY_ITEMS", 5)
+        patched.setattr(row_memory, "ARRAY_ITEMS", 5)
         noted = References()
         for some in lists:
             noted.note(np.array(some, np.uint32))

@@ -22,7 +22,7 @@ from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.reference_rows import ReferenceRows
 from parashard_server.state.rows.row_index import ABSENT
-from parashard_server.state.rows.row_values import RowValues
+from parashard_server.state.rows.row_memory import RowValues
 from parashard_server.state.rows.table_rows import TableRows
 from support.row_pieces import next_piece
 from support.store_fakes import MemoryStore
