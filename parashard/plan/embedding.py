@@ -212,11 +212,6 @@ class EmbeddingTable:
         return self.keys_per_step_max * (KEY_BYTES + ELEMENT_BYTES * self.row_elements)
 
     @property
-    def value_words(self) -> int:
-        """What the values of a row take in memory, in units of 4 bytes."""
-        return self.row_elements if self.dtype == "float32" else -(-self.row_elements // 2)
-
-    @property
     def slots(self) -> int:
         """Number of optimizer slots of a row."""
         return len(self.optimizer.slots)

@@ -55,11 +55,6 @@ class RowRules:
         """Whether a row can be gone by the time alone."""
         return self.evict_unused_steps is not None or self.evict_norm_below > 0
 
-    @property
-    def admits_all(self) -> bool:
-        """Whether each key gets its row by its first push."""
-        return self.admit_after == 1 and self.admit_probability == 1.0
-
     def of_candidates(self) -> RowRules:
         """Return the rules of keys that have no row yet, but are counted: they grow old, and the oldest go first."""
         return RowRules(evict_unused_steps=self.evict_unused_steps, evict_above_rows=self.evict_above_rows)
