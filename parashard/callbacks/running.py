@@ -139,7 +139,10 @@ class EpochProgress(NamedTuple):
 
 
 class Callbacks:
-    """The callbacks of one `fit`, with a `History` after them."""
+    """The callbacks of one `fit`, with a `History` after them.
+
+    `ahead` is how many epochs training may be ahead of them; 0: it waits, None: as many as can be kept.
+    """
 
     def __init__(
         self,
@@ -214,7 +217,11 @@ class Callbacks:
         return self.changed_rate()
 
     def reached(self, milestone: Milestone, record: Callable[[], object] = _nothing) -> Decision:
-        """Tell of a milestone; return what the callbacks decided. One after 0 steps begins the first epoch."""
+        """Tell of a milestone; return what the callbacks decided. One after 0 steps begins the first epoch.
+
+        `record` stores `state()` before each call of a user's own hook, which is so made once; calls that were made
+        before `begin` got the state are left out.
+        """
         training, progress, newer = self.training, self._progress, self.training.judged_newer
         self._record = record
         training.at(milestone.weights)

@@ -76,7 +76,9 @@ def _tell(origin: Origin, stopping: threading.Event) -> None:
         if not serving:
             why = why_not_yet(origin.run, origin.run_dir)
             serving = not why
-            text = f"waiting: {why}" if why else f"serving {', '.join(map(str, origin.run.published_ids()))}"
+            text = (
+                f"waiting: {why}" if why else f"serving {', '.join(str(v.id) for v in origin.run.published().versions)}"
+            )
             if text != said:
                 typer.echo(text)
                 said = text

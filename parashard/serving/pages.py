@@ -55,18 +55,18 @@ class Pages:
         return ""
 
     def _status(self, asked: Mapping[str, str]) -> dict[str, Any]:
-        published, sight = self._run.published(), self._run.sight
+        published, sight = self._run.published(), self._run.watcher.sight
         versions, seconds = self._run.behind()
         return {
-            "run": self._run.run_id,
+            "run": self._run.watcher.run_id,
             "job": self._run.job,
             "versions": _versions(published),
             "newest": [str(id_) for id_ in sight.newest],
             "behind": {"versions": versions, "seconds": round(seconds, 3)},
             "done": sight.final_steps is not None,
             "problem": sight.problem,
-            "fresh": self._run.fresh,
-            "resyncs": self._run.resyncs,
+            "fresh": self._run.watcher.fresh,
+            "resyncs": self._run.watcher.resyncs,
             "tables": {
                 name: {
                     "dimension": table.row_elements,

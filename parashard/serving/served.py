@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from parashard.checkpoints.catalogue import CheckpointId
 from parashard.client.pulled_rows import TableSet
 from parashard.errors import MalformedFrame, NotReady, ParashardError
 from parashard.process.logs import log
-from parashard.serving.checkpoint_watcher import Published, Sight, Watcher
+from parashard.serving.checkpoint_watcher import Published, Watcher
 from parashard.serving.versions import Behind, behind
 
 POLL_S = 0.2
@@ -44,7 +43,7 @@ class ServedRun:
         self.looks = 0
         """How often was looked."""
         self._clock = clock
-        self._watcher = watcher
+        self.watcher = watcher
         self._poll_s = poll_s
         self._said = False
         self._changed = threading.Condition()
@@ -64,41 +63,17 @@ class ServedRun:
             self._thread.join()
 
     @property
-    def fresh(self) -> bool:
-        """Whether weights of running shards are served, of which a later life may lack steps."""
-        return self._watcher.fresh
-
-    @property
-    def resyncs(self) -> int:
-        """How often a running shard was found to be another incarnation, with live weights."""
-        return self._watcher.resyncs
-
-    @property
-    def run_id(self) -> str:
-        """The run; empty until it is known."""
-        return self._watcher.run_id
-
-    @property
-    def sight(self) -> Sight:
-        """What the last look found."""
-        return self._watcher.sight
-
-    @property
     def now_s(self) -> float:
         """Seconds since 1970."""
         return self._clock()
 
     def published(self) -> Published:
         """Return what is served now."""
-        published = self._watcher.published
+        published = self.watcher.published
         if published is None:
-            what = "nothing" if self.fresh else "no checkpoint"
-            raise NotReady(f"{what} of job {self.job!r} can be served yet: {self.sight.problem}")
+            what = "nothing" if self.watcher.fresh else "no checkpoint"
+            raise NotReady(f"{what} of job {self.job!r} can be served yet: {self.watcher.sight.problem}")
         return published
-
-    def published_ids(self) -> list[CheckpointId]:
-        """Return the names of the versions that are served; raises as `published`."""
-        return [version.id for version in self.published().versions]
 
     def wait(
         self, newer: Callable[[Published], bool], wait_s: float, asks: Callable[[], bool] = lambda: True
@@ -109,7 +84,7 @@ class ServedRun:
         until_s = time.monotonic() + min(max(wait_s, 0.0), WAIT_S_MAX)
         with self._changed:
             while not self._stopping.is_set():
-                published = self._watcher.published
+                published = self.watcher.published
                 left_s = until_s - time.monotonic()
                 if left_s <= 0 or not asks() or (published is not None and newer(published)):
                     break
@@ -118,27 +93,27 @@ class ServedRun:
 
     def behind(self) -> Behind:
         """Return how far behind the run what is served is."""
-        sight = self.sight
+        sight = self.watcher.sight
         return behind(self.published().versions, sight.newest, sight.final_steps, self.now_s, sight.looked_at)
 
     def look(self) -> None:
         """Look once, and wake who waits for something newer; errors are told by `sight`, not raised."""
-        before = self.sight.problem
+        before = self.watcher.sight.problem
         try:
-            changed = self._watcher.look()
+            changed = self.watcher.look()
         except Exception as error:  # what is served grows old, and has to say why, after a bug too
             ours = isinstance(error, ParashardError)
             if not ours:
                 log.exception("look-broke")
             problem = str(error) if ours else f"{type(error).__name__}: {error}"
-            self._watcher.sight = replace(self.sight, problem=problem)
+            self.watcher.sight = replace(self.watcher.sight, problem=problem)
             changed = False
-        if self.sight.problem and self.sight.problem != before:
-            log.warning("not-published", problem=self.sight.problem)
+        if self.watcher.sight.problem and self.watcher.sight.problem != before:
+            log.warning("not-published", problem=self.watcher.sight.problem)
         self.looks += 1
         if changed:
-            if not self.fresh or not self._said:  # live versions come with each push
-                log.info("published", versions=" ".join(map(str, self.published_ids())))
+            if not self.watcher.fresh or not self._said:  # live versions come with each push
+                log.info("published", versions=" ".join(str(version.id) for version in self.published().versions))
             self._said = True
             with self._changed:
                 self._changed.notify_all()
@@ -148,8 +123,8 @@ class ServedRun:
             began_s = time.monotonic()
             self.look()
             pause_s = self._poll_s
-            if self.fresh:
+            if self.watcher.fresh:
                 pause_s = max(pause_s, time.monotonic() - began_s)  # shards are asked half of the time at most
-            elif self.sight.problem and self._watcher.published:
+            elif self.watcher.sight.problem and self.watcher.published:
                 pause_s = max(pause_s, SLOW_POLL_S)
             self._stopping.wait(pause_s)

@@ -41,7 +41,7 @@ def serving_families(run: ServedRun) -> Iterator[Metric]:
     yield versions
     yield seconds
     text = "Running shards found to be another incarnation."
-    yield CounterMetricFamily("parashard_serve_resyncs", text, value=run.resyncs)
+    yield CounterMetricFamily("parashard_serve_resyncs", text, value=run.watcher.resyncs)
 
 
 REQUEST_BYTES_MAX = 4 << 20

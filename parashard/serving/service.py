@@ -10,14 +10,14 @@ import numpy as np
 
 from parashard._proto import serving_pb2 as pb
 from parashard._proto import serving_pb2_grpc
-from parashard.errors import LimitExceeded, QueueFull, UnknownVariable, WrongRun, shortened
+from parashard.errors import LimitExceeded, QueueFull, WrongRun, shortened
 from parashard.plan.embedding import mixed
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.serving import messages
 from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.differences import difference, lacks
 from parashard.serving.served import ServedRun
-from parashard.serving.versions import check_variable, elements_of, look_up
+from parashard.serving.versions import check_table, check_variable, elements_of, look_up
 
 KEYS_MAX = 1 << 16
 """Of one request."""
@@ -40,13 +40,13 @@ class ServingService(serving_pb2_grpc.ServingServicer):
             pb.ServedVariable(name=name, shape=variable.shape) for name, variable in sorted(published.variables.items())
         ]
         return pb.GetServedReply(
-            run_id=self._run.run_id,
+            run_id=self._run.watcher.run_id,
             job=self._run.job,
             seed=self._run.tables.seed,
             tables=messages.table_messages(self._run.tables, published),
             variables=variables,
             sight=self._sight(published),
-            fresh=self._run.fresh,
+            fresh=self._run.watcher.fresh,
         )
 
     def GetRows(self, request: pb.GetRowsRequest, context: grpc.ServicerContext) -> pb.GetRowsReply:
@@ -82,15 +82,15 @@ class ServingService(serving_pb2_grpc.ServingServicer):
 
     def Subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[pb.SubscribeReply]:
         """Wait for something newer than the caller has, and yield what it lacks."""
-        if request.run_id and request.run_id != self._run.run_id:
-            raise WrongRun(f"run {self._run.run_id!r} is served here, not {shortened(request.run_id)!r}")
-        if request.fresh != self._run.fresh:
+        if request.run_id and request.run_id != self._run.watcher.run_id:
+            raise WrongRun(f"run {self._run.watcher.run_id!r} is served here, not {shortened(request.run_id)!r}")
+        if request.fresh != self._run.watcher.fresh:
             kinds = "committed versions", "live ones (--fresh)"
-            raise WrongRun(f"{kinds[self._run.fresh]} are served here; the subscriber has {kinds[request.fresh]}")
-        unknown = sorted(set(request.tables) - set(self._run.tables.by_name))
-        if unknown:
-            known = ", ".join(sorted(self._run.tables.by_name)) or "none"
-            raise UnknownVariable(f"table {shortened(unknown[0])!r} is none of the job's: {known}")
+            raise WrongRun(
+                f"{kinds[self._run.watcher.fresh]} are served here; the subscriber has {kinds[request.fresh]}"
+            )
+        for table in request.tables:
+            check_table(self._run.tables, table)
         held = messages.shown_of(request.held)
         if not self._subscribers.acquire(blocking=False):
             raise QueueFull(f"{SUBSCRIBERS_MAX} subscribers are served already")
@@ -109,7 +109,7 @@ class ServingService(serving_pb2_grpc.ServingServicer):
             self._subscribers.release()
 
     def _sight(self, published: Published) -> pb.Sight:
-        return messages.sight_message(published, self._run.sight, self._run.now_s)
+        return messages.sight_message(published, self._run.watcher.sight, self._run.now_s)
 
 
 def check_keys(run: ServedRun, table: str, keys: int) -> None:

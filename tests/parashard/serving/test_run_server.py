@@ -315,10 +315,10 @@ def test_a_look_that_fails_is_told_and_what_is_served_stays(job: Job, error: Exc
     run.look()
     fault = job.store.fail("folders", error=error)
     run.look()
-    assert (fault.fired, run.sight.problem) == (1, told)
-    assert [str(id_) for id_ in run.published_ids()] == ["p1/s0/i1/c1", "p1/s1/i1/c1"]
+    assert (fault.fired, run.watcher.sight.problem) == (1, told)
+    assert [str(version.id) for version in run.published().versions] == ["p1/s0/i1/c1", "p1/s1/i1/c1"]
     run.look()
-    assert run.sight.problem == ""
+    assert run.watcher.sight.problem == ""
 
 
 class TestInsideTls:
