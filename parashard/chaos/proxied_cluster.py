@@ -74,8 +74,6 @@ class ProxiedCluster(LocalCluster):
     A child's arguments are changed: `--connect` names the front of its own link to the
     coordinator; the coordinator and shards get `--advertise`, and shards `--advertise-data`, the fronts of the link to
     them, and `--address-file`, where the link finds its backends.
-
-    `before_end` is called once before the children are ended, to stop the campaign.
     """
 
     def __init__(self, run_dir: Path, proxy: Proxy, shards: int, workers: int, before_end: Callable[[], None]) -> None:

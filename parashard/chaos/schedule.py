@@ -60,8 +60,6 @@ def scheduled_faults(
 
     Times between beginnings are exponential: a fault does not wait for the end of the last one, nor for the job to
     recover. Kinds are equally likely, and so are the targets of a kind.
-
-    The order of `kinds` counts.
     """
     draw = random.Random(seed)
     at_s = 0.0

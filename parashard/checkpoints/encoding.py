@@ -48,10 +48,7 @@ R = TypeVar("R", bound=Record)
 
 
 def encode(record: Record) -> bytes:
-    """Return a record's bytes: canonical JSON with its kind and the SHA-256 of its body.
-
-    Raises `StoreFailed` if that is over MANIFEST_BYTES_MAX, and so could not be read back.
-    """
+    """Return a record's bytes: canonical JSON with its kind and the SHA-256 of its body."""
     body = _canonical(record)
     if len(body) <= MANIFEST_BYTES_MAX:
         body = _canonical(type(record).model_validate_json(body))  # what is written can be read

@@ -35,10 +35,7 @@ def initial_sha256(arrays: Mapping[str, Float32s], rows: Mapping[str, KeyedRows]
 def write_initial_rows(
     store: Store, job_digest: str, incarnation: int, rows: Mapping[str, KeyedRows]
 ) -> tuple[TableFile, ...]:
-    """Write the rows that a job begins with, and return the files.
-
-    After a `StoreFailed` some of the files may be there; without a manifest they are ignored.
-    """
+    """Write the rows that a job begins with, and return the files."""
     writer = TableWriter(store, CheckpointId(0, 0, incarnation, 1), initial_folder(job_digest, incarnation))
     for table, (keys, values, t, slots) in sorted(rows.items()):
         of_row = values.shape[1] + sum(part.shape[1] for part in slots.values())

@@ -67,10 +67,7 @@ class TableWriter:
         self.files: list[TableFile] = []
 
     def write(self, change: TableChange) -> None:
-        """Write a file; of a table they come in the order of their keys.
-
-        Without a manifest the files that are there are no checkpoint.
-        """
+        """Write a file; of a table they come in the order of their keys."""
         rows, gone = change.rows, change.gone
         content = as_bytes(change)
         name = f"{PREFIX}-{len(self.files)}.safetensors"

@@ -125,10 +125,7 @@ def first_values(
 def first_slots(
     store: Store, job_digest: str, variables: Mapping[str, Variable], partitions: Iterable[Partition]
 ) -> dict[str, dict[Partition, Float32s]]:
-    """Return the optimizer's state that a job begins with, by slot, of those partitions that it has any of.
-
-    Raises as `first_values`.
-    """
+    """Return the optimizer's state that a job begins with, by slot, of those partitions that it has any of."""
     manifest = Catalogue(store).initial_manifest(job_digest)
     if manifest is None or not manifest.slots:
         return {}

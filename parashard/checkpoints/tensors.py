@@ -89,10 +89,7 @@ def iterate_tensors(
 def iterate_files(
     store: Store, folder: str, files: Iterable[StoredFile], rows_due: Mapping[str, int]
 ) -> Iterator[tuple[str, Float32s]]:
-    """Yield the tensors of files and their names; raise at the end unless every tensor in `rows_due` was there.
-
-    Raises `DamagedCheckpoint` if size or SHA-256 of a file, or its tensors, do not match the manifest.
-    """
+    """Yield the tensors of files and their names; raise at the end unless every tensor in `rows_due` was there."""
     due = dict(rows_due)
     for file in files:
         for name, array in _parsed(read_file(store, folder, file), place_of(store, f"{folder}/{file.name}")).items():

@@ -11,7 +11,7 @@ from functools import partial
 
 from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointId
 from parashard.checkpoints.initial_rows import iterate_initial_rows
-from parashard.checkpoints.manifest import ShardManifest, StoredFile
+from parashard.checkpoints.manifest import ShardManifest
 from parashard.checkpoints.retention import Held, in_order
 from parashard.checkpoints.row_files import iterate_rows, read_change
 from parashard.checkpoints.state import iterate_initial, iterate_initial_slots
@@ -73,10 +73,7 @@ def _has_rounds(held: Iterable[Held]) -> bool:
 
 
 def damage_in_job(catalogue: Catalogue, number: int, *, arrays: bool = True) -> Iterator[str]:
-    """Yield a message for each damaged file of a drained checkpoint, its plan and its parts.
-
-    Without `arrays` only the manifests of the parts are read.
-    """
+    """Yield a message for each damaged file of a drained checkpoint, its plan and its parts."""
     try:
         job = catalogue.job_manifest(number)
     except DamagedCheckpoint as error:
@@ -129,17 +126,13 @@ def _damage_of_files(catalogue: Catalogue, manifest: ShardManifest) -> Iterator[
         for _ in iterate_rows(catalogue.store, manifest):
             pass
     except DamagedCheckpoint as error:
-        found = [text for file in manifest.files for text in _damage_of_file(catalogue, folder, file)]
+        found = [text for file in manifest.files for text in _damage(partial(read_file, catalogue.store, folder, file))]
         found += [
             text
             for file in manifest.table_files
             for text in _damage(partial(read_change, catalogue.store, manifest, file))
         ]
         yield from found or [str(error)]
-
-
-def _damage_of_file(catalogue: Catalogue, folder: str, file: StoredFile) -> Iterator[str]:
-    return _damage(lambda: read_file(catalogue.store, folder, file))
 
 
 def _damage(read: Callable[[], object]) -> Iterator[str]:

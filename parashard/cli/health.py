@@ -25,9 +25,6 @@ def ask(address: str, *, live: bool, timeout_s: float) -> None:
 
     Raises NotReady with its reason if it answers that it is not, Unreachable if nothing answers, and WrongRun if
     something other than a parashard service answers.
-
-    /livez answers as long as the process does, /readyz says why it is not ready. `timeout_s` is for the connection, and
-    for each part of the answer.
     """
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores proxies of the environment
     try:

@@ -54,10 +54,7 @@ def advertised_address(
 
 
 def write_address(path: Path, content: dict[str, str | int], stopping: threading.Event | None = None) -> None:
-    """Replace an address file atomically; retry while the disk fails, because the process is unreachable without it.
-
-    Raises `NotReady` if `stopping` was set meanwhile.
-    """
+    """Replace an address file atomically; retry while the disk fails, because the process is unreachable without it."""
     text = json.dumps(content).encode()
 
     def write() -> None:

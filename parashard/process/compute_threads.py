@@ -43,10 +43,7 @@ def threads_for(asked: int, processes: int, *, reproducible: bool, environ: Mapp
 
 
 def thread_variables(threads: int, environ: Mapping[str, str], *, override: bool) -> dict[str, str]:
-    """Return the variables to set so that every library uses so many threads.
-
-    What is set in the environment stays, unless the job file's number is to `override` it.
-    """
+    """Return the variables to set so that every library uses so many threads."""
     return {name: str(threads) for name in THREAD_VARIABLES if override or not environ.get(name)}
 
 

@@ -76,10 +76,7 @@ def _driver(cupy: Any) -> Iterator[None]:
 
 
 def spread(process: str, count: int) -> int:
-    """Return the device of a process if none is named: worker-3 gets 3 % count.
-
-    A process without a number in its name gets device 0.
-    """
+    """Return the device of a process if none is named: worker-3 gets 3 % count."""
     number = _NUMBER_AT_END.search(process)
     return int(number[1]) % max(1, count) if number else 0
 

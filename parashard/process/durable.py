@@ -94,9 +94,6 @@ def disk_is_full(error: BaseException) -> bool:
 def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: threading.Event) -> _Result:
     """Retry a write with back-off while the disk fails, for at most DISK_RETRY_S_MAX; return its result.
 
-    Raises NotReady if `stopping` was set meanwhile; StoreFailed or OSError if it fails for another reason, or has
-    failed for DISK_RETRY_S_MAX.
-
     `write` has changed nothing when it raises.
     """
     waiting = BestEffort(what, lambda text, over: log.info(text) if over else log.warning(text))

@@ -29,10 +29,7 @@ _lock = _ModelLock()
 
 @contextmanager
 def holding_model_lock() -> Iterator[None]:
-    """Hold the lock in a block, or in a function with this as its decorator; a thread that holds it may enter again.
-
-    Raises `TimeoutError` if another thread has not left its block for `LOCK_WAIT_S`, or this thread was given up.
-    """
+    """Hold the lock in a block, or in a function with this as its decorator; a thread that holds it may enter again."""
     this = threading.current_thread()
     with _lock.changed:
         again = _lock.holder is this

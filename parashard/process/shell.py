@@ -104,14 +104,19 @@ def run_service(
     SIGTERM and SIGINT request a stop; a closed lifeline ends the process at once. A `ParashardError` is printed in one
     line on standard error.
     """
-    _open_log(log_format)
+    sys.stdout, sys.stderr = (
+        lossy(sys.stdout, "output lines"),
+        lossy(sys.stderr, "log lines"),
+    )  # never raise now
+    log_to_standard_error(log_format)
     _raise_files_limit()
     threading.excepthook = _end_with_thread
     stop = Stop(stopped_exit_code)
     for number in (signal.SIGTERM, signal.SIGINT):
         # On its own thread: the handler may interrupt the main thread while it holds the lock that `ask` takes.
         signal.signal(
-            number, lambda received, _: threading.Thread(target=stop.ask, args=(_signal_name(received),)).start()
+            number,
+            lambda received, _: threading.Thread(target=stop.ask, args=(signal.Signals(received).name,)).start(),
         )
     if lifeline is not None:
         die_with_parent()
@@ -144,12 +149,6 @@ def _raise_files_limit() -> None:
 _RENDERERS = {LogFormat.TEXT: as_text, LogFormat.LOGFMT: as_logfmt, LogFormat.JSON: as_json}
 
 
-def _open_log(log_format: LogFormat) -> None:
-    """Write the log to standard error; from now on writes to it and to standard output never raise."""
-    sys.stdout, sys.stderr = lossy(sys.stdout, "output lines"), lossy(sys.stderr, "log lines")
-    log_to_standard_error(log_format)
-
-
 def log_to_standard_error(log_format: LogFormat) -> None:
     """Write the log of a process that is no service of a job to standard error; writes to it never raise."""
     configure_logging(lossy(sys.stderr, "log lines"), _RENDERERS[log_format])
@@ -162,10 +161,6 @@ def end_process(code: int) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(code)  # even if the flush fails
-
-
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name
 
 
 def _end_with_thread(died: threading.ExceptHookArgs) -> None:

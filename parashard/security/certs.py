@@ -50,8 +50,6 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
 
     The key comes first, and each file is on the disk before the next is begun: an interrupted call leaves at most a
     key, for which the next call makes the certificate.
-
-    Refuses a folder that has an authority already, or a certificate without its key.
     """
     if has_authority(folder):
         raise ConfigurationError(f"{folder} has an authority already; a new one would make its certificates worthless")

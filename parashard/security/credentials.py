@@ -54,11 +54,7 @@ class Material:
 
 
 class Credentials:
-    """The credentials of this process.
-
-    A file that is missing or damaged, a key that does not match or that others may read, and a `ca.pem` that others may
-    write are a `ConfigurationError`; an expired certificate and files that keep changing are `Unavailable`.
-    """
+    """The credentials of this process."""
 
     def __init__(
         self, folder: Path, *, clock: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep

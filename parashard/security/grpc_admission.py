@@ -32,9 +32,6 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
 
     Streams are served for the named methods only, which bound the time of a whole call; others would hold a thread
     without bound.
-
-    Of calls that are served or have an unread answer one more than `calls_max` is refused with `QueueFull`. `streams`
-    are methods whose requests or answers may be streams.
     """
 
     def __init__(

@@ -51,7 +51,8 @@ def _exporter(name: str) -> SpanExporter:
     found = list(entry_points(group=EXPORTERS, name=name))
     if not found:
         there = {point.name for point in entry_points(group=EXPORTERS)}
-        allowed = ["otlp", "none", *there] if variable == "OTEL_TRACES_EXPORTER" else _spoken(there)
+        spoken = [protocol for protocol, offered in PROTOCOLS.items() if offered in there]
+        allowed = ["otlp", "none", *there] if variable == "OTEL_TRACES_EXPORTER" else spoken
         raise ConfigurationError(
             f"environment {variable}: found {asked!r}; installed are: {', '.join(sorted(allowed))}"
         )
@@ -60,10 +61,6 @@ def _exporter(name: str) -> SpanExporter:
     except Exception as error:  # noqa: BLE001  # whatever it makes of its variables, such as a certificate's path
         raise ConfigurationError(f"environment OTEL_EXPORTER_*: the exporter {name} cannot be made: {error}") from None
     return exporter
-
-
-def _spoken(there: set[str]) -> list[str]:
-    return [protocol for protocol, name in PROTOCOLS.items() if name in there]
 
 
 @contextmanager

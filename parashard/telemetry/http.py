@@ -51,17 +51,14 @@ NO_QUESTIONS = Questions()
 
 
 class HttpPort:
-    """Serves GET and HEAD requests on a thread of its own.
-
-    `ready` returns the reason why the process is not ready, or "" when it is.
-    """
+    """Serves GET and HEAD requests on a thread of its own."""
 
     def __init__(
         self,
         host: str,
         port: int,
         metrics: Metrics,
-        ready: Callable[[], str],
+        ready: Callable[[], str],  # returns why the process is not ready, or ""
         pages: dict[str, Page] | None = None,
         questions: Questions = NO_QUESTIONS,
     ) -> None:

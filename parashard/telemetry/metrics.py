@@ -19,17 +19,13 @@ from parashard.security.credentials import Credentials
 
 
 class Metrics:
-    """The metrics of one process; thread-safe.
-
-    `refused`: reason -> returns how often the process refused something to a peer for that reason; reasons are few and
-    do not name the peer.
-    """
+    """The metrics of one process; thread-safe."""
 
     def __init__(
         self,
         role: str,
         credentials: Credentials | None = None,
-        refused: Mapping[str, Callable[[], int]] | None = None,
+        refused: Mapping[str, Callable[[], int]] | None = None,  # by reason, which does not name the peer
     ) -> None:
         self._role = role
         self._credentials = credentials

@@ -20,10 +20,7 @@ RATES_SHOWN = 4
 
 
 def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
-    """Take what callbacks decided at the milestone that they have handled last, and tell them of the next one.
-
-    Raises `NotReady` while not every shard is up: how far leasing has gone is not known.
-    """
+    """Take what callbacks decided at the milestone that they have handled last, and tell them of the next one."""
     progress = job.callback_progress
     if job.state is JobState.STARTING:
         raise NotReady("not every shard is up")

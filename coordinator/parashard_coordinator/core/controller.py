@@ -130,10 +130,7 @@ class Controller:
     # --- slow workers ---
 
     def judge_worker(self, name: str, times: Sequence[float], others: Sequence[float], now_s: float) -> str:
-        """Give a worker no parts for a while if it is slow; return what to tell of it, or "".
-
-        `times` are its latest times of a part, and `others` the usual time of each other worker that gets parts.
-        """
+        """Give a worker no parts for a while if it is slow; return what to tell of it, or ""."""
         before = self._pauses.get(name)
         if before is not None and before.until_s > now_s:
             return ""
@@ -233,7 +230,8 @@ class Controller:
 
     def overlaps(self, spent_s: Mapping[str, float]) -> bool:
         """Tell whether a worker may hold another part beside its present one, to transfer while it computes."""
-        return self.lag > 0 and transfer_share(spent_s) > WAITING_MIN
+        busy_s = spent_s["transfer"] + spent_s["compute"]
+        return self.lag > 0 and spent_s["transfer"] > WAITING_MIN * busy_s
 
 
 @dataclass
@@ -279,12 +277,6 @@ def slowness(times: Sequence[float], others: Sequence[float], needed: int) -> st
     if own_s <= max(SLOW_MIN_S, SLOW * others_s):
         return ""
     return f"a part takes it {own_s:.3g} s, the others {others_s:.3g} s"
-
-
-def transfer_share(spent_s: Mapping[str, float]) -> float:
-    """Return which share of a worker's steps pulls and pushes take, waited for or not."""
-    total_s = spent_s["transfer"] + spent_s["compute"]
-    return spent_s["transfer"] / total_s if total_s else 0.0
 
 
 def waiting_share(

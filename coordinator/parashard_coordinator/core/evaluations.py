@@ -114,10 +114,7 @@ class Evaluations:
         return self._done.get(after_step)
 
     def finish(self, after_step: int, metrics: Mapping[str, float], weights: str = "", judged_steps: int = 0) -> bool:
-        """Record a result of the weights that there are; return whether it is the first one for them.
-
-        `weights` is their file in the checkpoint store, if they were stored, and `judged_steps` how many were in them.
-        """
+        """Record a result of the weights that there are; return whether it is the first one for them."""
         evaluation = self._find(after_step)
         if evaluation is None:
             return False

@@ -45,10 +45,7 @@ class Failures:
         self._raised_at.clear()
 
     def failed(self, failed: FailedStep, result: Failed, examples: str, *, any_succeeded: bool) -> Verdict | None:
-        """Take note of a failed attempt; return why the job stops, or None.
-
-        `any_succeeded`: any step of the job has ever been completed with its gradient.
-        """
+        """Take note of a failed attempt; return why the job stops, or None."""
         if failed.kind is FailureKind.NOT_FINITE:
             first, _ = self._not_finite.get(failed.step, (self._succeeded, 0))
             self._not_finite[failed.step] = first, self._succeeded

@@ -102,11 +102,7 @@ class Finding(NamedTuple):
 
 
 def finding(curve: Curve, *, classes: int = 0, continued: bool = False) -> Finding | None:
-    """Return what is wrong with a training loss; None: it falls, or its curve does not say.
-
-    `classes`: among which the model decides; 0: it does something else. `continued`: the weights were trained before,
-    and may have been at their best from the start.
-    """
+    """Return what is wrong with a training loss; None: it falls, or its curve does not say."""
     if curve.steps < JUDGED_FROM or len(curve.first) < FIRST_STEPS:
         return None
     levels = _levels_of(curve)

@@ -125,7 +125,8 @@ class Workers:
 
     def name_for(self, name: str) -> str:
         """Return the name that a worker with this one gets: a guest's, if it has none or that of a live guest."""
-        if name and not self._is_taken_guest(name):
+        known = self.by_name.get(name)  # a guest may join again under a name that a new coordinator gave to another one
+        if name and not (name.startswith("guest-") and known is not None and known.live):
             return name
         index = 0
         while (taken := self.by_name.get(f"guest-{index}")) is not None and taken.live:
@@ -161,11 +162,6 @@ class Workers:
         """Tell whether a held call is still its live worker's latest; a grant to any other would be lost."""
         worker = self.by_name.get(name)
         return worker is not None and worker.live and worker.incarnation == incarnation and worker.sequence == sequence
-
-    def _is_taken_guest(self, name: str) -> bool:
-        """Tell whether a guest joins again under a name that a new coordinator gave to another one meanwhile."""
-        taken = self.by_name.get(name)
-        return name.startswith("guest-") and taken is not None and taken.live
 
     def silent(self, now_s: float) -> list[WorkerRecord]:
         """Return the live workers that have been silent for longer than the lease time."""

@@ -21,11 +21,7 @@ IO_ERROR = 74
 
 
 class Restarts:
-    """Back-off and budget of the processes of one job, by name.
-
-    The pause after the second exit in a row is `backoff_s`. After more than `budget` exits in a row the job is given
-    up.
-    """
+    """Back-off and budget of the processes of one job, by name."""
 
     def __init__(self, backoff_s: float, budget: int) -> None:
         self._backoff_s = backoff_s

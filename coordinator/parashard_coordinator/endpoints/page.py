@@ -231,12 +231,6 @@ History = Callable[[int], dict[str, Any]]
 def status_pages(status: Status, history: History) -> dict[str, Page]:
     """Return what answers at each path; the files are read now."""
 
-    def page(query: str) -> tuple[int, str, bytes]:
-        return 200, "text/html; charset=utf-8", status_page(status())
-
-    def status_object(query: str) -> tuple[int, str, bytes]:
-        return _json(status_json(status()))
-
     def history_object(query: str) -> tuple[int, str, bytes]:
         since = _since(query)
         if since is None:
@@ -249,7 +243,12 @@ def status_pages(status: Status, history: History) -> dict[str, Page]:
 
     folder = Path(__file__).parents[1] / "static"
     served = {f"/static/{name}": _file(kind, (folder / name).read_bytes()) for name, kind in STATIC.items()}
-    return {"/": page, "/status.json": status_object, "/history.json": history_object, **served}
+    return {
+        "/": lambda query: (200, "text/html; charset=utf-8", status_page(status())),
+        "/status.json": lambda query: _json(status_json(status())),
+        "/history.json": history_object,
+        **served,
+    }
 
 
 def _since(query: str) -> int | None:

@@ -74,10 +74,7 @@ class KubernetesCluster:
             return [pod_of(item) for item in listed.items], listed.metadata.resource_version
 
     def watch_pods(self, version: str) -> Iterator[tuple[str, Pod, str]]:
-        """Yield the changes since a version, until the server ends the watch, at the latest after `WATCH_S`.
-
-        Raises `StaleList` if the version is too old.
-        """
+        """Yield the changes since a version, until the server ends the watch, at the latest after `WATCH_S`."""
         with _our_errors(f"watch the pods of {self._namespace}"):
             # With a server-side timeout the client does not retry by itself: the caller does.
             for event in self._new_watch().stream(
@@ -96,8 +93,6 @@ class KubernetesCluster:
 
         With 0 only `parallelism` changes, which pauses the Job: without completions it would be complete. Nothing is
         written if the Job has that number already.
-
-        Raises `Conflict` on a concurrent change of the Job; a Job that is over cannot be scaled.
         """
         with _our_errors(f"scale the Job {self._namespace}/{self._job}"):
             job = self._read_job()

@@ -84,10 +84,6 @@ def _ticked(core: Core, now_s: float) -> _Moment:
     return _moment(core, now_s)
 
 
-def _not_ready(core: Core, now_s: float) -> str:
-    return "" if core.job.shards.all_registered else core.job.reason
-
-
 class _Commands(NamedTuple):
     """Commands to incarnations: rollbacks (by shard), and a round to save."""
 
@@ -147,10 +143,7 @@ class Coordination:
     def http_port(
         self, host: str, port: int, refused: Mapping[str, Callable[[], int]], credentials: Credentials | None = None
     ) -> HttpPort:
-        """Return the port that serves metrics, probes and the status page.
-
-        `refused`: reason -> returns how often it was one for refusing something to a peer.
-        """
+        """Return the port that serves metrics, probes and the status page."""
         metrics = Metrics("coordinator", credentials, refused)
         metrics.add(partial(coordinator_families, self._core, self._status))
         coordinator = self._run_store.incarnation
@@ -159,15 +152,16 @@ class Coordination:
             return self._history.look(lambda timeline: history_json(timeline, since, self._run_id, coordinator))
 
         pages = status_pages(self._present_status, history)
-        http = HttpPort(host, port, metrics, lambda: self._core.run_exclusive(_not_ready), pages)
+
+        def not_ready(core: Core, now_s: float) -> str:
+            return "" if core.job.shards.all_registered else core.job.reason
+
+        http = HttpPort(host, port, metrics, lambda: self._core.run_exclusive(not_ready), pages)
         self._status.http_address = http.address
         return http
 
     def run(self, stop: Stop) -> JobState:
-        """Run the job until it is over or a stop is requested; then save the state for a later coordinator.
-
-        Return the job's state.
-        """
+        """Run the job until it is over or a stop is requested, then save it for a successor; return its state."""
         history = self._history
         next_look_s = 0.0
         moment = self._core.run_exclusive(_moment)

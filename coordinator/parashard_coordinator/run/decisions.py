@@ -27,10 +27,7 @@ SKIP_PAUSE_S = 0.5
 
 
 class DecisionStore:
-    """Stores the state of a job for a later coordinator.
-
-    `on_trouble` is told a text and whether it is over: when storing fails, and when it works again.
-    """
+    """Stores the state of a job for a later coordinator."""
 
     def __init__(self, core: ExclusiveCore, run_store: RunStore, on_trouble: Callable[[str, bool], None]) -> None:
         self._core = core

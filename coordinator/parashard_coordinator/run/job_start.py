@@ -83,7 +83,10 @@ def new_job_record(
         fresh_alone=not job.cluster.pipeline_depth,
         continued=bool(job.job.updates_before or job.job.first_epoch),
     )
-    return JobRecord(options, policy, evaluations, launcher, rounds_of(job, steps.total))
+    rounds = Rounds()
+    if job.consistency.policy.kind == "sync":
+        rounds = SyncRounds(job.cluster.shards, job.consistency.policy.bound, steps.total, job.checkpoint.every_s)
+    return JobRecord(options, policy, evaluations, launcher, rounds)
 
 
 def _learning_rate_at(job: Job, steps_total: int, step: int, decided: float) -> float:
@@ -100,11 +103,3 @@ def _learning_rate_at(job: Job, steps_total: int, step: int, decided: float) -> 
 def _call_in_words(step: int) -> str:
     """Return what a step of a job of open length is to its program, to append to an error message."""
     return f" (call {step:,} of coordinator.schedule, counted from 0)"
-
-
-def rounds_of(job: Job, steps_total: int) -> Rounds:
-    """Return what keeps track of rounds, where the job has them."""
-    policy = job.consistency.policy
-    if policy.kind != "sync":
-        return Rounds()
-    return SyncRounds(job.cluster.shards, policy.bound, steps_total, job.checkpoint.every_s)

@@ -52,7 +52,7 @@ def report(
     manifest of it; without, the shards' last records count.
     """
     records = status.records()
-    staleness = status.staleness()
+    staleness, judged_steps = status.staleness(), job.evaluations.judged_steps()
     training_s = job.progress.training_s()
     latest = job.evaluations.latest
     metrics: Mapping[str, float] = (latest.metrics or {}) if latest else {}
@@ -91,7 +91,7 @@ def report(
         "evaluations": [
             {
                 "steps": after_step,
-                **_judged_steps(job, after_step),
+                **({"judged_steps": judged_steps[after_step]} if after_step in judged_steps else {}),
                 **{name: _finite(value) for name, value in sorted(found.items())},
             }
             for after_step, found in sorted(job.evaluations.results().items())
@@ -225,11 +225,6 @@ def _store_failures(path: Path) -> Iterator[None]:
 
 def _rounded(share: float | None) -> float | None:
     return None if share is None else round(share, 4)
-
-
-def _judged_steps(job: JobRecord, after_step: int) -> dict[str, int]:
-    steps = job.evaluations.judged_steps().get(after_step)
-    return {} if steps is None else {"judged_steps": steps}
 
 
 def _finite(value: float) -> float | None:

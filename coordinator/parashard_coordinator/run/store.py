@@ -110,10 +110,7 @@ class RunStore:
         return stored
 
     def check_run(self, run_id: str, mine: RunIdentity, *, resume: bool) -> str:
-        """Return the id of the run in the store, or the one to begin; nothing is written, not even a claim.
-
-        A store with another run is refused, unless `resume`: then it must have a run, whose id is returned.
-        """
+        """Return the id of the run in the store, or the one to begin; nothing is written, not even a claim."""
         stored = self.find_run(run_id, resume=resume)
         if stored is None:
             return run_id
@@ -127,10 +124,7 @@ class RunStore:
         return stored.run_id
 
     def begin_run(self, run_id: str, mine: RunIdentity) -> None:
-        """Write the run's record, unless there is one.
-
-        Raises `NotReady` if another coordinator began a run meanwhile, such as with other initial values: restart.
-        """
+        """Write the run's record, unless there is one."""
         if self.catalogue.run() is None:
             self._write_run(run_id, mine)
         stored = self.catalogue.run()
@@ -192,9 +186,6 @@ class RunStore:
 
         A plan with another placement than the newest one becomes a new version, which starts from a drained
         checkpoint: the newest, if the shards have saved nothing beyond it, or the requested one.
-
-        Raises `ConfigurationError` if the placement changed and there is no drained checkpoint to start from, or shards
-        have saved more.
         """
         newest = self._plan_in_force()
         if newest is not None and newest.to_plan().shards == wanted.shards and not source_asked:
@@ -263,10 +254,7 @@ class RunStore:
         *,
         final: bool,
     ) -> str:
-        """Store the manifest that commits a drained checkpoint; return its id.
-
-        Raises `Superseded` if a later coordinator has claimed the run: the job does not end with this checkpoint.
-        """
+        """Store the manifest that commits a drained checkpoint; return its id."""
         self.check_newest()  # before, too: shards retain the parts only for the newest coordinator
         number = max(self.catalogue.job_checkpoints(), default=0) + 1
         while True:
@@ -363,8 +351,6 @@ class RunStore:
         """Copy the results to an object store, which outlives the machine of the run directory.
 
         The report comes last. Nothing is copied to a store in a folder of this host: the run directory has the results.
-
-        After a `StoreFailed` some of the files may be there.
         """
         if self.store.local_path(REPORT_FILE) is not None:
             return

@@ -123,10 +123,7 @@ class ShardCommands:
     def save(
         self, registrations: Sequence[ShardRegistration], round_: int | None, damaged: Mapping[int, str] = NONE_DAMAGED
     ) -> list[SavedShard]:
-        """Have every shard save its present state, in sync mode the start of a round; raise the first error.
-
-        `damaged` has by shard the folder of a damaged checkpoint, which must not be returned again.
-        """
+        """Have every shard save its present state, in sync mode the start of a round; raise the first error."""
         requests = [
             self._save_request(shard, registration, round_, damaged=damaged.get(shard, ""))
             for shard, registration in enumerate(registrations)
