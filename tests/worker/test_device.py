@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError, ParashardError, Unavailable
@@ -115,10 +116,23 @@ def test_workers_are_spread_over_the_gpus(monkeypatch: pytest.MonkeyPatch, asked
 
 
 def test_the_fingerprint_names_the_frameworks_that_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:  # P13
+    def pool(version: str, folder: str) -> dict[str, object]:
+        return {
+            "user_api": "blas",
+            "internal_api": "openblas",
+            "version": version,
+            "architecture": "Zen",
+            "num_threads": 2,
+            "filepath": f"/{folder}.libs/blas.so",
+        }
+
+    pools = [pool("0.3", "numpy"), pool("0.4", "scipy")]
+    monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda: pools)
     alone = Cpu().fingerprint()
+    assert alone.endswith("; openblas 0.3 Zen x2")
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="0.5.0"))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.4.0", get_num_threads=lambda: 3))
-    assert Cpu().fingerprint() == f"{alone}; jax 0.5.0; torch 2.4.0 x3"
+    assert Cpu().fingerprint() == f"{alone}; openblas 0.4 Zen x2; jax 0.5.0; torch 2.4.0 x3", "JAX calls SciPy's"
 
 
 def test_a_gpus_fingerprint_names_the_gpu_but_not_its_number(monkeypatch: pytest.MonkeyPatch) -> None:  # P13
