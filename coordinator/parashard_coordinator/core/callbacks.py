@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from parashard.errors import ConfigurationError, NotReady
 from parashard.figures import metric
-from parashard_coordinator.core.batch_ends import ENDS_AT_ONCE
-from parashard_coordinator.core.callback_progress import DecidedRate
+from parashard_coordinator.core.callback_progress import ENDS_AT_ONCE, DecidedRate
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
 from parashard_coordinator.core.job_record import JobRecord
 

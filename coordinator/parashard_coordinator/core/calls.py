@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.batch_ends import BatchEnd
-from parashard_coordinator.core.callback_progress import DecidedRate, Milestone
+from parashard_coordinator.core.callback_progress import BatchEnd, DecidedRate, Milestone
 from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.learning import Advice

@@ -15,7 +15,7 @@ from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, Queu
 from parashard.figures import counted
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.auto_jobs import at_most, depth, next_batches, refill, sharing, steer, steered
-from parashard_coordinator.core.batch_ends import StepResult
+from parashard_coordinator.core.callback_progress import StepResult
 from parashard_coordinator.core.calls import (
     Announcement,
     CompletedStep,

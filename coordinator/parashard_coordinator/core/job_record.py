@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from parashard.errors import WrongRun
 from parashard.figures import metric, metric_name
-from parashard_coordinator.core.batch_ends import BatchEnd, StepResult
-from parashard_coordinator.core.callback_progress import CallbackProgress, DecidedRate
+from parashard_coordinator.core.callback_progress import BatchEnd, CallbackProgress, DecidedRate, StepResult
 from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.controller import Controller, Drift, Lag
 from parashard_coordinator.core.draining import Draining
