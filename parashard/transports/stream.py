@@ -84,6 +84,8 @@ class Stream:
         self.greeted = False
         self._connection = connection
         self._io = io_of(connection)
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
 
@@ -199,9 +201,7 @@ class Stream:
                 if self._connection.fileno() < 0:
                     raise EOFError
                 if not self._io.read_ahead:
-                    poll = select.poll()
-                    poll.register(self._connection, select.POLLIN)
-                    poll.poll()
+                    self._poll.poll()
         except BROKEN as error:
             raise self._unreachable(error, "receive") from None
 
