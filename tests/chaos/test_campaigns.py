@@ -1,5 +1,6 @@
 """Every oracle under faults of every kind, for a short time; `make chaos` does it for longer, in every policy."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ ON_LINKS = ("--partition", "--delay")
 ENVIRONMENT = ("--hang", "--stray")
 MEAN_INTERVAL_S = 0.7
 
+LEDGER_IN_PARTS = replace(LEDGER, steps_per_s=200)
+"""In `auto` a step is a part of a batch, and a second has fewer steps."""
+
 full = pytest.mark.full("campaigns on real processes; the simulation has the same faults in virtual time")
 
 
@@ -34,7 +38,7 @@ full = pytest.mark.full("campaigns on real processes; the simulation has the sam
     # Seeds that draw every kind of fault, and for each job deaths of the coordinator and, late enough to have saved
     # something, of a shard. The digest sees a single element that was read while it was written; torn sees a mix.
     [
-        (LEDGER, "auto", "grpc", 24, (*BRIEF, *ON_LINKS)),
+        (LEDGER_IN_PARTS, "auto", "grpc", 24, (*BRIEF, *ON_LINKS)),
         (TORN, "ssp:8", "tcp", 66, (*BRIEF, *ON_LINKS)),
         (DIGEST, "sync:4", "shm", 188, BRIEF),
         (LEDGER, "ssp:8", "shm", 3, ENVIRONMENT),

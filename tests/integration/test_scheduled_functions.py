@@ -74,10 +74,7 @@ def done(run: ScriptRun) -> Any:
     return json.loads(run.output().splitlines()[-1])
 
 
-@pytest.mark.parametrize("consistency", ["async", "ssp:3"])
-def test_every_function_counts_once_whatever_is_killed(
-    start: Callable[..., ScriptRun], tmp_path: Path, consistency: str
-) -> None:
+def test_every_function_counts_once_whatever_is_killed(start: Callable[..., ScriptRun], tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     text = """
     values = [it.schedule(count, (i,), {"row": np.arange(3) + i}) for i in range(CALLS)]
@@ -87,7 +84,7 @@ def test_every_function_counts_once_whatever_is_killed(
 right = all(r["number"] == i and r["row"].tolist() == [2 * i, 2 * i + 2, 2 * i + 4] for i, r in enumerate(results))
 print(json.dumps([joined, it.weights()["counts"].tolist(), right]))
 """
-    run = start(LEDGER + OPEN + text, consistency)
+    run = start(LEDGER + OPEN + text, "ssp:3")
     eventually(lambda: run.steps_complete() >= QUICK - 8, "calls are done", told=run.complaint)
     for name in ("worker-0", "worker-1", "shard-1", "coordinator", "worker-0", "shard-0"):
         run.kill(name)

@@ -19,8 +19,8 @@ from support.logs import quiet_log
 from support.tiers import by_tier
 
 JOBS = (
-    ("digest", "sync:4", by_tier(quick=8, full=40)),
-    ("ledger", "async", by_tier(quick=5, full=20)),
+    ("digest", "sync:4", by_tier(quick=8, full=20)),
+    ("ledger", "async", by_tier(quick=5, full=10)),
 )
 CLAIMS_MADE_BY_OTHERS_MAX = 6
 NO_HANGS = {"hang": 0.0, "shard_hang": 0.0, "coordinator_hang": 0.0}  # what makes up for those is not judged here

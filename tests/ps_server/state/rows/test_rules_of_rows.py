@@ -26,6 +26,7 @@ from parashard_server.state.rows.row_memory import RowValues
 from parashard_server.state.rows.table_rows import TableRows
 from support.row_pieces import next_piece
 from support.store_fakes import MemoryStore
+from support.tiers import fewer
 
 TABLE = EmbeddingTable("user", 3, Adam(0.1), Initializer("normal", 0.1), rows_max=400, keys_per_step_max=100)
 TEN = np.sort(mixed(np.arange(100, 110)))
@@ -64,6 +65,7 @@ ids = st.sets(st.integers(0, 39), min_size=1, max_size=14)
 
 @pytest.mark.parametrize("rule", RULES)
 @given(st.lists(ids, min_size=1, max_size=14), st.integers(1, 5))
+@fewer(2)
 def test_rows_that_come_and_go_have_the_bits_of_the_reference(rule: str, pushes: list[set[int]], swept: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(records, "SWEPT_LEAST", swept)
@@ -141,6 +143,7 @@ rounds = st.lists(
 
 @pytest.mark.parametrize("rule", RULES)
 @given(rounds)
+@fewer(2)
 def test_a_life_from_a_checkpoint_decides_like_the_one_that_wrote_it(rule: str, lives: list) -> None:
     """What is saved, beside pushes or not, is the rows at the cut; and a replay from there ends alike."""
     with pytest.MonkeyPatch.context() as patched:
