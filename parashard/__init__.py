@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from parashard.api.coordinator import RemoteValue as RemoteValue
     from parashard.api.fits import History as History
     from parashard.api.functions import function as function
-    from parashard.api.opened import open_data as open_data
     from parashard.api.script import is_worker as is_worker
     from parashard.api.sidecar import SidecarEvaluator as SidecarEvaluator
+    from parashard.api.source import open_data as open_data
     from parashard.api.strategies import CentralStorageStrategy as CentralStorageStrategy
     from parashard.api.strategies import MirroredStrategy as MirroredStrategy
     from parashard.api.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
@@ -88,7 +88,7 @@ _PLACES = {
     "MultiWorkerMirroredStrategy": "parashard.api.strategies",
     "Nesterov": "parashard.plan.optimizers",
     "OneDeviceStrategy": "parashard.api.strategies",
-    "open_data": "parashard.api.opened",
+    "open_data": "parashard.api.source",
     "ParameterServerStrategy": "parashard.api.strategies",
     "parquet": "parashard.api.cached",
     "RemoteValue": "parashard.api.coordinator",

@@ -17,10 +17,13 @@ from parashard.api.arrays import ArrayExamples
 from parashard.api.datasets import Targets
 from parashard.api.examples import Indexed, check_all, indexed, of_the_data
 from parashard.api.transforms import Transform, transform_of
+from parashard.data import open_source
 from parashard.data.arrays import AnyArray, count_classes
 from parashard.data.base import BadExample, DataSource, DataSpec, Examples, Field, Indices
+from parashard.data.options import DataOptions
 from parashard.errors import BadData
 from parashard.figures import counted
+from parashard.job.validation import validated_words
 from parashard.models.framework import step_seed
 from parashard.plan.permutation import Permutation
 
@@ -263,3 +266,23 @@ def _digest(parts: list[Subset], given: str | None, seed: int, class_weight: Map
     if class_weight is not None:
         digest.update(f"\0{sorted(class_weight.items())}".encode())
     return digest.hexdigest()
+
+
+def open_data(source: str, **options: Any) -> DataSource:
+    """Open the data that a job file's `[data]` table would name, for `fit`.
+
+    Parameters
+    ----------
+    source : str
+        clicks, criteo, csv, digits, idx, npz, parquet or synthetic.
+    **options
+        The other keys of the table, such as path="titanic.csv", label="survived".
+
+    Raises
+    ------
+    ConfigurationError
+        If the options are not valid, or a library is not installed.
+    BadData, Unavailable
+        If the data cannot be read.
+    """
+    return open_source(validated_words(DataOptions, {"source": source, **options}, "open_data: "))

@@ -41,8 +41,7 @@ from parashard.models.evaluation import Totals
 from parashard.models.looking_up import looked_up, placed
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys
-from parashard.plan.slots import NO_SLOTS, Slots
-from parashard.plan.variables import Float32s, as_imported, initial_rows
+from parashard.plan.variables import NO_SLOTS, Float32s, Slots, as_imported, initial_rows
 from parashard.process.durable import replace_durably
 from parashard.process.run_files import VARIABLES_FILE, WEIGHTS_FILE
 from parashard.protocol.messages import NO_KEYS

@@ -19,7 +19,7 @@ from parashard.job.schema import Job
 from parashard.launch.run_folders import resumed_job
 from parashard.models.base import KeepsOptimizer, Model, OptimizerState, ReadsOptimizer
 from parashard.plan.optimizers import OptimizerSpec
-from parashard.plan.slots import NO_SLOTS, Slots
+from parashard.plan.variables import NO_SLOTS, Slots
 from parashard.process.run_files import CHECKPOINTS
 from parashard.store import open_store
 

@@ -17,8 +17,7 @@ from parashard.checkpoints.row_files import FILE_BYTES, StoredRows, TableChange,
 from parashard.checkpoints.tensors import read_file
 from parashard.plan.embedding import BUCKETS, KEY_BYTES, KeyedRows, rows_sha256
 from parashard.plan.partition import ELEMENT_BYTES
-from parashard.plan.slots import NO_SLOTS, Slots, slots_sha256
-from parashard.plan.variables import Float32s, values_sha256
+from parashard.plan.variables import NO_SLOTS, Float32s, Slots, slots_sha256, values_sha256
 from parashard.store.base import Store
 
 _NO_KEYS = np.empty(0, np.uint64)

@@ -34,7 +34,7 @@ from parashard.cli.options import (
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.summary import not_learned, print_summary
 from parashard.errors import ConfigurationError
-from parashard.job.differences import NAMED_MAX
+from parashard.job.digest import NAMED_MAX
 from parashard.job.keys import shown
 from parashard.job.layers import Override
 from parashard.job.load import PLACING, LoadedJob, describe

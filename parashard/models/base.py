@@ -13,8 +13,7 @@ from parashard.errors import ConfigurationError
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import Keys
 from parashard.plan.optimizers import OptimizerSpec
-from parashard.plan.slots import Slots
-from parashard.plan.variables import Float32s, Variable
+from parashard.plan.variables import Float32s, Slots, Variable
 from parashard.process.model_lock import holding_model_lock
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from parashard.models.building import build_model, code_sha256
 from parashard.models.looking_up import check_looks_up, unused_tables
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import KeyedRows, rows_sha256
-from parashard.plan.slots import Slots, flat_slots, slots_sha256
-from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
+from parashard.plan.variables import Float32s, Slots, Variable, flat_slots, in_name_order, slots_sha256, values_sha256
 from parashard.process.durable import replace_durably, write_durably
 from parashard.store.arrays import read_arrays, write_arrays
 

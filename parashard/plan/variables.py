@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -241,3 +242,26 @@ def global_norm(gradients: Mapping[str, Float32s]) -> float:
     """Return the Euclidean norm of all gradients together, in float64, in name order."""
     squares = (np.square(gradients[name], dtype=np.float64).sum() for name in sorted(gradients))
     return float(np.sqrt(sum(squares)))
+
+
+Slots = Mapping[str, Mapping[str, Float32s]]
+"""By slot and variable: arrays of the variable's shape."""
+NO_SLOTS: Slots = MappingProxyType({})
+
+
+def flat_slots(slots: Slots) -> dict[str, Float32s]:
+    """Return the arrays by the names SLOT/VARIABLE."""
+    return {
+        f"{slot}/{variable}": np.ascontiguousarray(values)
+        for slot, of_slot in sorted(slots.items())
+        for variable, values in sorted(of_slot.items())
+    }
+
+
+def slots_sha256(slots: Slots) -> str:
+    """Return SHA-256 (hex) over names and float32 little-endian values."""
+    digest = hashlib.sha256()
+    for name, values in flat_slots(slots).items():
+        digest.update(f"{name}\0".encode())
+        digest.update(np.ascontiguousarray(values, "<f4").data)
+    return digest.hexdigest()

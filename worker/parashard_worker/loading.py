@@ -17,8 +17,7 @@ from parashard.data import open_source
 from parashard.data.base import DataSource, DataSpec
 from parashard.encodings import codec
 from parashard.errors import WrongRun
-from parashard.job.differences import differences, in_words
-from parashard.job.digest import changed_keys, identity_digest, job_identity
+from parashard.job.digest import changed_keys, differences, identity_digest, in_words, job_identity
 from parashard.job.embeddings import tables_of
 from parashard.job.layers import Override
 from parashard.job.load import job_from_toml

@@ -24,17 +24,15 @@ from parashard.figures import counted
 from parashard.job.digest import identity_digest, job_identity
 from parashard.job.embeddings import tables_of
 from parashard.job.keys import dotted
-from parashard.job.schema import Job
+from parashard.job.schema import Job, apply_settings
 from parashard.job.sections import ClusterOptions, received_bytes
-from parashard.job.settings import apply_settings
 from parashard.models.base import Audited
 from parashard.models.declaration import DeclaredJob
 from parashard.plan.embedding import KeyedRows
 from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split
-from parashard.plan.slots import NO_SLOTS, Slots
 from parashard.plan.state import COUNTER, ROUND_STEPS_MAX, SUM
 from parashard.plan.steps import StepPlan
-from parashard.plan.variables import Float32s, Variable, as_imported
+from parashard.plan.variables import NO_SLOTS, Float32s, Slots, Variable, as_imported
 from parashard.store.arrays import read_arrays
 
 SHARDS_DEFAULT: int = ClusterOptions.model_fields["shards"].default

@@ -41,12 +41,10 @@ from parashard.checkpoints.state import plan_of, whole_model, whole_variables
 from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotReady, NotStored, Superseded
-from parashard.job.differences import differences, in_words
-from parashard.job.digest import changed_keys
+from parashard.job.digest import changed_keys, differences, in_words
 from parashard.plan.embedding import KeyedRows
 from parashard.plan.partition import Partition, Plan
-from parashard.plan.slots import NO_SLOTS, Slots
-from parashard.plan.variables import Float32s
+from parashard.plan.variables import NO_SLOTS, Float32s, Slots
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.process.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from parashard.data.base import DataSpec
-from parashard.job.differences import NAMED_MAX, differences, in_words
-from parashard.job.digest import job_identity
+from parashard.job.digest import NAMED_MAX, differences, in_words, job_identity
 from parashard.job.load import job_from_toml
 from parashard.models.building import build_model
 

@@ -11,7 +11,7 @@ from parashard.data.options import ClicksOptions
 from parashard.job.embeddings import tables_of
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
-from parashard.job.settings import apply_settings
+from parashard.job.schema import apply_settings
 from parashard.models.building import build_model
 from parashard.plan.variables import Variable
 from support.click_cases import criteo_log

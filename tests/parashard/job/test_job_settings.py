@@ -2,7 +2,7 @@ import pytest
 
 from parashard.errors import ConfigurationError
 from parashard.frozen_model import validated
-from parashard.job.settings import VariableSettings, apply_settings
+from parashard.job.schema import VariableSettings, apply_settings
 from parashard.plan.variables import Variable
 
 VARIABLES = {

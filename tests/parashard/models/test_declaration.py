@@ -26,8 +26,7 @@ from parashard.models.declaration import (
     write_declaration,
 )
 from parashard.plan.embedding import KeyedRows
-from parashard.plan.slots import Slots
-from parashard.plan.variables import Float32s, Initializer, Variable
+from parashard.plan.variables import Float32s, Initializer, Slots, Variable
 from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
 
