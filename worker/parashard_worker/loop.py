@@ -44,28 +44,7 @@ class ComputesSteps(Protocol):
 
 
 class StepLoop:
-    """One worker's work.
-
-    Parameters
-    ----------
-    task : Task
-        What to compute.
-    client : ShardClient
-        Where weights come from and gradients go.
-    leasing : Leasing
-        Where steps come from and reports go.
-    depth : int
-        Most steps pulled ahead, and pushes that may be under way, while a gradient is computed.
-    keep : callable
-        Stores evaluated weights, and returns their file in the store; "" where it could not.
-    computes : ComputesSteps, optional
-        Computes the steps; default: the task.
-
-    Attributes
-    ----------
-    session : Session
-        Its steps.
-    """
+    """One worker's work."""
 
     def __init__(
         self,
@@ -143,15 +122,6 @@ class Probe:
     Drift = |g' - g| / |g|: g is the gradient of a step as it was pushed, and g' that of the same examples at weights
     that are at least one update newer. Nothing is pushed, and what is random in a step is drawn by its number: the
     steps come out as without a probe. One that fails is logged, and its drift stays unknown.
-
-    Parameters
-    ----------
-    task : Task
-        Computes gradients.
-    transfers : Transfers
-        Pulls rows of tables.
-    leasing : Leasing
-        Where drifts are reported.
     """
 
     def __init__(self, task: Task, transfers: Transfers, leasing: Leasing) -> None:

@@ -67,24 +67,12 @@ INLINE = Inline()
 
 
 class Reading(NamedTuple):
-    """How a session reads the examples of its steps.
+    """How a session reads the examples of its steps."""
 
-    Attributes
-    ----------
-    read : callable (int) -> examples
-        Reads those of a step; in a job with tables their `keys` are of the rows that they need.
-    has_tables : bool
-        Whether the job has any.
-    ahead : bool
-        Whether a second thread may read the examples of the next steps.
-    meanwhile : bool
-        Whether the session's thread may read those of the next step before a model's results are there.
-    """
-
-    read: Callable[[int], Any]
+    read: Callable[[int], Any]  # of a step; in a job with tables the result's `keys` are of the rows that it needs
     has_tables: bool = False
-    ahead: bool = False
-    meanwhile: bool = False
+    ahead: bool = False  # a second thread may read examples of the next steps
+    meanwhile: bool = False  # the session's thread may read the next ones before a model's results are there
 
 
 @dataclass(slots=True)
@@ -116,29 +104,8 @@ class LeasedStep:
 class Session:
     """The steps of one worker.
 
-    Parameters
-    ----------
-    client : ShardClient
-        Where weights come from and gradients go.
-    leasing : Leasing
-        Where steps come from and reports go.
-    reading : Reading
-        Reads the steps' examples.
-    round_steps : int, optional
-        In sync mode: N.
-    depth : int
-        Most steps pulled ahead, and pushes that may be under way, while a gradient is computed.
-    evaluate : callable
-        Does a granted evaluation, and reports it.
-
-    Attributes
-    ----------
-    phases_s : dict of str to float
-        Where the time went: of "pull" and "push" only what was waited for; evaluations are in none.
-    steps_done, examples : int
-        Steps that every shard has, and the examples in them.
-    computed : int
-        Steps whose gradient was computed, whatever became of it.
+    `phases_s` is where the time went: of "pull" and "push" only what was waited for; evaluations are in none.
+    `steps_done` counts steps that every shard has, `examples` those in them, `computed` also what came to nothing.
     """
 
     def __init__(
@@ -148,7 +115,7 @@ class Session:
         reading: Reading,
         *,
         round_steps: int | None,
-        depth: int = 0,
+        depth: int = 0,  # most steps pulled ahead, and pushes under way, while a gradient is computed
         evaluate: Callable[[pb.EvaluationGrant], None],
     ) -> None:
         self.leasing = leasing

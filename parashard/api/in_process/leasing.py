@@ -33,11 +33,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interruption:
     """Whether a stop was asked for.
 
-    Attributes
-    ----------
-    asked : bool
-    in_users_code : bool
-        Set by the caller while a model computes: the second signal then breaks it off, by KeyboardInterrupt.
+    `in_users_code` is set while a model computes: the second signal then breaks it off, by KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -68,50 +64,17 @@ def interruption() -> Iterator[Interruption]:
 
 
 class LocalCoordinator(NamedTuple):
-    """The coordinator of a run in this process, as functions.
-
-    Attributes
-    ----------
-    lease : callable
-        Takes a report, and grants.
-    follow : callable
-        Has callbacks handle what has happened; returns whether they have.
-    look : callable
-        Looks after what is due by time, between two calls.
-    over : callable
-        Returns whether there is no more work.
-    wants_steps : bool
-        Callbacks hear of each step before the next one has its learning rate.
-    """
+    """The coordinator of a run in this process, as functions."""
 
     lease: Callable[[LeaseCall], LeaseAnswer]
-    follow: Callable[[], bool]
-    look: Callable[[], None]
+    follow: Callable[[], bool]  # have callbacks handle what has happened; returns whether they have
+    look: Callable[[], None]  # show progress and take checkpoints, between two calls
     over: Callable[[], bool]
-    wants_steps: bool
+    wants_steps: bool  # callbacks hear of each step before the next one has its learning rate
 
 
 class LocalLeasing(Leasing):
-    """Leases of the steps of one round after the other: no thread, no message and no lease time.
-
-    Parameters
-    ----------
-    coordinator : LocalCoordinator
-        Decides.
-    worker : str
-        Its name.
-    incarnation : int
-        Its incarnation.
-    round_steps : int
-        Steps of a round, which are asked for together.
-    stop : Interruption
-        Is told while a model computes.
-
-    Attributes
-    ----------
-    error : BaseException or None
-        What the model raised last.
-    """
+    """Leases of the steps of one round after the other: no thread, no message and no lease time."""
 
     def __init__(
         self, coordinator: LocalCoordinator, worker: str, incarnation: int, round_steps: int, stop: Interruption
@@ -124,7 +87,7 @@ class LocalLeasing(Leasing):
         self._completed: list[CompletedStep] = []
         self._failed: list[FailedStep] = []
         self._evaluated: list[EvaluationResult] = []
-        self.error: BaseException | None = None
+        self.error: BaseException | None = None  # what the model raised last
 
     @property
     def over(self) -> bool:

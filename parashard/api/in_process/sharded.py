@@ -50,15 +50,7 @@ def check(model: AnyModel, job: Job) -> None:
 
 
 class ShardedSteps:
-    """Steps of a round, one on each device.
-
-    Parameters
-    ----------
-    task : Task
-        Of a model that `check` lets pass.
-    replicas : int
-        Devices.
-    """
+    """Steps of a round, one on each device."""
 
     def __init__(self, task: Task, replicas: int) -> None:
         assert isinstance(task.model, Model), task.model

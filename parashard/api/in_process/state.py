@@ -85,18 +85,7 @@ def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> B
 
 
 class State:
-    """The shard of a run, in this process.
-
-    Parameters
-    ----------
-    run : BegunRun
-        Whose variables it holds; they are as its newest checkpoint has them, else as they begin.
-
-    Attributes
-    ----------
-    applied : int
-        Steps in the weights when it came up; the end of a round.
-    """
+    """The shard of a run, in this process; its variables are as the newest checkpoint has them, else as they begin."""
 
     def __init__(self, run: BegunRun) -> None:
         resolved, store = run.resolved, run.records.store

@@ -85,23 +85,7 @@ def train(
 
 
 class InProcessTraining:
-    """One run in progress.
-
-    Parameters
-    ----------
-    run, begun : Run, BegunRun
-        The run, with the part of it that its store has.
-    call : FitCall
-        What computes the steps, of which examples.
-    view : JobView
-        Shows the progress.
-    follower : CallbackFollower
-        Runs the callbacks.
-    strategy : InProcessStrategy
-        On what device.
-    stop : Interruption
-        Whether to stop.
-    """
+    """One run in progress."""
 
     def __init__(
         self,
