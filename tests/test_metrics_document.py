@@ -93,7 +93,7 @@ def _worker() -> Metrics:
 
 def _serve() -> Metrics:
     metrics = Metrics("serve", CREDENTIALS)
-    run: Any = SimpleNamespace(behind=lambda: Behind(0, 0.0), resyncs=0)
+    run: Any = SimpleNamespace(behind=lambda: Behind(0, 0.0), watcher=SimpleNamespace(resyncs=0))
     metrics.add(partial(serving_families, run))
     return metrics
 
