@@ -7,7 +7,7 @@ has minus the gradient, since only the built-in one may learn upwards.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,6 @@ def row_ledger(spec: DataSpec) -> LongRowLedger:
     return LongRowLedger(spec, RowLedgerOptions())
 
 
-def mlp(spec: DataSpec, **options: Any) -> LongPerceptron:
+def mlp(spec: DataSpec, hidden: Sequence[int]) -> LongPerceptron:
     """Return the model of `digits.toml`, in which nothing is drawn at random in a step."""
-    return LongPerceptron(MlpOptions(**options), spec, seed=0)
+    return LongPerceptron(MlpOptions(hidden=tuple(hidden)), spec, seed=0)
