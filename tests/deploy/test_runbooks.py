@@ -50,7 +50,7 @@ def flags_of(words: list[str]) -> set[str]:
         if not (commands := getattr(command, "commands", {})):
             break
         assert word in commands, f"parashard has no command {word!r}"
-        command = commands[word]
+        command = command.get_command(None, word)
     return {flag for parameter in command.params for flag in parameter.opts}
 
 
