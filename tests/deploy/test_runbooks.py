@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -45,7 +46,7 @@ def test_a_command_exists_and_has_these_flags(page: Path) -> None:
 
 def flags_of(words: list[str]) -> set[str]:
     """Return the flags of the command that these words begin with."""
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
     for word in words:
         if not (commands := getattr(command, "commands", {})):
             break
