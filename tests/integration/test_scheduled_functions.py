@@ -104,8 +104,8 @@ def test_what_join_has_said_holds_although_a_shard_is_killed(start: Callable[...
     Path("slow").touch()  # what the shard lost takes until it is gone
     Path("joined").touch()
     lost = time.monotonic() + 60
-    while len(it._steering.complete) == CALLS and time.monotonic() < lost: time.sleep(0.001)
-    done, missing = it.done(), CALLS - len(it._steering.complete)
+    while len(it._control.complete) == CALLS and time.monotonic() < lost: time.sleep(0.001)
+    done, missing = it.done(), CALLS - len(it._control.complete)
     Path("slow").unlink()
     counts = it.weights()["counts"].sum().item()
 print(json.dumps([done, missing > 0, counts]))

@@ -70,6 +70,6 @@ def row_ledger(spec: DataSpec) -> LongRowLedger:
     return LongRowLedger(spec, RowLedgerOptions())
 
 
-def mlp(spec: DataSpec, hidden: Sequence[int]) -> LongPerceptron:
+def mlp(spec: DataSpec, hidden: Sequence[int], **options: Any) -> LongPerceptron:
     """Return the model of `digits.toml`, in which nothing is drawn at random in a step."""
-    return LongPerceptron(MlpOptions(hidden=tuple(hidden)), spec, seed=0)
+    return LongPerceptron(MlpOptions(hidden=tuple(hidden), **options), spec, seed=0)
