@@ -6,6 +6,7 @@ long. Knows neither pushes nor pulls. Called by `parashard.client.shard_client`,
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from parashard.transports.base import Pending
 
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_MAX_S = 0.5
+RETRY_PAUSE_SHARE = 0.25
+"""A pause is at most this share of the time that the shard has been away: so much longer an outage gets by retries."""
 
 _Answer = TypeVar("_Answer")
 
@@ -106,16 +109,21 @@ class FanOut:
         """Ask a shard again, after an error, until it answers or the budget is spent."""
         if self._cancelled.is_set() or not self._retry_budget_s:
             raise error
-        until_s = self._now_s() + self._retry_budget_s
+        since_s = self._now_s()
+        until_s = since_s + self._retry_budget_s
         self._refresh_view(error)
 
         def refresh_view(state: tenacity.RetryCallState) -> None:
             assert state.outcome is not None
             self._refresh_view(state.outcome.exception())
 
+        def pause_s(_: tenacity.RetryCallState) -> float:
+            longest_s = min(RETRY_PAUSE_SHARE * (self._now_s() - since_s), RETRY_PAUSE_MAX_S)
+            return max(RETRY_PAUSE_S, random.uniform(longest_s / 2, longest_s))  # many clients must not ask at once
+
         tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(self._retried),
-            wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
+            wait=pause_s,
             sleep=tenacity.sleep_using_event(self._cancelled),
             stop=lambda _: self._cancelled.is_set() or self._now_s() >= until_s,
             before_sleep=refresh_view,

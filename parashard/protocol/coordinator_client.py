@@ -129,7 +129,7 @@ class CoordinatorClient:
                 answer = getattr(self._stub, name)(request, timeout=deadline_s)
         except Unreachable:
             self.unanswered = True
-            self._follow()
+            self.reconnect_if_moved()
             raise
         except ParashardError:
             self.unanswered = False
@@ -138,15 +138,16 @@ class CoordinatorClient:
         assert isinstance(answer, reply)
         return answer
 
-    def _follow(self) -> None:
-        """Connect to where the run directory says that the coordinator is now, if that is somewhere else."""
+    def reconnect_if_moved(self) -> bool:
+        """Connect to where the run directory says that the coordinator is now, and tell if that is somewhere else."""
         address = address_in(Path(self._where)) if self._where else None
         with self._moving:
             if address is None or address == self.address:
-                return
+                return False
             self.address = address  # the old channel is left to calls under way, and goes with the last of them
             self._channel = rpc.connect(address, self._credentials)
             self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+            return True
 
     def patiently(self, call: Callable[[], _Reply]) -> _Reply:
         """Make a call until it is answered, within the budget; an error that waiting does not mend comes at once."""

@@ -218,7 +218,7 @@ class _Announcer:
             self._ends_s = min(self._ends_s, time.monotonic() + self._linger_s)
 
     def run(self, stop: Stop) -> None:
-        """Announce once a second, and a new incarnation at once, until a stop is asked for or the job is done.
+        """Announce once a second, at once to a new coordinator, and a new incarnation, until a stop or the job's end.
 
         Raises
         ------
@@ -232,7 +232,8 @@ class _Announcer:
         while not stop.asked and time.monotonic() < self._ends_s:
             if self._lifecycle.claims.superseded is not None:
                 raise self._lifecycle.claims.superseded
-            if self._host.changed.wait(LOOK_S) or time.monotonic() >= next_s:
+            changed = self._host.changed.wait(LOOK_S)
+            if changed or time.monotonic() >= next_s or self._coordinator.reconnect_if_moved():
                 self._host.changed.clear()
                 next_s = time.monotonic() + ANNOUNCE_S
                 try:

@@ -27,6 +27,10 @@ class ScriptedCoordinator:
     def __init__(self, *errors: ParashardError) -> None:
         self._errors = iter(errors)
         self.calls = 0
+        self.moves: list[bool] = []
+
+    def reconnect_if_moved(self) -> bool:
+        return bool(self.moves) and self.moves.pop(0)
 
     def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
         self.calls += 1
@@ -64,6 +68,16 @@ def test_an_internal_error_of_the_coordinator_ends_no_shard(process: ShardProces
     announcer(process, coordinator).run(Stop())
     assert coordinator.calls == 4, "the fourth was answered: the job is done"
     assert process.shard.record.failed_announcements == 2
+
+
+def test_a_shard_announces_itself_at_once_to_a_new_coordinator(
+    process: ShardProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANNOUNCE_S", 1e6)
+    coordinator = ScriptedCoordinator()
+    coordinator.moves = [False, False, True]
+    announcer(process, coordinator).run(Stop())
+    assert (coordinator.calls, coordinator.moves) == (1, [])
 
 
 def test_a_coordinator_that_has_only_internal_errors_for_its_shard_is_given_up(process: ShardProcess) -> None:

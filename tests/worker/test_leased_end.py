@@ -112,6 +112,15 @@ def test_a_refusal_is_the_workers_end(error: Exception) -> None:  # P3
 # --- a coordinator that was started again ---
 
 
+def test_a_worker_joins_again_at_once_and_after_a_pause_if_that_fails() -> None:
+    worker = Worker().granted(0)
+    worker.call()
+    worker.work.lost(UnknownWorker("worker-0 is not known"), worker.now_s)
+    assert worker.due_in_s == 0.0
+    worker.work.lost(NotReady("starting"), worker.now_s)
+    assert worker.due_in_s == pytest.approx(RETRY_PAUSE_S)
+
+
 def test_a_coordinator_that_does_not_know_the_worker_is_joined_again_and_nothing_is_lost() -> None:  # P5
     worker = Worker().granted(0, 1, 2)
     worker.complete(worker.take())
@@ -119,7 +128,7 @@ def test_a_coordinator_that_does_not_know_the_worker_is_joined_again_and_nothing
     unanswered = worker.call()
     worker.work.lost(UnknownWorker("worker-0 is not known"), worker.now_s)
     assert (worker.work.must_rejoin, worker.work.over, worker.work.failure) == (True, False, None)
-    assert worker.due_in_s == pytest.approx(RETRY_PAUSE_S)
+    assert worker.due_in_s == 0.0
     worker.work.joined_again(Joined("run-1", "worker-0", 900, 9.0))
     assert not worker.work.must_rejoin
     again = worker.call()

@@ -100,6 +100,7 @@ class LeasedWork:
         self.failure: ParashardError | None = None
         self.hung = ""
         self.must_rejoin = False
+        self._rejoin_at_once = False
         """The coordinator does not know this worker: it has to join again before the next call."""
 
     @property
@@ -217,7 +218,7 @@ class LeasedWork:
             return 0.0
         due_s = self._called_s + self._joined.lease_ttl_s / 3  # the renewal
         if self._unanswered:
-            due_s = self._called_s + RETRY_PAUSE_S
+            due_s = self._called_s + (0.0 if self._rejoin_at_once else RETRY_PAUSE_S)
         elif self._leaving or self._failed or self._evaluated or self._must_announce:
             due_s = now_s
         elif len(self._queue) <= self.ahead:
@@ -291,10 +292,11 @@ class LeasedWork:
         """Take note of a call without an answer, or of one that was refused.
 
         A call that `RetryLater` ended is retried after a pause, within the retry budget; a worker that leaves does not
-        wait. A coordinator that does not know the worker is a new one: it is joined again. Any other error ends the
-        worker.
+        wait. A coordinator that does not know the worker is a new one: it is joined again, at once. Any other error
+        ends the worker.
         """
         unknown = isinstance(error, UnknownWorker)
+        self._rejoin_at_once = unknown and not self.must_rejoin  # it has answered: there is no reason for a pause
         self.must_rejoin = unknown and not self._leaving
         patient = now_s - self._silent_since_s <= self._limits.retry_budget_s
         if (isinstance(error, RetryLater) or unknown) and not self._leaving and patient:

@@ -88,6 +88,16 @@ def test_pauses_grow_and_have_a_bound(virtual_time):
     assert max(virtual_time.pauses_s[:2]) <= 4 * subject.RETRY_PAUSE_S
 
 
+def test_retries_make_an_outage_at_most_a_quarter_longer(virtual_time):
+    cluster = cluster_of()
+    cluster.before = Fault(Unreachable("away"), set(range(30)))
+    cluster.client(retry_budget_s=1e6).push(0, {}, None)
+    away_s = 0.0
+    for pause_s in virtual_time.pauses_s:
+        assert pause_s <= max(subject.RETRY_PAUSE_S, subject.RETRY_PAUSE_SHARE * away_s) + 1e-9
+        away_s += pause_s
+
+
 @pytest.mark.parametrize("kind", [Push, PullRun])
 def test_after_the_budget_the_error_is_raised_as_it_is(kind, virtual_time):
     cluster = cluster_of()

@@ -323,6 +323,15 @@ def test_a_single_call_fails_and_the_next_one_goes_to_the_new_address(moved, tmp
     assert moved.get_status().job == "digits"
 
 
+def test_a_client_that_looks_before_it_calls_meets_the_new_coordinator(moved, tmp_path, coordinator, address):
+    assert not moved.reconnect_if_moved()
+    write_address(tmp_path, address)
+    assert moved.reconnect_if_moved()
+    assert not moved.reconnect_if_moved()
+    coordinator.answers = [pb.GetStatusReply(job="digits")]
+    assert moved.get_status().job == "digits"
+
+
 @pytest.mark.parametrize("content", ["", "{", "{}", "null"])
 def test_an_address_that_cannot_be_read_now_changes_nothing(moved, tmp_path, content):
     (tmp_path / ADDRESS_FILE).write_text(content)
