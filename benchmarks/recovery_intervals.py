@@ -23,7 +23,7 @@ from parashard.job.layers import parse_set
 EVERY_S = (1.0, 5.0, 30.0, 60.0)
 POLICIES = ("async", "sync:2")
 PATIENCE = 4
-"""A wait ends with an error after so many intervals, and a minute."""
+"""A wait fails after this many intervals plus a minute."""
 SPEED_S = 10.0
 """Seconds over which a speed is taken, or two intervals where these are longer; above 15 s it is not measured."""
 SPEED_UP_TO_S = 15.0
@@ -56,7 +56,9 @@ def measured(
             row = {"policy": policy, "every_s": interval_s, **run_watched(job, [*map(parse_set, own)], scratch, watch)}
             rows.append(row)
             speed = f"{row['steps_per_s']:,.1f} steps/s, " if row["steps_per_s"] else ""
-            print(f"{policy}, every {interval_s:.0f} s: {speed}a death cost {row['lost_s']} s", flush=True)
+            print(
+                f"{policy}, every {interval_s:.0f} s: {speed}deaths cost {row['lost_s'] or 'not measured'}", flush=True
+            )
     return rows
 
 

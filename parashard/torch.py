@@ -493,9 +493,8 @@ class Model:
                 within.training = False
 
     def _built(self) -> torch.nn.Module:
-        module = self._given
-        if not isinstance(module, torch.nn.Module):
-            with torch.random.fork_rng(devices=[]):  # the user's own draws go on as if nothing had been drawn
-                torch.manual_seed(self._seed)
-                module = made_by(module, "module()")
-        return module
+        if isinstance(self._given, torch.nn.Module):
+            return self._given
+        with torch.random.fork_rng(devices=[]):  # the user's own draws go on as if nothing had been drawn
+            torch.manual_seed(self._seed)
+            return made_by(self._given, "module()")
