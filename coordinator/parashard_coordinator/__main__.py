@@ -9,16 +9,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.proto_conversion import plan_message
-from parashard.errors import ConfigurationError, Unavailable
+from parashard.errors import ConfigurationError, StoreFailed, Unavailable
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
-from parashard.models.declaration import declare_named, read_declaration
+from parashard.models.declaration import (
+    RECORD_FILE,
+    DeclaredJob,
+    declare_named,
+    read_declaration,
+    write_declaration,
+)
 from parashard.process import failpoints
 from parashard.process.arguments import advertised_address, credentials_of, write_address
 from parashard.process.compute_threads import limit_threads
@@ -150,8 +158,11 @@ def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tupl
     begun = unclaimed.find_run(drawn, resume=resume)
     if begun is not None:
         kept = unclaimed.catalogue.initial_manifest(begun.job_digest)
+    restarted = begun is not None and not resume  # with the data that its launcher has started the job with
     if start.declaration is not None:
         declared = read_declaration(start.declaration, rows=kept is None)
+    elif restarted and (start.run_dir / RECORD_FILE).exists():
+        declared = read_declaration(start.run_dir)
     else:
         declared = declare_named(job, start.model_folder)
     resolved = resolve(
@@ -174,7 +185,22 @@ def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tupl
     run_store.keep_initial(resolved.digest, resolved.initial, resolved.initial_rows, resolved.initial_slots)
     run_store.keep_preprocessing(resolved.spec.preprocessing)
     run_store.begin_run(run_id, identity)
+    if start.declaration is None:
+        keep_declaration(start.run_dir, declared)
     return run_id, resolved._replace(initial={}, initial_rows={}, initial_slots={}), run_store  # the store has them
+
+
+def keep_declaration(run_dir: Path, declared: DeclaredJob) -> None:
+    """Write it for the next coordinator of the run, which then opens no data; the store has what the model begins with.
+
+    Not kept is that of a model that judges final weights, which each coordinator has to build.
+    """
+    if declared.auditor is not None:
+        return
+    try:
+        write_declaration(run_dir, replace(declared, arrays={}, rows={}, slots={}))
+    except StoreFailed as error:
+        log.warning("declaration-not-kept", error=error.message, then="a restart opens the data")
 
 
 def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:

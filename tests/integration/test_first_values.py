@@ -99,7 +99,7 @@ def test_shards_begin_with_what_the_coordinator_stored(store: Store, model_folde
     assert values["zeros"].tolist() == [0.0, 0.0, 0.0]
     assert values_sha256({"drawn": values["drawn"]}) == resolved.initial_sha256
     assert list(damage_in_store(Catalogue(store))) == []
-    assert list((model_folder / "first").iterdir()) == []
+    assert [path.name for path in (model_folder / "first").iterdir()] == ["declaration.json"]  # no values
 
 
 def test_a_coordinator_in_another_folder_goes_on_with_them(store: Store, model_folder: Path) -> None:  # P2
@@ -167,3 +167,20 @@ def test_a_run_of_what_another_process_declares_opens_neither_data_nor_model(sto
     resolved, _ = taken_up(store, tmp_path, "first", declaration=tmp_path, model_folder=None)  # has no drawing.py
     assert (resolved.spec, resolved.steps.total) == (spec, 8 * resolved.steps.parts)
     np.testing.assert_array_equal(shard_values(store, resolved)["drawn"], 7.0)
+
+
+def test_a_restarted_coordinator_opens_neither_data_nor_model(store: Store, model_folder: Path) -> None:
+    first, _ = taken_up(store, model_folder, "first")
+    (model_folder / "drawing.py").unlink()
+    again, _ = taken_up(store, model_folder, "first", model_folder=None)
+    assert (again.spec, again.digest, again.warnings) == (first.spec, first.digest, first.warnings)
+    np.testing.assert_equal(shard_values(store, again), shard_values(store, first))
+
+
+def test_a_resumed_run_opens_its_data_again(store: Store, model_folder: Path) -> None:  # they may be others by now
+    taken_up(store, model_folder, "first")
+    sys.modules.pop("drawing", None)
+    (model_folder / "drawing.py").write_text(MODEL.replace("(6, 2)", "(6, 3)"))
+    with pytest.raises(ConfigurationError, match="model"):
+        taken_up(store, model_folder, "first", resume=True, run_id="")
+    taken_up(store, model_folder, "first")  # the declaration that is kept is the run's
