@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--gib", action="store_true", help="intervals: also with shards of 1 GiB")
     parser.add_argument("--scratch", type=Path, help="folder on the disk to measure with (default: the system's)")
     parser.add_argument(
-        "--write", action="store_true", help="write recovery.json and .md in benchmarks/results, or recovery_intervals of that part alone"
+        "--write", action="store_true", help="write recovery.json and .md, or recovery_intervals of that part alone"
     )
     arguments = parser.parse_args()
     clean_up_when_ended()
@@ -64,7 +64,8 @@ def main() -> None:
         print(f"\n## {heading}\n\n{text}", flush=True)
     if arguments.write:
         told = ", ".join(f"`{key}` {value}" for key, value in figures["settings"].items())
-        write("recovery_intervals" if arguments.part == ["intervals"] else "recovery", {"Settings": f"{told}.", **sections}, figures)
+        name = "recovery_intervals" if arguments.part == ["intervals"] else "recovery"
+        write(name, {"Settings": f"{told}.", **sections}, figures)
 
 
 def times(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
