@@ -100,6 +100,10 @@ def goodput(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
         [name, str(len(case["killed"])), f"{case['steps_per_s']:,.1f}", f"{case['steps_per_s'] / clean:.2f}"]
         for name, case in cases.items()
     ]
+    with_kills = list(cases.values())[-1]["steps_per_s"]
+    lost_s = (1 - with_kills / clean) * arguments.fault_every_s  # by one kill
+    for name, every_s in {"a kill a minute": 60.0, "a kill an hour": 3600.0}.items():
+        rows.append([f"{name}, computed", "", "", f"{1 - lost_s / every_s:.4f}"])
     return {"Goodput": table(["run", "kills", "steps applied per second", "relative to no faults"], rows)}, cases
 
 
