@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.peers import click_ids, seam
 from benchmarks.tables import spread, table, write
 from parashard.client.pulled_rows import TableSet, rows_by_shard
-from parashard.encodings import row_codec
+from parashard.encodings import codec
 from parashard.plan.embedding import EmbeddingTable, RowEncoding, mixed
 from parashard.plan.optimizers import Adagrad
 from parashard_server.state.rows.embedding_tables import decoded
@@ -45,7 +45,7 @@ def pushed(keys: list[Any]) -> dict[str, dict[str, Any]]:
         name: TableSet((EmbeddingTable("rows", click_ids.DIMENSION, Adagrad(0.1), encoding=name),)) for name in found
     }
     for set_ in tables.values():
-        row_codec.warm_up(set_.by_name.values())
+        codec.warm_up_rows(set_.by_name.values())
     for words in keys:
         gradients = click_ids.gradients(len(words))
         for name, figures in found.items():

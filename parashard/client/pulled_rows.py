@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parashard.encodings import row_codec
+from parashard.encodings import codec
 from parashard.errors import MalformedFrame, UnknownVariable
 from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_shard, first_rows, floats_of
 from parashard.plan.variables import Float32s
@@ -140,8 +140,8 @@ def rows_by_shard(
     Gradients are contiguous, by table; raises NonFiniteGradient if one that is rounded is not finite.
     """
     runs = {name: cut_by_shard(keys[name], shards) for name in gradients}
-    dtypes = {name: row_codec.dtype_of(tables.by_name[name]) for name in gradients}
-    encoded = {name: row_codec.encode(name, values, dtypes[name]) for name, values in gradients.items()}
+    dtypes = {name: codec.dtype_of(tables.by_name[name]) for name in gradients}
+    encoded = {name: codec.encode_rows(name, values, dtypes[name]) for name, values in gradients.items()}
     for shard in range(shards):
         slices: list[RowSlice] = []
         pieces: list[memoryview] = []

@@ -1,6 +1,9 @@
 """The arithmetic of the encodings as one pass over memory each, compiled by Numba, the GIL released.
 
-The functions have the signatures and the bits of `parashard.encodings.reference`, which documents both.
+Arrays are 1-D and contiguous; `values` is the float32 gradient and finite when it is encoded; a function fills every
+element of the arrays that it is to write (named last) and changes no other. Error feedback (Seide et al., Interspeech
+2014; Karimireddy et al., ICML 2019) encodes the *corrected* gradient, values + residue, cut to what float32 can hold;
+`left` becomes what its encoding leaves out. The tests have the same in NumPy, bit for bit.
 
 No fastmath: it lets results depend on where a vector is cut.
 """
@@ -12,8 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from parashard.encodings import reference
-from parashard.encodings.reference import Codes8, Codes16, Indices
+from parashard.encodings.codec import INT8_SCALE_LARGEST, Codes8, Codes16, Indices
 from parashard.plan.variables import Float32s
 from parashard.process.cached_code import Vector, const, inlined, loop
 from parashard.protocol.messages import INT8_BLOCK_ELEMENTS
@@ -22,10 +24,10 @@ _f32 = np.float32
 _u16 = np.uint16
 _u32 = np.uint32
 _MAGNITUDE = _u32(0x7FFFFFFF)
-_LARGEST = _f32(reference.LARGEST)
-_INT8_LARGEST = reference.INT8_SCALE_LARGEST
-_INT8_SMALLEST = reference.INT8_SCALE_SMALLEST
-_BFLOAT16_LARGEST = reference.BFLOAT16_LARGEST_BITS
+_LARGEST = np.finfo(np.float32).max
+_INT8_LARGEST = INT8_SCALE_LARGEST
+_INT8_SMALLEST = np.finfo(np.float32).tiny
+_BFLOAT16_LARGEST = _u32(0x7F7F)
 _FLOAT16_LARGEST_BITS = _u32(0x477FE000)  # 65504 as float32
 _FLOAT16_NORMAL = _f32(2.0**-14)
 _FLOAT16_NORMAL_BITS = _u32(0x38800000)
@@ -35,52 +37,64 @@ _FLOATS, _BITS, _CODES16, _CODES8 = Vector("float32"), Vector("uint32"), Vector(
 
 
 def to_bfloat16(values: Float32s, codes: Codes16) -> None:
-    """See `reference.to_bfloat16`."""
+    """Write the upper halves of the values, rounded to nearest, ties to even; beyond 3.39e38 the largest there is."""
     _to_bfloat16(values.view(_u32), codes)
 
 
 def from_bfloat16(codes: Codes16, values: Float32s) -> bool:
-    """See `reference.from_bfloat16`."""
+    """Write the values, exactly; return whether all are finite."""
     return bool(_from_bfloat16(codes, values.view(_u32)))
 
 
 def to_float16(values: Float32s, codes: Codes16) -> None:
-    """See `reference.to_float16`."""
+    """Write the nearest binary16, ties to even; beyond 65504 the largest there is.
+
+    The shard would refuse an infinity, and the job would stop; saturation loses nothing useful of such a gradient.
+    """
     _to_float16(values.view(_u32), codes)
 
 
 def from_float16(codes: Codes16, values: Float32s) -> bool:
-    """See `reference.from_float16`."""
+    """Write the values, exactly; return whether all are finite."""
     return bool(_from_float16(codes, values))
 
 
 def to_int8(values: Float32s, residue: Float32s, scales: Float32s, codes: Codes8, left: Float32s) -> None:
-    """See `reference.to_int8`."""
+    """Write codes of -127 to 127, each to be multiplied by the scale of its block of 256: max|x| / 127.
+
+    A code is x / scale, rounded half to even, so that |left| <= scale / 2 and a little rounding. A block with a scale
+    below float32's normal numbers has scale 0 and goes to the residue whole: x / scale would be imprecise or infinite.
+    Only in a block with a value beyond 127/128 of float32's range is the scale less, and |left| up to 2.7e36.
+    """
     _to_int8(values, residue, scales, codes, left, left.view(_u32))
 
 
 def from_int8(scales: Float32s, codes: Codes8, values: Float32s) -> None:
-    """See `reference.from_int8`."""
+    """Write codes times scales; finite where every scale is in [0, INT8_SCALE_LARGEST]."""
     _from_int8(scales, codes, values)
 
 
 def to_int8_rows(values: Float32s, scales: Float32s, codes: Codes8) -> None:
-    """See `reference.to_int8_rows`."""
+    """Write codes of -127 to 127, each to be multiplied by its row's scale, max|x| / 127; nothing is kept of the rest.
+
+    As `to_int8`, with a row of values.size / scales.size elements in the place of a block: a row is a function of its
+    own values alone, whatever rows are encoded beside it. One with a scale below float32's normal numbers becomes 0.
+    """
     _to_int8_rows(values, values.view(_u32), scales, codes)
 
 
 def from_int8_rows(scales: Float32s, codes: Codes8, values: Float32s) -> None:
-    """See `reference.from_int8_rows`."""
+    """Write codes times their rows' scales; finite where every scale is in [0, INT8_SCALE_LARGEST]."""
     _from_int8_rows(scales, codes, values)
 
 
 def to_topk(values: Float32s, residue: Float32s, indices: Indices, kept: Float32s, left: Float32s) -> None:
-    """See `reference.to_topk`."""
+    """Write the `kept.size` largest elements by magnitude, of equal ones the first, in the order of their indices."""
     _to_topk(values, residue, indices, kept, left, left.view(_u32))
 
 
 def from_topk(indices: Indices, kept: Float32s, values: Float32s) -> None:
-    """See `reference.from_topk`."""
+    """Write `kept` where `indices` say, which are ascending and in range, and zero elsewhere."""
     _from_topk(indices, kept, values)
 
 

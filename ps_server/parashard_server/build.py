@@ -10,7 +10,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.initial_rows import iterate_initial_rows
 from parashard.checkpoints.state import ShardState, first_slots, first_values
 from parashard.client.proto_conversion import plan_from
-from parashard.encodings import codec, row_codec
+from parashard.encodings import codec
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.embeddings import tables_of
 from parashard.job.load import job_from_toml
@@ -103,7 +103,7 @@ class ShardBuilder:
             self.optimizer.warm_up()
         if self._tables:
             fused.warm_up_rows()
-            row_codec.warm_up(self._tables)
+            codec.warm_up_rows(self._tables)
         for table in self._tables:
             Optimizer(table.optimizer, by_row=True).warm_up()
 

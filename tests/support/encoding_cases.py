@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from parashard.encodings import compiled, reference
+from parashard.encodings import compiled
 from parashard.plan.variables import Float32s
+from support import encoding_reference as reference
 
 KERNELS = (reference, compiled)
 LARGEST = float(np.finfo(np.float32).max)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.encodings import compiled, reference
+from parashard.encodings import compiled
+from support import encoding_reference as reference
 from support.encoding_cases import KERNELS, LARGEST, drawn, gradients
 
 SIZES = (0, 1, 7, 255, 256, 257, 5000)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.encodings import reference, row_codec
-from parashard.encodings.row_codec import decode, dtype_of, encode
+from parashard.encodings import codec
+from parashard.encodings.codec import INT8_SCALE_LARGEST, decode_rows, dtype_of, encode_rows
 from parashard.errors import MalformedFrame, NonFiniteGradient
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
@@ -25,7 +25,7 @@ some_rows = st.tuples(st.integers(1, 9), st.integers(1, 17)).flatmap(
 
 
 def payload_of(values: Float32s, dtype: DType, rows: slice = slice(None)) -> bytes:
-    return b"".join(part[rows].tobytes() for part in encode("user", values, dtype))
+    return b"".join(part[rows].tobytes() for part in encode_rows("user", values, dtype))
 
 
 def slice_of(values: Float32s, dtype: DType) -> RowSlice:
@@ -33,7 +33,7 @@ def slice_of(values: Float32s, dtype: DType) -> RowSlice:
 
 
 def round_trip(values: Float32s, dtype: DType) -> Float32s:
-    return decode(slice_of(values, dtype), memoryview(payload_of(values, dtype)))
+    return decode_rows(slice_of(values, dtype), memoryview(payload_of(values, dtype)))
 
 
 def table_of(encoding: str, row_elements: int) -> EmbeddingTable:
@@ -72,7 +72,7 @@ def test_what_was_decoded_is_encoded_and_decoded_as_it_is(dtype, values):
 def test_rows_may_begin_at_any_address(dtype, address):
     values = np.random.default_rng(1).standard_normal((5, 3)).astype(np.float32)
     content = payload_of(values, dtype)
-    found = decode(slice_of(values, dtype), memoryview(bytes(address) + content)[address:])
+    found = decode_rows(slice_of(values, dtype), memoryview(bytes(address) + content)[address:])
     assert found.flags.aligned
     assert found.tobytes() == round_trip(values, dtype).tobytes()
 
@@ -116,7 +116,7 @@ def test_what_is_not_finite_is_not_encoded(dtype, wrong):
     values = np.ones((3, 4), np.float32)
     values[1, 2] = wrong
     with pytest.raises(NonFiniteGradient, match="table 'user': the gradient of a row"):
-        encode("user", values, dtype)
+        encode_rows("user", values, dtype)
 
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -1.0, -np.inf, LARGEST])
@@ -125,19 +125,19 @@ def test_a_scale_that_no_row_has_is_malformed(scale):
     content = bytearray(payload_of(values, DType.INT8))
     content[4:8] = np.float32(scale).tobytes()
     with pytest.raises(MalformedFrame, match="table 'user': a row has a scale that is not in"):
-        decode(slice_of(values, DType.INT8), memoryview(content))
+        decode_rows(slice_of(values, DType.INT8), memoryview(content))
 
 
 def test_the_greatest_scale_leaves_every_code_finite():
-    content = np.float32(reference.INT8_SCALE_LARGEST).tobytes() + np.array([-128, 127], np.int8).tobytes()
-    assert np.isfinite(decode(RowSlice("user", 1, 2, DType.INT8), memoryview(content))).all()
+    content = np.float32(INT8_SCALE_LARGEST).tobytes() + np.array([-128, 127], np.int8).tobytes()
+    assert np.isfinite(decode_rows(RowSlice("user", 1, 2, DType.INT8), memoryview(content))).all()
 
 
 @pytest.mark.parametrize(("dtype", "infinity"), [(DType.BFLOAT16, 0x7F80), (DType.FLOAT16, 0x7C00)])
 def test_a_half_that_is_not_finite_is_refused(dtype, infinity):
     for code in (infinity, infinity + 1, infinity | 0x8000):
         with pytest.raises(NonFiniteGradient, match="table 'user'"):
-            decode(RowSlice("user", 1, 2, dtype), memoryview(np.array([0, code], np.uint16).tobytes()))
+            decode_rows(RowSlice("user", 1, 2, dtype), memoryview(np.array([0, code], np.uint16).tobytes()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -146,7 +146,7 @@ def test_a_payload_of_another_length_is_malformed(dtype, off):
     values = np.ones((3, 4), np.float32)
     content = payload_of(values, dtype)
     with pytest.raises(MalformedFrame, match=f"table 'user': 3 rows in {dtype.name} have {len(content)} bytes, found"):
-        decode(slice_of(values, dtype), memoryview((content + b"\0")[: len(content) + off]))
+        decode_rows(slice_of(values, dtype), memoryview((content + b"\0")[: len(content) + off]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -171,4 +171,4 @@ def test_a_row_of_one_number_needs_no_scale(encoding, row_elements, dtype):
     assert dtype_of(table) is dtype
     piece = RowSlice("user", table.keys_per_step_max, row_elements, dtype)
     assert piece.size_bytes <= table.push_bytes_max == piece.float32_bytes
-    row_codec.warm_up([table])
+    codec.warm_up_rows([table])

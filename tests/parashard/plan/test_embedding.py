@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.peers import click_ids
-from parashard.encodings import reference
 from parashard.errors import ConfigurationError
 from parashard.plan.embedding import (
     BUCKET_BITS,
@@ -30,6 +29,7 @@ from parashard.plan.embedding import (
 )
 from parashard.plan.optimizers import FTRL, LAMB, SGD
 from parashard.plan.variables import Initializer
+from support import encoding_reference as reference
 from support.encoding_cases import gradients
 
 U64S = st.integers(0, 2**64 - 1)

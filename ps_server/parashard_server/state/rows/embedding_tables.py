@@ -13,7 +13,7 @@ import numpy as np
 
 from parashard.checkpoints.manifest import TableFile, TableRule
 from parashard.checkpoints.row_files import StoredRows
-from parashard.encodings import row_codec
+from parashard.encodings import codec
 from parashard.errors import (
     DamagedCheckpoint,
     LimitExceeded,
@@ -170,7 +170,7 @@ class EmbeddingTables:
         """Refuse gradients of rows that are not declared as their table's, before they are decoded."""
         for name, rows, row_elements, dtype in slices:
             self._check_shape(name, rows, row_elements)
-            due = row_codec.dtype_of(self._of(name).table)
+            due = codec.dtype_of(self._of(name).table)
             if dtype is not due:
                 raise ShapeMismatch(f"table {name!r}: gradients of rows travel as {due.name}, found {dtype.name}")
 
@@ -333,7 +333,7 @@ def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
         middle, end = begin + piece.keys_bytes, begin + piece.size_bytes
         keys = np.frombuffer(payload[begin:middle], "<u8")
         keys = keys if keys.flags.aligned else keys.copy()
-        found[piece.table] = RowGradients(keys, row_codec.decode(piece, payload[middle:end]))
+        found[piece.table] = RowGradients(keys, codec.decode_rows(piece, payload[middle:end]))
         begin = end
     return found
 

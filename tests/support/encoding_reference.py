@@ -1,7 +1,5 @@
 """The arithmetic of the encodings in NumPy: the readable specification of the compiled kernels, bit for bit.
 
-Knows nothing of slices, bytes or where residues are kept.
-
 Conventions, the same for all: arrays are 1-D and contiguous; `values` is the float32 gradient and finite when it is
 encoded; the function fills every element of the arrays that it is to write (named last) and changes no other. Where
 there is error feedback, what is encoded is the *corrected* gradient, values + residue, cut to what float32 can hold,
