@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from parashard.errors import BadData as BadData
     from parashard.errors import ConfigurationError as ConfigurationError
     from parashard.errors import JobFailed as JobFailed
-    from parashard.job.declared_table import Table as Table
+    from parashard.job.embeddings import Table as Table
     from parashard.models.sequential import Sequential as Sequential
     from parashard.plan.optimizers import FTRL as FTRL
     from parashard.plan.optimizers import LAMB as LAMB
@@ -99,7 +99,7 @@ _PLACES = {
     "SidecarEvaluator": "parashard.api.sidecar",
     "subscribe": "parashard.api.subscription",
     "Subscription": "parashard.api.subscription",
-    "Table": "parashard.job.declared_table",
+    "Table": "parashard.job.embeddings",
     "torch": "parashard.torch",
     "TPUStrategy": "parashard.api.strategies",
     "Trainer": "parashard.api.trainer",

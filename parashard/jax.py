@@ -15,7 +15,7 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError, WrongModel
-from parashard.job.declared_table import Table
+from parashard.job.embeddings import Table
 from parashard.models.base import Initial
 from parashard.models.evaluation import Given, Told, judged, metrics_by_name
 from parashard.models.framework import (

@@ -19,7 +19,6 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError, WrongModel
-from parashard.job.declared_table import Table, dimension_of
 from parashard.metrics import Metric, Sums
 from parashard.models.base import HeldTable, Initial, OptimizerState
 from parashard.models.evaluation import Told
@@ -125,7 +124,7 @@ class Model:
         self._draws = itertools.count(1)  # evaluated and predicted batches: each draws anew
 
     @property
-    def tables(self) -> tuple[Table | EmbeddingTable, ...]:
+    def tables(self) -> tuple[EmbeddingTable, ...]:
         """The tables whose rows the model looks up."""
         self._ready()
         return tuple(dict.fromkeys(layer.table for layer in self._keys.layers))
@@ -191,7 +190,7 @@ class Model:
         }
         tables = {table.name: table for table in self.tables}
         zeros = {
-            name: np.zeros((len(keys), dimension_of(tables[name])), np.float32) for name, keys in batch.keys.items()
+            name: np.zeros((len(keys), tables[name].row_elements), np.float32) for name, keys in batch.keys.items()
         }
         state, (pulled, data) = self._state(first, batch), self._data(zeros, batch, np)
         self._step.try_out(pulled, *state, *data)

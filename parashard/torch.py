@@ -17,7 +17,6 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError, WrongModel
-from parashard.job.declared_table import Table
 from parashard.models import torch_optimizers
 from parashard.models.base import HeldTable, Initial, OptimizerState
 from parashard.models.evaluation import Given, Told, added_up, judged, metrics_by_name
@@ -182,7 +181,7 @@ class Model:
         return self._weighted is not None
 
     @property
-    def tables(self) -> tuple[Table | EmbeddingTable, ...]:
+    def tables(self) -> tuple[EmbeddingTable, ...]:
         """The tables whose rows the module looks up."""
         self._ready()
         return tuple(dict.fromkeys(module.table for module in self._look_ups))

@@ -22,13 +22,13 @@ from parashard.client.shard_client import ShardClient
 from parashard.display.live import NoView
 from parashard.errors import ConfigurationError, JobFailed, ParashardError
 from parashard.figures import counted
-from parashard.job.declared_table import Table
 from parashard.job.load import job_from_toml
 from parashard.launch.programs import Program, write_program
 from parashard.launch.run import Outcome, run_job
 from parashard.launch.run_control import RunControl
 from parashard.launch.run_folders import discard_unbegun, owned
 from parashard.launch.runs import Run
+from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s, as_imported
 from parashard.process.arguments import checked_timeout_s
 from parashard.process.run_files import WEIGHTS_FILE, short_path
@@ -192,7 +192,7 @@ class BackgroundRun:
         finally:
             coordinator.close()
 
-    def table(self, name: str, tables: Mapping[str, Table]) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Float32s]:
+    def table(self, name: str, tables: Mapping[str, EmbeddingTable]) -> tuple[Keys, Float32s]:
         """Return all rows of one of the job's tables once it is done: keys, ascending, and rows.
 
         Raises ConfigurationError if there is no such table, or the job goes on: rows are read from its last checkpoint.

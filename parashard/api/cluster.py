@@ -31,7 +31,7 @@ from parashard.api.script import SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
-from parashard.job.declared_table import Table, checked_tables
+from parashard.job.embeddings import Table, checked_tables
 from parashard.job.sections import job_name_from
 from parashard.launch.run_control import RunControl
 from parashard.launch.run_folders import as_begun, new_run_dir, place_of

@@ -31,7 +31,7 @@ from parashard.api.strategies import PROCESSES, THREADS, ParameterServerStrategy
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.data.tree import map_leaves
 from parashard.errors import ConfigurationError, ParashardError
-from parashard.job.declared_table import Table, checked_tables
+from parashard.job.embeddings import Table, checked_tables
 from parashard.job.load import LoadedJob
 from parashard.launch.run_control import RunControl
 from parashard.launch.run_folders import new_run_dir

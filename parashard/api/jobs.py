@@ -20,7 +20,7 @@ from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy,
 from parashard.data import open_source
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
-from parashard.job.declared_table import Table
+from parashard.job.embeddings import plain_of
 from parashard.job.embeddings import tables_of as embedding_tables
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, as_toml, job_from_table, job_of_run
@@ -29,6 +29,7 @@ from parashard.models.base import FrameworkModel, Initial, Model
 from parashard.models.building import build_model
 from parashard.models.declaration import declare, parts_of, read_declaration
 from parashard.models.looking_up import check_looks_up
+from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.process.run_files import JOB_FILE, NEW_JOB_FILE
 
@@ -157,13 +158,13 @@ def tables_of(
     return table
 
 
-def plain_tables(tables: Mapping[str, Table], rate_factor: float = 1.0) -> dict[str, dict[str, Any]]:
+def plain_tables(tables: Mapping[str, EmbeddingTable], rate_factor: float = 1.0) -> dict[str, dict[str, Any]]:
     """Return the job's tables of embedding tables; `rate_factor` multiplies the rates of their optimizers."""
     found = {}
     for name, declared in tables.items():
-        plain = declared.plain()
+        plain = plain_of(declared)
         if rate_factor != 1.0:
-            rate = declared.embedding.optimizer.learning_rate * rate_factor
+            rate = declared.optimizer.learning_rate * rate_factor
             plain["optimizer"] = {**plain["optimizer"], "learning_rate": rate}
         found[name] = plain
     return found

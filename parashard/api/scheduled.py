@@ -19,14 +19,14 @@ from parashard.api.functions import Function, found
 from parashard.client.pulled import read_only
 from parashard.data.base import Batch, DataSpec, Indices
 from parashard.errors import ConfigurationError, ShapeMismatch
-from parashard.job.declared_table import Table
 from parashard.models.base import Nothing
 from parashard.models.looking_up import NamedRows, named_rows
 from parashard.models.user_errors import named_with_line
+from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Float32s
 from parashard.process.logs import log
 
-NO_TABLES: Mapping[str, Table] = MappingProxyType({})
+NO_TABLES: Mapping[str, EmbeddingTable] = MappingProxyType({})
 WRONG_KEYS_MAX = 1024
 """Of calls whose keys could not be named, until they are called: more than any worker has read ahead."""
 ITERATORS_MAX = 1024
@@ -54,13 +54,13 @@ class ScheduledFunctions:
     """The model of such a job."""
 
     def __init__(
-        self, variables: Mapping[str, Any], calls: Calls, worker: str, tables: Mapping[str, Table] = NO_TABLES
+        self, variables: Mapping[str, Any], calls: Calls, worker: str, tables: Mapping[str, EmbeddingTable] = NO_TABLES
     ) -> None:
         self._variables = {name: np.asarray(value, np.float32) for name, value in variables.items()}
         self._calls = calls
         self._worker = worker
         self.tables = tuple(tables.values())
-        self._tables = {name: table.embedding for name, table in tables.items()}
+        self._tables = dict(tables)
         self._wrong_keys: dict[int, Exception | SystemExit] = {}  # by step, until it is called
         self._datasets = WorkerDatasets()
 

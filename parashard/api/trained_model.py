@@ -33,7 +33,6 @@ from parashard.data.base import Batch, DataSource, Examples, Field, Indices, exa
 from parashard.data.tree import Tree, leaves, rows_of
 from parashard.errors import BadData, ConfigurationError, ParashardError, WrongModel
 from parashard.figures import counted
-from parashard.job.declared_table import Table
 from parashard.job.schema import Job
 from parashard.models.base import Checked, FrameworkModel, HasStateDict, HoldsRows, Initial, Model, Seeded
 from parashard.models.declaration import parts_of
@@ -106,7 +105,7 @@ class TrainedModel:
             self.given.seed(self._seed)
             self._first = self._first_values()
 
-    def tables(self) -> dict[str, Table]:
+    def tables(self) -> dict[str, EmbeddingTable]:
         """Return the embedding tables whose rows the model looks up, by name."""
         return tables_of_model(self.given)
 
@@ -195,7 +194,7 @@ class TrainedModel:
                 self._values = values  # a run draws them from its seed, and has no file of them
 
     def _tried_step(self, source: DataSource, job: Job, pieces: int) -> bool:
-        tables = {name: table.embedding for name, table in self.tables().items()}
+        tables = self.tables()
         policy = job.consistency.policy
         of_round = policy.bound if policy.kind == "sync" and job.consistency.reduce == "mean" else 1
         parts = Splitting(source.spec.held_out > 0, pieces, of_round, policy.parts)

@@ -15,12 +15,12 @@ from parashard.callbacks.base import Callback
 from parashard.client.pulled_rows import TableSet
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
-from parashard.job.declared_table import Table, checked_tables
+from parashard.job.embeddings import checked_tables
 from parashard.launch.run_folders import resumed_job
 from parashard.launch.stored_rows import StoredTables
 from parashard.models.base import HeldTable, LooksUp, Model
 from parashard.models.looking_up import keys_of_all
-from parashard.plan.embedding import KeyedRows, Keys, unmixed
+from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, unmixed
 from parashard.plan.variables import Float32s
 
 
@@ -33,8 +33,8 @@ class TrainedRows:
         Of the last fit; None: there was none.
     """
 
-    def __init__(self, tables: Mapping[str, Table], seed: int, run_dir: Path | None) -> None:
-        self._tables = {name: table.embedding for name, table in tables.items()}
+    def __init__(self, tables: Mapping[str, EmbeddingTable], seed: int, run_dir: Path | None) -> None:
+        self._tables = dict(tables)
         self._drawn = TableSet(tuple(self._tables.values()), seed)
         self._run_dir = run_dir
 
@@ -83,7 +83,7 @@ class TrainedRows:
         return StoredTables(run_dir, resumed_job(run_dir, []).job)
 
 
-def tables_of_model(model: Model) -> dict[str, Table]:
+def tables_of_model(model: Model) -> dict[str, EmbeddingTable]:
     """Return the tables that a script's model names, by name.
 
     Raises ConfigurationError if it looks rows up and names no tables, or the reverse, or what it names is none.
@@ -109,7 +109,7 @@ def check_without_tables(model: Model, what: str) -> None:
         raise ConfigurationError(f"{what}: the model looks up rows of tables ({', '.join(tables)}), which it has not")
 
 
-def check_callbacks(callbacks: Iterable[Callback], tables: Mapping[str, Table]) -> None:
+def check_callbacks(callbacks: Iterable[Callback], tables: Mapping[str, EmbeddingTable]) -> None:
     """Refuse callbacks that keep the weights of an evaluation of a model with tables: rows are not kept with them."""
     for callback in callbacks:
         if tables and callback.uses_weights:

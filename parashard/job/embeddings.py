@@ -1,18 +1,20 @@
-"""Embedding tables of a job: the `[tables.NAME]` tables of a job file, and what they declare.
+"""Embedding tables of a job: the `[tables.NAME]` tables of a job file, and `Table`, with which a script declares one.
 
-Owns the keys and their defaults. Knows no row. Called by the schema of the job file, the shards and the workers.
+Owns the keys and their defaults. Knows no row. Called by the schema of the job file, by scripts, and by models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, shortened
 from parashard.frozen_model import FrozenModel
+from parashard.job.keys import without_none
+from parashard.job.validation import validated_words
 from parashard.plan.embedding import (
     KEYS_PER_STEP_MAX,
     ROW_ELEMENTS_MAX,
@@ -96,6 +98,99 @@ class TableSettings(FrozenModel):
     evict_first: Literal["lru", "lfu"] = Field(
         default="lru", description="Which rows: those pushed the longest ago, or the fewest times."
     )
+
+
+class Table(EmbeddingTable):
+    """An embedding table: rows by 64-bit key, which come to be when they are first pushed.
+
+    Parameters
+    ----------
+    name : str
+        Unique among a model's tables and variables.
+    dimension : int
+        Numbers of a row.
+    **settings
+        The other keys of `[tables.NAME]` in a job file, all of which are in `docs/job-file.md`. What moves rows:
+        `optimizer=ps.Adagrad(0.05)`. First values: `initializer="normal"` and `scale=0.01`. Fewer bytes of rows, and of
+        their gradients: `dtype="float16"`, `encoding="int8"`. When a key gets a row, and loses it: `admit_after=3`,
+        `admit_probability=0.1`, `evict_unused_steps=100_000`, `evict_norm_below=1e-3`, `evict_above_rows=1 << 20`.
+        Bounds of a step and a shard: `keys_per_step_max=1 << 16`, `rows_max=1 << 26`.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such setting, or a value is not allowed.
+
+    Examples
+    --------
+    >>> Table("users", 16, scale=0.01).dimension
+    16
+    """
+
+    def __init__(self, name: str, dimension: int, **settings: Any) -> None:
+        unknown = sorted(settings.keys() - TableSettings.model_fields.keys())
+        if unknown:
+            known = ", ".join(["name", *TableSettings.model_fields])
+            raise ConfigurationError(f"ps.Table({name!r}) has no {unknown[0]}=; allowed: {known}")
+        values = {"dimension": dimension, **settings}
+        optimizer = values.get("optimizer")
+        if isinstance(optimizer, str):
+            raise ConfigurationError(
+                f"ps.Table({name!r}): optimizer: found {shortened(repr(optimizer))}; allowed: an optimizer such as "
+                "ps.Adagrad(0.05)"
+            )
+        if isinstance(optimizer, FrozenModel):
+            values["optimizer"] = optimizer.plain()
+        checked = validated_words(TableSettings, without_none(values), f"ps.Table({name!r}): ")
+        vars(self).update(vars(embedding_of(name, checked)))
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a row."""
+        return self.row_elements
+
+    def __repr__(self) -> str:
+        return f"ps.Table({self.name!r}, {self.dimension})"
+
+
+def plain_of(table: EmbeddingTable) -> dict[str, Any]:
+    """Return the settings of a table as `[tables.NAME]` has them, without those that are unset."""
+    settings = TableSettings(
+        dimension=table.row_elements,
+        dtype=table.dtype,
+        encoding=table.encoding,
+        initializer=table.initializer.kind,
+        scale=table.initializer.scale,
+        combiner=table.combiner,
+        optimizer=table.optimizer,
+        keys_per_step_max=table.keys_per_step_max,
+        rows_max=table.rows_max,
+        **vars(table.rules),
+    )
+    return without_none(settings.plain())
+
+
+def checked_tables(tables: object) -> dict[str, EmbeddingTable]:
+    """Return tables by their names, in the order of these.
+
+    Raises
+    ------
+    ConfigurationError
+        If they are no sequence of tables, or two of one name differ.
+    """
+    if isinstance(tables, str) or not isinstance(tables, Sequence):
+        raise ConfigurationError(f'tables is a list such as [ps.Table("users", 16)], found {tables!r}')
+    found: dict[str, EmbeddingTable] = {}
+    for table in tables:
+        if not isinstance(table, EmbeddingTable):
+            raise ConfigurationError(
+                f'tables has {shortened(repr(table))}; allowed: tables such as ps.Table("users", 16)'
+            )
+        if found.setdefault(table.name, table) != table:
+            raise ConfigurationError(
+                f"two tables are named {table.name!r}, and their settings differ: make one, and share it"
+            )
+    return dict(sorted(found.items()))
 
 
 def tables_of(job: Job) -> tuple[EmbeddingTable, ...]:

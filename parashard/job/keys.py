@@ -103,3 +103,12 @@ def at(table: Any, parts: Sequence[str]) -> Any:
 def plain(value: Any) -> Any:
     """Return a copy that has only the types of JSON: paths and dates become text, tuples become lists."""
     return json.loads(json.dumps(value, default=str))
+
+
+def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested tables without keys that are unset, which TOML cannot write."""
+    return {
+        key: without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }

@@ -18,16 +18,18 @@ import tomli_w
 
 from parashard.errors import ConfigurationError
 from parashard.frozen_model import FrozenModel
-from parashard.job.environment import unread_variables
-from parashard.job.keys import at, check_path, dotted, leaves, shown
-from parashard.job.layers import Layers, Override, layered
+from parashard.job.keys import at, check_path, dotted, leaves, shown, without_none
+from parashard.job.layers import Layers, Override, layered, unread_variables
 from parashard.job.policy import Policy
 from parashard.job.schema import Job
-from parashard.job.switching import drop_keys_of_earlier_kinds, drop_removed_keys
-from parashard.job.validation import validated_layers
+from parashard.job.validation import drop_keys_of_earlier_kinds, validated_layers
+from parashard.plan.optimizers import REMOVED_SETTINGS, WHY_REMOVED
 
 PLACING = ("cluster", "checkpoint")
 """Tables that say where a job runs and is kept, not what it computes: the environment may say them for a script."""
+
+_DURABILITY, _LOG_FSYNC = ("checkpoint", "durability"), ("checkpoint", "log_fsync")
+_NO_LOG = "the log of pushes was removed; leave the key out, and set a shorter checkpoint.every_s to compute less again"
 
 _Options = TypeVar("_Options", bound=FrozenModel)
 
@@ -162,7 +164,7 @@ def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
 
 def as_toml(job: Job) -> str:
     """Return the job as the text of a job file; loading it gives an equal job. Keys without a value are left out."""
-    whole = _without_none(job.plain())
+    whole = without_none(job.plain())
     if not job.tables:  # left out: files of jobs without tables stay as they were
         del whole["tables"]
     return tomli_w.dumps(whole)
@@ -175,11 +177,28 @@ def describe(loaded: LoadedJob) -> list[tuple[str, Any, str]]:
 
 def _validated(layers: Layers, folder: Path, *, begun: bool) -> Job:
     _check_text(layers)
-    drop_removed_keys(layers, begun=begun)
+    _drop_removed_keys(layers, begun=begun)
     drop_keys_of_earlier_kinds(layers, Job)
     job: Job = validated_layers(Job, layers)
     job = _with_absolute_paths(job, (), layers, folder)
     return _with_absolute_store(job, layers, folder)
+
+
+def _drop_removed_keys(layers: Layers, *, begun: bool) -> None:
+    """Remove settings that no longer exist, which earlier job files name; refuse a value that still meant something."""
+    if _DURABILITY in layers.origins:
+        found = at(layers.table, _DURABILITY)
+        if found != "checkpoint" and not (begun and found == "log"):
+            raise ConfigurationError(f"{layers.named(_DURABILITY)}: found {shown(found)}; {_NO_LOG}")
+    for removed in (_DURABILITY, _LOG_FSYNC):
+        if removed in layers.origins:
+            layers.drop(removed)
+    for parts in list(layers.origins):
+        if "optimizer" in parts[:-1] and parts[-1] in REMOVED_SETTINGS:
+            found = at(layers.table, parts)
+            if found != REMOVED_SETTINGS[parts[-1]]:
+                raise ConfigurationError(f"{layers.named(parts)}: found {shown(found)}; {WHY_REMOVED}")
+            layers.drop(parts)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -249,11 +268,3 @@ def _absolute(path: Path, folder: Path, parts: tuple[str, ...], layers: Layers) 
         ) from None
     check_path(absolute, f"{layers.origin(parts)}: {dotted(*parts)}")
     return absolute
-
-
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_none(value) if isinstance(value, dict) else value
-        for key, value in table.items()
-        if value is not None
-    }

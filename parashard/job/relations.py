@@ -1,6 +1,6 @@
 """Relations: which values of two keys of a job file exclude each other.
 
-Owns one pure check per relation and their order. Knows nothing of where the values came from; `problems` adds that.
+Owns one pure check per relation and their order. Knows nothing of where the values came from; `validation` adds that.
 Called by `schema.Job` once every key is valid by itself.
 """
 
@@ -8,45 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from parashard.encodings.encoding import Encoding
 from parashard.job.embeddings import embedding_of
 from parashard.job.keys import dotted, key_parts
+from parashard.job.validation import Contradiction
 from parashard.plan.embedding import WrongTable
 
 if TYPE_CHECKING:
     from parashard.job.embeddings import TableSettings
     from parashard.job.schema import Job
 
-
 PORT_MAX = 65535
-
-
-class Contradiction(NamedTuple):
-    """Two keys whose values exclude each other.
-
-    Parameters
-    ----------
-    keys : pair of str
-        Dotted keys: the one to change, and the one that it contradicts; "" where it is not possible by itself.
-    found : pair
-        Their values.
-    allowed : str
-        Values that the first one may have.
-    """
-
-    keys: tuple[str, str]
-    found: tuple[Any, Any]
-    allowed: str
-
-
-class Contradictions(ValueError):
-    """All contradictions of one job; pydantic carries it from the schema to `problems`."""
-
-    def __init__(self, found: list[Contradiction]) -> None:
-        super().__init__("; ".join(f"{c.keys[0]} with {c.keys[1]}: allowed: {c.allowed}" for c in found))
-        self.found = found
 
 
 def contradictions(job: Job) -> Iterator[Contradiction]:

@@ -22,8 +22,9 @@ from parashard.job.embeddings import TableSettings
 from parashard.job.keys import dotted
 from parashard.job.model_options import ModelOptions
 from parashard.job.policy import Policy
-from parashard.job.relations import Contradictions, contradictions
+from parashard.job.relations import contradictions
 from parashard.job.sections import CheckpointOptions, ClusterOptions, ConsistencyOptions, EvaluationOptions, JobOptions
+from parashard.job.validation import Contradictions
 from parashard.plan.optimizers import OptimizerOptions
 from parashard.plan.steps import StepPlan, parts_of_batch
 from parashard.plan.variables import Variable

@@ -6,18 +6,45 @@ Owns the translation of pydantic's errors into one `ConfigurationError`, the onl
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from parashard.errors import ConfigurationError
 from parashard.frozen_model import allowed, validated
-from parashard.job.forms import TAGS, fields_by_key, forms_at, tag_values
+from parashard.job.forms import TAGS, Form, fields_by_key, forms_at, means, tag_values, takes_any
 from parashard.job.keys import at, dotted, key_parts, leaves, shown
 from parashard.job.layers import Layers
-from parashard.job.relations import Contradictions
+
+_RANKS = ("file", "environment", "flag")
+
+
+class Contradiction(NamedTuple):
+    """Two keys whose values exclude each other.
+
+    Parameters
+    ----------
+    keys : pair of str
+        Dotted keys: the one to change, and the one that it contradicts; "" where it is not possible by itself.
+    found : pair
+        Their values.
+    allowed : str
+        Values that the first one may have.
+    """
+
+    keys: tuple[str, str]
+    found: tuple[Any, Any]
+    allowed: str
+
+
+class Contradictions(ValueError):
+    """All contradictions of one job; pydantic carries it from the schema to `validated_layers`."""
+
+    def __init__(self, found: list[Contradiction]) -> None:
+        super().__init__("; ".join(f"{c.keys[0]} with {c.keys[1]}: allowed: {c.allowed}" for c in found))
+        self.found = found
 
 
 def validated_layers(form: Any, layers: Layers) -> Any:
@@ -113,3 +140,45 @@ def _descriptions_at(schema: Any, parts: tuple[str, ...], table: Mapping[str, An
     """Return the keys that the table at `parts` may have; with an unknown kind, those of every kind."""
     forms = forms_at(schema, parts, table)
     return {key: field.description or "" for form in forms for key, field in fields_by_key(form).items()}
+
+
+# --- a table whose kind a later layer changes ---
+
+
+def drop_keys_of_earlier_kinds(layers: Layers, schema: Form) -> None:
+    """Remove the keys that only an earlier kind of their table had and that came from below the present kind.
+
+    A job file that reads a CSV has keys that the source `digits` lacks: `--set data.source=digits` drops them. Keys of
+    both kinds stay; keys that are given together with the new kind, or after it, are validated as usual.
+    """
+    for tag, earlier in list(layers.replaced.items()):
+        if tag[-1] not in TAGS or tag not in layers.origins:
+            continue
+        forms = forms_at(schema, tag[:-1], {})
+        now = _form(forms, tag[-1], at(layers.table, tag))
+        before = [form for kind in earlier if (form := _form(forms, tag[-1], kind)) is not None]
+        if now is None:  # reported by the validation
+            continue
+        for key in list(at(layers.table, tag[:-1])):
+            below = (*tag[:-1], key)
+            if key != tag[-1] and _is_below(layers, below, tag) and _goes(key, before, now):
+                layers.drop(below)
+
+
+def _goes(key: str, before: Sequence[Form], now: Form) -> bool:
+    declared = any(key in fields_by_key(form) for form in before)
+    stays = key in fields_by_key(now) or (takes_any(now) and not declared)
+    return not stays and (declared or any(takes_any(form) for form in before))
+
+
+def _is_below(layers: Layers, key: tuple[str, ...], tag: tuple[str, ...]) -> bool:
+    limit = _rank(layers.origins[tag])
+    return all(_rank(origin) < limit for leaf, origin in layers.origins.items() if leaf[: len(key)] == key)
+
+
+def _rank(origin: str) -> int:
+    return _RANKS.index(origin.partition(" ")[0])
+
+
+def _form(forms: Sequence[Form], tag: str, kind: Any) -> Form | None:
+    return next((form for form in forms if means(form, tag, kind)), None)

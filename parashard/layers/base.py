@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
-from parashard.job.declared_table import Table
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Initializer, Variable, glorot_uniform, he_normal
 
@@ -86,7 +85,7 @@ class LooksUpLayer(Layer):
     """A layer of rows of embedding tables, which are handed in as weights are, by table. Only a first layer is one."""
 
     @abstractmethod
-    def own_tables(self) -> tuple[Table | EmbeddingTable, ...]:
+    def own_tables(self) -> tuple[EmbeddingTable, ...]:
         """Return the tables."""
 
     @abstractmethod

@@ -14,7 +14,6 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError, WrongModel, shortened
-from parashard.job.declared_table import Table, dimension_of
 from parashard.layers.base import (
     Layer,
     LooksUpLayer,
@@ -111,14 +110,14 @@ class TableEmbedding(LooksUpLayer):
     name: ClassVar[str] = "table_embedding"
     of_indices: ClassVar[bool] = True
 
-    tables: Table | EmbeddingTable | Mapping[str, Table | EmbeddingTable]
+    tables: EmbeddingTable | Mapping[str, EmbeddingTable]
     combiner: str | None = None
-    _by_input: dict[str, Table | EmbeddingTable] = field(init=False, repr=False, compare=False)
+    _by_input: dict[str, EmbeddingTable] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         by_input = self.tables if isinstance(self.tables, Mapping) else {_WHOLE: self.tables}
         for table in by_input.values():
-            if not isinstance(table, Table | EmbeddingTable):
+            if not isinstance(table, EmbeddingTable):
                 raise ConfigurationError(
                     'TableEmbedding: tables is one such as ps.Table("users", 16), or a dict of them by input, found '
                     f"{shortened(repr(table))}"
@@ -135,7 +134,7 @@ class TableEmbedding(LooksUpLayer):
                 )
         object.__setattr__(self, "_by_input", dict(by_input))
 
-    def own_tables(self) -> tuple[Table | EmbeddingTable, ...]:
+    def own_tables(self) -> tuple[EmbeddingTable, ...]:
         """Return the tables, each once."""
         return tuple(dict.fromkeys(self._by_input.values()))
 
@@ -157,7 +156,7 @@ class TableEmbedding(LooksUpLayer):
         table = self._by_input.get(name)
         if table is None:
             return shape
-        return (*(shape if self.combiner is None else shape[:-1]), dimension_of(table))
+        return (*(shape if self.combiner is None else shape[:-1]), table.row_elements)
 
     def keys(self, inputs: Any) -> dict[str, Array]:
         """Return the ids of a batch by table: those of its inputs, one after the other."""
@@ -201,7 +200,7 @@ class TableEmbedding(LooksUpLayer):
                 table = self._by_input.get(name)
                 if table is not None:
                     places = x[name] if name else x
-                    spread = self._spread(own, places, dimension_of(table), at.xp)
+                    spread = self._spread(own, places, table.row_elements, at.xp)
                     by_table[table.name].append((spread, places.reshape(-1)))
             found = {}
             for name, pairs in by_table.items():
@@ -215,7 +214,7 @@ class TableEmbedding(LooksUpLayer):
         table = self._by_input.get(name)
         if table is None:
             return x
-        rows = weights[table.name].take(x.reshape(-1), axis=0).reshape(*x.shape, dimension_of(table))
+        rows = weights[table.name].take(x.reshape(-1), axis=0).reshape(*x.shape, table.row_elements)
         if self.combiner is None or x.ndim == 1:
             return rows
         return rows.sum(axis=-2) / (max(1, x.shape[-1]) if self.combiner == "mean" else 1)

@@ -16,12 +16,13 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError, WrongModel
-from parashard.job.declared_table import Table, checked_tables
+from parashard.job.embeddings import checked_tables
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.framework import (
     checked_kind,
 )
 from parashard.models.row_places import check_keys
+from parashard.plan.embedding import EmbeddingTable
 from parashard.process.extras import install
 
 try:
@@ -184,7 +185,7 @@ MARK = "\0rows of "
 """Before a table's name among trained leaves, whose paths never begin so."""
 
 
-def tables_and_keys(tables: object, keys: object) -> dict[str, Table]:
+def tables_and_keys(tables: object, keys: object) -> dict[str, EmbeddingTable]:
     """Return the tables of a model by name, if it says which rows a batch needs exactly where it has tables."""
     found = checked_tables(tables)
     if keys is not None and not callable(keys):
@@ -204,10 +205,10 @@ def gathered(variables: Mapping[str, Array], batch: Batch) -> dict[str, Any]:
     return {name: borrowed(variables[name].take(places, axis=0)) for name, places in batch.places.items()}
 
 
-def like_gathered(tables: Mapping[str, Table], batch: Batch) -> dict[str, Any]:
+def like_gathered(tables: Mapping[str, EmbeddingTable], batch: Batch) -> dict[str, Any]:
     """Return zeros in the shapes of `gathered`."""
     return {
-        name: np.zeros((*places.shape, tables[name].dimension), np.float32) for name, places in batch.places.items()
+        name: np.zeros((*places.shape, tables[name].row_elements), np.float32) for name, places in batch.places.items()
     }
 
 

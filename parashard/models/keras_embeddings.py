@@ -14,7 +14,7 @@ import numpy as np
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves
 from parashard.errors import ConfigurationError, WrongModel
-from parashard.job.declared_table import Table, declared_again, dimension_of
+from parashard.job.embeddings import Table, plain_of
 from parashard.models.base import HeldTable
 from parashard.models.keras_rows import lent_rows
 from parashard.models.keras_variables import keras
@@ -152,7 +152,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
 
     def __init__(
         self,
-        table: Table | EmbeddingTable,
+        table: EmbeddingTable,
         combiner: str | None = None,
         padding_key: int | None = None,
         **arguments: Any,
@@ -176,7 +176,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
     @property
     def dimension(self) -> int:
         """Numbers of a row."""
-        return dimension_of(self.table)
+        return self.table.row_elements
 
     @property
     def holds_rows(self) -> bool:
@@ -268,17 +268,15 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
         """Hold what was saved."""
         if "keys" in store.keys():  # noqa: SIM118  # of a file of Keras, which has no `in`
             seed = int(np.array(store["seed"]))
-            table = self.table.embedding if isinstance(self.table, Table) else self.table
-            held = HeldTable(mixed(np.array(store["keys"])), np.array(store["rows"]), first_rows(table, seed))
+            held = HeldTable(mixed(np.array(store["keys"])), np.array(store["rows"]), first_rows(self.table, seed))
             self.hold(held, seed)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""
         config: dict[str, Any] = super().get_config()
-        table = self.table if isinstance(self.table, Table) else declared_again(self.table)
         return {
             **config,
-            "table": {"name": table.name, **table.plain()},
+            "table": {"name": self.table.name, **plain_of(self.table)},
             "combiner": self.combiner,
             "padding_key": self.padding_key,
         }

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from parashard.data.base import Array
 from parashard.data.ragged import NO_KEY
 from parashard.errors import ConfigurationError, WrongModel
-from parashard.job.declared_table import Table
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.base import HeldTable
 from parashard.plan.embedding import EmbeddingTable, Keys, found_among, mixed, mixed_ids, unmixed
@@ -28,7 +27,7 @@ class LooksRowsUp(Protocol):
     """A layer that looks rows up."""
 
     @property
-    def table(self) -> Table | EmbeddingTable:
+    def table(self) -> EmbeddingTable:
         """Whose rows."""
 
     @property
@@ -38,7 +37,7 @@ class LooksRowsUp(Protocol):
 
 def check_layer(call: str, table: object, padding_key: object) -> None:
     """Refuse what no layer that looks rows up can be made of; `call` names the layer."""
-    if not isinstance(table, Table | EmbeddingTable):
+    if not isinstance(table, EmbeddingTable):
         raise ConfigurationError(f'{call}: table is one such as ps.Table("users", 16), found {type(table).__name__}')
     if padding_key is not None and (isinstance(padding_key, bool) or not isinstance(padding_key, int)):
         raise ConfigurationError(f"{call}: padding_key is a whole number, found {padding_key!r}")
@@ -65,7 +64,7 @@ def check_keys(tables: Iterable[str], keys: object, framework: str, lacking: str
         raise ConfigurationError(f"keys= names rows of tables, and {lacking}")
 
 
-def check_combiner(call: str, table: Table | EmbeddingTable, combiner: str | None) -> None:
+def check_combiner(call: str, table: EmbeddingTable, combiner: str | None) -> None:
     """Refuse a table that says how rows become one, for a layer that is not told; `call` names the layer."""
     if table.combiner is not None and combiner is None:
         raise ConfigurationError(

@@ -17,7 +17,6 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError, WrongModel
-from parashard.job.declared_table import Table
 from parashard.layers.base import Layer, LooksUpLayer, Pass, Pullback, Shape, Shapes
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.models.base import HeldTable
@@ -110,7 +109,7 @@ class Sequential:
         self._values: Mapping[str, Float32s] | None = None
         self._held: Mapping[str, HeldTable] = {}
         self._looks_up: LooksUpLayer | None = None
-        self.tables: tuple[Table | EmbeddingTable, ...] = ()
+        self.tables: tuple[EmbeddingTable, ...] = ()
         self._declared: dict[str, Variable] = {}
         self._parts: list[tuple[int, dict[str, str]]] = []  # a layer's number, and its variables' names by its own ones
         self.output_shape = self._named()

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError, WrongModel
-from parashard.job.declared_table import Table, dimension_of
 from parashard.models.base import HeldTable
 from parashard.models.row_places import (
     check_fit_begins,
@@ -48,7 +47,7 @@ class RowSource(Protocol):
 class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has no PyTorch
     """What both modules have: a table, and rows while they are lent."""
 
-    def __init__(self, table: Table | EmbeddingTable, padding_key: int | None) -> None:
+    def __init__(self, table: EmbeddingTable, padding_key: int | None) -> None:
         super().__init__()
         check_layer(f"ps.torch.{type(self).__name__}", table, padding_key)
         self.table = table
@@ -58,7 +57,7 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
     @property
     def dimension(self) -> int:
         """Numbers of a row."""
-        return dimension_of(self.table)
+        return self.table.row_elements
 
     def extra_repr(self) -> str:
         """Return what `print` shows of the module."""
@@ -105,7 +104,7 @@ class Embedding(_LookUps):
     Rows have the type of the module's parameters, where all have one, and move in float32 on the shards.
     """
 
-    def __init__(self, table: Table | EmbeddingTable, padding_key: int | None = None) -> None:
+    def __init__(self, table: EmbeddingTable, padding_key: int | None = None) -> None:
         super().__init__(table, padding_key)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -131,7 +130,7 @@ class EmbeddingBag(_LookUps):
     As for `Embedding`. The mode "max" is refused.
     """
 
-    def __init__(self, table: Table | EmbeddingTable, mode: str | None = None, padding_key: int | None = None) -> None:
+    def __init__(self, table: EmbeddingTable, mode: str | None = None, padding_key: int | None = None) -> None:
         super().__init__(table, padding_key)
         self.takes_combiner = mode is None
         mode = mode if mode is not None else table.combiner or "mean"

@@ -53,7 +53,7 @@ def made(loss: Any = loss, init: Any = init, **arguments: Any) -> Any:
 
 
 def tables(model: Any) -> dict[str, EmbeddingTable]:
-    return {table.name: table.embedding for table in model.tables}
+    return {table.name: table for table in model.tables}
 
 
 def step(model: Any, inputs: Any = INPUTS, number: int = 0) -> tuple[Batch, dict[str, Any]]:

@@ -43,7 +43,7 @@ class DenseTable(layers.Embedding):  # type: ignore[misc]
     def __init__(self, combiner: str | None = None, mask: bool = False) -> None:
         super().__init__(7, 3)
         self._combiner, self.supports_masking = combiner, mask
-        rows = TableSet((USERS.embedding,), 3).first_rows("users", mixed(ALL))
+        rows = TableSet((USERS,), 3).first_rows("users", mixed(ALL))
         self.build()
         self.embeddings.assign(np.concatenate([rows, np.zeros((1, 3), np.float32)]))
 
@@ -196,7 +196,7 @@ def test_the_model_of_a_trainer_holds_the_rows_draws_others_and_is_saved_with_th
     def make() -> Any:
         return net(ps.keras.Embedding(SMALL, padding_key=PADDING), pooled)
 
-    ours, drawn = model(make), TableSet((SMALL.embedding,), 3)
+    ours, drawn = model(make), TableSet((SMALL,), 3)
     batch, values = step(ours, IDS)
     own = ours.own({name: values[name] for name in ours.initial_variables()})
     own_keys = batch.keys["small"]

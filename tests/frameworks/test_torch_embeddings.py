@@ -56,7 +56,7 @@ def trained(layer: Callable[[], Any], call: Callable[..., Any]) -> Any:
 
 
 def tables(model: Any) -> dict[str, EmbeddingTable]:
-    return {table.name: table.embedding for table in model.tables}
+    return {table.name: table for table in model.tables}
 
 
 def step(model: Any, inputs: Any, number: int = 0) -> tuple[Batch, dict[str, Any]]:
@@ -69,7 +69,7 @@ def step(model: Any, inputs: Any, number: int = 0) -> tuple[Batch, dict[str, Any
 
 def dense(table: ps.Table) -> Any:
     """Return a dense table with the rows of ALL, and of the padding key after them."""
-    rows = TableSet((table.embedding,), 3).first_rows(table.name, mixed(ALL))
+    rows = TableSet((table,), 3).first_rows(table.name, mixed(ALL))
     return torch.from_numpy(np.concatenate([rows, np.zeros((1, table.dimension), np.float32)])).requires_grad_()
 
 

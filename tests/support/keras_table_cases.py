@@ -39,7 +39,7 @@ def model(make: Any, **arguments: Any) -> Any:
 
 
 def tables(ours: Any) -> dict[str, EmbeddingTable]:
-    return {table.name: table.embedding for table in ours.tables}
+    return {table.name: table for table in ours.tables}
 
 
 def step(ours: Any, inputs: Any, number: int = 0, targets: Any = Y) -> tuple[Batch, dict[str, Any]]:

@@ -36,8 +36,8 @@ class Worker:
         """Look a call's keys up and call it, as a worker does."""
         self.calls.write(step, FunctionCall(f"{__name__}:called", args, kwargs))
         bare = Batch(step, 0, np.arange(1), np.zeros((1, 0)), np.zeros((1, 0)))
-        self.batch = looked_up(self.functions, bare, {"users": USERS.embedding})
-        drawn = TableSet((USERS.embedding,), 3)
+        self.batch = looked_up(self.functions, bare, {"users": USERS})
+        drawn = TableSet((USERS,), 3)
         rows = {name: drawn.first_rows(name, keys) for name, keys in self.batch.keys.items()}
         return self.functions.loss_and_gradients({**WEIGHTS, **rows}, self.batch, np)
 

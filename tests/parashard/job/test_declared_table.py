@@ -9,8 +9,7 @@ import pytest
 import parashard as ps
 from parashard.errors import ConfigurationError
 from parashard.frozen_model import validated
-from parashard.job.declared_table import checked_tables
-from parashard.job.embeddings import TableSettings
+from parashard.job.embeddings import TableSettings, checked_tables, embedding_of, plain_of
 
 OTHER: dict[str, Any] = {
     "dtype": "float16",
@@ -41,15 +40,16 @@ NEEDED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("key", [key for key in TableSettings.model_fields if key != "dimension"])
 def test_a_setting_is_the_one_of_a_job_file(key: str) -> None:
     declared = ps.Table("users", 4, **NEEDED.get(key, {}), **{key: OTHER[key]})
-    settings = validated(TableSettings, declared.plain())
+    settings = validated(TableSettings, plain_of(declared))
     assert getattr(settings, key) == OTHER[key]
     assert settings.dimension == 4 == declared.dimension
     assert declared != ps.Table("users", 4)
 
 
 def test_what_is_not_said_is_as_in_a_job_file() -> None:
-    assert validated(TableSettings, ps.Table("users", 4).plain()) == TableSettings(dimension=4)
-    assert ps.Table("users", 4).embedding.initializer.kind == "uniform"
+    said = validated(TableSettings, plain_of(ps.Table("users", 4)))
+    assert embedding_of("users", said) == embedding_of("users", TableSettings(dimension=4))
+    assert said.initializer == "uniform"
 
 
 @pytest.mark.parametrize(

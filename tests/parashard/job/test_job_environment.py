@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard.job.environment import COMPOSE_VARIABLES, OWN_VARIABLES
+from parashard.job.layers import COMPOSE_VARIABLES, OWN_VARIABLES
 from parashard.job.load import load_job
 from parashard.launch.programs import RESUME_VARIABLE
 from parashard.launch.run_folders import RUNS_VARIABLE

@@ -43,7 +43,7 @@ def several(combiner: str | None) -> Any:
 
 
 def tables(model: Any) -> dict[str, EmbeddingTable]:
-    return {table.name: table.embedding for table in model.tables}
+    return {table.name: table for table in model.tables}
 
 
 def step(model: Any, inputs: Any, dtype: Any = np.float32) -> tuple[Batch, dict[str, Any]]:

@@ -46,7 +46,7 @@ def fit(trainer: Any, **arguments: Any) -> Any:
 def by_hand(epochs: int, batch_size: int) -> tuple[dict[int, float], float]:
     """Return each key's number and the bias, trained by arithmetic of one number at a time."""
     steps = StepPlan(len(KEYS), batch_size, epochs, 3)
-    drawn = TableSet((TABLE.embedding,), 3).first_rows("weight", mixed(np.unique(KEYS)))[:, 0]
+    drawn = TableSet((TABLE,), 3).first_rows("weight", mixed(np.unique(KEYS)))[:, 0]
     rows, velocity, bias = dict(zip(np.unique(KEYS).tolist(), drawn, strict=True)), {}, np.float32(0)
     for step in range(steps.total):
         indices, gradient, of_bias = steps.indices(step), {}, np.float32(0)
@@ -132,7 +132,7 @@ def test_a_second_training_that_was_interrupted_goes_on_too(monkeypatch: pytest.
 def test_an_evaluation_reads_the_rows_of_the_run_and_one_before_it_first_values() -> None:
     ours = trainer()
     before = ours.evaluate(DATA, batch_size=7)["loss"]
-    rows = TableSet((TABLE.embedding,), 3).first_rows("weight", mixed(KEYS))[:, 0].reshape(KEYS.shape)
+    rows = TableSet((TABLE,), 3).first_rows("weight", mixed(KEYS))[:, 0].reshape(KEYS.shape)
     assert before == pytest.approx(float(((rows.sum(1) - TARGETS) ** 2).mean()), rel=1e-5)
     assert ours.table("weight")[1].shape == (0, 1)
     history = fit(ours, validation_data=DATA)
