@@ -25,7 +25,7 @@ from parashard.errors import BadData
 from parashard.figures import counted
 from parashard.job.validation import validated_words
 from parashard.models.framework import step_seed
-from parashard.plan.permutation import Permutation
+from parashard.plan.seeding import Permutation
 
 _SPLIT = -1  # no epoch of a job
 _LABELS = "targets of one whole number an example, the label of its class, or of one number a class, which add up to 1"

@@ -20,7 +20,7 @@ from parashard.data.base import DataSpec, Field, Indices
 from parashard.data.options import ClicksOptions
 from parashard.data.portable_math import Float64s, exp, log, sigmoid
 from parashard.data.synthetic import normal_numbers
-from parashard.plan.splitmix import splitmix64
+from parashard.plan.seeding import splitmix64
 from parashard.plan.variables import Float32s
 
 _U64 = np.uint64

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from parashard.data.base import MAX_CLASSES, Indices
 from parashard.data.texts import MISSING, Marks, marks_of
 from parashard.frozen_model import FrozenModel
-from parashard.plan.permutation import MAX_LENGTH, Permutation
+from parashard.plan.seeding import MAX_LENGTH, Permutation
 
 _NO_EPOCH = -1  # the permutation of no job's epoch, so that a split is unrelated to any order of training
 _MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64

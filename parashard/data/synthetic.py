@@ -19,7 +19,7 @@ from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import DataSpec, Indices
 from parashard.data.options import DigitsOptions, SyntheticOptions
 from parashard.errors import ConfigurationError
-from parashard.plan.splitmix import splitmix64
+from parashard.plan.seeding import splitmix64
 from parashard.process.extras import install
 
 _Words = npt.NDArray[np.uint64]

@@ -149,6 +149,11 @@ class Table(EmbeddingTable):
         """Numbers of a row."""
         return self.row_elements
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EmbeddingTable) and vars(self) == vars(other)
+
+    __hash__ = EmbeddingTable.__hash__
+
     def __repr__(self) -> str:
         return f"ps.Table({self.name!r}, {self.dimension})"
 

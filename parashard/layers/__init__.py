@@ -8,12 +8,12 @@ from parashard.layers.base import Pass as Pass
 from parashard.layers.base import Pullback as Pullback
 from parashard.layers.dense import GELU as GELU
 from parashard.layers.dense import Dense as Dense
+from parashard.layers.dense import Dropout as Dropout
 from parashard.layers.dense import Flatten as Flatten
 from parashard.layers.dense import LayerNorm as LayerNorm
 from parashard.layers.dense import ReLU as ReLU
 from parashard.layers.dense import Sigmoid as Sigmoid
 from parashard.layers.dense import Tanh as Tanh
-from parashard.layers.dropout import Dropout as Dropout
 from parashard.layers.embedding import Embedding as Embedding
 from parashard.layers.embedding import TableEmbedding as TableEmbedding
 from parashard.layers.images import Conv2D as Conv2D

@@ -10,8 +10,7 @@ from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
 from parashard.job.model_options import ActivationName, CnnOptions, MlpOptions
 from parashard.layers.base import Layer, Pass, Pullback, Shape
-from parashard.layers.dense import ACTIVATIONS, Dense, Flatten
-from parashard.layers.dropout import Dropout
+from parashard.layers.dense import ACTIVATIONS, Dense, Dropout, Flatten
 from parashard.layers.images import Conv2D, MaxPool2D
 from parashard.metrics import Sums
 from parashard.models.base import Model

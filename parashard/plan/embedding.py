@@ -25,8 +25,8 @@ from parashard.errors import ConfigurationError, shortened
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.row_rules import NO_RULES, STEPS_MAX, RowRules
-from parashard.plan.splitmix import splitmix64
-from parashard.plan.variables import Float32s, Initializer, drawn, key_of
+from parashard.plan.seeding import key_of, splitmix64
+from parashard.plan.variables import Float32s, Initializer, drawn
 
 Keys = npt.NDArray[np.uint64]
 RowDtype = Literal["float32", "float16", "bfloat16"]

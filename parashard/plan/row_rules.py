@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.plan.splitmix import splitmix64
-from parashard.plan.variables import Float32s, key_of
+from parashard.plan.seeding import key_of, splitmix64
+from parashard.plan.variables import Float32s
 
 STEPS_MAX = (1 << 32) - 2
 """Times are kept in 32 bits; the last one marks a record that is free."""

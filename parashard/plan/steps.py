@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from parashard.errors import ConfigurationError
-from parashard.plan.permutation import MAX_LENGTH, Indices, Permutation
+from parashard.plan.seeding import MAX_LENGTH, Indices, Permutation
 
 EXAMPLES_SHOWN = 8
 BLOCK_EXAMPLES = 4096  # indices that are computed at once

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.errors import ConfigurationError, shortened
-from parashard.plan.splitmix import splitmix64
+from parashard.plan.seeding import key_of, splitmix64
 from parashard.plan.state import COUNTER, COUNTER_BYTES, check_state, counter_rows, counter_values
 
 Float32s = npt.NDArray[np.float32]
@@ -194,11 +194,6 @@ def as_imported(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float32s]:
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def key_of(text: str) -> int:
-    """Return the key of SplitMix64 under which what a text names is drawn."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def drawn(initializer: Initializer, key: int, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:

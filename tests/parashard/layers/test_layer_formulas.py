@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parashard.layers import GELU, Pass, ReLU, Sigmoid, Tanh, sigmoid_cross_entropy, softmax_cross_entropy
-from parashard.layers.dropout import dropout_mask
+from parashard.layers.dense import dropout_mask
 
 FORMULAS = {
     ReLU(): lambda z: max(z, 0.0),

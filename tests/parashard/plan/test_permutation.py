@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
-from parashard.plan.permutation import MAX_LENGTH, Permutation
+from parashard.plan.seeding import MAX_LENGTH, Permutation
 from support.tiers import fewer
 
 POWERS = [2**k + d for k in range(1, 15) for d in (-1, 0, 1)]

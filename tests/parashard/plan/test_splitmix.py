@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from parashard.plan.splitmix import splitmix64
+from parashard.plan.seeding import splitmix64
 
 
 def test_it_is_the_authors() -> None:

@@ -1,12 +1,13 @@
-"""Permutation: a seeded shuffle of [0, length) that is computed position by position and never stored.
+"""Seeding: random words and shuffles, each a function of a key and a position alone, and never stored.
 
-Pure integer arithmetic: the same on every machine. Knows nothing of steps, batches or data.
+Pure integer arithmetic: the same on every machine, and words also on NumPy and on CuPy. Knows nothing of what is drawn.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,35 @@ _Words = npt.NDArray[np.uint64]
 
 MAX_LENGTH = 1 << 40
 ROUNDS = 8  # twice the four of Luby and Rackoff (SIAM J. Comput. 1988), for tiny halves and a cheap F; must be even
+_U64 = np.uint64  # CuPy's, too
+
+
+def key_of(text: str) -> int:
+    """Return the key of SplitMix64 under which what a text names is drawn."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def splitmix64(counters: Any, key: int) -> Any:
+    """Return SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) at these counters under a key.
+
+    The k-th output of the authors' splitmix64.c from the state `key` is the value at counter k, from 1 on.
+
+    Parameters
+    ----------
+    counters : array of uint64, at least one-dimensional, of NumPy or CuPy
+        Overwritten with the result, which is this array: large ones need no temporaries of their size but one.
+    key : int
+        In [0, 2**64).
+    """
+    z = counters
+    z *= _U64(0x9E3779B97F4A7C15)
+    z += _U64(key)
+    z ^= z >> _U64(30)
+    z *= _U64(0xBF58476D1CE4E5B9)
+    z ^= z >> _U64(27)
+    z *= _U64(0x94D049BB133111EB)
+    z ^= z >> _U64(31)
+    return z
 
 
 def _word(value: int) -> _Words:
