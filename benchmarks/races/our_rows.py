@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.peers import click_ids, seam
 from benchmarks.races.ours import STEPS, Cluster
 from parashard.layers.row_sums import sum_by_place
-from parashard.models.distinct_keys import distinct_keys
+from parashard.models.looking_up import distinct_keys
 from parashard.plan.embedding import mixed
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 

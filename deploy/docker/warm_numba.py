@@ -10,7 +10,7 @@ import numpy as np
 from parashard.data.hashing import keys_of_texts
 from parashard.encodings import codec
 from parashard.layers.row_sums import sum_by_place
-from parashard.models.distinct_keys import distinct_keys
+from parashard.models.looking_up import distinct_keys
 from parashard.plan.variables import Variable
 from parashard_server.state.kernels import fused
 from parashard_server.state.kernels.compiling import LOOPS

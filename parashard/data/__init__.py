@@ -5,7 +5,8 @@ Libraries that are optional (scikit-learn, pyarrow) are imported when a source t
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from parashard.data.base import DataSource
 from parashard.data.clicks import ClicksSource
@@ -29,42 +30,23 @@ from parashard.data.parquet import open_parquet
 from parashard.data.synthetic import SyntheticSource, open_digits
 from parashard.errors import ConfigurationError
 
+_OPEN: Mapping[type[Any], Callable[[Any], DataSource]] = {
+    ClicksOptions: ClicksSource,
+    CriteoOptions: open_criteo,
+    CsvOptions: open_csv,
+    DigitsOptions: open_digits,
+    IdxOptions: open_idx,
+    NpzOptions: open_npz,
+    ParquetOptions: open_parquet,
+    SyntheticOptions: SyntheticSource,
+}
+
 
 def open_source(options: DataOptions) -> DataSource:
     """Load the data that the options describe."""
-    match options:
-        case ClicksOptions() | SyntheticOptions():
-            return _generated(options)
-        case CriteoOptions() | CsvOptions() | ParquetOptions():
-            return _table(options)
-        case DigitsOptions():
-            return open_digits(options)
-        case IdxOptions():
-            return open_idx(options)
-        case NpzOptions():
-            return open_npz(options)
-        case ScriptDataOptions():
-            raise ConfigurationError(
-                'data.source is "script": run the script, which has the data; another worker of its run is `parashard '
-                "worker --connect RUN SCRIPT ARGS`"
-            )
-        case _:
-            assert_never(options)
-
-
-def _generated(options: ClicksOptions | SyntheticOptions) -> DataSource:
-    match options:
-        case ClicksOptions():
-            return ClicksSource(options)
-        case _:
-            return SyntheticSource(options)
-
-
-def _table(options: CriteoOptions | CsvOptions | ParquetOptions) -> DataSource:
-    match options:
-        case CriteoOptions():
-            return open_criteo(options)
-        case CsvOptions():
-            return open_csv(options)
-        case _:
-            return open_parquet(options)
+    if isinstance(options, ScriptDataOptions):
+        raise ConfigurationError(
+            'data.source is "script": run the script, which has the data; another worker of its run is `parashard '
+            "worker --connect RUN SCRIPT ARGS`"
+        )
+    return _OPEN[type(options)](options)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from parashard.data.base import CellCounts
-from parashard.data.columns import Column, Lists, Numbers, Words, as_words, shown_cell
-from parashard.data.input_columns import InputColumn, TextColumn
-from parashard.data.key_columns import KNOWN_KEYS, KeyColumn, KeysColumn
+from parashard.data.columns import Column, Lists, Numbers, Words, shown_cell, texts_of
+from parashard.data.input_columns import KNOWN_KEYS, InputColumn, KeyColumn, KeysColumn, TextColumn, unknown_at
 from parashard.data.texts import Marks, canonical, has_leading_zero, number_of
 
 _ROUNDED = re.compile(r"[0-9]\.[0-9]{15,}[eE]\+?[0-9]{2}")
@@ -67,16 +66,18 @@ def unknown_cells(column: InputColumn, cells: Column, training: Column | None = 
 
     Of hashed keys those of the training rows are known, if these are given.
     """
-    if isinstance(column, (TextColumn, *KNOWN_KEYS)):
-        known = column.known
+    if isinstance(column, TextColumn):
+        known = column.categories
+    elif isinstance(column, KNOWN_KEYS):
+        known = column.texts
     elif training is not None and isinstance(column, (KeyColumn, KeysColumn)):
-        known = tuple(_texts_of(training).used())
+        known = tuple(texts_of(training).used())
     else:
         return 0, 0, ""
-    texts = _texts_of(cells)
-    there = texts.codes >= 0
-    unknown = np.flatnonzero(there & (texts.places(known) < 0))
-    return len(unknown), int(there.sum()), texts.vocabulary[texts.codes[unknown[0]]] if len(unknown) else ""
+    texts = texts_of(cells)
+    unknown = unknown_at(texts, known)
+    example = texts.vocabulary[texts.codes[unknown[0]]] if len(unknown) else ""
+    return len(unknown), int((texts.codes >= 0).sum()), example
 
 
 def merged_texts(column: InputColumn, cells: Column) -> list[list[str]]:
@@ -102,7 +103,7 @@ def _text_warnings(read: Column, used: Column, merged: Sequence[Sequence[str]], 
     """Yield what a user must know of a column's texts, as it was read and as it is used."""
     if isinstance(read, Numbers) or isinstance(used, Numbers) or not (used.codes >= 0).any():
         return
-    texts = _texts_of(used).used()
+    texts = texts_of(used).used()
     yield from _marked(read, marks)
     if merged:
         more = f", as are {len(merged) - 1:,} more groups of texts" if len(merged) > 1 else ""
@@ -120,7 +121,7 @@ def _text_warnings(read: Column, used: Column, merged: Sequence[Sequence[str]], 
 
 
 def _marked(read: Words | Lists, marks: Marks) -> Iterator[str]:
-    counts = _texts_of(read).counts()
+    counts = texts_of(read).counts()
     found: Counter[str] = Counter()
     for text, count in zip(read.vocabulary, counts.tolist(), strict=True):
         if marks.is_missing(text) and text.strip() and text.strip() not in marks.also:
@@ -128,10 +129,6 @@ def _marked(read: Words | Lists, marks: Marks) -> Iterator[str]:
     if found:
         cells = " and ".join(f"{count:,} cells {text!r}" for text, count in sorted(found.items()))
         yield f": {cells} are read as missing; data.not_missing = {json.dumps(sorted(found))} reads them as names"
-
-
-def _texts_of(column: Column) -> Words:
-    return column.texts() if isinstance(column, Lists) else as_words(column)
 
 
 def _grouped(texts: Iterable[str], by: Callable[[str], str]) -> list[list[str]]:

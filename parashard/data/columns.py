@@ -89,10 +89,6 @@ class Lists(NamedTuple):
         places, offsets = places_of_rows(self.offsets, rows)
         return Lists(self.codes[places], offsets, self.vocabulary)
 
-    def texts(self) -> Words:
-        """Return all texts of all rows, end to end, as a column of its own."""
-        return Words(self.codes, self.vocabulary)
-
 
 Cells = Numbers | Words
 """A column of one value a row."""
@@ -144,6 +140,11 @@ def as_words(column: Column) -> Words:
     if isinstance(column, Words):
         return column
     return words(None if math.isnan(value) else number_text(value, column.boolean) for value in column.values.tolist())
+
+
+def texts_of(column: Column) -> Words:
+    """Return a column as text; of lists all texts of all rows, end to end."""
+    return Words(column.codes, column.vocabulary) if isinstance(column, Lists) else as_words(column)
 
 
 def number_text(number: float, boolean: bool = False) -> str:

@@ -24,8 +24,7 @@ from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Indices, kind_of_failure
 from parashard.data.columns import Float64s, Numbers, shown_cell
 from parashard.data.hashing import keys_of_bytes, seed_of
-from parashard.data.input_columns import LogNumberColumn
-from parashard.data.key_columns import KeyColumn
+from parashard.data.input_columns import KeyColumn, LogNumberColumn
 from parashard.data.options import CriteoOptions
 from parashard.data.portable_math import mean_and_deviation, signed_log
 from parashard.data.preprocessing import ClassTarget

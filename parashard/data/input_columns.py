@@ -1,6 +1,7 @@
 """Input columns: how the columns of a table become inputs of a model or keys, fitted on its training rows.
 
-Owns standardisation and one-hot encoding, and puts numbers and keys together. Knows no file.
+Owns standardisation, one-hot encoding and the keys of texts, hashed or of a vocabulary, one in each row or several; and
+what of a column is saved for prediction. Knows no file.
 """
 
 from __future__ import annotations
@@ -13,26 +14,20 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from parashard.data.columns import Column, Numbers, Words, as_words, merged, shown_cell
-from parashard.data.key_columns import (
-    KNOWN_KEYS,
-    LISTS_OF_KEYS,
-    SINGLE_KEYS,
-    KeyColumn,
-    KeysColumn,
-    KnownKeyColumn,
-    KnownKeysColumn,
-    unknown_text,
-)
+from parashard.data.columns import Column, Lists, Numbers, Words, as_words, merged, shown_cell, texts_of
+from parashard.data.hashing import keys_of_texts, seed_of
+from parashard.data.options import UnknownTexts
 from parashard.data.portable_math import mean_and_deviation, signed_log, standardise
+from parashard.data.ragged import NO_KEY, Int64s, Ragged, run_lengths
+from parashard.data.texts import canonical as compared
 from parashard.data.tree import Tree
 from parashard.errors import BadData
 from parashard.frozen_model import FrozenModel
 from parashard.plan.variables import Float32s
 
-ANY_KEYS = (*SINGLE_KEYS, *LISTS_OF_KEYS)
 MAX_CATEGORIES = 4096
 """Most categories that one column may have: each becomes an input of its own, in every example."""
+_INSTEAD_OF_NO_KEY = -2
 
 
 class NumberColumn(FrozenModel):
@@ -97,11 +92,6 @@ class TextColumn(FrozenModel):
         """How many inputs it becomes."""
         return len(self.categories) + self.missing_input
 
-    @property
-    def known(self) -> tuple[str, ...]:
-        """The texts that are not unknown."""
-        return self.categories
-
     def encode(self, column: Column, out: Float32s, origin: str) -> None:
         """Write the inputs of every row into `out`, shape (rows, width), which holds zeros."""
         text = as_words(column)
@@ -112,10 +102,114 @@ class TextColumn(FrozenModel):
             out[text.codes < 0, -1] = 1.0
 
 
+class KeyColumn(FrozenModel):
+    """A key of embedding tables: XXH64 of the cell's text, with a seed of the column's own; a missing cell is "".
+
+    With `canonical` it is that of the form in which texts are compared, `parashard.data.texts.canonical`.
+    """
+
+    kind: Literal["key"] = "key"
+    name: str
+    canonical: bool = False
+
+    def keys_of(self, column: Column) -> Int64s:
+        """Return the key of every row."""
+        text = as_words(column)
+        return hashed([*_compared(text.vocabulary, self.canonical), ""], self.name)[
+            text.codes
+        ]  # code -1, of a missing cell: the last
+
+
+class KeysColumn(FrozenModel):
+    """A key for each value of a cell, as of `KeyColumn`, but -2 where that is -1; a missing value has none.
+
+    `values_max` is the number of values of the longest list among the training and held-out rows, at least 1.
+    """
+
+    kind: Literal["keys"] = "keys"
+    name: str
+    delimiter: str
+    values_max: int
+    canonical: bool = False
+
+    def lists_of(self, column: Column) -> Ragged:
+        """Return the keys of every row."""
+        assert isinstance(column, Lists)
+        of_words = hashed(_compared(column.vocabulary, self.canonical), self.name)
+        of_words[of_words == NO_KEY] = _INSTEAD_OF_NO_KEY
+        return _ragged(of_words[column.codes], column, self.values_max)
+
+
+class KnownKeyColumn(FrozenModel):
+    """A key of embedding tables: `first` + the text's place among `texts`.
+
+    With n texts an unknown one has the key `first` + n, unless it is refused, and a missing cell `first` + n + 1.
+    """
+
+    kind: Literal["known_key"] = "known_key"
+    name: str
+    texts: tuple[str, ...]
+    first: int
+    unknown: UnknownTexts
+
+    def keys_of(self, column: Column) -> Int64s:
+        """Return the key of every row."""
+        text = as_words(column)
+        missing = self.first + len(self.texts) + 1
+        return np.where(text.codes < 0, missing, known_keys(text, self.texts, self.first))
+
+
+class KnownKeysColumn(FrozenModel):
+    """A key for each value of a cell, as of `KnownKeyColumn`; a missing value has none. `values_max` as above."""
+
+    kind: Literal["known_keys"] = "known_keys"
+    name: str
+    delimiter: str
+    values_max: int
+    texts: tuple[str, ...]
+    first: int
+    unknown: UnknownTexts
+
+    def lists_of(self, column: Column) -> Ragged:
+        """Return the keys of every row."""
+        assert isinstance(column, Lists)
+        return _ragged(known_keys(texts_of(column), self.texts, self.first), column, self.values_max)
+
+
+AnyKeyColumn = KeyColumn | KeysColumn | KnownKeyColumn | KnownKeysColumn
+SINGLE_KEYS = (KeyColumn, KnownKeyColumn)
+LISTS_OF_KEYS = (KeysColumn, KnownKeysColumn)
+KNOWN_KEYS = (KnownKeyColumn, KnownKeysColumn)
+ANY_KEYS = (*SINGLE_KEYS, *LISTS_OF_KEYS)
 InputColumn = Annotated[
     NumberColumn | LogNumberColumn | TextColumn | KeyColumn | KeysColumn | KnownKeyColumn | KnownKeysColumn,
     Field(discriminator="kind"),
 ]
+
+
+def hashed(texts: Sequence[str], column: str) -> Int64s:
+    """Return the keys of a column's texts, new."""
+    return keys_of_texts(texts, seed_of(column)).view(np.int64)
+
+
+def known_keys(texts: Words, vocabulary: Sequence[str], first: int) -> Int64s:
+    """Return the keys of texts by their place in a vocabulary, in the form in which texts are compared."""
+    places = texts.places(vocabulary)
+    keys: Int64s = np.where(places < 0, first + len(vocabulary), first + places)
+    return keys
+
+
+def longest(*columns: Column) -> int:
+    """Return the number of values of the longest list of some columns, at least 1."""
+    return max([1, *(int(run_lengths(one.offsets).max(initial=0)) for one in columns if isinstance(one, Lists))])
+
+
+def _ragged(keys: Int64s, column: Lists, values_max: int) -> Ragged:
+    return Ragged(keys, column.offsets, max(values_max, longest(column)))
+
+
+def _compared(texts: Sequence[str], canonical: bool) -> Sequence[str]:
+    return [compared(text) for text in texts] if canonical else texts
 
 
 def fitted_number(name: str, column: Numbers, origin: str) -> NumberColumn:
@@ -161,14 +255,22 @@ def encoded(columns: Sequence[InputColumn], table: Mapping[str, Column], rows: i
     return {"numbers": inputs, "keys": of_rows} | ({"lists": lists} if lists else {})
 
 
-def check_known(column: InputColumn, texts: Column, cell: Callable[[int], str]) -> None:
+def unknown_at(texts: Words, known: Sequence[str]) -> Int64s:
+    """Return where a text is none of those that are known."""
+    return np.flatnonzero((texts.codes >= 0) & (texts.places(known) < 0))
+
+
+def check_known(column: InputColumn, cells: Column, cell: Callable[[int], str]) -> None:
     """Refuse a text that the vocabulary of a column lacks, where the job says so."""
     if not isinstance(column, KNOWN_KEYS) or column.unknown == "key":
         return
-    found = unknown_text(column, texts)
-    if found is not None:
-        row, text = found
-        raise BadData(
-            f"{cell(row)}: found {shown_cell(text)}; allowed: the {len(column.texts):,} texts of the column's "
-            'vocabulary (data.vocabularies), or data.unknown_texts = "key", which gives all others one key'
-        )
+    texts = texts_of(cells)
+    unknown = unknown_at(texts, column.texts)
+    if not len(unknown):
+        return
+    at = int(unknown[0])
+    row = int(np.searchsorted(cells.offsets, at, side="right")) - 1 if isinstance(cells, Lists) else at
+    raise BadData(
+        f"{cell(row)}: found {shown_cell(texts.vocabulary[texts.codes[at]])}; allowed: the {len(column.texts):,} texts "
+        'of the column\'s vocabulary (data.vocabularies), or data.unknown_texts = "key", which gives all others one key'
+    )

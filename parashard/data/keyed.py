@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from parashard.data.base import HashedTexts, kind_of_failure
-from parashard.data.columns import NO_MARKS, Column, Lists, Words, as_words, shown_cell
-from parashard.data.key_columns import (
+from parashard.data.columns import NO_MARKS, Column, Lists, Words, shown_cell, texts_of
+from parashard.data.input_columns import (
     AnyKeyColumn,
     KeyColumn,
     KeysColumn,
@@ -158,11 +158,6 @@ def hashed_texts(
 
 def _used(column: Column) -> list[str]:
     """Return the distinct texts that have a key; in a column of one value that of "" where a cell is missing."""
-    if isinstance(column, Lists):
-        return _occurring(column.texts())
-    cells = as_words(column)
-    return _occurring(cells) + ([""] if (cells.codes < 0).any() else [])
-
-
-def _occurring(texts: Words) -> list[str]:
-    return [texts.vocabulary[code] for code in np.flatnonzero(texts.counts())]
+    texts = texts_of(column)
+    found = [texts.vocabulary[code] for code in np.flatnonzero(texts.counts())]
+    return found + ([""] if (texts.codes < 0).any() else [])

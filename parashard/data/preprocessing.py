@@ -19,8 +19,16 @@ from pydantic import Discriminator
 
 from parashard.data.base import Field
 from parashard.data.columns import Column, Float64s, Numbers, lists_of, number_text, shown_cell, values_of, words
-from parashard.data.input_columns import ANY_KEYS, InputColumn, NumberColumn, TextColumn, check_known, encoded
-from parashard.data.key_columns import LISTS_OF_KEYS, SINGLE_KEYS
+from parashard.data.input_columns import (
+    ANY_KEYS,
+    LISTS_OF_KEYS,
+    SINGLE_KEYS,
+    InputColumn,
+    NumberColumn,
+    TextColumn,
+    check_known,
+    encoded,
+)
 from parashard.data.portable_math import mean_and_deviation
 from parashard.data.ragged import LISTS, Ragged
 from parashard.data.texts import Marks, canonical, marks_of, number_of

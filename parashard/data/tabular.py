@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Indices
-from parashard.data.cell_counts import told_of_columns
+from parashard.data.cell_counts import told_of_columns, unknown_cells
 from parashard.data.columns import (
     Cells,
     Column,
@@ -34,8 +34,7 @@ from parashard.data.columns import (
     typed_like,
     without_missing,
 )
-from parashard.data.input_columns import InputColumn, check_known, encoded, fitted_number, fitted_text
-from parashard.data.key_columns import AnyKeyColumn, unknown_values
+from parashard.data.input_columns import AnyKeyColumn, InputColumn, check_known, encoded, fitted_number, fitted_text
 from parashard.data.keyed import EVERY_TEXT, fitted_keys, hashed_texts, keyed_names
 from parashard.data.labels import class_names, class_targets, kind_of_labels, value_targets
 from parashard.data.options import TableOptions
@@ -258,7 +257,7 @@ def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical
 def _strange(columns: Mapping[str, Column], keyed: Mapping[str, AnyKeyColumn]) -> Iterator[str]:
     """Yield a warning for each column most of whose values its vocabulary lacks, as if it were another column's."""
     for name, fitted in keyed.items():
-        unknown, values = unknown_values(fitted, columns[name])
+        unknown, values, _ = unknown_cells(fitted, columns[name])
         if 2 * unknown > values:
             yield (
                 f"column {shown_cell(name)}: {unknown:,} of its {values:,} values are not in its vocabulary, and have "

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from parashard.data.columns import words
 from parashard.data.csv import open_csv
-from parashard.data.key_columns import KeyColumn
+from parashard.data.input_columns import KeyColumn
 from parashard.data.options import CsvOptions
 from parashard.errors import BadData
 from parashard.frozen_model import validated

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from parashard.data.arrays import ArraySource
 from parashard.data.csv import open_csv
 from parashard.data.hashing import keys_of_texts, seed_of
-from parashard.data.key_columns import KnownKeyColumn, KnownKeysColumn
+from parashard.data.input_columns import KnownKeyColumn, KnownKeysColumn
 from parashard.data.keyed import VOCABULARY_BYTES_MAX, read_vocabularies
 from parashard.data.options import CsvOptions, ParquetOptions
 from parashard.data.preprocessing import as_json, read_preprocessing

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.models import distinct_keys as module
-from parashard.models.distinct_keys import PROBES_MAX, distinct_keys
+from parashard.models import looking_up as module
+from parashard.models.looking_up import PROBES_MAX, distinct_keys
 from parashard.plan.embedding import mixed
 
 LAST = np.uint64(2**64 - 1)
