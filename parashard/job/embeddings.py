@@ -5,16 +5,16 @@ Owns the keys and their defaults. Knows no row. Called by the schema of the job 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from parashard.errors import ConfigurationError, shortened
 from parashard.frozen_model import FrozenModel
 from parashard.job.keys import without_none
-from parashard.job.validation import validated_words
+from parashard.job.validation import Relation, check_relations, validated_words
 from parashard.plan.embedding import (
     KEYS_PER_STEP_MAX,
     ROW_ELEMENTS_MAX,
@@ -98,6 +98,35 @@ class TableSettings(FrozenModel):
     evict_first: Literal["lru", "lfu"] = Field(
         default="lru", description="Which rows: those pushed the longest ago, or the fewest times."
     )
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        """Refuse values that exclude each other, or what is said of the whole step."""
+        check_relations(self, _broken(self))
+        return self
+
+
+def _broken(table: TableSettings) -> Iterator[Relation]:
+    for key in ("clip_norm", "variable_clip_norm"):
+        if getattr(table.optimizer, key) is not None:
+            yield f"optimizer.{key}", "", "left out: [optimizer] says it for the whole step"
+    if table.optimizer.kind == "ftrl" and table.initializer not in (None, "zeros"):
+        yield "initializer", "optimizer.kind", "zeros where the optimizer is ftrl, which starts there"
+    if table.evict_norm_below and table.dtype != "float32":
+        yield "evict_norm_below", "dtype", f"0 where dtype is {table.dtype}"
+    if table.evict_norm_every != NO_RULES.evict_norm_every and not table.evict_norm_below:
+        yield "evict_norm_every", "evict_norm_below", "left out where evict_norm_below is not set"
+    if table.evict_above_rows is None:
+        if table.evict_first != NO_RULES.evict_first:
+            yield "evict_first", "evict_above_rows", "left out where evict_above_rows is not set"
+        return
+    room = table.rows_max - table.keys_per_step_max
+    if room < 1:
+        allowed = f"more than keys_per_step_max ({table.keys_per_step_max:,}) where evict_above_rows is set"
+        yield "rows_max", "evict_above_rows", allowed
+    elif table.evict_above_rows > room:
+        allowed = f"a whole number from 1 to {room} (rows_max - keys_per_step_max)"
+        yield "evict_above_rows", "rows_max", allowed
 
 
 class Table(EmbeddingTable):

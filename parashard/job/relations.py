@@ -6,15 +6,13 @@ Called by `schema.Job` once every key is valid by itself.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from parashard.encodings.encoding import Encoding
 from parashard.job.embeddings import embedding_of
-from parashard.job.keys import dotted, key_parts
-from parashard.job.validation import Contradiction
-from parashard.plan.embedding import WrongTable
+from parashard.job.keys import dotted
+from parashard.job.validation import Relation
 
 if TYPE_CHECKING:
     from parashard.job.embeddings import TableSettings
@@ -23,22 +21,16 @@ if TYPE_CHECKING:
 PORT_MAX = 65535
 
 
-def contradictions(job: Job) -> Iterator[Contradiction]:
+def broken_relations(job: Job) -> Iterator[Relation]:
     """Yield every relation that the job breaks."""
-    for key, other, allowed in (
-        *_consistency(job),
-        *_encodings(job),
-        *_optimizer(job),
-        *_tables(job),
-        *_ports(job),
-    ):
-        yield Contradiction((key, other), (_value(job, key), _value(job, other) if other else None), allowed)
+    yield from _consistency(job)
+    yield from _encodings(job)
+    yield from _optimizer(job)
+    yield from _tables(job)
+    yield from _ports(job)
 
 
-_Relation = tuple[str, str, str]
-
-
-def _consistency(job: Job) -> Iterator[_Relation]:
+def _consistency(job: Job) -> Iterator[Relation]:
     policy = job.consistency.policy
     if policy.kind == "ssp" and job.cluster.pipeline_depth > policy.bound:
         yield (
@@ -50,7 +42,7 @@ def _consistency(job: Job) -> Iterator[_Relation]:
         yield "cluster.pipeline_depth", "consistency.policy", "0 in auto, which overlaps transfers by itself"
 
 
-def _encodings(job: Job) -> Iterator[_Relation]:
+def _encodings(job: Job) -> Iterator[Relation]:
     for pattern, setting in job.variables.items():
         has_residue = setting.encoding is not None and Encoding.parse(setting.encoding).has_residue
         if has_residue and job.consistency.policy.kind == "sync":
@@ -62,7 +54,7 @@ def _encodings(job: Job) -> Iterator[_Relation]:
             )
 
 
-def _optimizer(job: Job) -> Iterator[_Relation]:
+def _optimizer(job: Job) -> Iterator[Relation]:
     if job.optimizer.requires_unsplit_variables and job.cluster.partitioner.kind != "whole":
         yield (
             "cluster.partitioner.kind",
@@ -80,19 +72,14 @@ def _optimizer(job: Job) -> Iterator[_Relation]:
             yield key, "model.kind", "> 0"
 
 
-def _tables(job: Job) -> Iterator[_Relation]:
+def _tables(job: Job) -> Iterator[Relation]:
     if not job.tables:
         return
     if job.cluster.shard_device != "cpu":
         yield "cluster.shard_device", "tables", '"cpu" with tables: rows lie in the host\'s memory'
     policy = job.consistency.policy
     for name, table in sorted(job.tables.items()):
-        try:
-            embedding_of(name, table)
-        except WrongTable as wrong:
-            key, other = (dotted("tables", name, *one.split(".")) if one else "" for one in (wrong.key, wrong.other))
-            yield key, other, wrong.allowed
-            continue
+        embedding_of(name, table)
         together = policy.steps_of_update
         most = table.evict_above_rows
         if together > 1 and most is not None and most + together * table.keys_per_step_max > table.rows_max:
@@ -106,7 +93,7 @@ def _tables(job: Job) -> Iterator[_Relation]:
             yield from _ledger_of(name, table, in_rounds=together > 1)
 
 
-def _ledger_of(name: str, table: TableSettings, *, in_rounds: bool) -> Iterator[_Relation]:
+def _ledger_of(name: str, table: TableSettings, *, in_rounds: bool) -> Iterator[Relation]:
     """Refuse a table that the ledger of rows could not count in."""
     if table.dtype != "float32":
         yield dotted("tables", name, "dtype"), "model.kind", '"float32": the ledger counts exactly'
@@ -121,17 +108,7 @@ def _ledger_of(name: str, table: TableSettings, *, in_rounds: bool) -> Iterator[
         yield dotted("tables", name, "evict_above_rows"), "model.kind", why
 
 
-def _ports(job: Job) -> Iterator[_Relation]:
+def _ports(job: Job) -> Iterator[Relation]:
     last = max(job.cluster.ports_of_shard(job.cluster.shards - 1))
     if job.cluster.port is not None and last > PORT_MAX:
         yield "cluster.port", "cluster.shards", f"<= {job.cluster.port - (last - PORT_MAX)}, for two ports a shard"
-
-
-def _value(job: Job, key: str) -> Any:
-    if key == "tables":
-        return sorted(job.tables)
-
-    def below(node: Any, part: str) -> Any:
-        return node[part] if isinstance(node, dict) else getattr(node, part)
-
-    return functools.reduce(below, key_parts(key), job)

@@ -22,9 +22,9 @@ from parashard.job.embeddings import TableSettings
 from parashard.job.keys import dotted
 from parashard.job.model_options import ModelOptions
 from parashard.job.policy import Policy
-from parashard.job.relations import contradictions
+from parashard.job.relations import broken_relations
 from parashard.job.sections import CheckpointOptions, ClusterOptions, ConsistencyOptions, EvaluationOptions, JobOptions
-from parashard.job.validation import Contradictions
+from parashard.job.validation import check_relations
 from parashard.plan.optimizers import OptimizerOptions
 from parashard.plan.steps import StepPlan, parts_of_batch
 from parashard.plan.variables import Variable
@@ -111,9 +111,7 @@ class Job(FrozenModel):
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
         """Refuse values that exclude each other."""
-        found = list(contradictions(self))
-        if found:
-            raise Contradictions(found)
+        check_relations(self, broken_relations(self))
         return self
 
     @property

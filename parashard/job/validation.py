@@ -6,7 +6,7 @@ Owns the translation of pydantic's errors into one `ConfigurationError`, the onl
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -40,11 +40,32 @@ class Contradiction(NamedTuple):
 
 
 class Contradictions(ValueError):
-    """All contradictions of one job; pydantic carries it from the schema to `validated_layers`."""
+    """All contradictions of a job, or of one of its tables; pydantic carries it to `validated_layers`."""
 
     def __init__(self, found: list[Contradiction]) -> None:
         super().__init__("; ".join(f"{c.keys[0]} with {c.keys[1]}: allowed: {c.allowed}" for c in found))
         self.found = found
+
+
+Relation = tuple[str, str, str]
+"""Two keys that contradict each other, or one and "", and what the first may be."""
+
+
+def check_relations(model: Any, broken: Iterable[Relation]) -> None:
+    """Raise the relations that a model breaks, if there are any, with the values of their keys."""
+    found = [
+        Contradiction((key, other), (_value(model, key), _value(model, other) if other else None), allowed)
+        for key, other, allowed in broken
+    ]
+    if found:
+        raise Contradictions(found)
+
+
+def _value(model: Any, key: str) -> Any:
+    value = model
+    for part in key_parts(key):
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
+    return sorted(value) if isinstance(value, dict) else value
 
 
 def validated_layers(form: Any, layers: Layers) -> Any:
@@ -78,10 +99,10 @@ def validated_words(form: Any, plain: Mapping[str, Any], words: str) -> Any:
 def _problems(details: ErrorDetails, schema: Any, layers: Layers) -> Iterator[tuple[str, str]]:
     """Yield (where and what was found, what is allowed)."""
     kind, cause = details["type"], details.get("ctx", {}).get("error")
-    if isinstance(cause, Contradictions):
-        yield from _contradictions(cause, layers)
-        return
     parts = _key(details["loc"], layers.table, keep_last=kind == "missing")
+    if isinstance(cause, Contradictions):
+        yield from _contradictions(cause, parts, layers)
+        return
     if kind == "missing":
         needed = _descriptions_at(schema, parts[:-1], layers.table)[parts[-1]] or "a value"
         yield f"{layers.origin_of_missing(parts)}: {dotted(*parts)}: missing", f"needed: {needed}"
@@ -93,13 +114,14 @@ def _problems(details: ErrorDetails, schema: Any, layers: Layers) -> Iterator[tu
         yield f"{layers.named(parts)}: found {shown(details['input'])}", f"allowed: {allowed(details)}"
 
 
-def _contradictions(cause: Contradictions, layers: Layers) -> Iterator[tuple[str, str]]:
+def _contradictions(cause: Contradictions, above: tuple[str, ...], layers: Layers) -> Iterator[tuple[str, str]]:
     for c in cause.found:
-        found = f"{layers.named(key_parts(c.keys[0]))}: found {shown(c.found[0])}"
+        found = f"{layers.named((*above, *key_parts(c.keys[0])))}: found {shown(c.found[0])}"
         if c.keys[1]:
-            words = layers.words.get(c.keys[1])
-            origin = "" if words else f" ({layers.origin(key_parts(c.keys[1]))})"
-            found += f" with {words or c.keys[1]} = {shown(c.found[1])}{origin}"
+            other = (*above, *key_parts(c.keys[1]))
+            words = layers.words.get(dotted(*other))
+            origin = "" if words else f" ({layers.origin(other)})"
+            found += f" with {words or dotted(*other)} = {shown(c.found[1])}{origin}"
         yield found, f"allowed: {c.allowed}"
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from parashard.errors import ConfigurationError, shortened
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.partition import ELEMENT_BYTES
-from parashard.plan.row_rules import NO_RULES, STEPS_MAX, RowRules
+from parashard.plan.row_rules import NO_RULES, RowRules
 from parashard.plan.seeding import key_of, splitmix64
 from parashard.plan.variables import Float32s, Initializer, drawn
 
@@ -71,28 +71,6 @@ KEYS_PER_STEP_MAX = 1 << 24
 ROWS_MAX = (1 << 32) - 2
 """Rows are referred to by 32 bits."""
 ROWS_MAX_DEFAULT = 1 << 26
-RULES = ("sgd", "momentum", "nesterov", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "adamw", "ftrl")
-"""A row's arithmetic needs nothing but the row, its slots and its own t: not so that of LAMB."""
-
-
-class WrongTable(ConfigurationError):
-    """A setting of a table is not possible, by itself or with another.
-
-    Parameters
-    ----------
-    message : str
-    key : str
-        Of the setting, dotted, as `[tables.NAME]` has it.
-    allowed : str
-        Values that it may have.
-    other : str
-        The key of the setting that it contradicts; "": it stands by itself.
-    """
-
-    def __init__(self, message: str, key: str, allowed: str, other: str = "") -> None:
-        super().__init__(message)
-        self.key, self.allowed, self.other = key, allowed, other
-
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _U64 = np.uint64
@@ -110,7 +88,7 @@ class EmbeddingTable:
     row_elements : int
         Elements of a row (its dimension).
     optimizer : OptimizerSpec
-        What moves its rows; one of RULES. Its slots are a row's own.
+        What moves its rows; none that needs a norm of a whole variable. Its slots are a row's own.
     initializer : Initializer
         How a row's first values are drawn.
     keys_per_step_max : int
@@ -147,59 +125,17 @@ class EmbeddingTable:
         self._check_whole("row_elements", ROW_ELEMENTS_MAX)
         self._check_whole("keys_per_step_max", KEYS_PER_STEP_MAX)
         self._check_whole("rows_max", ROWS_MAX)
-        if self.optimizer.kind not in RULES:
-            raise self._wrong("optimizer.kind", f"one of {', '.join(RULES)}", self.optimizer.kind)
-        for key in ("clip_norm", "variable_clip_norm"):
-            if getattr(self.optimizer, key) is not None:
-                found = str(getattr(self.optimizer, key))
-                raise self._wrong(f"optimizer.{key}", "left out: [optimizer] says it for the whole step", found)
-        if self.optimizer.kind == "ftrl" and self.initializer != Initializer():
-            allowed = "zeros where the optimizer is ftrl, which starts there"
-            raise self._wrong("initializer", allowed, self.initializer.kind, "optimizer.kind")
-        self._check_rules()
-
-    def _check_rules(self) -> None:
-        rules = self.rules
-        for key, least in (("admit_after", 1), ("evict_norm_every", 1), ("evict_unused_steps", 1)):
-            number = getattr(rules, key)
-            if number is not None and not least <= number <= STEPS_MAX:
-                raise self._wrong(key, f"a whole number from {least} to {STEPS_MAX}", str(number))
-        if not 0 < rules.admit_probability <= 1:
-            raise self._wrong("admit_probability", "above 0 and at most 1", str(rules.admit_probability))
-        if not 0 <= rules.evict_norm_below < float("inf"):
-            raise self._wrong("evict_norm_below", "0 or more", str(rules.evict_norm_below))
-        if rules.evict_norm_below and self.dtype != "float32":
-            allowed = f"0 where dtype is {self.dtype}"
-            raise self._wrong("evict_norm_below", allowed, str(rules.evict_norm_below), "dtype")
-        for key, other, decides in (
-            ("evict_norm_every", "evict_norm_below", rules.evict_norm_below > 0),
-            ("evict_first", "evict_above_rows", rules.evict_above_rows is not None),
-        ):
-            value, default = getattr(rules, key), getattr(NO_RULES, key)
-            if value != default and not decides:
-                raise self._wrong(key, f"left out where {other} is not set", str(value), other)
-        room = self.rows_max - self.keys_per_step_max
-        if rules.evict_above_rows is not None and room < 1:
-            raise self._wrong(
-                "rows_max",
-                f"more than keys_per_step_max ({self.keys_per_step_max:,}) where evict_above_rows is set",
-                f"{self.rows_max:,}",
-                "evict_above_rows",
-            )
-        if rules.evict_above_rows is not None and not 1 <= rules.evict_above_rows <= room:
-            allowed = f"a whole number from 1 to {room} (rows_max - keys_per_step_max)"
-            raise self._wrong("evict_above_rows", allowed, str(rules.evict_above_rows), "rows_max")
-        if rules.admit_after > 1 and len(candidates_of(self.name)) > 200:
-            allowed = f"1 where the table's name has more than 189 characters, as this one with {len(self.name)}"
-            raise self._wrong("admit_after", allowed, str(rules.admit_after))
+        if self.rules.admit_after > 1 and len(candidates_of(self.name)) > 200:
+            allowed = "1 where the table's name has more than 189 characters"
+            raise self._wrong("admit_after", allowed, str(self.rules.admit_after))
 
     def _check_whole(self, what: str, most: int) -> None:
         number = getattr(self, what)
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
             raise self._wrong(what, f"a whole number from 1 to {most}", shortened(repr(number)))
 
-    def _wrong(self, what: str, allowed: str, found: str, other: str = "") -> WrongTable:
-        return WrongTable(f"table {self.name!r}: {what} must be {allowed}, found {found}", what, allowed, other)
+    def _wrong(self, what: str, allowed: str, found: str) -> ConfigurationError:
+        return ConfigurationError(f"table {self.name!r}: {what} must be {allowed}, found {found}")
 
     @property
     def gradient_encoding(self) -> RowEncoding:

@@ -63,10 +63,13 @@ def test_what_is_not_said_is_as_in_a_job_file() -> None:
             {"dimension": 4, "optimizer": "sgd"},
             "ps.Table('users'): optimizer: found 'sgd'; allowed: an optimizer such ",
         ),
-        ({"dimension": 4, "evict_first": "lfu"}, "table 'users': evict_first must be left out where evict_above_rows "),
-        ({"dimension": 4, "evict_norm_every": 3}, "table 'users': evict_norm_every must be left out where evict_norm"),
+        ({"dimension": 4, "evict_first": "lfu"}, "ps.Table('users'): evict_first: found \"lfu\" with evict_above_rows"),
+        ({"dimension": 4, "evict_norm_every": 3}, "ps.Table('users'): evict_norm_every: found 3 with evict_norm_below"),
         ({"dimension": 4, "optimizer": ps.LAMB(1e-3)}, "ps.Table('users'): optimizer.kind: found \"lamb\"; allowed: "),
-        ({"dimension": 4, "optimizer": ps.SGD(0.1, clip_norm=1.0)}, "table 'users': optimizer.clip_norm must be left"),
+        (
+            {"dimension": 4, "optimizer": ps.SGD(0.1, clip_norm=1.0)},
+            "ps.Table('users'): optimizer.clip_norm: found 1.0",
+        ),
     ],
 )
 def test_another_value_is_refused_in_a_sentence(arguments: dict[str, Any], sentence: str) -> None:

@@ -115,8 +115,8 @@ def test_each_table_that_is_not_possible_is_named_with_its_file(write_job: Calla
     with pytest.raises(ConfigurationError) as error:
         load_job(file, (), {})
     assert [line.split(": found")[0].strip() for line in str(error.value).splitlines()[1:]] == [
-        'file job.toml: tables."a.b".initializer',
         "file job.toml: tables.user.initializer",
+        'file job.toml: tables."a.b".initializer',
     ]
 
 
@@ -134,6 +134,14 @@ def test_each_table_that_is_not_possible_is_named_with_its_file(write_job: Calla
         ("tables.user={dimension=4, scale=inf}", "tables.user.scale: found Infinity; allowed: a finite number"),
         ("tables.user={dimension=4, rows_max=0}", "tables.user.rows_max: found 0; allowed: >= 1"),
         ("tables.user={dimension=4, keys_per_step_max=0}", "tables.user.keys_per_step_max: found 0; allowed: >= 1"),
+        ("tables.user={dimension=4, admit_after=0}", "tables.user.admit_after: found 0; allowed: >= 1"),
+        ("tables.user={dimension=4, admit_probability=0.0}", "tables.user.admit_probability: found 0.0; allowed: > 0"),
+        ("tables.user={dimension=4, evict_unused_steps=0}", "tables.user.evict_unused_steps: found 0; allowed: >= 1"),
+        (
+            "tables.user={dimension=4, evict_norm_below=nan}",
+            "tables.user.evict_norm_below: found NaN; allowed: a finite number",
+        ),
+        ("tables.user={dimension=4, evict_above_rows=0}", "tables.user.evict_above_rows: found 0; allowed: >= 1"),
         (
             "tables.user={dimension=4, dimensions=4}",
             "tables.user.dimensions: unknown key; did you mean tables.user.dimension?",
