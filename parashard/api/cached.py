@@ -20,8 +20,7 @@ from parashard.api.transforms import generators_seeded
 from parashard.data.arrays import check_digits
 from parashard.data.base import BadExample
 from parashard.data.cache import CacheWriter, read_cache
-from parashard.data.data_files import data_files
-from parashard.data.row_groups import read_rows
+from parashard.data.data_files import data_files, read_rows
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
 from parashard.models.user_errors import named_with_line

@@ -29,7 +29,7 @@ from parashard.checkpoints.state import plan_of, whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store, restarts_from
 from parashard.cli.app import App
 from parashard.cli.options import TlsDir, complete_runs, told_how_to_continue
-from parashard.data.row_groups import write_rows
+from parashard.data.data_files import write_rows
 from parashard.display.text_table import print_table
 from parashard.errors import (
     ConfigurationError,

@@ -17,9 +17,8 @@ from parashard.data.base import MAX_CLASSES, CellCounts, DataSpec, Field, Hashed
 from parashard.data.columns import NO_MARKS
 from parashard.data.input_columns import InputColumn
 from parashard.data.preprocessing import ClassTarget, Preprocessing, ValueTarget, fitted_value
-from parashard.data.ragged import Ragged
 from parashard.data.texts import Marks
-from parashard.data.tree import Tree, leaves, map_leaves
+from parashard.data.tree import Ragged, Tree, leaves, map_leaves
 from parashard.errors import BadData
 
 AnyArray = npt.NDArray[Any]

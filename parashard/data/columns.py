@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import Indices
-from parashard.data.ragged import places_of_rows, run_lengths
 from parashard.data.texts import Marks, canonical, has_leading_zero, number_of
+from parashard.data.tree import places_of_rows, run_lengths
 from parashard.errors import SHOWN_CHARACTERS, BadData, shortened
 
 Float64s = npt.NDArray[np.float64]

@@ -18,9 +18,8 @@ from parashard.data.columns import Column, Lists, Numbers, Words, as_words, merg
 from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.options import UnknownTexts
 from parashard.data.portable_math import mean_and_deviation, signed_log, standardise
-from parashard.data.ragged import NO_KEY, Int64s, Ragged, run_lengths
 from parashard.data.texts import canonical as compared
-from parashard.data.tree import Tree
+from parashard.data.tree import NO_KEY, Int64s, Ragged, Tree, run_lengths
 from parashard.errors import BadData
 from parashard.frozen_model import FrozenModel
 from parashard.plan.variables import Float32s

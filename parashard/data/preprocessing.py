@@ -30,9 +30,8 @@ from parashard.data.input_columns import (
     encoded,
 )
 from parashard.data.portable_math import mean_and_deviation
-from parashard.data.ragged import LISTS, Ragged
 from parashard.data.texts import Marks, canonical, marks_of, number_of
-from parashard.data.tree import Tree, map_leaves
+from parashard.data.tree import LISTS, Ragged, Tree, map_leaves
 from parashard.errors import BadData
 from parashard.frozen_model import FrozenModel, first_problem
 

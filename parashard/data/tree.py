@@ -1,12 +1,16 @@
-"""Trees: arrays in nested dicts, tuples and lists, such as several inputs; each leaf has a path as its name.
+"""Arrays of examples: in trees (nested dicts, tuples and lists), such as several inputs, and ragged ones.
 
-Owns what is a branch, the names of leaves, and the same function on every leaf. Knows no kind of array.
+Owns what is a branch of a tree and the names of leaves; the layout of rows of different lengths, and what stands in the
+places that a row has no key for. Knows no column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 Tree = Any
 """An array, or a dict, tuple or list of trees."""
@@ -40,3 +44,59 @@ def rows_of(tree: Tree) -> int:
 
 def _joined(path: str, key: object) -> str:
     return f"{path}/{key}" if path else str(key)
+
+
+# --- ragged ---
+
+Int64s = npt.NDArray[np.int64]
+
+LISTS = "inputs/lists/"
+"""What the names of arrays of lists of keys begin with, before the column's (`parashard.data.base.Field`)."""
+NO_KEY = -1
+"""What a row of a ragged array is filled up with; no value of a list column has this key."""
+
+
+def run_lengths(offsets: Int64s) -> Int64s:
+    """Return how long each row is."""
+    lengths: Int64s = np.diff(offsets)
+    return lengths
+
+
+def places_of_rows(offsets: Int64s, rows: npt.NDArray[Any]) -> tuple[Int64s, Int64s]:
+    """Return the places of the values of some rows, end to end in the order of these, and the offsets of that."""
+    lengths = run_lengths(offsets)[rows]
+    ends: Int64s = np.concatenate(([0], np.cumsum(lengths)))
+    places = np.repeat(offsets[:-1][rows] - ends[:-1], lengths) + np.arange(ends[-1])
+    return places, ends
+
+
+class Ragged:
+    """Rows of keys, of which each has its own number; indexing makes new arrays of shape (rows, width).
+
+    Parameters
+    ----------
+    values : ndarray of int64, shape (values,)
+        Those of all rows, end to end; owned by this object from now on.
+    offsets : ndarray of int64, shape (rows + 1,)
+        Where each row begins among them, and where the last one ends.
+    """
+
+    def __init__(self, values: Int64s, offsets: Int64s, width: int) -> None:
+        self.values, self.offsets = values, offsets
+        self.shape = (len(offsets) - 1, width)
+        self.dtype = values.dtype
+        assert run_lengths(offsets).max(initial=0) <= width
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Int64s:
+        return self.take(np.arange(*rows.indices(len(self))))
+
+    def take(self, rows: npt.NDArray[Any], axis: int = 0) -> Int64s:
+        """Return these rows as an array of int64, shape (rows, width), as `ndarray.take` does."""
+        assert axis == 0
+        places, ends = places_of_rows(self.offsets, rows)
+        padded = np.full((len(rows), self.shape[1]), NO_KEY, np.int64)
+        padded[np.arange(self.shape[1]) < run_lengths(ends)[:, None]] = self.values[places]
+        return padded

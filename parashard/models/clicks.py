@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from parashard.data.base import Array, Batch, DataSpec
-from parashard.data.ragged import LISTS
+from parashard.data.tree import LISTS
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
 from parashard.job.model_options import DeepFmOptions, DlrmOptions, FmOptions, WideDeepOptions

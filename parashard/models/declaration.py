@@ -8,7 +8,7 @@ with the first values and the rows of tables that the model brings. Knows no pla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -214,6 +214,10 @@ class _Field(FrozenModel):
     dtype: Name
 
 
+_OF_SPEC = tuple(one.name for one in fields(DataSpec) if one.name != "fields")
+"""What a record has of a `DataSpec` as it is."""
+
+
 class _Declaration(Record):
     """`values_sha256`, `rows_sha256` and `slots_sha256` are those of `parashard.plan` of the other files, if any."""
 
@@ -228,8 +232,8 @@ class _Declaration(Record):
     warnings: tuple[str, ...]
     fields: tuple[_Field, ...] = ()
     batched: bool = False
-    hashed: tuple[Count, Count] | None = None
-    cells: dict[str, tuple[Count, Count, Count]] = pydantic.Field(default_factory=dict)
+    hashed: HashedTexts | None = None
+    cells: dict[str, CellCounts] = pydantic.Field(default_factory=dict)
     variables: Annotated[tuple[_Variable, ...], pydantic.Field(min_length=1)]
     values_sha256: Sha256 | None
     rows_sha256: Sha256 | None = None
@@ -247,17 +251,8 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
     """
     spec, arrays = declared.spec, dict(declared.arrays)
     record = _Declaration(
-        examples=spec.examples,
-        held_out=spec.held_out,
-        input_shape=tuple(int(n) for n in spec.input_shape),
-        classes=spec.classes,
-        fingerprint=spec.fingerprint,
-        preprocessing=spec.preprocessing,
-        warnings=spec.warnings,
+        **{name: getattr(spec, name) for name in _OF_SPEC},
         fields=tuple(_Field(name=name, shape=shape, dtype=dtype) for name, shape, dtype in spec.fields),
-        batched=spec.batched,
-        hashed=None if spec.hashed is None else (spec.hashed.texts, spec.hashed.keys),
-        cells={name: (*counts,) for name, counts in spec.cells.items()},
         variables=tuple(
             _Variable.of(variable, encoding=variable.encoding) for variable in in_name_order(declared.variables)
         ),
@@ -315,17 +310,8 @@ def read_declaration(folder: Path, *, rows: bool = True) -> DeclaredJob:
             if not np.isfinite(array).all():
                 raise BadData(f"{values}: the values of variable {name!r} are not all finite")
     spec = DataSpec(
-        examples=record.examples,
-        held_out=record.held_out,
-        input_shape=record.input_shape,
-        classes=record.classes,
-        fingerprint=record.fingerprint,
-        preprocessing=record.preprocessing,
-        warnings=record.warnings,
+        **{name: getattr(record, name) for name in _OF_SPEC},
         fields=tuple(Field(field.name, field.shape, field.dtype) for field in record.fields),
-        batched=record.batched,
-        hashed=None if record.hashed is None else HashedTexts(*record.hashed),
-        cells={name: CellCounts(*counts) for name, counts in record.cells.items()},
     )
     sha256 = record.rows_sha256 if rows else None
     first_rows = {} if sha256 is None else _read_rows(folder / ROWS_FILE, sha256)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import Array
-from parashard.data.ragged import NO_KEY
+from parashard.data.tree import NO_KEY
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.base import HeldTable

@@ -96,10 +96,6 @@ class IntervalSet:
         self._stops[i : i + 1] = [last for _, last in left + right]
         self.size -= 1
 
-    def lowest(self, default: int) -> int:
-        """Return the lowest integer of the set, or `default` if it is empty."""
-        return self._starts[0] if self._starts else default
-
     def lowest_missing(self) -> int:
         """Return the lowest integer >= 0 that is not in the set."""
         return self._stops[0] if self._starts and self._starts[0] == 0 else 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.data.ragged import NO_KEY
+from parashard.data.tree import NO_KEY
 from parashard.errors import ConfigurationError
 from parashard.models.row_places import bags_of, combined, keys_of_lists
 

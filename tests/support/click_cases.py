@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Batch, DataSpec, Field
-from parashard.data.ragged import NO_KEY
+from parashard.data.tree import NO_KEY
 from parashard.frozen_model import validated
 from parashard.job.model_options import ModelOptions
 from parashard.models.base import LooksUp, Model

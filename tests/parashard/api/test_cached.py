@@ -13,7 +13,7 @@ import pytest
 import parashard as ps
 from parashard.api import cached as module
 from parashard.api.source import source_of
-from parashard.data import row_groups
+from parashard.data import data_files
 from parashard.data.tree import leaves
 from parashard.errors import BadData, ConfigurationError
 
@@ -149,7 +149,7 @@ def write(path: Path, **columns: Any) -> str:
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(row_groups, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(data_files, "ROWS_AT_ONCE", 2)
     for part in range(2):
         rows = np.arange(part * 5, part * 5 + 5)
         fixed = pa.array([[i, i] for i in rows], pa.list_(pa.int32(), 2))

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.data.data_files import _RemoteFile, data_files
-from parashard.data.row_groups import read_rows
+from parashard.data.data_files import _RemoteFile, data_files, read_rows
 from parashard.errors import BadData, ConfigurationError, Unavailable
 from parashard.store import buckets, open_store
 

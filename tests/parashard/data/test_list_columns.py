@@ -17,7 +17,7 @@ from parashard.data.input_columns import KeysColumn
 from parashard.data.options import CsvOptions, ParquetOptions
 from parashard.data.parquet import open_parquet
 from parashard.data.preprocessing import as_json, read_preprocessing
-from parashard.data.ragged import NO_KEY
+from parashard.data.tree import NO_KEY
 from parashard.errors import BadData
 
 TABLE = """year,genres,label

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.data.arrays import ArraySource, Split
-from parashard.data.ragged import NO_KEY, Ragged
+from parashard.data.tree import NO_KEY, Ragged
 
 ROWS = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=8)
 

@@ -16,8 +16,8 @@ from parashard.data.input_columns import KnownKeyColumn, KnownKeysColumn
 from parashard.data.keyed import VOCABULARY_BYTES_MAX, read_vocabularies
 from parashard.data.options import CsvOptions, ParquetOptions
 from parashard.data.preprocessing import as_json, read_preprocessing
-from parashard.data.ragged import NO_KEY
 from parashard.data.texts import Marks
+from parashard.data.tree import NO_KEY
 from parashard.errors import BadData
 from parashard.frozen_model import validated
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.data.ragged import NO_KEY
+from parashard.data.tree import NO_KEY
 from parashard.errors import ConfigurationError
 from parashard.frozen_model import validated
 from parashard.job.model_options import ModelOptions
