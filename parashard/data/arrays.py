@@ -73,7 +73,7 @@ class ArraySource:
             for _, values in leaves(tuple(split))
             for array in ((values.values, values.offsets) if isinstance(values, Ragged) else (values,))
         ]
-        self._spec = DataSpec(
+        self.spec = DataSpec(
             examples=len(training.targets),
             held_out=len(held_out.targets),
             input_shape=shape,
@@ -92,11 +92,6 @@ class ArraySource:
             hashed=hashed,
             cells=cells,
         )
-
-    @property
-    def spec(self) -> DataSpec:
-        """Sizes, shapes and the SHA-256 of the content."""
-        return self._spec
 
     def examples(self, indices: Indices) -> tuple[Tree, AnyArray]:
         """Return (inputs, targets) of the training examples with these indices, as new arrays."""

@@ -82,7 +82,7 @@ class ClicksSource:
         self._number_weights = weights * (_OF_NUMBERS / math.sqrt(max(1, options.numbers)))
         self._key_scale = 2 * _OF_KEYS * math.sqrt(3.0 / options.columns)  # of uniform weights, as wide as that
         text = json.dumps(options.plain(), separators=(",", ":"))
-        self._spec = DataSpec(
+        self.spec = DataSpec(
             examples=options.examples,
             held_out=options.held_out,
             input_shape=(),
@@ -94,11 +94,6 @@ class ClicksSource:
                 Field("targets", (), "int64"),
             ),
         )
-
-    @property
-    def spec(self) -> DataSpec:
-        """Sizes, fields and the SHA-256 of the parameters."""
-        return self._spec
 
     def examples(self, indices: Indices) -> Clicks:
         """Return (inputs, targets) of the training examples with these indices, as new arrays."""

@@ -301,7 +301,7 @@ def as_lists(column: Column, delimiter: str, marks: Marks = NO_MARKS) -> Lists:
     if isinstance(column, Lists):
         return _without_missing(column, marks)
     cells = as_words(column)
-    split = _lists([values_of(cell, delimiter, marks) for cell in cells.vocabulary] + [[]])  # code -1: the last
+    split = lists_of([values_of(cell, delimiter, marks) for cell in cells.vocabulary] + [[]])  # code -1: the last
     return split.take(np.where(cells.codes < 0, len(cells.vocabulary), cells.codes))
 
 
@@ -309,11 +309,6 @@ def values_of(cell: str, delimiter: str, marks: Marks = NO_MARKS) -> list[str]:
     """Return the values of one cell."""
     values = (value.strip() for value in cell.split(delimiter))
     return [value for value in values if not marks.is_missing(value)]
-
-
-def lists_of(rows: Iterable[Sequence[str]]) -> Lists:
-    """Return a column of these lists."""
-    return _lists(list(rows))
 
 
 def check_lengths(lists: Lists, cell: Callable[[int], str]) -> None:
@@ -324,7 +319,8 @@ def check_lengths(lists: Lists, cell: Callable[[int], str]) -> None:
         raise BadData(f"{cell(row)}: found {lengths[row]:,} values; allowed: at most {VALUES_MAX:,}")
 
 
-def _lists(rows: Sequence[Sequence[str]]) -> Lists:
+def lists_of(rows: Sequence[Sequence[str]]) -> Lists:
+    """Return a column of these lists."""
     texts = words(text for row in rows for text in row)
     return Lists(texts.codes, np.cumsum([0, *map(len, rows)]), texts.vocabulary)
 

@@ -21,14 +21,7 @@ Hashes = npt.NDArray[np.uint64]
 def keys_of_texts(texts: Sequence[str], seed: int = 0) -> Hashes:
     """Return a key of 64 bits for each text.
 
-    Returns
-    -------
-    ndarray of uint64, shape (texts,)
-
-    Notes
-    -----
-    Two different texts among n have the same key with a probability of about n^2 / 2^65: of a thousand million texts,
-    1 in 37.
+    Two different texts among n have the same key with a probability of about n^2 / 2^65: 1 in 37 where n is 10^9.
     """
     parts = [text.encode() for text in texts]
     lengths = np.fromiter((len(part) for part in parts), np.int64, len(parts))
@@ -36,13 +29,7 @@ def keys_of_texts(texts: Sequence[str], seed: int = 0) -> Hashes:
 
 
 def keys_of_bytes(content: npt.NDArray[np.uint8], offsets: npt.NDArray[Any], seed: int = 0) -> Hashes:
-    """Return the same of texts that lie end to end, as Arrow has them.
-
-    Parameters
-    ----------
-    offsets : ndarray of whole numbers, shape (texts + 1,)
-        Where each text begins in it, and where the last one ends.
-    """
+    """Return the same of texts that lie end to end, as Arrow has them, with one offset more than there are texts."""
     keys = np.empty(len(offsets) - 1, np.uint64)
     _compiled()(content, offsets.astype(np.int64, copy=False), np.uint64(seed), keys)
     return keys

@@ -136,7 +136,7 @@ class Preprocessing(FrozenModel):
     def _column(self, column: InputColumn, rows: Sequence[Mapping[str, Any]]) -> Column:
         if isinstance(column, LISTS_OF_KEYS):
             return lists_of(
-                self._texts(row, number, column.name, column.delimiter) for number, row in enumerate(rows, start=1)
+                [self._texts(row, number, column.name, column.delimiter) for number, row in enumerate(rows, start=1)]
             )
         in_text = isinstance(column, (TextColumn, *SINGLE_KEYS))
         texts = [self._text(row, number, column.name, in_text=in_text) for number, row in enumerate(rows, start=1)]

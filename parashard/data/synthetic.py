@@ -45,18 +45,13 @@ class SyntheticSource:
         self._centres = normal_numbers(elements, centre_key).reshape(options.classes, options.features)
         self._features = np.arange(options.features, dtype=_U64)
         text = json.dumps(options.plain(), separators=(",", ":"))
-        self._spec = DataSpec(
+        self.spec = DataSpec(
             examples=options.examples,
             held_out=options.held_out,
             input_shape=(options.features,),
             classes=options.classes,
             fingerprint=hashlib.sha256(f"synthetic 1\0{text}".encode()).hexdigest(),
         )
-
-    @property
-    def spec(self) -> DataSpec:
-        """Sizes, shapes and the SHA-256 of the parameters."""
-        return self._spec
 
     def examples(self, indices: Indices) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Return (inputs, targets) of the training examples with these indices, as new arrays."""

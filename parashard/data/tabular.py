@@ -194,9 +194,7 @@ def _like(options: TableOptions, training: Column, table: ColumnTable, name: str
 def _targets(
     labels: Cells, classes: tuple[str, ...], label: str, table: ColumnTable
 ) -> npt.NDArray[np.int64] | Float32s:
-    def cell(row: int) -> str:
-        return table.cell(label, row)
-
+    cell = functools.partial(table.cell, label)
     return class_targets(labels, classes, cell) if classes else value_targets(labels, cell)
 
 

@@ -29,19 +29,8 @@ def job_identity(
     """Return the canonical mapping that `identity_digest` hashes, made of the types of JSON.
 
     It leaves out the job's name, every path, the evaluation and the cluster: none of them changes a step or its push.
-    The data enters by its content, the variables after the job's settings are applied.
-
-    Parameters
-    ----------
-    job : Job
-    spec : DataSpec
-        Of the job's data, with the fingerprint of its content.
-    variables : mapping of str to Variable
-        After `apply_settings`.
-    initial_sha256 : str
-        Of the initial values, where they are not drawn from the seed (`parashard.plan.variables.values_sha256`).
-    model_sha256 : str
-        Of the code of a user's own model (`parashard.models.code_sha256`).
+    The data enters by its content, the variables after `apply_settings`; initial values that the seed does not draw by
+    their digest, and a user's own model by that of its code.
     """
     identity: dict[str, Any] = {
         "job": {name: getattr(job.job, name) for name in ("seed", "epochs", "batch_size", "on_bad_step")},
@@ -51,13 +40,9 @@ def job_identity(
         "consistency": {"policy": str(job.consistency.policy), "reduce": job.consistency.reduce},
         "variables": {variable.name: _variable(variable) for variable in in_name_order(variables)},
     }
-    if job.job.first_epoch:  # left out otherwise: earlier jobs keep their digest
-        identity["job"]["first_epoch"] = job.job.first_epoch
-    for name in ("updates_before", "passes_before", "steps_per_epoch"):  # the same
-        if getattr(job.job, name):
+    for name in ("first_epoch", "updates_before", "passes_before", "steps_per_epoch", "drop_last"):
+        if getattr(job.job, name):  # left out otherwise: earlier jobs keep their digest
             identity["job"][name] = getattr(job.job, name)
-    if job.job.drop_last:  # the same
-        identity["job"]["drop_last"] = True
     if job.job.shuffle is False:  # the same
         identity["job"]["shuffle"] = False
     if job.tables:  # the same
@@ -145,12 +130,7 @@ _PROPERTIES = {
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], there: str, here: str) -> list[str]:
     """Return one phrase for each difference between two identities, the keys of a job file first.
 
-    Parameters
-    ----------
-    theirs, mine : mapping
-        As `job_identity` returns them.
-    there, here : str
-        Which job has which value, such as "in the run" and "now".
+    `there` and `here` say which job has which value, such as "in the run" and "now".
     """
     changed = changed_keys(theirs, mine)
     if any(key.startswith(("model.", "data.")) for key in changed):  # the variables follow from these

@@ -205,13 +205,7 @@ def plain_of(table: EmbeddingTable) -> dict[str, Any]:
 
 
 def checked_tables(tables: object) -> dict[str, EmbeddingTable]:
-    """Return tables by their names, in the order of these.
-
-    Raises
-    ------
-    ConfigurationError
-        If they are no sequence of tables, or two of one name differ.
-    """
+    """Return tables by their names, in the order of these."""
     if isinstance(tables, str) or not isinstance(tables, Sequence):
         raise ConfigurationError(f'tables is a list such as [ps.Table("users", 16)], found {tables!r}')
     found: dict[str, EmbeddingTable] = {}
@@ -228,13 +222,7 @@ def checked_tables(tables: object) -> dict[str, EmbeddingTable]:
 
 
 def tables_of(job: Job) -> tuple[EmbeddingTable, ...]:
-    """Return the tables that a job declares, in the order of their names.
-
-    Raises
-    ------
-    ConfigurationError
-        If one is not possible.
-    """
+    """Return the tables that a job declares, in the order of their names."""
     tables = tuple(embedding_of(name, settings) for name, settings in sorted(job.tables.items()))
     for table in tables:
         if table.rules.admit_after > 1 and candidates_of(table.name) in job.tables:
@@ -264,13 +252,7 @@ def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
 
 
 def embedding_of(name: str, settings: TableSettings) -> EmbeddingTable:
-    """Return the table of some settings.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not possible.
-    """
+    """Return the table of some settings."""
     kind = settings.initializer or ("zeros" if settings.optimizer.kind == "ftrl" else "uniform")
     return EmbeddingTable(
         name,

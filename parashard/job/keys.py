@@ -35,13 +35,7 @@ def dotted(*parts: str | int) -> str:
 
 
 def key_parts(key: str) -> tuple[str, ...]:
-    """Split a dotted key into its parts; `key_parts(dotted(*p)) == p`.
-
-    Raises
-    ------
-    ConfigurationError
-        The text is not a TOML key.
-    """
+    """Split a dotted key into its parts; `key_parts(dotted(*p)) == p`."""
     try:
         if not KEY.fullmatch(key):
             raise ValueError(key)

@@ -41,13 +41,7 @@ class Layers:
         self.words = words
 
     def put(self, parts: tuple[str, ...], value: Any, origin: str) -> None:
-        """Set one key, in place of all that it held before; missing tables above it are made.
-
-        Raises
-        ------
-        ConfigurationError
-            A key above it holds a value that is not a table; nothing was changed.
-        """
+        """Set one key, in place of all that it held before; missing tables above it are made."""
         node = self.table
         for depth, part in enumerate(parts[:-1], start=1):
             below = node.setdefault(part, {})
@@ -68,13 +62,7 @@ class Layers:
             self.origins[leaf] = origin
 
     def fill_in(self, environ: Mapping[str, str], tables: Sequence[str]) -> None:
-        """Set from the environment what no layer has said of some tables.
-
-        Raises
-        ------
-        ConfigurationError
-            As `layered`.
-        """
+        """Set from the environment what no layer has said of some tables."""
         named = {name: value for name, value in environ.items() if names_a_key(name)}
         below = layered(Path(), {}, (), {n: v for n, v in named.items() if _environment_parts(n)[0] in tables})
         for parts, value in leaves(below.table):
@@ -119,11 +107,6 @@ def layered(
     """Return the file's table with the environment's values over it and the flags' values over both.
 
     `words` name the keys of a table that a program has put together, by their dotted names.
-
-    Raises
-    ------
-    ConfigurationError
-        A variable or a flag does not name a key, or two variables name the same one.
     """
     layers = Layers(f"file {file}", table, words)
     named: dict[tuple[str, ...], str] = {}
@@ -144,11 +127,6 @@ def parse_set(text: str) -> Override:
 
     >>> parse_set("model.hidden=[64, 32]")
     ('model.hidden', [64, 32], '--set')
-
-    Raises
-    ------
-    ConfigurationError
-        The text has no key, or no `=` after it.
     """
     key = KEY.match(text)
     if key is None or not text.startswith("=", key.end()):
@@ -214,13 +192,7 @@ _DEPTH_MAX = 3  # of keys, as in optimizer.schedule.kind
 
 
 def unread_variables(environ: Mapping[str, str], schema: Form) -> tuple[str, ...]:
-    """Return a warning for each variable with our prefix that nothing reads.
-
-    Raises
-    ------
-    ConfigurationError
-        If one is a key of the job apart from the two underscores.
-    """
+    """Return a warning for each variable with our prefix that nothing reads."""
     unread = [given for given in sorted(environ) if _is_unread(given)]
     keys = {name.replace(SEPARATOR, "_"): name for name in (_variables_of(schema) if unread else ())}
     for given in unread:

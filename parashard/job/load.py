@@ -76,24 +76,17 @@ def load_job(
     """Read a job file, override it by the environment and both by the flags, and validate the result.
 
     A value of the environment is named `PARASHARD_<TABLE>__<KEY>`, in any case, and is read as TOML, else as text. A
-    relative path is relative to the job file's folder if it stands there, else to the working directory.
+    relative path is relative to the job file's folder if it stands there, else to the working directory. A
+    ConfigurationError names all invalid keys at once; relations between keys are checked once each key is valid.
 
     Parameters
     ----------
-    path : path-like
-        The job file.
     overrides : sequence of (dotted key, value, name of the flag)
         In rising order of precedence; see `parse_set`.
     environ : mapping of str to str, or None
         None: the process's own.
     begun : bool
         Whether a run of the job has begun: it may name settings that no new job may.
-
-    Raises
-    ------
-    ConfigurationError
-        The file cannot be read or is not TOML, or the job is not valid. All invalid keys are named at once; relations
-        between keys are checked once each key is valid.
     """
     file = Path(path)
     environ = os.environ if environ is None else environ
@@ -114,25 +107,10 @@ def job_from_table(
     *,
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> LoadedJob:
-    """Return the job that a program has put together as a job file would.
+    """Return the job that a program, whose file is `file`, has put together as a job file would.
 
-    Parameters
-    ----------
-    table : mapping
-        What the program says.
-    file : Path
-        The program.
-    environ : mapping of str to str, optional
-        Says what the program leaves open of `PLACING`, the tables that change no step; None: nothing.
-    overrides : sequence of (dotted key, value, name of the flag)
-        As for `load_job`.
-    words : mapping of str to str
-        What its user calls the keys, by their dotted names, for errors.
-
-    Raises
-    ------
-    ConfigurationError
-        The job is not valid, or a variable is a key apart from its underscores.
+    `environ` says what the program leaves open of `PLACING`, the tables that change no step; `words` are what its user
+    calls the keys, by their dotted names, for errors.
     """
     layers, environ = layered(file, table, overrides, {}, words), environ or {}
     layers.fill_in(environ, PLACING)
@@ -147,13 +125,7 @@ def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...], *, begun: boo
 
 
 def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
-    """Return a run's job from the text of its job file, whose paths are absolute; overrides are put over it.
-
-    Raises
-    ------
-    ConfigurationError
-        The text is no TOML, or the job is not valid.
-    """
+    """Return a run's job from the text of its job file, whose paths are absolute; overrides are put over it."""
     file = Path("of the coordinator")
     try:
         table = tomllib.loads(text)

@@ -56,13 +56,7 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Return the policy that a text names; `Policy.parse(str(p)) == p`.
-
-        Raises
-        ------
-        ConfigurationError
-            The text is not one of the four forms.
-        """
+        """Return the policy that a text names; `Policy.parse(str(p)) == p`."""
         if not _allowed(text):
             raise ConfigurationError(f"policy {text!r}; allowed: {_ALLOWED}")
         kind, _, bound = text.partition(":")

@@ -58,11 +58,6 @@ def apply_settings(variables: Mapping[str, Variable], settings: Mapping[str, Var
     Patterns are those of the shell (`*`, `?`, `[abc]`), case matters, and a pattern must match the whole name. Where
     several patterns match one variable, the later one in the job file wins, key by key. State without a gradient takes
     `frozen` only: the other keys are of gradients.
-
-    Raises
-    ------
-    ConfigurationError
-        A pattern matches no variable; the message lists the names that there are.
     """
     changed = dict(variables)
     for pattern, setting in settings.items():

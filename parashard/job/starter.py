@@ -44,25 +44,9 @@ class Starter(NamedTuple):
 
 
 def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: str = "utf-8") -> Starter:
-    """Return a job file that trains on a table, with the guesses in it as comments.
+    """Return a job file that trains on a CSV file with a header row or a Parquet file, the guesses in it as comments.
 
-    Parameters
-    ----------
-    path : Path
-        A CSV file with a header row, or a Parquet file.
-    label : str or None
-        The column to predict; None: the last one.
-    name : str
-        Of the job.
-    shown : str
-        The table's path as the job file has it.
-    encoding : str
-        Of the table.
-
-    Raises
-    ------
-    BadData
-        The table cannot be read, or has nothing to learn from.
+    Without a `label` the last column is predicted; `shown` is the table's path as the job file has it.
     """
     options, table, unreadable = _read(path, encoding)
     options = options.replaced(label=list(table.columns)[-1] if label is None else label)

@@ -69,13 +69,7 @@ def _value(model: Any, key: str) -> Any:
 
 
 def validated_layers(form: Any, layers: Layers) -> Any:
-    """Return the model that a table with origins describes.
-
-    Raises
-    ------
-    ConfigurationError
-        It is not valid; the error has one line for each problem.
-    """
+    """Return the model that a table with origins describes."""
     try:
         return validated(form, layers.table)
     except ValidationError as error:

@@ -27,7 +27,7 @@ from parashard.layers.base import (
     start_of,
 )
 from parashard.layers.row_sums import sum_by_place, summed_by_row
-from parashard.plan.embedding import EmbeddingTable
+from parashard.plan.embedding import COMBINERS, EmbeddingTable
 from parashard.plan.variables import Initializer, Variable
 
 
@@ -81,7 +81,6 @@ class Embedding(Layer):
         return weights["weight"].take(indices, axis=0).reshape(*x.shape, self.units), pull_back
 
 
-COMBINERS = ("sum", "mean")
 _WHOLE = ""
 """The name of an input that is no dict."""
 

@@ -38,17 +38,11 @@ def window(kernel: int, padding: PaddingName) -> Window:
 
 
 def columns(images: Array, over: Window, xp: Any) -> Array:
-    """Return one row per window position ("im2col", Chellapilla et al., 2006).
+    """Return one row per window position ("im2col", Chellapilla et al., 2006), in a new array.
 
-    Parameters
-    ----------
-    images : array, shape (n, height, width, channels)
-
-    Returns
-    -------
-    array, shape (n * height' * width', kernel * kernel * channels)
-        New; a row holds its window row-major, pixel by pixel. Multiplied by a weight of shape
-        (kernel * kernel * channels, outputs) it gives the convolution (cross-correlation, as is usual in networks).
+    Images of shape (n, height, width, channels) become (n * height' * width', kernel * kernel * channels); a row has
+    its window row-major, pixel by pixel. Multiplied by a weight of shape (kernel * kernel * channels, outputs) it gives
+    the convolution (cross-correlation, as is usual in networks).
     """
     n, height, width, channels = images.shape
     padded = images
@@ -67,11 +61,6 @@ def columns_pull_back(gradient: Array, weight: Array, shape: tuple[int, int, int
     """Return the gradient by the images of `shape` from the gradient by the convolution: overlapping windows add.
 
     One product per pixel of the window, so that no second matrix of the columns' size is made.
-
-    Parameters
-    ----------
-    gradient : array, shape (n * height' * width', outputs)
-    weight : array, shape (kernel * kernel * channels, outputs)
     """
     n, height, width, channels = shape
     rows, cols, k = over.output_length(height), over.output_length(width), over.kernel
@@ -93,15 +82,7 @@ def _padded_shape(shape: tuple[int, int, int, int], over: Window) -> tuple[int, 
 def max_pool(images: Array, xp: Any) -> tuple[Array, tuple[Array, Array]]:
     """Return the maximum of every 2x2 block, and what its pullback needs; an odd last row or column is left out.
 
-    Parameters
-    ----------
-    images : array, shape (n, height, width, channels), height and width >= 2
-        Kept for the pullback; not to be changed before it.
-
-    Returns
-    -------
-    pooled : array, shape (n, height // 2, width // 2, channels)
-    saved : tuple of array
+    The images, of at least 2 x 2 pixels, are kept for the pullback, and are not to be changed before it.
     """
     row_pairs = xp.maximum(*_pairs(images, 1))
     return xp.maximum(*_pairs(row_pairs, 2)), (images, row_pairs)

@@ -18,21 +18,10 @@ from parashard.process.cached_code import Loop, Vector, const
 
 
 def sum_by_place(gradients: Array, places: Array, rows: int, xp: Any) -> Array:
-    """Return the gradients of rows from those of look-ups.
+    """Return the gradients of rows, new, from those of look-ups, each of which was of the row at its place.
 
-    Parameters
-    ----------
-    gradients : array, shape (look-ups, row_elements)
-        By each row that was looked up.
-    places : array of int64, shape (look-ups,)
-        Which row each was: from 0 to rows - 1.
-    rows : int
-        How many there are.
-
-    Returns
-    -------
-    array, shape (rows, row_elements)
-        New, in the gradients' dtype; the gradients of a row are added in their order.
+    The gradients of a row are added in their order. Shapes: (look-ups, row_elements) and (look-ups,) become
+    (rows, row_elements).
     """
     if not isinstance(gradients, np.ndarray):
         return summed_by_row(gradients, places, rows, xp)
@@ -54,20 +43,10 @@ def _added(gradients, places, total):
 
 
 def summed_by_row(gradient: Array, indices: Array, rows: int, xp: Any) -> Array:
-    """Return for each row the sum of the gradients with its index, in an order that the indices alone decide.
+    """Return for each row, new, the sum of the gradients with its index, in an order that the indices alone decide.
 
     Sorted by index, runs of equal ones are summed in pairs at growing distances: without atomic additions, whose order,
     and so whose bits, differ from run to run on a GPU.
-
-    Parameters
-    ----------
-    gradient : array, shape (n, units)
-    indices : array of int64, shape (n,)
-
-    Returns
-    -------
-    array, shape (rows, units)
-        New, in the gradient's dtype.
     """
     order = xp.argsort(indices, kind="stable")
     sums, ends = gradient[order], indices[order]

@@ -22,6 +22,7 @@ from parashard.layers.losses import sigmoid_cross_entropy
 from parashard.layers.row_sums import sum_by_place
 from parashard.metrics import AUC, BinaryAccuracy, Metric, NormalizedEntropy
 from parashard.models.evaluation import Told, judged
+from parashard.models.framework import host_array
 from parashard.models.networks import dense_layers
 from parashard.models.row_places import PullBack, bags_of, combined, keys_of_lists
 from parashard.models.sequential import Sequential
@@ -99,7 +100,7 @@ class ClickModel(ABC):
         """Return the loss, "auc", "accuracy" and "normalized_entropy"."""
         logits, _ = self.logits(variables, batch, None, xp)
         loss = float(sigmoid_cross_entropy(logits, batch.targets, xp)[0])
-        return {"loss": loss, **judged(self._metrics, logits, batch.targets, len(batch.targets), _on_host)}
+        return {"loss": loss, **judged(self._metrics, logits, batch.targets, len(batch.targets), host_array)}
 
     def predict(self, variables: Mapping[str, Array], batch: Batch) -> Array:
         """Return the logits of both classes, shape (examples, 2): of the first it is 0."""
@@ -163,10 +164,6 @@ def tower(inputs: int, hidden: Sequence[int], outputs: int, dropout: float, seed
     made = Sequential(layers, input_shape=(inputs,), loss="sigmoid_cross_entropy")
     made.seed(seed)
     return made
-
-
-def _on_host(value: Any) -> Any:
-    return value if isinstance(value, np.ndarray) else value.get()
 
 
 class WideModel(ClickModel):

@@ -96,13 +96,7 @@ class HasSlots(Protocol):
 
 
 def declare(spec: DataSpec, model: HasVariables, model_sha256: str = "", *, rows: bool = True) -> DeclaredJob:
-    """Declare data and a model that are at hand; without `rows` those of tables and slots are left out.
-
-    Raises
-    ------
-    ConfigurationError
-        If what the model starts from is no mapping of names to variables or finite arrays.
-    """
+    """Declare data and a model that are at hand; without `rows` those of tables and slots are left out."""
     declared: dict[str, Variable] = {}
     arrays: dict[str, Float32s] = {}
     for name, value in _initial_variables(model).items():
@@ -119,13 +113,7 @@ def declare(spec: DataSpec, model: HasVariables, model_sha256: str = "", *, rows
 
 
 def parts_of(name: str, value: Any) -> tuple[Variable, Float32s | None]:
-    """Return the variable and the first values in what a model starts from under one name; None: they are drawn.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is neither a variable of that name, nor a finite array, nor both.
-    """
+    """Return the variable and the first values in what a model starts from under one name; None: they are drawn."""
     variable = None
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Variable):
         variable, value = value
@@ -159,19 +147,7 @@ def parts_of(name: str, value: Any) -> tuple[Variable, Float32s | None]:
 def declare_named(job: Job, model_folder: Path | None) -> DeclaredJob:
     """Open the data and build the model that a job file names, and declare them.
 
-    Parameters
-    ----------
-    job : Job
-        Validated.
-    model_folder : Path, optional
-        Where a user's own model is looked up.
-
-    Raises
-    ------
-    BadData, Unavailable
-        If the data cannot be read.
-    ConfigurationError
-        If the model cannot be built, looks rows up where the job has no tables or the reverse, or as `declare`.
+    A user's own model is looked up in `model_folder`. The model must look rows up exactly where the job has tables.
     """
     source = open_source(job.data)
     tables = {table.name: table for table in tables_of(job)}
@@ -242,13 +218,7 @@ class _Declaration(Record):
 
 
 def write_declaration(folder: Path, declared: DeclaredJob) -> None:
-    """Write a declaration's files; the record comes last, and makes it whole.
-
-    Raises
-    ------
-    StoreFailed
-        If the record would be larger than any that is read, or cannot be written; there is no record then.
-    """
+    """Write a declaration's files; the record comes last, and makes it whole."""
     spec, arrays = declared.spec, dict(declared.arrays)
     record = _Declaration(
         **{name: getattr(spec, name) for name in _OF_SPEC},

@@ -21,21 +21,7 @@ Numbers = NDArray[np.int64]
 
 
 class Applied(NamedTuple):
-    """What a job has applied.
-
-    Parameters
-    ----------
-    steps : StepPlan
-        Each of its steps once.
-    update_steps : int
-        Steps of an update: N in `sync:N`, P in `auto:P`, else 1.
-    ordered : bool
-        Updates come in their order, as in `sync:N`.
-    rules : RowRules
-        Of the table.
-    seed : int
-        The job's.
-    """
+    """What a job has applied: each of `steps` once, `update_steps` of them together, in order in `sync:N`."""
 
     steps: StepPlan
     update_steps: int
@@ -62,10 +48,7 @@ class Due(NamedTuple):
 def due_rows(applied: Applied, table: str, own: int, shared: int, t: Numbers) -> Due:
     """Return the bounds of all rows: of the `own` keys of examples, then of those that they share.
 
-    Parameters
-    ----------
-    t : ndarray of int64, shape (own + shared,)
-        How often each row was pushed, as it says itself.
+    `t`, int64 of shape (own + shared,), is how often each row was pushed, as it says itself.
     """
     if applied.ordered:
         return _counted(applied, table, own, shared)

@@ -28,7 +28,7 @@ from parashard.models.row_places import (
     rows_held,
     without_padding,
 )
-from parashard.plan.embedding import EmbeddingTable, first_rows, mixed, unmixed
+from parashard.plan.embedding import COMBINERS, EmbeddingTable, first_rows, mixed, unmixed
 
 Named = Callable[[Tree], Mapping[str, Any]]
 
@@ -123,9 +123,6 @@ def _input_of(inputs: Tree, fed: _Fed) -> Any:
         given = ", ".join(name or "one array" for name, _ in leaves(inputs))
         raise WrongModel(f"the model looks up its input {fed.name!r}, and the data has: {given}; name it, or say keys=")
     return below
-
-
-COMBINERS = ("sum", "mean")
 
 
 @keras.saving.register_keras_serializable(package="parashard")

@@ -16,8 +16,8 @@ from parashard.models.framework import (
     NOT_IN_PLACE,
 )
 from parashard.models.keras_backends import Function, Gradients, KerasStep, Outputs
-from parashard.models.keras_rows import NO_KEYS, NO_ROWS, KerasRows, lent
-from parashard.models.row_places import check_width
+from parashard.models.keras_rows import NO_ROWS, KerasRows, lent
+from parashard.models.row_places import NO_KEYS, check_width
 from parashard.models.torch_arrays import gradient_of, output_of, tensor_of, torch
 from parashard.models.torch_embeddings import TorchRows, with_padding
 

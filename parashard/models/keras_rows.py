@@ -21,7 +21,7 @@ from parashard.errors import WrongModel
 from parashard.models.framework import (
     host_array,
 )
-from parashard.models.row_places import INT32, check_width, places_among, summed_by_table
+from parashard.models.row_places import INT32, NO_KEYS, check_width, places_among, summed_by_table
 from parashard.plan.embedding import Keys
 
 Asked = list[dict[tuple[str, int, int | None], Any]]
@@ -54,18 +54,9 @@ def lent_rows() -> RowSource | None:
 
 
 class KerasRows(NamedTuple):
-    """The rows that a step or an evaluation has pulled.
+    """The rows that a step or an evaluation has pulled, by table, only read, with their mixed, ascending keys.
 
-    Parameters
-    ----------
-    values : mapping of str to array of float32, shape (rows, dimension)
-        By table; only read.
-    keys : mapping of str to ndarray of uint64, shape (rows,)
-        By table: whose rows these are; mixed, ascending.
-    xp : module
-        Of the values: `numpy` or `cupy`.
-    renamed : Renamed
-        What the model's inputs have in place of ids.
+    `xp` is the values' `numpy` or `cupy`; `renamed` is what the model's inputs have in place of ids.
     """
 
     values: Mapping[str, Array]
@@ -189,6 +180,5 @@ def _is_beyond(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
-NO_KEYS: Keys = np.empty(0, np.uint64)
 NOT_RENAMED = Renamed(())
 NO_ROWS = KerasRows({}, {}, np, NOT_RENAMED)

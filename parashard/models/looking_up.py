@@ -130,15 +130,7 @@ NOT_FLOATING_POINT = "biucOSUmM"
 
 
 class NamedRows(NamedTuple):
-    """The rows that a step asks for.
-
-    Parameters
-    ----------
-    keys : dict of str to ndarray of uint64
-        By table: mixed, ascending, each once.
-    places : dict of str to ndarray of int64
-        By table: where each id's row is among those, in the shape of the ids.
-    """
+    """The rows that a step asks for, by table: their keys, and in the ids' shape the place of each id among those."""
 
     keys: dict[str, Keys]
     places: dict[str, Places]
@@ -148,12 +140,7 @@ class NamedRows(NamedTuple):
         return {name: rows[name].take(places, axis=0) for name, places in self.places.items()}
 
     def gradient(self, name: str, by_id: Any, tables: Tables) -> Float32s:
-        """Return the gradient of a table's rows: those of its ids, added in their order.
-
-        Parameters
-        ----------
-        by_id : array of floating point, shape (*ids, dimension)
-        """
+        """Return the gradient of a table's rows from that of its ids, shape (*ids, dimension), added in their order."""
         places = self.places.get(name)
         if places is None:
             raise ShapeMismatch(f"a gradient for table {name!r}, of which keys named no id")
@@ -193,13 +180,6 @@ def distinct_keys(words: Keys) -> tuple[Keys, NDArray[np.int64]]:
 
     Mixed keys are spread evenly, so a hash table whose places are in the order of the keys' high bits has them almost
     sorted. `numpy.unique` takes over where keys are not spread.
-
-    Returns
-    -------
-    keys : ndarray of uint64, shape (keys,)
-        Ascending, each once.
-    places : ndarray of int64, in the words' shape
-        Where each word is among the keys.
     """
     flat = np.ascontiguousarray(words).reshape(-1)
     bits = max(1, (PLACES_EACH * len(flat)).bit_length())

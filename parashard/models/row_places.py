@@ -20,6 +20,7 @@ from parashard.plan.embedding import EmbeddingTable, Keys, found_among, mixed, m
 from parashard.plan.variables import Float32s
 
 Places = npt.NDArray[np.intp]
+NO_KEYS: Keys = np.empty(0, np.uint64)
 INT32 = np.iinfo(np.int32)
 
 
@@ -145,12 +146,7 @@ PullBack = Callable[[Array], Array]
 class Bags(NamedTuple):
     """Which look-ups make one vector: bag i * columns + c has those of example i in column c of lists.
 
-    Parameters
-    ----------
-    of : array of int64, shape (look-ups,)
-        Each look-up's bag; column by column, and in each in the order of the examples.
-    sizes : array of int64, shape (examples * columns,)
-        How many look-ups each has.
+    `of` has each look-up's bag, column by column and in each in the order of the examples; `sizes` how many a bag has.
     """
 
     of: Array
@@ -160,16 +156,7 @@ class Bags(NamedTuple):
 def keys_of_lists(keys: Array, lists: Sequence[Array]) -> Array:
     """Return the keys that examples look up, in the order in which rows are combined: those of one key, then lists.
 
-    Parameters
-    ----------
-    keys : ndarray of int64, shape (examples, columns)
-        Of the columns of one key.
-    lists : sequence of ndarray of int64, shape (examples, values)
-        Of each column of lists, filled up with `NO_KEY`.
-
-    Returns
-    -------
-    ndarray of int64, shape (look-ups,)
+    `keys` has shape (examples, columns); each of `lists` has shape (examples, values), filled up with `NO_KEY`.
     """
     return np.concatenate([keys.reshape(-1), *(column[column != NO_KEY] for column in lists)])
 
@@ -182,18 +169,7 @@ def bags_of(lists: Sequence[Array], xp: Any) -> Bags:
 
 
 def combined(rows: Array, bags: Bags, combiner: str, xp: Any) -> tuple[Array, PullBack]:
-    """Return one vector for each bag, and from the gradient by these that by the rows of the look-ups.
-
-    Parameters
-    ----------
-    rows : array, shape (look-ups, dimension)
-        Of each look-up.
-
-    Returns
-    -------
-    array, shape (bags, dimension)
-        As of `torch.nn.EmbeddingBag`.
-    """
+    """Return a vector for each bag, as `torch.nn.EmbeddingBag` does, and the pullback to the rows of the look-ups."""
     vectors = sum_by_place(rows, bags.of, len(bags.sizes), xp)
     sizes = xp.maximum(bags.sizes, 1).astype(rows.dtype)[:, None]
     if combiner == "mean":

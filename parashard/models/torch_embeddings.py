@@ -19,6 +19,7 @@ from parashard.data.base import Array
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.models.base import HeldTable
 from parashard.models.row_places import (
+    NO_KEYS,
     check_fit_begins,
     check_keys,
     check_layer,
@@ -28,9 +29,7 @@ from parashard.models.row_places import (
     without_padding,
 )
 from parashard.models.torch_arrays import gradient_of, tensor_of, torch
-from parashard.plan.embedding import EmbeddingTable, Keys, unmixed
-
-MODES = ("sum", "mean")
+from parashard.plan.embedding import COMBINERS, EmbeddingTable, Keys, unmixed
 
 
 class RowSource(Protocol):
@@ -63,10 +62,6 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
         """Return what `print` shows of the module."""
         padding = "" if self.padding_key is None else f", padding_key={self.padding_key}"
         return f"{self.table.name!r}, {self.dimension}{padding}"
-
-    def _padding(self, ids: torch.Tensor) -> torch.Tensor | None:
-        """Return which ids are the padding key; None: there is none."""
-        return None if self.padding_key is None else ids == self.padding_key
 
     def _looked_up(self, ids: torch.Tensor) -> torch.Tensor:
         name = self.table.name
@@ -134,8 +129,8 @@ class EmbeddingBag(_LookUps):
         super().__init__(table, padding_key)
         self.takes_combiner = mode is None
         mode = mode if mode is not None else table.combiner or "mean"
-        if mode not in MODES:
-            raise ConfigurationError(f"ps.torch.EmbeddingBag: mode is {' or '.join(MODES)}, found {mode!r}")
+        if mode not in COMBINERS:
+            raise ConfigurationError(f"ps.torch.EmbeddingBag: mode is {' or '.join(COMBINERS)}, found {mode!r}")
         self.mode = mode
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -157,10 +152,9 @@ class EmbeddingBag(_LookUps):
         """
         found = self._looked_up(ids.reshape(-1)) if self.padding_key is None else self._with_zeros(ids.reshape(-1))
         places, padding = torch.arange(ids.numel(), device=found.device), None
-        padded = self._padding(ids.reshape(-1))
-        if padded is not None:
+        if self.padding_key is not None:
             padding = ids.numel()
-            places = places.masked_fill(padded.to(found.device), padding)
+            places = places.masked_fill((ids.reshape(-1) == self.padding_key).to(found.device), padding)
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.to(found.dtype)
         return torch.nn.functional.embedding_bag(
@@ -265,7 +259,7 @@ class TorchRows:
 
     def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return copies of the rows of ids, which are among the keys."""
-        places = places_among(_flat(ids), self._keys.get(table, _NO_KEYS), table)
+        places = places_among(_flat(ids), self._keys.get(table, NO_KEYS), table)
         values = self._values[table]
         rows = values[torch.from_numpy(places).to(values.device)]
         if not self._trained:
@@ -314,9 +308,6 @@ class HeldRows:
         """Return the rows of ids; of one that has none, its first values."""
         held = self._tables[table]
         return torch.from_numpy(rows_held(held, _flat(ids))).to(ids.device, self.dtype)
-
-
-_NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 def _is_exporting() -> bool:

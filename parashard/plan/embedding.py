@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ Keys = npt.NDArray[np.uint64]
 RowDtype = Literal["float32", "float16", "bfloat16"]
 RowEncoding = Literal["float32", "bfloat16", "float16", "int8"]
 Combiner = Literal["sum", "mean"]
+COMBINERS = get_args(Combiner)
 
 
 class KeyedRows(NamedTuple):
@@ -81,28 +82,9 @@ _LANE = _U64(0xD1342543DE82EF95)  # between the counters of a row's elements: od
 class EmbeddingTable:
     """A table of rows by key, which come to be when they are first pushed.
 
-    Parameters
-    ----------
-    name : str
-        Unique among a job's tables and variables.
-    row_elements : int
-        Elements of a row (its dimension).
-    optimizer : OptimizerSpec
-        What moves its rows; none that needs a norm of a whole variable. Its slots are a row's own.
-    initializer : Initializer
-        How a row's first values are drawn.
-    keys_per_step_max : int
-        Most keys, each once, that a step may use; bounds of messages and memory follow from it (P34).
-    rows_max : int
-        Most rows on a shard.
-    rules : RowRules
-        When a key gets a row, and loses it.
-    dtype : {"float32", "float16", "bfloat16"}
-        What rows are kept, pulled and saved as; their slots and arithmetic are float32.
-    combiner : {"sum", "mean"}, optional
-        How a model makes one vector of the rows of several keys; None: its own default. No shard knows it.
-    encoding : {"float32", "bfloat16", "float16", "int8"}
-        How gradients of its rows are asked to travel; see `gradient_encoding`.
+    Its settings are those of `parashard.job.embeddings.TableSettings`, which checks how they go together. Bounds of
+    messages and memory follow from `keys_per_step_max` (P34). Slots and arithmetic of rows are float32, whatever
+    `dtype` says. No shard knows the combiner; `gradient_encoding` is what becomes of `encoding`.
     """
 
     name: str
@@ -164,12 +146,9 @@ def candidates_of(table: str) -> str:
 
 
 def mixed(keys: npt.ArrayLike) -> Keys:
-    """Return the mixed form of keys, a new array: SplitMix64's at these counters.
+    """Return the mixed form of keys of any 64 bits, a new array: SplitMix64's at these counters.
 
-    Parameters
-    ----------
-    keys : array of int, any of 64 bits
-        Negative ones count as the unsigned numbers with the same bits.
+    Negative keys count as the unsigned numbers with the same bits.
     """
     found = np.atleast_1d(np.asarray(keys))
     if not found.size:
@@ -181,13 +160,7 @@ def mixed(keys: npt.ArrayLike) -> Keys:
 
 
 def mixed_ids(ids: npt.ArrayLike) -> Keys:
-    """Return the mixed form of ids that a program names.
-
-    Parameters
-    ----------
-    ids : array of int
-        From 0 to 2^63 - 1, or 64-bit hashes as int64, of which half are negative.
-    """
+    """Return the mixed form of ids that a program names: from 0 to 2^63 - 1, or 64-bit hashes as int64."""
     found = np.asarray(ids)
     if found.size and found.dtype.kind in "iu":
         if found.dtype.kind == "u" and (most := int(found.max())) > _INT64_MAX:

@@ -23,23 +23,10 @@ Order = Literal["lru", "lfu"]
 
 @dataclass(frozen=True)
 class RowRules:
-    """When keys of a table get rows, and lose them.
+    """When keys of a table get rows, and lose them: the settings of `parashard.job.embeddings.TableSettings`.
 
-    Parameters
-    ----------
-    admit_after : int
-        A key gets a row by the push that is its `admit_after`-th; until then its gradients are dropped.
-    admit_probability : float
-        A key without a row gets one by a push with this probability, in (0, 1].
-    evict_unused_steps : int, optional
-        A row is gone when so many steps were applied since the last one that pushed it; None: never.
-    evict_norm_below : float
-        A row is gone when its L2 norm is below this at a time that `evict_norm_every` divides; 0: never.
-    evict_norm_every : int
-    evict_above_rows : int, optional
-        A shard with more rows drops some, until 9 of 10 are left; None: never.
-    evict_first : {"lru", "lfu"}
-        Which: those that were pushed the longest ago, or the fewest times.
+    The time is the number of steps that are applied; norms are looked at when `evict_norm_every` divides it. A shard
+    with more rows than `evict_above_rows` drops some, until 9 of 10 are left.
     """
 
     admit_after: int = 1
@@ -69,16 +56,9 @@ NO_RULES = RowRules()
 
 
 def ended(rules: RowRules, now: int, last_use: NDArray[np.uint32], values: Float32s) -> NDArray[np.bool_]:
-    """Tell of each row whether it is gone.
+    """Tell of each row whether it is gone once `now` steps are applied.
 
-    Parameters
-    ----------
-    rules : RowRules
-    now : int
-        Steps that are applied.
-    last_use : ndarray of uint32, shape (rows,)
-        Time of each row's last push, at most `now`.
-    values : ndarray of float32, shape (rows, row_elements)
+    `last_use`, uint32 of shape (rows,), is the time of each row's last push; `values` has shape (rows, row_elements).
     """
     gone = np.zeros(len(last_use), np.bool_)
     if rules.evict_unused_steps is not None:

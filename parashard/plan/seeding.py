@@ -101,18 +101,7 @@ class Permutation:
         self._keys = [(_word(left), _word(right)) for left, right in keys]
 
     def __call__(self, positions: Indices) -> Indices:
-        """Return where the permutation sends each position.
-
-        Parameters
-        ----------
-        positions : ndarray of int64, any shape
-            Each in [0, length).
-
-        Returns
-        -------
-        ndarray of int64, the same shape
-            A new array, each element in [0, length).
-        """
+        """Return where the permutation sends each position, in a new array of the positions' shape."""
         x = np.asarray(positions, np.int64).view(np.uint64)  # a negative position becomes a huge one
         if x.size and x.max() >= self.length:
             raise ValueError(f"a position is not in [0, {self.length})")

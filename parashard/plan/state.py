@@ -51,19 +51,7 @@ def average_factor(state: str) -> float:
 def counter_rows(values: npt.ArrayLike) -> Float32s:
     """Return whole numbers as a counter variable has them: each as its eight bytes, the lowest first.
 
-    Parameters
-    ----------
-    values : array of int, any shape
-
-    Returns
-    -------
-    ndarray of float32, shape (*values.shape, 8), at least two axes
-        A scalar is one row.
-
-    Raises
-    ------
-    ConfigurationError
-        If they are no whole numbers.
+    The result is float32 of shape (*values.shape, 8); a scalar is one row.
     """
     found = np.asarray(values)
     if found.dtype.kind not in "iub":

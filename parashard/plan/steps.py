@@ -87,12 +87,6 @@ class StepPlan:
     def __post_init__(self) -> None:
         if not 1 <= self.examples <= MAX_LENGTH:
             raise ConfigurationError(f"a job needs 1 to {MAX_LENGTH} training examples, found {self.examples}")
-        if self.batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, found {self.batch_size}")
-        if self.epochs < 1:
-            raise ConfigurationError(f"epochs must be at least 1, found {self.epochs}")
-        if self.parts < 1:
-            raise ConfigurationError(f"a batch has at least 1 part, found {self.parts}")
         if not self.steps_per_pass:
             raise ConfigurationError(
                 f"drop_last leaves no batch: a batch has {self.batch_size} examples, and there are {self.examples}"
