@@ -37,23 +37,19 @@ def open_parquet(options: ParquetOptions) -> ArraySource:
     return table_source(options, training, held_out)
 
 
-def read_parquet(path: Path, is_used: Callable[[str], bool], keys: Collection[str]) -> ColumnTable:
+def read_what_can_be(path: Path) -> tuple[ColumnTable, dict[str, str]]:
+    """Return a file's columns, and by name why some cannot be read: those have no values."""
+    refused: dict[str, str] = {}
+    return read_parquet(path, lambda name: True, (), refused), refused
+
+
+def read_parquet(
+    path: Path, is_used: Callable[[str], bool], keys: Collection[str], refused: dict[str, str] | None = None
+) -> ColumnTable:
     """Return a file's columns; those that are not used may be of any type, and have no values.
 
     Whole numbers in columns of `keys`, which become keys or categories, are texts, which have all their digits.
     """
-    return _read(path, is_used, keys, None)
-
-
-def read_what_can_be(path: Path) -> tuple[ColumnTable, dict[str, str]]:
-    """Return a file's columns, and by name why some cannot be read: those have no values."""
-    refused: dict[str, str] = {}
-    return _read(path, lambda name: True, (), refused), refused
-
-
-def _read(
-    path: Path, is_used: Callable[[str], bool], keys: Collection[str], refused: dict[str, str] | None
-) -> ColumnTable:
     pa, parquet = pyarrow_for(f"{path}: Parquet files", "parquet")
     try:
         with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too

@@ -6,13 +6,13 @@ Owns what all layers share. Knows no other layer and no loss.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
-from parashard.plan.embedding import EmbeddingTable
+from parashard.plan.embedding import COMBINERS, EmbeddingTable
 from parashard.plan.variables import Initializer, Variable, glorot_uniform, he_normal
 
 Shape = tuple[int, ...]
@@ -113,6 +113,18 @@ def need_start(layer: str, given: object) -> None:
     """Raise ConfigurationError unless `given` is a `Start`."""
     if not isinstance(given, Initializer) and given not in _STARTS:
         raise ConfigurationError(f"{layer}: initializer is {', '.join(_STARTS)} or an Initializer, found {given!r}")
+
+
+def need_combiner(layer: str, given: object, tables: Iterable[EmbeddingTable]) -> None:
+    """Raise ConfigurationError unless `given` says how rows become one, or is None and the tables do not say it."""
+    if given is not None and given not in COMBINERS:
+        raise ConfigurationError(f"{layer}: combiner is {' or '.join(COMBINERS)}, found {given!r}")
+    for table in tables:
+        if table.combiner is not None and given is None:
+            raise ConfigurationError(
+                f"table {table.name!r} has combiner={table.combiner!r}, and {layer} gives every row: give it the "
+                "combiner, or leave the table's out"
+            )
 
 
 def need_count(layer: str, what: str, given: object) -> None:

@@ -22,12 +22,13 @@ from parashard.layers.base import (
     Shape,
     Shapes,
     Start,
+    need_combiner,
     need_count,
     need_start,
     start_of,
 )
 from parashard.layers.row_sums import sum_by_place, summed_by_row
-from parashard.plan.embedding import COMBINERS, EmbeddingTable
+from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Initializer, Variable
 
 
@@ -123,14 +124,7 @@ class TableEmbedding(LooksUpLayer):
                 )
         if not by_input:
             raise ConfigurationError("TableEmbedding: tables names no input")
-        if self.combiner is not None and self.combiner not in COMBINERS:
-            raise ConfigurationError(f"TableEmbedding: combiner is {' or '.join(COMBINERS)}, found {self.combiner!r}")
-        for table in by_input.values():
-            if table.combiner is not None and self.combiner is None:
-                raise ConfigurationError(
-                    f"TableEmbedding: table {table.name!r} has combiner={table.combiner!r}, and the layer gives every "
-                    "row: give it the combiner, or leave the table's out"
-                )
+        need_combiner("TableEmbedding", self.combiner, by_input.values())
         object.__setattr__(self, "_by_input", dict(by_input))
 
     def own_tables(self) -> tuple[EmbeddingTable, ...]:

@@ -15,12 +15,12 @@ from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.embeddings import Table, plain_of
+from parashard.layers.base import need_combiner
 from parashard.models.base import HeldTable
 from parashard.models.keras_rows import lent_rows
 from parashard.models.keras_variables import keras
 from parashard.models.row_places import (
     INT32,
-    check_combiner,
     check_fit_begins,
     check_keys,
     check_layer,
@@ -28,7 +28,7 @@ from parashard.models.row_places import (
     rows_held,
     without_padding,
 )
-from parashard.plan.embedding import COMBINERS, EmbeddingTable, first_rows, mixed, unmixed
+from parashard.plan.embedding import EmbeddingTable, first_rows, mixed, unmixed
 
 Named = Callable[[Tree], Mapping[str, Any]]
 
@@ -156,9 +156,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
     ) -> None:
         super().__init__(autocast=False, **arguments)
         check_layer("ps.keras.Embedding", table, padding_key)
-        if combiner is not None and combiner not in COMBINERS:
-            raise ConfigurationError(f"ps.keras.Embedding: combiner is {' or '.join(COMBINERS)}, found {combiner!r}")
-        check_combiner("ps.keras.Embedding", table, combiner)
+        need_combiner("ps.keras.Embedding", combiner, [table])
         if padding_key is not None and not INT32.min <= padding_key <= INT32.max:
             raise ConfigurationError(f"ps.keras.Embedding: padding_key has at most 32 bits, found {padding_key}")
         self.table = table

@@ -65,15 +65,6 @@ def check_keys(tables: Iterable[str], keys: object, framework: str, lacking: str
         raise ConfigurationError(f"keys= names rows of tables, and {lacking}")
 
 
-def check_combiner(call: str, table: EmbeddingTable, combiner: str | None) -> None:
-    """Refuse a table that says how rows become one, for a layer that is not told; `call` names the layer."""
-    if table.combiner is not None and combiner is None:
-        raise ConfigurationError(
-            f"table {table.name!r} has combiner={table.combiner!r}, and {call} gives every row: give it the combiner, "
-            "or leave the table's out"
-        )
-
-
 def places_among(ids: npt.NDArray[Any], keys: Keys, table: str) -> Places:
     """Return the place of each id's row among those of ascending mixed keys."""
     places, there = found_among(mixed(ids), keys)
