@@ -1,7 +1,7 @@
 """The sections of a job file that belong to no other package: job, consistency, evaluation, checkpoint, cluster.
 
 Owns their keys, bounds and defaults; each key's description is what `parashard config` prints. Relations between keys
-are in `relations`, the whole in `schema`. Knows nothing of files, flags or the environment.
+are in `schema`. Knows nothing of files, flags or the environment.
 """
 
 from __future__ import annotations
