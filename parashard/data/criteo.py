@@ -15,14 +15,14 @@ import itertools
 import re
 import zlib
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Indices, kind_of_failure
-from parashard.data.columns import Float64s, Numbers, shown_cell
+from parashard.data.columns import Numbers, shown_cell
 from parashard.data.hashing import keys_of_bytes, seed_of
 from parashard.data.input_columns import KeyColumn, LogNumberColumn
 from parashard.data.options import CriteoOptions
@@ -88,7 +88,8 @@ def _inputs(rows: _Rows, columns: tuple[LogNumberColumn, ...], path: Path) -> Sp
     for first in range(0, len(numbers), _BLOCK_ROWS):
         some = slice(first, first + _BLOCK_ROWS)
         for place, column in enumerate(columns):
-            values = Numbers(_with_missing(rows.numbers[some, place]))
+            found = rows.numbers[some, place]
+            values = Numbers(np.where(found == _MISSING, np.nan, found.astype(np.float64)))
             column.encode(values, numbers[some, place : place + 1], f"{path}: column {shown_cell(column.name)}")
     return Split({"numbers": numbers, "keys": rows.keys}, rows.labels)
 
@@ -102,10 +103,6 @@ def _fitted(name: str, numbers: npt.NDArray[np.int32], origin: str) -> LogNumber
         values[some] = signed_log(present[some].astype(np.float64))
     mean, deviation = mean_and_deviation(values, origin)
     return LogNumberColumn(name=name, mean=mean, deviation=deviation)
-
-
-def _with_missing(numbers: npt.NDArray[np.int32]) -> Float64s:
-    return np.where(numbers == _MISSING, np.nan, numbers.astype(np.float64))
 
 
 class _GrowingRows:
@@ -187,7 +184,7 @@ def _malformed(path: Path, rows: int) -> str:
     """
     number = rows
     try:
-        with _opened(path) as file:
+        with gzip.open(path) if _is_zipped(path) else path.open("rb") as file:
             for number, line in enumerate(itertools.islice(file, rows, None), start=rows + 1):
                 fault = _fault(number, line.rstrip(b"\r\n").split(b"\t"))
                 if fault:
@@ -220,7 +217,3 @@ def _allowed(name: str, field: bytes) -> str:
     if not field or (whole and abs(int(field)) < -_MISSING):
         return ""
     return f"nothing, or a whole number from {_MISSING + 1} to {-_MISSING - 1}"
-
-
-def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
-    return gzip.open(path) if _is_zipped(path) else path.open("rb")

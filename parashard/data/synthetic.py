@@ -99,11 +99,6 @@ def _rows() -> np.ndarray:
     for folder in (package.submodule_search_locations or []) if package else []:
         if (file := Path(folder) / _FILE).is_file():
             return np.loadtxt(file, np.uint8, delimiter=",")
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the digits data comes with scikit-learn, which cannot be imported ({error}); run: {install('examples')}"
-        ) from error
-    pixels, labels = load_digits(return_X_y=True)
-    return np.column_stack([pixels, labels]).astype(np.uint8)
+    raise ConfigurationError(
+        f"the digits data comes with scikit-learn, which is not installed; run: {install('examples')}"
+    )

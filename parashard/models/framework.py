@@ -206,7 +206,8 @@ def weighted_loss(loss: Any) -> Weighted | None:
     """
     if takes_weights(loss):
         return lambda outputs, targets, weights: loss(outputs, targets, **{PARAMETER: weights})
-    if getattr(loss, "weight", None) is not None or _bound(loss).get("weight") is not None:
+    bound = loss.keywords if isinstance(loss, functools.partial) else {}
+    if getattr(loss, "weight", None) is not None or bound.get("weight") is not None:
         return None
     reduction = _parameters(loss).get("reduction")
     if reduction is not None and reduction.default == "mean":
@@ -233,7 +234,3 @@ def _parameters(function: Any) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return {}
-
-
-def _bound(function: Any) -> dict[str, Any]:
-    return dict(function.keywords) if isinstance(function, functools.partial) else {}
