@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,17 +32,6 @@ from parashard.models.torch_arrays import gradient_of, tensor_of, torch
 from parashard.plan.embedding import COMBINERS, EmbeddingTable, Keys, unmixed
 
 
-class RowSource(Protocol):
-    """Where look-ups find rows."""
-
-    def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ids, shape (ids, dimension)."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the rows."""
-
-
 class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has no PyTorch
     """What both modules have: a table, and rows while they are lent."""
 
@@ -51,7 +40,7 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
         check_layer(f"ps.torch.{type(self).__name__}", table, padding_key)
         self.table = table
         self.padding_key = padding_key
-        self._rows: RowSource | None = None
+        self._rows: TorchRows | HeldRows | None = None
 
     @property
     def dimension(self) -> int:
@@ -217,7 +206,7 @@ def with_padding(
 
 
 @contextmanager
-def rows_lent(modules: Sequence[_LookUps], rows: RowSource) -> Iterator[None]:
+def rows_lent(modules: Sequence[_LookUps], rows: TorchRows | HeldRows) -> Iterator[None]:
     """Have modules look up among some rows for a while."""
     try:
         for module in modules:
