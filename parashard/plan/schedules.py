@@ -107,10 +107,7 @@ class _Decaying(Schedule):
         return self.replaced(decay_steps=total_steps - self.warmup_steps)
 
     def _length(self) -> int:
-        if self.decay_steps == "job":
-            raise ConfigurationError(
-                f'schedule {type(self).__name__}: decay_steps is "job"; call resolved(total_steps) before factor(t)'
-            )
+        assert self.decay_steps != "job", "resolved(total_steps) comes before factor(t)"
         return self.decay_steps
 
 

@@ -120,7 +120,7 @@ def test_job_is_what_the_warm_up_leaves(schedule: CosineSchedule | ExponentialSc
     assert schedule.resolved(11).decay_steps == 1
     with pytest.raises(ConfigurationError, match=r"warmup_steps must be less than the job's 10 updates .*found 10"):
         schedule.resolved(10)
-    with pytest.raises(ConfigurationError, match="call resolved"):
+    with pytest.raises(AssertionError, match="comes before factor"):
         schedule.factor(11)
 
 
