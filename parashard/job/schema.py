@@ -216,7 +216,7 @@ def _tables(job: Job) -> Iterator[Relation]:
         yield "cluster.shard_device", "tables", '"cpu" with tables: rows lie in the host\'s memory'
     policy = job.consistency.policy
     for name, table in sorted(job.tables.items()):
-        embedding_of(name, table)
+        embedding_of(name, table)  # refuses a name
         together = policy.steps_of_update
         most = table.evict_above_rows
         if together > 1 and most is not None and most + together * table.keys_per_step_max > table.rows_max:

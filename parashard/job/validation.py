@@ -22,20 +22,12 @@ _RANKS = ("file", "environment", "flag")
 
 
 class Contradiction(NamedTuple):
-    """Two keys whose values exclude each other.
+    """A key, the one that it contradicts ("": it is impossible by itself), their values, and what the first may be."""
 
-    Parameters
-    ----------
-    keys : pair of str
-        Dotted keys: the one to change, and the one that it contradicts; "" where it is not possible by itself.
-    found : pair
-        Their values.
-    allowed : str
-        Values that the first one may have.
-    """
-
-    keys: tuple[str, str]
-    found: tuple[Any, Any]
+    key: str
+    other: str
+    found: Any
+    other_found: Any
     allowed: str
 
 
@@ -43,7 +35,7 @@ class Contradictions(ValueError):
     """All contradictions of a job, or of one of its tables; pydantic carries it to `validated_layers`."""
 
     def __init__(self, found: list[Contradiction]) -> None:
-        super().__init__("; ".join(f"{c.keys[0]} with {c.keys[1]}: allowed: {c.allowed}" for c in found))
+        super().__init__("; ".join(f"{c.key} with {c.other}: allowed: {c.allowed}" for c in found))
         self.found = found
 
 
@@ -54,7 +46,7 @@ Relation = tuple[str, str, str]
 def check_relations(model: Any, broken: Iterable[Relation]) -> None:
     """Raise the relations that a model breaks, if there are any, with the values of their keys."""
     found = [
-        Contradiction((key, other), (_value(model, key), _value(model, other) if other else None), allowed)
+        Contradiction(key, other, _value(model, key), _value(model, other) if other else None, allowed)
         for key, other, allowed in broken
     ]
     if found:
@@ -110,12 +102,12 @@ def _problems(details: ErrorDetails, schema: Any, layers: Layers) -> Iterator[tu
 
 def _contradictions(cause: Contradictions, above: tuple[str, ...], layers: Layers) -> Iterator[tuple[str, str]]:
     for c in cause.found:
-        found = f"{layers.named((*above, *key_parts(c.keys[0])))}: found {shown(c.found[0])}"
-        if c.keys[1]:
-            other = (*above, *key_parts(c.keys[1]))
+        found = f"{layers.named((*above, *key_parts(c.key)))}: found {shown(c.found)}"
+        if c.other:
+            other = (*above, *key_parts(c.other))
             words = layers.words.get(dotted(*other))
             origin = "" if words else f" ({layers.origin(other)})"
-            found += f" with {words or dotted(*other)} = {shown(c.found[1])}{origin}"
+            found += f" with {words or dotted(*other)} = {shown(c.other_found)}{origin}"
         yield found, f"allowed: {c.allowed}"
 
 
