@@ -69,11 +69,6 @@ def to_int8(values: Float32s, residue: Float32s, scales: Float32s, codes: Codes8
     _to_int8(values, residue, scales, codes, left, left.view(_u32))
 
 
-def from_int8(scales: Float32s, codes: Codes8, values: Float32s) -> None:
-    """Write codes times scales; finite where every scale is in [0, INT8_SCALE_LARGEST]."""
-    _from_int8(scales, codes, values)
-
-
 def to_int8_rows(values: Float32s, scales: Float32s, codes: Codes8) -> None:
     """Write codes of -127 to 127, each to be multiplied by its row's scale, max|x| / 127; nothing is kept of the rest.
 
@@ -83,19 +78,9 @@ def to_int8_rows(values: Float32s, scales: Float32s, codes: Codes8) -> None:
     _to_int8_rows(values, values.view(_u32), scales, codes)
 
 
-def from_int8_rows(scales: Float32s, codes: Codes8, values: Float32s) -> None:
-    """Write codes times their rows' scales; finite where every scale is in [0, INT8_SCALE_LARGEST]."""
-    _from_int8_rows(scales, codes, values)
-
-
 def to_topk(values: Float32s, residue: Float32s, indices: Indices, kept: Float32s, left: Float32s) -> None:
     """Write the `kept.size` largest elements by magnitude, of equal ones the first, in the order of their indices."""
     _to_topk(values, residue, indices, kept, left, left.view(_u32))
-
-
-def from_topk(indices: Indices, kept: Float32s, values: Float32s) -> None:
-    """Write `kept` where `indices` say, which are ascending and in range, and zero elsewhere."""
-    _from_topk(indices, kept, values)
 
 
 @inlined
@@ -181,7 +166,8 @@ def _to_int8(values, residue, scales, codes, left, left_bits):
 
 
 @loop(const(_FLOATS), const(_CODES8), _FLOATS)
-def _from_int8(scales, codes, values):
+def from_int8(scales, codes, values):
+    """Write codes times scales; finite where every scale is in [0, INT8_SCALE_LARGEST]."""
     for block in range(scales.size):
         begin = block * INT8_BLOCK_ELEMENTS
         run = slice(begin, begin + INT8_BLOCK_ELEMENTS)
@@ -209,7 +195,8 @@ def _to_int8_rows(values, bits, scales, codes):
 
 
 @loop(const(_FLOATS), const(_CODES8), _FLOATS)
-def _from_int8_rows(scales, codes, values):
+def from_int8_rows(scales, codes, values):
+    """Write codes times their rows' scales; finite where every scale is in [0, INT8_SCALE_LARGEST]."""
     length = values.size // max(1, scales.size)
     for row in range(scales.size):
         run = slice(row * length, row * length + length)
@@ -262,7 +249,8 @@ def _to_topk(values, residue, indices, kept, left, bits):
 
 
 @loop(const(_BITS), const(_FLOATS), _FLOATS)
-def _from_topk(indices, kept, values):
+def from_topk(indices, kept, values):
+    """Write `kept` where `indices` say, which are ascending and in range, and zero elsewhere."""
     values[:] = _f32(0.0)
     for position in range(indices.size):
         values[indices[position]] = kept[position]

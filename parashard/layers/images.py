@@ -1,7 +1,4 @@
-"""Layers of images: convolution and pooling. An image is (height, width, channels), or (height, width) of one channel.
-
-Owns the layers; the arithmetic is in `parashard.layers.images`.
-"""
+"""Convolution and pooling of images, which are (height, width, channels), or (height, width) of one channel."""
 
 from __future__ import annotations
 
