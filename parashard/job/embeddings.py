@@ -189,19 +189,19 @@ class Table(EmbeddingTable):
 
 def plain_of(table: EmbeddingTable) -> dict[str, Any]:
     """Return the settings of a table as `[tables.NAME]` has them, without those that are unset."""
-    settings = TableSettings(
-        dimension=table.row_elements,
-        dtype=table.dtype,
-        encoding=table.encoding,
-        initializer=table.initializer.kind,
-        scale=table.initializer.scale,
-        combiner=table.combiner,
-        optimizer=table.optimizer,
-        keys_per_step_max=table.keys_per_step_max,
-        rows_max=table.rows_max,
+    settings = {
+        "dimension": table.row_elements,
+        "dtype": table.dtype,
+        "encoding": table.encoding,
+        "initializer": table.initializer.kind,
+        "scale": table.initializer.scale,
+        "combiner": table.combiner,
+        "optimizer": table.optimizer.plain(),
+        "keys_per_step_max": table.keys_per_step_max,
+        "rows_max": table.rows_max,
         **vars(table.rules),
-    )
-    return without_none(settings.plain())
+    }
+    return without_none(settings)
 
 
 def checked_tables(tables: object) -> dict[str, EmbeddingTable]:
