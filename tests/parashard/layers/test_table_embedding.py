@@ -132,7 +132,7 @@ def test_a_list_of_layers_takes_the_tables_that_a_job_file_declares() -> None:
     [
         (lambda: L.TableEmbedding(10), 'tables is one such as ps.Table("users", 16), or a dict of them by input'),
         (lambda: L.TableEmbedding({}), "TableEmbedding: tables names no input"),
-        (lambda: L.TableEmbedding(ps.Table("u", 3, combiner="sum")), "table 'u' has combiner='sum', and TableEmbedding gives"),
+        (lambda: L.TableEmbedding(ps.Table("u", 3, combiner="sum")), "table 'u' has combiner='sum', and Table"),
         (lambda: L.TableEmbedding(USERS, "max"), "combiner is sum or mean, found 'max'"),
         (
             lambda: ps.Sequential([L.Dense(2)], input_shape=SHAPES, loss="mean_squared_error"),
