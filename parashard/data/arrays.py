@@ -90,7 +90,7 @@ class ArraySource:
             warnings=tuple(warnings),
             fields=_fields(training) if several else (),
             hashed=hashed,
-            cells=cells,
+            cells=dict(cells),
         )
 
     def examples(self, indices: Indices) -> tuple[Tree, AnyArray]:
