@@ -16,7 +16,7 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.membership import Shards, WorkerRecord
 from parashard_coordinator.core.policies import LeasingPolicy
-from parashard_coordinator.core.rounds import ANY_STEP, Rounds, SyncRounds
+from parashard_coordinator.core.rounds import ANY_STEP, Rounds
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.supervision import Launcher
 from parashard_coordinator.run.store import RunStore
@@ -173,7 +173,7 @@ class UnboundedLeases(StepLeases):
         return min(self.target, ANY_STEP)
 
 
-class BlindRounds(SyncRounds):
+class BlindRounds(Rounds):
     """P24 off, with `KeepingRounds`: no rollback when shards disagree about what is skipped."""
 
     def _contested(self) -> int | None:
@@ -197,7 +197,7 @@ class UncheckedRunStore(RunStore):
         return
 
 
-class NoRollback(SyncRounds):
+class NoRollback(Rounds):
     """P12 off: no rollback, wherever the shards stand."""
 
     def look(self, held: Callable[[int], IntervalSet]) -> bool:

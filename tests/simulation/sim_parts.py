@@ -15,7 +15,7 @@ from parashard.plan.partition import Plan
 from parashard.protocol.messages import Target
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.rounds import SyncRounds
+from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.run.store import RunStore
 from parashard_server.build import stored_values
 from parashard_server.core.shard import Shard
@@ -66,7 +66,7 @@ class Parts:
     tables: type[EmbeddingTables] = EmbeddingTables
     core: type[Core] = Core
     job_record: type[JobRecord] = JobRecord
-    book: type[SyncRounds] = SyncRounds
+    book: type[Rounds] = Rounds
     run_store: type[RunStore] = RunStore
     habits: frozenset[str] = field(default_factory=frozenset)  # of processes that have no class for it, by rule
 

@@ -219,7 +219,7 @@ class _Run:
             callbacks_decide=setting.decides,
             callbacks_ahead=(0 if setting.waits else 1) if setting.decides and not setting.plans else None,
         )
-        book: Rounds = Rounds()
+        book = Rounds()
         if setting.policy.kind == "sync":
             book = parts.book(setting.shards, setting.policy.bound, steps, setting.checkpoint_every_s)
         return parts.core(parts.job_record(options, policy, Evaluations(after, policy, steps), launcher, book))

@@ -21,7 +21,7 @@ from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.membership import ShardRegistration, WorkerRecord
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
-from parashard_coordinator.core.rounds import Rounds, SyncRounds
+from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.supervision import Launcher
 
@@ -44,9 +44,9 @@ def core_of(
     policy = policy or Async()
     chosen = OPTIONS._replace(**options)
     evaluations = Evaluations(list(evaluate_after), policy, chosen.steps_total)
-    rounds: Rounds = Rounds()
+    rounds = Rounds()
     if isinstance(policy, Sync):
-        rounds = SyncRounds(chosen.shards, policy.round_steps, chosen.steps_total, every_s=0.0)
+        rounds = Rounds(chosen.shards, policy.round_steps, chosen.steps_total, every_s=0.0)
     core = Core(JobRecord(chosen, policy, evaluations, launcher or Launcher(), rounds))
     if registered:
         for shard in range(chosen.shards):

@@ -32,57 +32,15 @@ class ShardProgress(NamedTuple):
 
 
 class Rounds:
-    """Where the shards are in rounds, as the core asks. Jobs without rounds have this: any state is legal."""
+    """Rounds of a job, all of whose shards save one every `every_s` seconds; 0: none by time.
 
-    def __init__(self) -> None:
+    Without `round_steps` the job has no rounds, and nothing is noted: any state of the shards is legal.
+    """
+
+    def __init__(self, shards: int = 1, round_steps: int = 0, steps_total: int = 0, every_s: float = 0.0) -> None:
         self.returning_to: int | None = None
         """The round that all shards have to return to before anything is leased again."""
         self.rollbacks = 0
-
-    def note_progress(self, shard: int, progress: ShardProgress) -> None:
-        """Take note of a shard's progress."""
-
-    def look(self, held: Callable[[int], IntervalSet]) -> bool:
-        """Decide about returning, given what each shard acknowledged; return whether that has changed."""
-        return False
-
-    def out_of_round(self) -> list[tuple[int, int]]:
-        """Return (shard, round) of those that have to be sent back."""
-        return []
-
-    def common_cut(self) -> int | None:
-        """Return the newest round that every shard has saved: nothing older than it may go."""
-        return None
-
-    def kept_rounds(self) -> list[int]:
-        """Return earlier rounds that all shards keep, in case one finds the rows of its newest chain damaged."""
-        return []
-
-    def passed(self) -> int:
-        """Return how many steps some shard has in its weights: earlier rounds' weights are gone."""
-        return 0
-
-    def committed(self) -> int:
-        """Return how many steps every shard has in its weights: no shard takes or needs one of these any more."""
-        return 0
-
-    def lease_limit(self) -> int:
-        """Return the first step that may not be leased now."""
-        return ANY_STEP
-
-    def due_cut(self, lowest_incomplete: int, now_s: float) -> int | None:
-        """Return the round to save next, once it is time; nothing of it is leased until `cut_named`."""
-        return None
-
-    def cut_named(self) -> None:
-        """Take note that the shards know which round to save."""
-
-
-class SyncRounds(Rounds):
-    """Rounds of a `sync:N` job. All shards save a round every `every_s` seconds; 0: none by time."""
-
-    def __init__(self, shards: int, round_steps: int, steps_total: int, every_s: float) -> None:
-        super().__init__()
         self._shards = shards
         self._round_steps = round_steps
         self._steps_total = steps_total
@@ -93,6 +51,8 @@ class SyncRounds(Rounds):
 
     def note_progress(self, shard: int, progress: ShardProgress) -> None:
         """Take note of a shard's progress."""
+        if not self._round_steps:
+            return
         known = self._progress.get(shard)
         if known is None or known.incarnation != progress.incarnation or not progress.precedes(known):
             self._progress[shard] = progress
@@ -164,7 +124,9 @@ class SyncRounds(Rounds):
         return ANY_STEP if self._cut_step is None else self._cut_step
 
     def due_cut(self, lowest_incomplete: int, now_s: float) -> int | None:
-        """Return the round to save next; the round after the one in progress, of which nothing is leased yet."""
+        """Return the round to save next, once it is time; nothing of it is leased before `cut_named`."""
+        if not self._round_steps:
+            return None
         if self._cut_s is None:
             self._cut_s = now_s
         if self._cut_step is None:

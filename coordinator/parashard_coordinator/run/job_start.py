@@ -11,7 +11,7 @@ from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import advice_for
 from parashard_coordinator.core.policies import leasing_policy
-from parashard_coordinator.core.rounds import Rounds, SyncRounds
+from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.supervision import Launcher, LocalLauncher, Restarts
 from parashard_coordinator.run.resolve import ResolvedJob
 
@@ -85,7 +85,7 @@ def new_job_record(
     )
     rounds = Rounds()
     if job.consistency.policy.kind == "sync":
-        rounds = SyncRounds(job.cluster.shards, job.consistency.policy.bound, steps.total, job.checkpoint.every_s)
+        rounds = Rounds(job.cluster.shards, job.consistency.policy.bound, steps.total, job.checkpoint.every_s)
     return JobRecord(options, policy, evaluations, launcher, rounds)
 
 

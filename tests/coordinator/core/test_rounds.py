@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.rounds import ANY_STEP, Rounds, ShardProgress, SyncRounds
+from parashard_coordinator.core.rounds import ANY_STEP, Rounds, ShardProgress
 
 N, STEPS = 4, 30  # seven whole rounds and a short one
 LAST_ROUND = 8  # the one that would follow
@@ -37,7 +37,7 @@ class Book:
     """Rounds, and what the leases know of acks."""
 
     def __init__(self, *shards: ShardProgress, every_s: float = 0.0) -> None:
-        self.rounds = SyncRounds(max(1, len(shards)), N, STEPS, every_s)
+        self.rounds = Rounds(max(1, len(shards)), N, STEPS, every_s)
         self.acknowledged: dict[int, IntervalSet] = {}
         self.incarnations: Counter[int] = Counter()
         for shard, of_shard in enumerate(shards):
@@ -111,7 +111,7 @@ def test_what_all_have_skipped_and_what_is_only_held_elsewhere_is_no_disagreemen
 
 def test_nothing_is_decided_before_every_shard_has_spoken() -> None:  # P3
     book = Book(progress(3))
-    book.rounds = SyncRounds(2, N, STEPS, 0.0)
+    book.rounds = Rounds(2, N, STEPS, 0.0)
     book.note_progress(0, progress(3))
     assert (book.look(), book.rounds.returning_to, book.rounds.common_cut()) == (False, None, None)
 
@@ -246,7 +246,7 @@ def test_the_round_before_a_chain_is_kept_until_that_is_common() -> None:  # P33
 
 def test_a_job_without_rounds_keeps_none() -> None:
     assert Rounds().kept_rounds() == []
-    assert SyncRounds(2, N, STEPS, 0.0).kept_rounds() == []
+    assert Rounds(2, N, STEPS, 0.0).kept_rounds() == []
 
 
 def test_the_next_round_is_saved_once_it_is_time_and_before_any_of_it_is_leased() -> None:  # P12
@@ -279,7 +279,7 @@ def test_without_seconds_no_round_is_named() -> None:
 
 def test_what_some_shard_has_in_its_weights_has_passed() -> None:  # P11
     assert Book(progress(2), progress(3, held=[12])).rounds.passed() == 12
-    assert SyncRounds(2, N, STEPS, 0.0).passed() == 0
+    assert Rounds(2, N, STEPS, 0.0).passed() == 0
 
 
 def test_jobs_without_rounds_never_return_and_keep_no_common_time() -> None:  # P1, P12

@@ -16,7 +16,7 @@ from parashard.plan.embedding import Keys, cut_by_shard, mixed
 from parashard.plan.intervals import IntervalSet
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import RowSlice
-from parashard_coordinator.core.rounds import ShardProgress, SyncRounds
+from parashard_coordinator.core.rounds import ShardProgress, Rounds
 from parashard_server.state.rows import embedding_tables as rows
 from parashard_server.state.rows.embedding_tables import CHAIN_MAX
 from support.checkpoint_cases import write_plan
@@ -215,7 +215,7 @@ class Job:
 
     def __init__(self, store: MemoryStore) -> None:
         self.shards = [process(store, index, consistency="sync:1") for index in range(2)]
-        self.book = SyncRounds(2, 1, STEPS, 0.0)
+        self.book = Rounds(2, 1, STEPS, 0.0)
 
     def announce(self, index: int) -> None:
         shard = self.shards[index]
