@@ -26,7 +26,6 @@ from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import Rounds
-from parashard_coordinator.core.supervision import Launcher
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.exclusive_core import ExclusiveCore
@@ -42,7 +41,7 @@ DEADLINE_S = 120.0
 def measure(workers: int, batch: int, steps: int) -> float:
     """Return empty steps per second, from the first lease to the last completion."""
     options = Options(RUN_ID, "", steps, shards=0, workers=workers, lease_batch=batch, lease_ttl_s=TTL_S)
-    job = JobRecord(options, Async(), Evaluations([], Async(), steps), Launcher(), Rounds())
+    job = JobRecord(options, Async(), Evaluations([], Async(), steps), None, Rounds())
     core = ExclusiveCore(Core(job))
     service = CoordinatorService(core, pb.GetJobReply(run_id=RUN_ID), StatusView("scheduling", "async", 0))
     server = Server("127.0.0.1:0")

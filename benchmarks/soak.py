@@ -7,7 +7,7 @@ epoch. RSS of every process every ten seconds; its growth is the slope of a line
 the second half, since the first fills caches and pools. Ends with exit code 1 if a process grows by more than the
 bound, or was started again. A run of less than 20 minutes shows the figures and judges nothing: one allocation then
 counts as tens of MiB an hour. For the first 32 minutes the coordinator fills the timeline of its status page, a point a
-second (`parashard_coordinator.endpoints.timeline`): about 3 of its MiB an hour until then, none afterwards.
+second (`parashard_coordinator.endpoints.history`): about 3 of its MiB an hour until then, none afterwards.
 """
 
 from __future__ import annotations

@@ -23,9 +23,7 @@ from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import Rounds
-from parashard_coordinator.core.supervision import Launcher
-from parashard_coordinator.endpoints.metrics import coordinator_families
-from parashard_coordinator.endpoints.status import StatusView
+from parashard_coordinator.endpoints.status import StatusView, coordinator_families
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import shard_families
@@ -63,7 +61,7 @@ def exported() -> Iterator[Told]:
 
 def _coordinator() -> Metrics:
     options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
-    core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), Launcher(), Rounds()))
+    core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), None, Rounds()))
     view = StatusView("job", "async", 1)
     metrics = Metrics("coordinator", CREDENTIALS, {"calls": lambda: 0})
     metrics.add(partial(coordinator_families, ExclusiveCore(core), view))

@@ -46,13 +46,12 @@ from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX
 from parashard_coordinator.exclusive_core import ExclusiveCore
-from parashard_coordinator.kubernetes.cluster import Cluster, open_cluster
-from parashard_coordinator.kubernetes.watching import PodWatch, Wanted
+from parashard_coordinator.pods import Cluster, PodWatch, Wanted, open_cluster
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.job_start import NO_CALLBACKS, CallbackOptions, new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 from parashard_coordinator.run.store import RunIdentity, RunStore
-from parashard_coordinator.shards.control import ShardChannels
+from parashard_coordinator.shards import ShardChannels
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer

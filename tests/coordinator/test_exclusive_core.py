@@ -25,7 +25,7 @@ from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.store import RunStore
-from parashard_coordinator.shards.control import ShardChannels
+from parashard_coordinator.shards import ShardChannels
 from support.checkpoint_cases import PLAN, RUN, STEPS, write_drained
 from support.coordinator_cases import Caller, core_of
 from support.fake_shards import FakeShards

@@ -12,12 +12,10 @@ from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.pod_ledger import REASONS, ROLES, Pod, PodEnd
 from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import Rounds
-from parashard_coordinator.core.supervision import Launcher
-from parashard_coordinator.endpoints.metrics import coordinator_families
-from parashard_coordinator.endpoints.status import StatusView
+from parashard_coordinator.core.supervision import REASONS, ROLES, Pod, PodEnd
+from parashard_coordinator.endpoints.status import StatusView, coordinator_families
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from support.prometheus_server import expressions_show, named, needs_promtool
 
@@ -35,7 +33,7 @@ SHOWN: dict[str, list[tuple[dict[str, str], float]]] = {
 def exported() -> Iterator[tuple[str, str]]:
     """Yield every counter of a coordinator that saw these ends, from before them on."""
     options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
-    core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), Launcher(), Rounds()))
+    core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), None, Rounds()))
     for (role, reason), count in ENDS.items():
         for number in range(count):
             core.pod_ended(PodEnd(Pod(f"uid-{number}", f"digits-{role}-{number}", role, "Failed"), reason, None))

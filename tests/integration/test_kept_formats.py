@@ -25,7 +25,7 @@ from parashard.errors import NewerFormat
 from parashard.job.load import job_of_run
 from parashard.process.run_files import CHECKPOINTS, JOB_FILE, REPORT_FILE
 from parashard.store import open_store
-from parashard_coordinator.run.history_file import stored_rows
+from parashard_coordinator.endpoints.history import stored_rows
 from parashard_coordinator.run.store import RunStore
 from support import format_fixture
 from support.cluster_run import ClusterRun

@@ -18,7 +18,7 @@ from parashard_coordinator.core.membership import Shards, WorkerRecord
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.rounds import ANY_STEP, Rounds
 from parashard_coordinator.core.saved import Saved
-from parashard_coordinator.core.supervision import Launcher
+from parashard_coordinator.core.supervision import LocalLauncher
 from parashard_coordinator.run.store import RunStore
 
 
@@ -38,7 +38,7 @@ def record_with_callbacks(progress: type[CallbackProgress]) -> type[JobRecord]:
             options: Options,
             policy: LeasingPolicy,
             evaluations: Evaluations,
-            launcher: Launcher,
+            launcher: LocalLauncher | None,
             rounds: Rounds,
         ) -> None:
             super().__init__(options, policy, evaluations, launcher, rounds)
@@ -64,7 +64,7 @@ def record_with(leases: type[StepLeases]) -> type[JobRecord]:
             options: Options,
             policy: LeasingPolicy,
             evaluations: Evaluations,
-            launcher: Launcher,
+            launcher: LocalLauncher | None,
             rounds: Rounds,
         ) -> None:
             super().__init__(options, policy, evaluations, launcher, rounds)
@@ -90,7 +90,12 @@ class CreditingRecord(JobRecord):
     """P3 off, with `AnyLife`."""
 
     def __init__(
-        self, options: Options, policy: LeasingPolicy, evaluations: Evaluations, launcher: Launcher, rounds: Rounds
+        self,
+        options: Options,
+        policy: LeasingPolicy,
+        evaluations: Evaluations,
+        launcher: LocalLauncher | None,
+        rounds: Rounds,
     ) -> None:
         super().__init__(options, policy, evaluations, launcher, rounds)
         self.shards = AnyIncarnation(options.shards, first_view=options.incarnation - 1 << 32)

@@ -36,7 +36,7 @@ from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.exclusive_core import ExclusiveCore
-from parashard_coordinator.shards.shard_reports import saved_shard
+from parashard_coordinator.shards import saved_shard
 
 TICK_S = 0.05
 SAVE_S = 1.0

@@ -23,7 +23,7 @@ from parashard_coordinator.core.membership import ShardRegistration, WorkerRecor
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
 from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved
-from parashard_coordinator.core.supervision import Launcher
+from parashard_coordinator.core.supervision import LocalLauncher
 
 RUN, DIGEST = "run-1", "d" * 64
 OPTIONS = Options(run_id=RUN, job_digest=DIGEST, steps_total=40, shards=2, workers=2, retry_pause_s=0.0)
@@ -36,7 +36,7 @@ def registration(shard: int, incarnation: int = 1) -> ShardRegistration:
 def core_of(
     policy: LeasingPolicy | None = None,
     evaluate_after: Sequence[int] = (),
-    launcher: Launcher | None = None,
+    launcher: LocalLauncher | None = None,
     registered: bool = True,
     **options: Any,
 ) -> Core:
@@ -47,7 +47,7 @@ def core_of(
     rounds = Rounds()
     if isinstance(policy, Sync):
         rounds = Rounds(chosen.shards, policy.round_steps, chosen.steps_total, every_s=0.0)
-    core = Core(JobRecord(chosen, policy, evaluations, launcher or Launcher(), rounds))
+    core = Core(JobRecord(chosen, policy, evaluations, launcher, rounds))
     if registered:
         for shard in range(chosen.shards):
             announce(core, shard)

@@ -1,6 +1,6 @@
 """FakeShards: shards as the coordinator's channels reach them, without processes: they say what a test has put there.
 
-Stands in for `parashard_coordinator.shards.control.ShardChannels`. Each shard answers at once, whichever incarnation
+Stands in for `parashard_coordinator.shards.ShardChannels`. Each shard answers at once, whichever incarnation
 of it is asked. Knows no core.
 """
 

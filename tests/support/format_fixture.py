@@ -33,8 +33,8 @@ from parashard.store import open_store
 from parashard.store.claims import Claims
 from parashard_coordinator.core.calls import CompletedStep
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.endpoints.history import HistoryFile
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.history_file import HistoryFile
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.report import report
 from parashard_coordinator.run.resolve import ResolvedJob

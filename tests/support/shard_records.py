@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from parashard._proto import shard_pb2
-from parashard_coordinator.shards import shard_reports
-from parashard_coordinator.shards.shard_reports import ShardRecord
+from parashard_coordinator import shards
+from parashard_coordinator.shards import HOTTEST_MAX, TABLES_MAX, ShardRecord
 
 
 def told(shard: int, steps: int = 0, staleness: dict[int, int] | None = None, **figures: Any) -> shard_pb2.InspectReply:
@@ -22,7 +22,7 @@ def told(shard: int, steps: int = 0, staleness: dict[int, int] | None = None, **
 
 def record_of(shard: int, steps: int = 0, staleness: dict[int, int] | None = None, **figures: Any) -> ShardRecord:
     """Return what is kept of what a shard tells."""
-    return shard_reports.record_of(shard, told(shard, steps, staleness, **figures))
+    return shards.record_of(shard, told(shard, steps, staleness, **figures))
 
 
 def largest_record(shard: int) -> ShardRecord:
@@ -41,9 +41,8 @@ def largest_record(shard: int) -> ShardRecord:
                 if field.name != "hottest_keys"
             },
             # a status has those of all shards together, as many as one has
-            hottest_keys=[shard_pb2.HotKey(key=most[int], pushes=most[int])]
-            * (0 if shard else shard_reports.HOTTEST_MAX),
+            hottest_keys=[shard_pb2.HotKey(key=most[int], pushes=most[int])] * (0 if shard else HOTTEST_MAX),
         )
-        for number in range(shard_reports.TABLES_MAX)
+        for number in range(TABLES_MAX)
     )
-    return shard_reports.record_of(shard, reply)
+    return shards.record_of(shard, reply)

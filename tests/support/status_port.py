@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from parashard._proto import coordinator_pb2 as pb
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
+from parashard_coordinator.endpoints.history import Timeline, row
 from parashard_coordinator.endpoints.page import history_json, status_pages
-from parashard_coordinator.endpoints.timeline import Timeline
-from parashard_coordinator.run.history_file import row
 from support.status_cases import status_of
 
 

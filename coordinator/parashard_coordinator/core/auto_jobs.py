@@ -13,7 +13,7 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import NOT_FINITE
 from parashard_coordinator.core.leases import Grant, NextBatches
 from parashard_coordinator.core.membership import WorkerRecord
-from parashard_coordinator.core.step_times import median
+from parashard_coordinator.core.progress import median
 
 
 def steer(job: JobRecord, worker: WorkerRecord, drifts: Sequence[Drift], now_s: float) -> None:

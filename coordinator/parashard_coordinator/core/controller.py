@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from parashard_coordinator.core.policies import Auto
-from parashard_coordinator.core.step_times import median
+from parashard_coordinator.core.progress import median
 
 SLOW = 3.0
 """A worker that takes more than this many times the others' median gets no parts for a while."""

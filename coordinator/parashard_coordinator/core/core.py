@@ -30,10 +30,9 @@ from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import WorkerRecord
-from parashard_coordinator.core.pod_ledger import PodEnd
 from parashard_coordinator.core.results import judged_again, loss_of_step, take_result
 from parashard_coordinator.core.rounds import ShardProgress
-from parashard_coordinator.core.supervision import Exit, Orders, ProcessName
+from parashard_coordinator.core.supervision import Exit, Orders, PodEnd, ProcessName
 
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0

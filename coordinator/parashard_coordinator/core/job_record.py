@@ -32,7 +32,7 @@ from parashard_coordinator.core.policies import Auto, LeasingPolicy
 from parashard_coordinator.core.progress import Progress, Staleness
 from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved
-from parashard_coordinator.core.supervision import CONFIGURATION, FAILED, Launcher, Supervision
+from parashard_coordinator.core.supervision import CONFIGURATION, FAILED, LocalLauncher, Supervision
 from parashard_coordinator.core.training_figures import TrainingFigures, plain_sums, sums_of_plain
 
 EVENTS_KEPT = 50
@@ -64,7 +64,7 @@ class JobRecord:
         options: Options,
         policy: LeasingPolicy,
         evaluations: Evaluations,
-        launcher: Launcher,
+        launcher: LocalLauncher | None,
         rounds: Rounds,
     ) -> None:
         self.options = options

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.policies import LeasingPolicy
-from parashard_coordinator.core.step_times import StepTimes, median
+from parashard_coordinator.core.progress import StepTimes, median
 
 HOLDERS_MAX = 2  # a straggling step is computed twice at most at a time
 SPECULATION_MIN_S = 0.5

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from parashard.figures import metric
-from parashard_coordinator.core.step_times import median
+from parashard_coordinator.core.progress import median
 
 BLOCKS_MAX = 64
 FIRST_STEPS = 8  # kept as they are: a quick model has learned much before the first quarter ends

@@ -2,7 +2,7 @@
 
 Pure: `now_s` is an argument. The first exit is taken for a preemption: no pause. From the second in a row on there is
 one, which doubles. A completed step of the job resets pause and budget, so a job that makes progress is never given up,
-however often its processes are killed. Knows neither steps nor leases.
+however often its processes are killed. Knows neither steps nor leases. A pod's end is told once (`PodLedger`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
-from parashard_coordinator.core.pod_ledger import PodEnd
 
 FAILED = 1  # exit codes, as in `parashard.process.shell`
 CONFIGURATION = 2
@@ -77,22 +76,7 @@ class Orders(NamedTuple):
     kill: tuple[ProcessName, ...] = ()
 
 
-class Launcher:
-    """Decides which processes should run. This one starts and stops nothing: compose or a person does."""
-
-    def exited(self, exit_: Exit, now_s: float, *, was_up: bool) -> str | None:
-        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop."""
-        return None
-
-    def orders(self, running: Sequence[ProcessName], workers_wanted: int, now_s: float) -> Orders:
-        """Return what to start and stop, given what runs."""
-        return Orders()
-
-    def step_completed(self) -> None:
-        """Take note of progress."""
-
-
-class LocalLauncher(Launcher):
+class LocalLauncher:
     """Keeps every shard and the wanted number of workers running on this machine: the half of `parashard run` here."""
 
     def __init__(self, shards: int, restarts: Restarts) -> None:
@@ -100,7 +84,9 @@ class LocalLauncher(Launcher):
         self._restarts = restarts
 
     def exited(self, exit_: Exit, now_s: float, *, was_up: bool) -> str | None:
-        """A process that ended is started again, but for one that a wrong configuration kept from ever being up.
+        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop.
+
+        A process that ended is started again, but for one that a wrong configuration kept from ever being up.
 
         What has been up is configured rightly. If it does not come back for its configuration, something else has
         changed, such as a certificate that expired: the others go on, and it is tried now and then, within the budget.
@@ -130,13 +116,13 @@ class LocalLauncher(Launcher):
 
 
 class Supervision:
-    """The launcher's side of a job.
+    """The launcher's side of a job; without a launcher, compose or a person starts and stops its processes.
 
     A process that gives no sign of life for `silence_s` is to be killed: a worker not while its leases last, and one
     that was started at this coordinator's wish, and has not been heard since, only after `start_s`.
     """
 
-    def __init__(self, launcher: Launcher, silence_s: float, lease_ttl_s: float, start_s: float) -> None:
+    def __init__(self, launcher: LocalLauncher | None, silence_s: float, lease_ttl_s: float, start_s: float) -> None:
         self.worker_restarts = 0
         self.worker_exits = 0
         self.pod_ends: Counter[tuple[str, str]] = Counter()
@@ -165,7 +151,9 @@ class Supervision:
         """
         is_worker = exit_.process.role == "worker"
         self.worker_exits += is_worker
-        fatal = None if accounted else self._launcher.exited(exit_, now_s, was_up=was_up)
+        fatal = None
+        if self._launcher is not None and not accounted:
+            fatal = self._launcher.exited(exit_, now_s, was_up=was_up)
         if is_worker and not fatal:
             self.ended_workers.add(str(exit_.process))
             self.worker_restarts += exit_.process.index < workers_wanted  # else it was scaled down
@@ -185,7 +173,8 @@ class Supervision:
 
     def step_completed(self) -> None:
         """Take note of progress: back-off and budgets begin anew."""
-        self._launcher.step_completed()
+        if self._launcher is not None:
+            self._launcher.step_completed()
 
     def silence_s(self, process: ProcessName, seen_s: float | None) -> float:
         """Return for how long a process may be silent, given its last sign of life; one that starts, for longer."""
@@ -206,7 +195,7 @@ class Supervision:
 
         Silence counts from `began_s` at the earliest: before it, this coordinator could hear no process.
         """
-        orders = self._launcher.orders(running, workers_wanted, now_s)
+        orders = Orders() if self._launcher is None else self._launcher.orders(running, workers_wanted, now_s)
         self._started_s.update(dict.fromkeys(orders.start, now_s))
         silent = tuple(process for process in running if self._is_silent(process, seen_s(process), began_s, now_s))
         return orders._replace(kill=silent)
@@ -216,3 +205,99 @@ class Supervision:
         signs_s = (seen_s, self._started_s.get(process), began_s)
         since_s = max(sign_s for sign_s in signs_s if sign_s is not None)
         return now_s - since_s > self.silence_s(process, seen_s)
+
+
+STOPPED_EXIT_CODES = (0, 75, 143)
+"""Exit codes of a stopped container: a handled SIGTERM, or SIGTERM before its handler was installed."""
+
+ROLES = ("shard", "worker")
+
+REASONS = ("done", "failed", "preempted", "stopped", "unseen")
+"""Why a pod ended.
+
+done: its work was done. failed: it ended with an error. preempted: by Kubernetes (condition DisruptionTarget).
+stopped: on request, such as scaling down. unseen: it is gone, and its end was not observed.
+"""
+
+
+class Pod(NamedTuple):
+    """A pod, as the API returned it."""
+
+    uid: str
+    name: str  # which a replacement may have again
+    role: str  # "shard" or "worker"
+    phase: str  # Pending, Running, Succeeded or Failed
+    exit_code: int | None = None  # of its container, once that has ended and is not restarted
+    restarts: int = 0  # how often its container was restarted in place, the last time after `last_exit_code`
+    last_exit_code: int | None = None
+    disruption: str = ""  # reason of the condition DisruptionTarget, such as PreemptionByScheduler; empty: none
+
+    @property
+    def over(self) -> bool:
+        """Whether it will not run again."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+class PodEnd(NamedTuple):
+    """The end of a pod, or of a container that is restarted in place."""
+
+    pod: Pod
+    reason: str
+    exit_code: int | None
+
+    def __str__(self) -> str:
+        code = "" if self.exit_code is None else f", exit code {self.exit_code}"
+        why = f" ({self.pod.disruption})" if self.pod.disruption else ""
+        return f"pod {self.pod.name} {self.reason}{why}{code}"
+
+
+class PodLedger:
+    """The known pods of one job, by uid. A list has all pods, an event one change, and both may repeat known ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Pod] = {}
+        self._ended: set[str] = set()
+        self._listed = False
+
+    def listed(self, pods: Iterable[Pod]) -> list[PodEnd]:
+        """Take a list of all pods; return the ends since the last one. The first list is the initial state."""
+        now = {pod.uid: pod for pod in pods}
+        if not self._listed:
+            self._listed = True
+            self._known = now
+            self._ended = {pod.uid for pod in now.values() if pod.over}
+            return []
+        ends = [end for uid, pod in list(self._known.items()) if uid not in now for end in self.deleted(pod)]
+        for pod in now.values():
+            ends += self.changed(pod)
+        return ends
+
+    def changed(self, pod: Pod) -> list[PodEnd]:
+        """Take a new or changed pod; return the ends."""
+        before = self._known.get(pod.uid)
+        self._known[pod.uid] = pod
+        ends = []
+        if pod.restarts > (before.restarts if before else 0):
+            ends.append(PodEnd(pod, _reason(pod, pod.last_exit_code), pod.last_exit_code))
+        if pod.over and pod.uid not in self._ended:
+            self._ended.add(pod.uid)
+            done = pod.phase == "Succeeded" and not pod.disruption
+            ends.append(PodEnd(pod, "done" if done else _reason(pod, pod.exit_code), pod.exit_code))
+        return ends
+
+    def deleted(self, pod: Pod) -> list[PodEnd]:
+        """Take a deleted pod in its last state; return the ends."""
+        ends = self.changed(pod)
+        del self._known[pod.uid]
+        if pod.uid not in self._ended:
+            ends.append(PodEnd(pod, "preempted" if pod.disruption else "unseen", None))
+        self._ended.discard(pod.uid)
+        return ends
+
+
+def _reason(pod: Pod, exit_code: int | None) -> str:
+    if pod.disruption:
+        return "preempted"
+    if exit_code is None:
+        return "unseen"
+    return "stopped" if exit_code in STOPPED_EXIT_CODES else "failed"

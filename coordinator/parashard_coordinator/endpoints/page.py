@@ -30,8 +30,8 @@ from parashard.display.status_tables import (
 from parashard.display.text_table import Column
 from parashard.figures import count, duration, percent
 from parashard.telemetry.http import Page
-from parashard_coordinator.endpoints import timeline as points
-from parashard_coordinator.endpoints.timeline import Timeline
+from parashard_coordinator.endpoints import history as points
+from parashard_coordinator.endpoints.history import Timeline
 
 _HEAD = """<!doctype html>
 <html lang="en">

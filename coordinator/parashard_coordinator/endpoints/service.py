@@ -17,7 +17,6 @@ from parashard.errors import MalformedFrame
 from parashard.metrics import FIGURES, METRICS_MAX, VALUES_MAX
 from parashard.process import failpoints
 from parashard.protocol.rpc import SERVER_THREADS, Server
-from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import (
     CompletedStep,
     EvaluationResult,
@@ -43,11 +42,12 @@ from parashard_coordinator.core.input_limits import (
     readable,
 )
 from parashard_coordinator.core.membership import PHASES
+from parashard_coordinator.core.results import follow
 from parashard_coordinator.core.supervision import Exit, ProcessName
 from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.exclusive_core import ExclusiveCore
-from parashard_coordinator.shards.shard_reports import announcement, check_count
+from parashard_coordinator.shards import announcement, check_count
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer

@@ -43,17 +43,16 @@ from parashard_coordinator.core.job_record import DueCheckpoint
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.core.progress import Staleness
 from parashard_coordinator.core.results import job_ends, staleness_seen
-from parashard_coordinator.endpoints.metrics import coordinator_families
+from parashard_coordinator.endpoints.history import HistoryFile
 from parashard_coordinator.endpoints.page import history_json, status_pages
 from parashard_coordinator.endpoints.service import CoordinatorService
-from parashard_coordinator.endpoints.status import StatusView
+from parashard_coordinator.endpoints.status import StatusView, coordinator_families
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run.decisions import DecisionStore
-from parashard_coordinator.run.history_file import HistoryFile
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import RunStore, SavedModel
-from parashard_coordinator.shards.control import DiskTroubles, ShardChannels, ShardCommands, ShardMonitor
+from parashard_coordinator.shards import DiskTroubles, ShardChannels, ShardCommands, ShardMonitor
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer

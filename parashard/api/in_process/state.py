@@ -36,7 +36,7 @@ from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 from parashard_coordinator.run.store import RunIdentity, RunStore
-from parashard_coordinator.shards.shard_reports import ShardRecord, record_of
+from parashard_coordinator.shards import ShardRecord, record_of
 from parashard_server.build import ShardBuilder
 from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation

@@ -23,14 +23,13 @@ from parashard_coordinator.core.callback_progress import (
     CallbackProgress,
     StepResult,
 )
-from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall, Options
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.policies import Async, Auto, LeasingPolicy, Ssp, Sync
+from parashard_coordinator.core.results import follow
 from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved
-from parashard_coordinator.core.supervision import Launcher
 from parashard_coordinator.core.training_figures import MetricSums, TrainingFigures
 
 TOTAL, EPOCH = 12, 4
@@ -310,7 +309,7 @@ def test_a_step_that_is_a_batch_is_told_as_it_is() -> None:
 
 def record(saved: Saved | None = None) -> JobRecord:
     options = Options("run", "digest", 12, 0, 1, steps_per_epoch=6)
-    job = JobRecord(options, Auto(3), Evaluations([], Auto(3), 12), Launcher(), Rounds())
+    job = JobRecord(options, Auto(3), Evaluations([], Auto(3), 12), None, Rounds())
     if saved is not None:
         job.resume(saved)
     return job

@@ -8,15 +8,14 @@ import pytest
 
 from parashard.checkpoints.encoding import decode, encode
 from parashard.errors import ConfigurationError, NotReady
-from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall, JobState, LeaseCall, Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
+from parashard_coordinator.core.results import follow
 from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved
-from parashard_coordinator.core.supervision import Launcher
 
 TOTAL, EPOCH = 12, 4
 
@@ -32,7 +31,7 @@ def core_of(
     """Return a core without shards, where a worker's report completes a step."""
     options = Options("run", "digest", TOTAL, 0, 1, steps_per_epoch=EPOCH, target_accuracy=0.9)
     options = options._replace(callbacks_decide=decide, callbacks_ahead=ahead)
-    job = JobRecord(options, policy, Evaluations(list(judged), policy, TOTAL), Launcher(), Rounds())
+    job = JobRecord(options, policy, Evaluations(list(judged), policy, TOTAL), None, Rounds())
     if saved is not None:
         job.resume(saved)
     core = Core(job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parashard_coordinator.core.calls import JobState
-from parashard_coordinator.core.pod_ledger import Pod, PodEnd
+from parashard_coordinator.core.supervision import Pod, PodEnd
 from support.coordinator_cases import core_of
 
 WORKER = Pod("uid-0", "digits-worker-0-abcde", "worker", "Failed", 1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
 from parashard_coordinator.core.core import CALLBACKS_WAIT_SHOWN_S, Core
 from parashard_coordinator.core.policies import Async, Auto, LeasingPolicy, Ssp
+from parashard_coordinator.core.results import follow
 from support.coordinator_cases import Caller, announce_all, core_after, core_of, done, judged
 
 TOTAL, EPOCH = 12, 4

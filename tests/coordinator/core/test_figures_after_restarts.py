@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from parashard.checkpoints.encoding import decode, encode
-from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import CompletedStep, FollowCall
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.results import follow
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.supervision import Exit, ProcessName
 from parashard_coordinator.core.training_figures import MetricSums

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard_coordinator.core.pod_ledger import REASONS, Pod, PodEnd, PodLedger
+from parashard_coordinator.core.supervision import REASONS, Pod, PodEnd, PodLedger
 
 RUNNING = Pod("uid-0", "digits-worker-0-abcde", "worker", "Running")
 

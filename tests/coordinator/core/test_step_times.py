@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.policies import Async
-from parashard_coordinator.core.step_times import KEPT, StepTimes, median
+from parashard_coordinator.core.progress import KEPT, StepTimes, median
 
 
 def test_a_step_that_waited_behind_another_one_begins_when_that_was_done() -> None:

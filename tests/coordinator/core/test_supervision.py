@@ -12,11 +12,11 @@ from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.supervision import (
     CONFIGURATION,
     Exit,
-    Launcher,
     LocalLauncher,
     Orders,
     ProcessName,
     Restarts,
+    Supervision,
 )
 from support.coordinator_cases import Caller, announce, core_of
 
@@ -263,11 +263,11 @@ def test_a_completed_step_restores_the_budget() -> None:
         launcher.step_completed()
 
 
-def test_the_external_launcher_does_nothing() -> None:
-    launcher: Launcher = Launcher()
-    launcher.step_completed()
-    assert launcher.exited(Exit(shard(0), 1, "broken"), 0.0, was_up=True) is None
-    assert launcher.orders([], 5, 0.0) == Orders()
+def test_without_a_launcher_nothing_is_started() -> None:
+    external = Supervision(None, silence_s=30.0, lease_ttl_s=10.0, start_s=600.0)
+    external.step_completed()
+    assert external.ended(Exit(shard(0), 1, "broken"), 5, 0.0, was_up=True) is None
+    assert external.orders([], 5, 0.0, lambda process: None, 0.0) == Orders()
 
 
 @pytest.mark.parametrize(("process", "name"), [(shard(3), "shard-3"), (worker(0), "worker-0")])

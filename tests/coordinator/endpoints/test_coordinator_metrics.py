@@ -8,9 +8,8 @@ import time
 import pytest
 
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.pod_ledger import REASONS, ROLES
-from parashard_coordinator.endpoints.metrics import coordinator_families
-from parashard_coordinator.endpoints.status import StatusView
+from parashard_coordinator.core.supervision import REASONS, ROLES
+from parashard_coordinator.endpoints.status import StatusView, coordinator_families
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from support.coordinator_cases import Caller, announce, core_of, done
 from support.shown_metrics import shown_families

@@ -22,7 +22,7 @@ from parashard_coordinator.core.input_limits import (
 )
 from parashard_coordinator.core.job_record import EVENTS_KEPT
 from parashard_coordinator.endpoints.service import REPORTS_MAX, REQUEST_BYTES_MAX
-from parashard_coordinator.shards.shard_reports import INTERVALS_MAX, ROUNDS_MAX
+from parashard_coordinator.shards import INTERVALS_MAX, ROUNDS_MAX
 from support.coordinator_cases import core_of
 from support.served_core import Served, lease_request, served, shard_request, worker_request
 from support.shard_records import largest_record

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard_coordinator.endpoints.timeline import (
+from parashard_coordinator.endpoints.history import (
     COMPLETE_S,
     HELD_OUT,
     METRICS_MAX,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard_coordinator.endpoints.timeline import RECENT_POINTS
+from parashard_coordinator.endpoints.history import RECENT_POINTS
 from support.browser import skip_without_browser
 from support.status_cases import status_of, worker_of
 from support.status_port import StatusPort, status_port

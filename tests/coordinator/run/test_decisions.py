@@ -10,11 +10,11 @@ from parashard.errors import NotReady
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.auto_jobs import set_lag
 from parashard_coordinator.core.callback_progress import LEASED_AHEAD
-from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall, LeaseCall
 from parashard_coordinator.core.controller import Decision
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.policies import Auto
+from parashard_coordinator.core.results import follow
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run import decisions as module
 from parashard_coordinator.run.decisions import DecisionStore

@@ -20,9 +20,9 @@ from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
 from parashard.serving.served import ServedRun
 from parashard.serving.service import ServingService
-from parashard_coordinator.core.callbacks import follow
 from parashard_coordinator.core.calls import FollowCall
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.results import follow
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.supervision import LocalLauncher, Restarts
 from parashard_coordinator.endpoints.page import status_json, status_page

@@ -16,7 +16,7 @@ from parashard.plan.embedding import Keys, cut_by_shard, mixed
 from parashard.plan.intervals import IntervalSet
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import RowSlice
-from parashard_coordinator.core.rounds import ShardProgress, Rounds
+from parashard_coordinator.core.rounds import Rounds, ShardProgress
 from parashard_server.state.rows import embedding_tables as rows
 from parashard_server.state.rows.embedding_tables import CHAIN_MAX
 from support.checkpoint_cases import write_plan

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from parashard_coordinator.kubernetes import watching
-from parashard_coordinator.kubernetes.cluster import KubernetesCluster
-from parashard_coordinator.kubernetes.watching import CONFLICTS_MAX, PodWatch, Wanted
+from parashard_coordinator import pods
+from parashard_coordinator.pods import CONFLICTS_MAX, KubernetesCluster, PodWatch, Wanted
 from support.fake_api_server import JOB, NAMESPACE, FakeApiServer
 from support.waiting import DEADLINE_S
 
@@ -194,8 +193,8 @@ def test_a_refused_scaling_is_tried_again_by_itself_and_reported_once(following)
 
 
 def test_asking_for_the_same_number_again_is_a_new_request(following, monkeypatch):
-    monkeypatch.setattr(watching, "REFUSED_LOOKS", 1 << 40)  # by itself: never
-    monkeypatch.setattr(watching, "REFUSED_LOOKS_MAX", 1 << 40)
+    monkeypatch.setattr(pods, "REFUSED_LOOKS", 1 << 40)  # by itself: never
+    monkeypatch.setattr(pods, "REFUSED_LOOKS_MAX", 1 << 40)
     following.server.refuses_patches = True
     following.watch.start()
     following.scale(4)
@@ -209,8 +208,8 @@ def test_asking_for_the_same_number_again_is_a_new_request(following, monkeypatc
 
 
 def test_asking_for_what_the_job_has_ends_a_refused_scaling(following, monkeypatch):
-    monkeypatch.setattr(watching, "REFUSED_LOOKS", 1 << 40)
-    monkeypatch.setattr(watching, "REFUSED_LOOKS_MAX", 1 << 40)
+    monkeypatch.setattr(pods, "REFUSED_LOOKS", 1 << 40)
+    monkeypatch.setattr(pods, "REFUSED_LOOKS_MAX", 1 << 40)
     following.server.refuses_patches = True
     following.watch.start()
     following.scale(4)

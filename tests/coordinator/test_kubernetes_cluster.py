@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from parashard.errors import ConfigurationError, RetryLater, Unreachable
-from parashard_coordinator.core.pod_ledger import Pod
-from parashard_coordinator.kubernetes.cluster import (
+from parashard_coordinator.core.supervision import Pod
+from parashard_coordinator.pods import (
     SAID_CHARACTERS_MAX,
     Conflict,
     KubernetesCluster,

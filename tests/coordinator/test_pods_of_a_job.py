@@ -3,8 +3,8 @@
 import pytest
 
 from parashard_coordinator.__main__ import watch_pods
-from parashard_coordinator.endpoints.metrics import coordinator_families
-from parashard_coordinator.kubernetes.cluster import KubernetesCluster
+from parashard_coordinator.endpoints.status import coordinator_families
+from parashard_coordinator.pods import KubernetesCluster
 from support.coordinator_cases import core_of
 from support.fake_api_server import JOB, NAMESPACE, FakeApiServer
 from support.served_core import served

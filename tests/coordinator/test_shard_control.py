@@ -13,7 +13,7 @@ from parashard.errors import Unreachable, WrongRun
 from parashard.process.backoff import STEADY_S
 from parashard.protocol.rpc import Server
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.shards.control import DiskTroubles, ShardChannels, ShardMonitor
+from parashard_coordinator.shards import DiskTroubles, ShardChannels, ShardMonitor
 
 Starts = Callable[[int], ShardRegistration]
 

@@ -15,14 +15,17 @@ from parashard.protocol import wire
 from parashard.protocol.rpc import Server
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.shards.control import ANSWER_BYTES_MAX, ShardChannels, ShardCommands, ShardMonitor
-from parashard_coordinator.shards.shard_reports import (
+from parashard_coordinator.shards import (
+    ANSWER_BYTES_MAX,
     ERROR_BYTES_MAX,
     HOTTEST_MAX,
     INTERVALS_MAX,
     ROUNDS_MAX,
     STALENESS_VALUES_MAX,
     TABLES_MAX,
+    ShardChannels,
+    ShardCommands,
+    ShardMonitor,
     record_of,
 )
 from parashard_server.core.shard import STALENESS_MAX

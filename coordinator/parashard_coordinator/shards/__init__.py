@@ -1,1 +1,0 @@
-"""The coordinator as a client of shards: its commands to them, and their monitoring."""
