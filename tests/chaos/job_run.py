@@ -101,7 +101,7 @@ class Expected(NamedTuple):
     """
 
     sha256: str = ""
-    evaluations: Mapping[str, Any] = MappingProxyType({})
+    evaluations: Mapping[int, Any] = MappingProxyType({})
     rows: Mapping[str, str] = MappingProxyType({})
 
 

@@ -102,7 +102,7 @@ def _members(intervals: Iterable[tuple[int, int]]) -> Iterator[int]:
         yield from range(start, stop)
 
 
-def evaluations_of(run_dir: Path) -> dict[str, Any]:
+def evaluations_of(run_dir: Path) -> dict[int, Any]:
     """Return the metrics that a finished run recorded, by the step after which its weights were judged."""
     record = max((run_dir / "checkpoints" / COORDINATORS).glob("i*.json"))
     return decode(Saved, record.read_bytes(), str(record)).evaluations

@@ -12,16 +12,29 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parashard.errors import ConfigurationError
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.policies import Auto, LeasingPolicy
-from parashard_coordinator.core.training_figures import MetricSums, TrainingFigures, figures_together, known_figures
+from parashard_coordinator.core.training_figures import (
+    MetricSums,
+    TrainingFigures,
+    figures_together,
+    finite,
+    known_figures,
+    nullable,
+    numbers,
+    plain_sums,
+    sums_of_plain,
+)
+
+if TYPE_CHECKING:
+    from parashard_coordinator.core.saved import Saved
 
 ENDS_AT_ONCE = 4096
 _NO_METRICS: Mapping[str, float] = MappingProxyType({})
@@ -85,21 +98,25 @@ class BatchEnds:
 
     # --- what a later coordinator goes on from ---
 
-    def unheard(self) -> Sequence[BatchEnd]:
-        """Return the batches that are not told yet."""
-        return tuple(self._queue)
+    def saved(self) -> dict[str, Any]:
+        """Return the fields of `Saved` that these batches are in."""
+        parts = [part for parts in self._open.values() for part in parts]
+        return {
+            "ends": tuple((end.step, finite(end.loss)) for end in self._queue),
+            "ends_metrics": {end.step: nullable(end.metrics) for end in self._queue if end.metrics},
+            "parts": tuple((part.step, finite(part.loss), part.examples) for part in parts),
+            "parts_metrics": {part.step: plain_sums(part.metrics) for part in parts if part.metrics},
+        }
 
-    def open_parts(self) -> list[StepResult]:
-        """Return the completed steps of batches that are not complete."""
-        return [part for parts in self._open.values() for part in parts]
-
-    def resume(self, unheard: Iterable[BatchEnd], open_parts: Iterable[StepResult]) -> None:
+    def resume(self, saved: Saved) -> None:
         """Go on from what an earlier coordinator had."""
-        for end in unheard:
-            self._ended.add_range(end.step, end.step + self._parts)
-            self._queue.append(end)
-        for part in open_parts:
-            self.step_completed(part)
+        for step, loss in saved.ends:
+            self._ended.add_range(step, step + self._parts)
+            metrics = numbers(saved.ends_metrics.get(step, {}))
+            self._queue.append(BatchEnd(step, math.nan if loss is None else loss, metrics))
+        for step, loss, examples in saved.parts:
+            sums = sums_of_plain(saved.parts_metrics.get(step, {}))
+            self.step_completed(StepResult(step, loss, examples, sums))
 
 
 def _end_of(first: int, parts: Sequence[StepResult]) -> BatchEnd:
@@ -336,10 +353,22 @@ class CallbackProgress:
         self.leased_to = step + LEASED_AHEAD
         return True
 
-    def resume(self, rates: Sequence[DecidedRate], leased_to: int, stopped_by: int | None, decided: int = 0) -> None:
-        """Take over what an earlier coordinator decided."""
-        self.rates, self.stopped_by, self.decided = list(rates), stopped_by, decided
-        self.leased_to = self._leased_before = leased_to
+    def saved(self) -> dict[str, Any]:
+        """Return the fields of `Saved` that decisions, and what callbacks have to hear of, are in."""
+        return {
+            "learning_rates": tuple(self.rates),
+            "rates_decided": self.decided,
+            "leased_to": self.leased_to,
+            "stopped_by": self.stopped_by,
+            **self.ends.saved(),
+        }
+
+    def resume(self, saved: Saved) -> None:
+        """Take over what an earlier coordinator decided, and what callbacks have to hear of."""
+        self.rates, self.decided = list(saved.learning_rates), saved.rates_decided
+        self.leased_to = self._leased_before = saved.leased_to
+        self.stopped_by = saved.stopped_by
+        self.ends.resume(saved)
 
     def _end_of(self, epoch: int) -> int:
         """Return after how many steps an epoch has ended: in rounds, after that of its last step."""

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.policies import LeasingPolicy
+from parashard_coordinator.core.training_figures import nullable, numbers
+
+if TYPE_CHECKING:
+    from parashard_coordinator.core.saved import Saved
 
 ATTEMPTS_MAX = 5
 SLOW_S = 60.0  # after that a warning names it
@@ -143,12 +148,21 @@ class Evaluations:
             self._end(evaluation, metrics, weights, judged_steps)
             self._forget_oldest()
 
-    def known_forgotten(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Take over that an earlier coordinator had the results that are due within ranges of steps; before any lease.
+    def saved(self) -> dict[str, Any]:
+        """Return the fields of `Saved` that the results are in."""
+        return {
+            "evaluations": {after_step: nullable(metrics) for after_step, metrics in self.results().items()},
+            "evaluated": tuple(self._forgotten.intervals()),
+            "evaluated_weights": {after_step: e.weights for after_step, e in self._done.items() if e.weights},
+            "judged_steps": self.judged_steps(),
+        }
 
-        After `known`: results whose metrics it kept are not within them.
-        """
-        forgotten = IntervalSet(ranges)
+    def resume(self, saved: Saved) -> None:
+        """Take over the results that an earlier coordinator had; before any lease."""
+        for after_step, metrics in saved.evaluations.items():
+            weights, judged_steps = saved.evaluated_weights.get(after_step, ""), saved.judged_steps.get(after_step, 0)
+            self.known(after_step, numbers(metrics), weights, judged_steps)
+        forgotten = IntervalSet(saved.evaluated)
         for evaluation in self._open:
             if evaluation.after_step in forgotten:
                 self._forget(evaluation.after_step)
@@ -185,10 +199,6 @@ class Evaluations:
     def results(self) -> dict[int, dict[str, float]]:
         """Return the newest `RESULTS_KEPT` results, by the steps before them."""
         return {after_step: dict(e.metrics or {}) for after_step, e in self._done.items()}
-
-    def forgotten(self) -> tuple[tuple[int, int], ...]:
-        """Return ranges of steps: an evaluation that is due within one has its result, which `results` has no more."""
-        return tuple(self._forgotten.intervals())
 
     def passed(self, steps: int) -> list[Evaluation]:
         """Drop what can no longer be judged, now that every shard has moved past so many steps, and return it."""
@@ -232,10 +242,6 @@ class Evaluations:
         """Note that a result is in, with all steps since the evaluation before it: so adjacent ones are one range."""
         before = bisect_left(self._due, after_step)
         self._forgotten.add_range(self._due[before - 1] + 1 if before else 0, after_step + 1)
-
-    def stored_weights(self) -> dict[int, str]:
-        """Return the files of evaluated weights, by the steps before them."""
-        return {after_step: e.weights for after_step, e in self._done.items() if e.weights}
 
     def judged_steps(self) -> dict[int, int]:
         """Return how many steps were in the evaluated weights, by the steps before them; only without rounds."""

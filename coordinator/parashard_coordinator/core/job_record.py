@@ -5,16 +5,15 @@ Pure. Knows no call: what calls do to a job is `parashard_coordinator.core.core`
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from parashard.errors import WrongRun
 from parashard.figures import metric, metric_name
-from parashard_coordinator.core.callback_progress import BatchEnd, CallbackProgress, DecidedRate, StepResult
+from parashard_coordinator.core.callback_progress import CallbackProgress
 from parashard_coordinator.core.calls import JobState, Options
-from parashard_coordinator.core.controller import Controller, Drift, Lag
+from parashard_coordinator.core.controller import Controller
 from parashard_coordinator.core.draining import Draining
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.failures import Failures, Problems, SkippedSteps
@@ -23,7 +22,6 @@ from parashard_coordinator.core.learning import NOT_FALLING, RISES, Change, Lear
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.membership import (
     ENDED,
-    EarlierWorker,
     ShardRegistration,
     Shards,
     Workers,
@@ -33,7 +31,7 @@ from parashard_coordinator.core.progress import Progress, Staleness
 from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.supervision import CONFIGURATION, FAILED, LocalLauncher, Supervision
-from parashard_coordinator.core.training_figures import TrainingFigures, plain_sums, sums_of_plain
+from parashard_coordinator.core.training_figures import TrainingFigures
 
 EVENTS_KEPT = 50
 END_WAITS = "end-waits"  # a problem's key
@@ -294,47 +292,29 @@ class JobRecord:
 
     def saved(self) -> Saved:
         """Return what a later coordinator cannot learn from the shards."""
-        ends = self.callback_progress.ends
         return Saved(
             target=self.leases.target,
             final=self.ending.stored if self.ending else "",
             early_stop=self.early_stop,
-            evaluations={
-                str(after_step): _nullable(metrics) for after_step, metrics in self.evaluations.results().items()
-            },
-            evaluated=self.evaluations.forgotten(),
-            evaluated_weights={str(after): name for after, name in self.evaluations.stored_weights().items()},
-            judged_steps={str(after): steps for after, steps in self.evaluations.judged_steps().items()},
-            learning_rates=tuple(self.callback_progress.rates),
             lags=() if self.controller is None else tuple(self.controller.lags),
             drifts=() if self.controller is None else tuple(self.controller.drifts),
-            leased_to=self.callback_progress.leased_to,
-            epoch_losses={str(epoch): sums for epoch, sums in self.figures.losses().items()},
-            not_finite_epochs=self.figures.not_finite(),
-            epoch_metrics={str(epoch): sums for epoch, sums in self.figures.metrics().items()},
-            epoch_figures={str(epoch): _nullable(figures) for epoch, figures in self.figures.past().items()},
-            counted=self.figures.counted(),
-            stopped_by=self.callback_progress.stopped_by,
-            rates_decided=self.callback_progress.decided,
-            ends=tuple((end.step, _finite(end.loss)) for end in ends.unheard()),
-            ends_metrics={str(end.step): _nullable(end.metrics) for end in ends.unheard() if end.metrics},
-            parts=tuple((part.step, _finite(part.loss), part.examples) for part in ends.open_parts()),
-            parts_metrics={str(part.step): plain_sums(part.metrics) for part in ends.open_parts() if part.metrics},
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
-            workers=dict(self.workers.known(self.supervision.ended_workers)),
+            workers=self.workers.known(self.supervision.ended_workers),
             shard_incarnations=tuple(self.last_incarnation(shard) for shard in range(self.options.shards)),
             rollbacks=self.rounds.rollbacks,
             speculative_leases=self.leases.speculative_leases,
             resumes=self.resumes,
             workers_wanted=self.workers_wanted,
             scale_requests=self.scale_requests,
-            examples=self.figures.examples,
             training_s=self.progress.training_s(),
             losses=self.learning.losses(),
             loss_curve=self.learning.curve.saved(),
             fingerprint=self.workers.fingerprint,
+            **self.evaluations.saved(),
+            **self.callback_progress.saved(),
+            **self.figures.saved(),
         )
 
     def is_stored(self) -> None:
@@ -348,38 +328,19 @@ class JobRecord:
             self.early_stop = saved.early_stop
             self.leases.stop_at(saved.target)
             self.evaluations.stop_at(saved.target)
-        for after_step, metrics in saved.evaluations.items():
-            known = _numbers(metrics)
-            weights, judged_steps = saved.evaluated_weights.get(after_step, ""), saved.judged_steps.get(after_step, 0)
-            self.evaluations.known(int(after_step), known, weights, judged_steps)
-        self.evaluations.known_forgotten(saved.evaluated)
+        self.evaluations.resume(saved)
         if saved.final:
             judged = self.evaluations.results().get(self.leases.target)
             self.ending = DueCheckpoint(self.leases.target, None, (), final=True, metrics=judged, stored=saved.final)
         self.leases.skips.update(saved.skips)
-        sums = {int(epoch): sums for epoch, sums in saved.epoch_losses.items()}
-        of_metrics = {int(epoch): of_epoch for epoch, of_epoch in saved.epoch_metrics.items()}
-        past = {int(epoch): _numbers(figures) for epoch, figures in saved.epoch_figures.items()}
-        self.figures.resume(saved.examples, saved.counted, sums, saved.not_finite_epochs, of_metrics, past)
-        rates = [DecidedRate(*rate) for rate in saved.learning_rates]
+        self.figures.resume(saved)
         if self.controller is not None:
-            self.controller.resume([Lag(*lag) for lag in saved.lags], [Drift(*drift) for drift in saved.drifts])
-        self.callback_progress.resume(rates, saved.leased_to, saved.stopped_by, saved.rates_decided)
-        self.callback_progress.ends.resume(
-            [
-                BatchEnd(step, math.nan if loss is None else loss, _numbers(saved.ends_metrics.get(str(step), {})))
-                for step, loss in saved.ends
-            ],
-            [
-                StepResult(step, loss, examples, sums_of_plain(saved.parts_metrics.get(str(step), {})))
-                for step, loss, examples in saved.parts
-            ],
-        )
+            self.controller.resume(saved.lags, saved.drifts)
+        self.callback_progress.resume(saved)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
-        workers = {name: EarlierWorker(*known) for name, known in saved.workers.items()}
-        self.workers.resume(workers)
-        self.supervision.ended_workers = {name for name, known in workers.items() if known.state == ENDED}
-        self.awaits_reports = bool(workers)
+        self.workers.resume(saved.workers)
+        self.supervision.ended_workers = {name for name, known in saved.workers.items() if known.state == ENDED}
+        self.awaits_reports = bool(saved.workers)
         if len(saved.shard_incarnations) == self.options.shards:  # else another placement: other shards
             self.earlier_incarnations = list(saved.shard_incarnations)
         self.rounds.rollbacks, self.resumes = saved.rollbacks, saved.resumes
@@ -474,16 +435,3 @@ class JobRecord:
         self.events.append(text)
         self.events_total += 1
         self.new_events.append(text)
-
-
-def _nullable(figures: Mapping[str, float]) -> dict[str, float | None]:
-    """Return figures as JSON holds them: None for one that is not finite."""
-    return {name: _finite(value) for name, value in figures.items()}
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _numbers(figures: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: math.nan if value is None else value for name, value in figures.items()}

@@ -11,10 +11,13 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parashard.metrics import FIGURES, figure, mean
 from parashard.plan.intervals import IntervalSet
+
+if TYPE_CHECKING:
+    from parashard_coordinator.core.saved import Saved
 
 EPOCHS_KEPT = 100
 """Epochs whose figures are kept, the newest."""
@@ -78,6 +81,21 @@ def figures_together(steps: Iterable[tuple[int, float, Sequence[MetricSums]]]) -
     for examples, loss, metrics in steps:
         sums.add(examples, loss, metrics)
     return sums.figures()
+
+
+def finite(value: float | None) -> float | None:
+    """Return a figure as JSON holds it: None for one that is not finite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def nullable(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """Return figures as JSON holds them."""
+    return {name: finite(value) for name, value in figures.items()}
+
+
+def numbers(figures: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the figures that `nullable` made these of; NaN for None."""
+    return {name: math.nan if value is None else value for name, value in figures.items()}
 
 
 def plain_sums(metrics: Iterable[MetricSums]) -> dict[str, tuple[float, ...]]:
@@ -188,43 +206,28 @@ class TrainingFigures:
 
     # --- what a later coordinator goes on from ---
 
-    def counted(self) -> tuple[tuple[int, int], ...]:
-        """Return the counted steps, as half-open intervals."""
-        return tuple(self._counted.intervals())
+    def saved(self) -> dict[str, Any]:
+        """Return the fields of `Saved` that these figures are in."""
+        return {
+            "examples": self.examples,
+            "counted": tuple(self._counted.intervals()),
+            "epoch_losses": {number: (epoch.loss, epoch.examples) for number, epoch in self._epochs.items()},
+            "not_finite_epochs": tuple(number for number in self.epochs() if not self._epochs[number].finite),
+            "epoch_metrics": {
+                n: plain_sums(epoch.metrics.values()) for n, epoch in self._epochs.items() if epoch.metrics
+            },
+            "epoch_figures": {number: nullable(figures) for number, figures in self._past.items()},
+        }
 
-    def losses(self) -> dict[int, tuple[int, int]]:
-        """Return the sums of the losses of epochs, and of how many examples they are."""
-        return {number: (epoch.loss, epoch.examples) for number, epoch in self._epochs.items()}
-
-    def not_finite(self) -> tuple[int, ...]:
-        """Return the epochs that had a loss that is not finite."""
-        return tuple(number for number in self.epochs() if not self._epochs[number].finite)
-
-    def metrics(self) -> dict[int, dict[str, tuple[float, ...]]]:
-        """Return the metrics' sums of epochs, by kind and name; none of those that are not finite."""
-        return {number: plain_sums(epoch.metrics.values()) for number, epoch in self._epochs.items() if epoch.metrics}
-
-    def past(self) -> dict[int, dict[str, float]]:
-        """Return the figures of the newest epochs whose sums are dropped."""
-        return self._past
-
-    def resume(
-        self,
-        examples: int,
-        counted: Sequence[tuple[int, int]],
-        losses: Mapping[int, tuple[int, int]],
-        not_finite: Sequence[int] = (),
-        metrics: Mapping[int, Mapping[str, Sequence[float]]] = MappingProxyType({}),
-        past: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
-    ) -> None:
+    def resume(self, saved: Saved) -> None:
         """Go on from what an earlier coordinator has counted."""
-        self.examples = examples
-        self._counted = IntervalSet(counted)
-        self._past = {epoch: dict(figures) for epoch, figures in past.items()}
-        for number, (loss, of_examples) in losses.items():
+        self.examples = saved.examples
+        self._counted = IntervalSet(saved.counted)
+        self._past = {number: numbers(figures) for number, figures in saved.epoch_figures.items()}
+        for number, (loss, of_examples) in saved.epoch_losses.items():
             steps = self._steps_of(number) - self.missing_in([number])
-            epoch = self._epochs[number] = _Epoch(steps, loss, of_examples, number not in not_finite)
-            epoch.metrics.update({one.name: one for one in sums_of_plain(metrics.get(number, {}))})
+            epoch = self._epochs[number] = _Epoch(steps, loss, of_examples, number not in saved.not_finite_epochs)
+            epoch.metrics.update({one.name: one for one in sums_of_plain(saved.epoch_metrics.get(number, {}))})
 
 
 def _added(one: MetricSums, other: MetricSums) -> MetricSums:

@@ -215,7 +215,7 @@ def test_no_rate_governs_what_an_earlier_coordinator_may_have_leased() -> None: 
     assert progress.leases(3 + LEASED_AHEAD)
     assert progress.decide(0.5, 1, after_steps=4, frontier=6) == [(6, 0.5, 4)]
     successor, _ = progress_of(Async(), [], ahead=1)
-    successor.resume(progress.rates, progress.leased_to, None, progress.decided)
+    successor.resume(Saved(target=TOTAL, **progress.saved()))
     assert successor.decide(0.9, 1, after_steps=4, frontier=9) == []
     assert successor.decide(0.25, 2, after_steps=8, frontier=9) == [(progress.leased_to, 0.25, 8)]
 
@@ -228,7 +228,7 @@ def test_where_training_waits_a_rate_decided_at_a_milestone_holds_from_there_and
     assert predecessor.leases(3)
     for between, first in ((False, 4), (True, 8)):  # nothing past the next milestone was leased by anybody
         progress, _ = progress_of(policy, [])
-        progress.resume([], predecessor.leased_to, None)
+        progress.resume(Saved(target=TOTAL, leased_to=predecessor.leased_to))
         assert progress.decide(0.5, 1, after_steps=4, frontier=4, between=between) == [(first, 0.5, 4)]
     progress, _ = progress_of(policy, [])
     assert progress.decide(0.5, 1, after_steps=4, frontier=5, between=True) == [(late, 0.5, 4)]
@@ -262,7 +262,8 @@ def test_a_plan_is_replaced_from_where_nobody_has_leased_and_what_of_it_comes_to
 
 def test_there_is_a_most_of_decisions() -> None:
     progress, _ = progress_of(Async(), [])
-    progress.resume(progress.decide(0.5, 1, 0, 0) * 10_000, 0, None, 1)
+    rates = tuple(progress.decide(0.5, 1, 0, 0)) * 10_000
+    progress.resume(Saved(target=TOTAL, learning_rates=rates, rates_decided=1))
     with pytest.raises(ConfigurationError, match="10,000 times"):
         progress.decide(0.5, 2, 8, 9)
 

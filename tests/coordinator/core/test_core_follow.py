@@ -76,7 +76,7 @@ def test_a_successor_goes_on_with_the_rates_and_the_losses() -> None:
     successor = core_of(Sync(2), saved)
     follow(successor.job, FollowCall(handled=0, learning_rate=0.5, decision=1))
     assert successor.job.saved().learning_rates == ((0, 0.5, 0),)
-    assert successor.job.figures.losses() == core.job.figures.losses() == {0: (1 << 63, 16)}
+    assert successor.job.saved().epoch_losses == core.job.saved().epoch_losses == {0: (1 << 63, 16)}
 
 
 def test_a_successor_tells_the_steps_that_callbacks_have_not_heard_of() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from parashard_coordinator.core.evaluations import ATTEMPTS_MAX, RESULTS_KEPT, Evaluations, evaluation_steps
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
+from parashard_coordinator.core.saved import Saved
 
 FREE = 1 << 62
 INCARNATIONS = (1, 1)
@@ -218,7 +219,7 @@ def test_the_metrics_of_the_newest_results_are_kept(policy: LeasingPolicy) -> No
     evaluations = judged_all(many(policy))
     newest = range(10 * (MANY - RESULTS_KEPT + 1), 10 * MANY + 1, 10)
     assert list(evaluations.results()) == list(newest)
-    assert evaluations.forgotten() == ((0, newest[0] - 9),), "one range, however many there were"
+    assert evaluations.saved()["evaluated"] == ((0, newest[0] - 9),), "one range, however many there were"
     assert evaluations.finished
     assert not evaluations.finish(10, {"loss": 0.0}), "its result is in"
 
@@ -260,18 +261,16 @@ def test_forgotten_results_are_not_judged_anew_by_a_later_coordinator() -> None:
     earlier = many()
     judged_all(earlier, last=MANY - 1)
     evaluations = many()
-    for after_step, metrics in earlier.results().items():
-        evaluations.known(after_step, metrics)
-    evaluations.known_forgotten(earlier.forgotten())
+    evaluations.resume(Saved(target=10 * MANY, **earlier.saved()))
     assert granted(evaluations, "a", 10 * MANY) + granted(evaluations, "b", 10 * MANY) == [10 * MANY]
-    assert (evaluations.results(), evaluations.forgotten()) == (earlier.results(), earlier.forgotten())
+    assert evaluations.saved() == earlier.saved()
 
 
 def test_an_evaluation_without_a_result_is_in_no_forgotten_range() -> None:
     earlier = judged_all(many(), first=2)
     assert len(earlier.results()) <= 2 * RESULTS_KEPT
     evaluations = many()
-    evaluations.known_forgotten(earlier.forgotten())
+    evaluations.resume(Saved(target=10 * MANY, evaluated=earlier.saved()["evaluated"]))
     assert granted(evaluations, lowest=10) == [10]
 
 

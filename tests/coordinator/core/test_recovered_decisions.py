@@ -102,7 +102,7 @@ def test_the_record_does_not_grow_with_the_results_and_none_is_judged_anew() -> 
     for after_step in range(1, steps):
         tell(earlier, after_step, loss=0.5)
     saved = earlier.job.saved()
-    assert list(saved.evaluations) == [str(steps - RESULTS_KEPT + n) for n in range(RESULTS_KEPT)]
+    assert list(saved.evaluations) == [steps - RESULTS_KEPT + n for n in range(RESULTS_KEPT)]
     assert saved.evaluated == ((0, steps - RESULTS_KEPT),)
     core = core_after(earlier, **every)
     announce_all(core, [(0, steps)], [(0, steps)])
@@ -111,7 +111,7 @@ def test_the_record_does_not_grow_with_the_results_and_none_is_judged_anew() -> 
 
 
 def test_results_beyond_a_drained_checkpoint_are_given_up_kept_or_not() -> None:  # P8
-    saved = Saved(target=40, evaluated=((0, 11), (21, 31)), evaluations={"15": {}, "35": {}})
+    saved = Saved(target=40, evaluated=((0, 11), (21, 31)), evaluations={15: {}, 35: {}})
     assert saved.returned_to(24).evaluated == ((0, 11), (21, 25))
     assert saved.returned_to(20).evaluated == ((0, 11),)
     assert saved.returned_to(20).evaluations == {"15": {}}

@@ -7,6 +7,7 @@ from itertools import permutations
 
 import pytest
 
+from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.training_figures import EPOCHS_KEPT, MetricSums, TrainingFigures
 
 TOTAL, EPOCH = 12, 4
@@ -46,8 +47,7 @@ def test_a_loss_that_is_not_finite_or_not_known_is_nan_and_stays_so_with_the_nex
 
 def resumed(figures: TrainingFigures) -> TrainingFigures:
     later = TrainingFigures(TOTAL, EPOCH)
-    told = figures.losses(), figures.not_finite(), figures.metrics(), figures.past()
-    later.resume(figures.examples, figures.counted(), *told)
+    later.resume(Saved(target=TOTAL, **figures.saved()))
     return later
 
 
@@ -55,7 +55,7 @@ def test_a_later_coordinator_counts_no_step_that_an_earlier_one_has_counted() ->
     later = resumed(figures_of((0, 1.0), (1, 3.0)))
     for step, loss in ((1, 100.0), (2, 5.0), (0, 100.0), (3, 7.0)):
         later.count(step, 2, loss)
-    assert (later.loss_of(0), later.examples, later.counted()) == (4.0, 8, ((0, 4),))
+    assert (later.loss_of(0), later.examples, later.saved()["counted"]) == (4.0, 8, ((0, 4),))
 
 
 def test_steps_that_are_not_counted_are_known_by_epoch() -> None:

@@ -110,14 +110,14 @@ def test_a_drained_checkpoint_is_asked_for_until_it_is_there(it: Served) -> None
 
 def test_a_decision_is_stored_before_any_process_sees_it(it: Served) -> None:  # P7
     start(it)
-    stored: list[dict[str, dict[str, float | None]]] = []
+    stored: list[dict[int, dict[str, float | None]]] = []
     it.exclusive.on_decision = lambda core: stored.append(core.job.saved().evaluations)
     it.client.lease(lease_request(want=1))
     it.client.lease(lease_request(sequence=2, held=[0]))
     assert stored == [], "nothing was decided"
     result = pb.EvaluationResult(evaluation=1, incarnations=[1, 1], metrics={"accuracy": 0.5})
     it.client.lease(lease_request(sequence=3, held=[0], evaluated=[result]))
-    assert stored == [{"1": {"accuracy": 0.5}}], "by the steps before it"
+    assert stored == [{1: {"accuracy": 0.5}}], "by the steps before it"
 
 
 def test_an_older_incarnation_of_a_shard_is_fenced(it: Served) -> None:  # P3

@@ -183,7 +183,7 @@ def test_a_successor_ends_the_job_with_the_checkpoint_that_decided_its_end(
     tmp_path: Path,
 ) -> None:  # P23: its predecessor may have told that the job is done
     coordination, core, _ = at_its_end(MemoryStore(), tmp_path)
-    saved = core.job.saved().replaced(final="j1", evaluations={str(STEPS): {"accuracy": 0.75}})
+    saved = core.job.saved().replaced(final="j1", evaluations={STEPS: {"accuracy": 0.75}})
     core = core_of(steps_total=STEPS, evaluate_after=[STEPS], registered=False)
     core.job.resume(saved)
     coordination._core = ExclusiveCore(core)

@@ -208,7 +208,7 @@ def test_a_store_that_fails_makes_no_drained_checkpoint(store: MemoryStore) -> N
 # --- what the coordinator itself saves ---
 
 SAVED = Saved(
-    target=40, early_stop="enough", evaluations={"0": {"loss": None, "accuracy": 0.5}}, skips=(3, 7), rollbacks=2
+    target=40, early_stop="enough", evaluations={0: {"loss": None, "accuracy": 0.5}}, skips=(3, 7), rollbacks=2
 )
 
 

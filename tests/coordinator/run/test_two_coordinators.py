@@ -176,7 +176,7 @@ def test_it_makes_no_drained_checkpoint_of_parts_that_may_be_gone(raced_store: R
 def test_a_stop_that_was_decided_beyond_the_checkpoint_is_given_up_with_it(raced_store: RacedStore) -> None:
     write_drained(raced_store)
     beyond = {"early_stop": STOPPED.early_stop, "target": STEPS + 3, "skips": (1, STEPS), "final": "j2"}
-    evaluations = {str(STEPS): {"accuracy": 0.5}, str(STEPS + 3): {"accuracy": 0.93}}
+    evaluations = {STEPS: {"accuracy": 0.5}, STEPS + 3: {"accuracy": 0.93}}
     older, _ = taken_over(raced_store)
     older.save(UNDECIDED.replaced(**beyond, evaluations=evaluations))
     returned = claimed(raced_store)
@@ -184,7 +184,7 @@ def test_a_stop_that_was_decided_beyond_the_checkpoint_is_given_up_with_it(raced
     saved = returned.load_saved()
     assert saved is not None
     assert (saved.early_stop, saved.skips, saved.final) == ("", (1,), "")
-    assert saved.evaluations == {str(STEPS): {"accuracy": 0.5}}
+    assert saved.evaluations == {STEPS: {"accuracy": 0.5}}
     again = claimed(raced_store)  # which was not asked to return: the one before it died before it took over
     again.open_plan(plan_on(2))
     assert again.load_saved() == saved
