@@ -46,7 +46,7 @@ from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX
 from parashard_coordinator.exclusive_core import ExclusiveCore
-from parashard_coordinator.pods import Cluster, PodWatch, Wanted, open_cluster
+from parashard_coordinator.pods import KubernetesCluster, PodWatch, Wanted, open_cluster
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.job_start import NO_CALLBACKS, CallbackOptions, new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
@@ -202,7 +202,7 @@ def keep_declaration(run_dir: Path, declared: DeclaredJob) -> None:
         log.warning("declaration-not-kept", error=error.message, then="a restart opens the data")
 
 
-def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:
+def watch_pods(cluster: KubernetesCluster, core: ExclusiveCore, workers: int) -> PodWatch:
     """Return what tells the core of pods, and the Job of the wanted number of workers; it ends with the process."""
     return PodWatch(
         cluster,
@@ -214,7 +214,7 @@ def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:
     )
 
 
-def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
+def _cluster(job: Job, kubernetes_job: str) -> KubernetesCluster | None:
     """Return the cluster that the job's pods are in; None: it is not on one, or does not watch it itself."""
     if job.cluster.launcher != "kubernetes":
         return None

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
 from parashard.process.backoff import backoff_s
@@ -42,19 +42,6 @@ class Conflict(Exception):
 
 class Unreadable(Exception):
     """The answer cannot be parsed, such as a proxy's error page; the outcome of the request is unknown."""
-
-
-class Cluster(Protocol):
-    """The interface of the cluster; `KubernetesCluster`, or a fake."""
-
-    def list_pods(self) -> tuple[list[Pod], str]:
-        """Return all pods of the job's shards and workers, and the version of that list."""
-
-    def watch_pods(self, version: str) -> Iterator[tuple[str, Pod, str]]:
-        """Yield (ADDED, MODIFIED or DELETED, pod, version) of changes since a version, until the watch ends."""
-
-    def scale_workers(self, workers: int) -> None:
-        """Set the number of workers."""
 
 
 class KubernetesCluster:
@@ -220,7 +207,7 @@ class PodWatch:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesCluster,
         on_end: Callable[[PodEnd], None],
         wanted: Callable[[], Wanted],
         on_scaled: Callable[[str], None],

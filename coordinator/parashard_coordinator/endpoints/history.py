@@ -30,18 +30,18 @@ OLDER_POINTS = 1000
 HELD_OUT, TRAINING = "held_out.", "training."
 METRICS_MAX = 16  # with either; those of the newest evaluation or epoch
 COMPLETE_S = 10.0  # a job's first point is not older
-FIGURES = (
-    "steps_complete",
-    "examples_per_s",
-    "training_loss",
-    "staleness_p50",
-    "staleness_p95",
-    "staleness_max",
-    "step_lag_max",
-    "network_overlapped_share",
-    "workers_live",
-    "shards_live",
-)
+FIGURES: Mapping[str, Callable[[pb.GetStatusReply], float | None]] = {
+    "steps_complete": lambda status: status.steps_complete,
+    "examples_per_s": lambda status: round(status.examples_per_s, 1),
+    "training_loss": lambda status: status.training_loss if status.HasField("training_loss") else None,
+    "staleness_p50": lambda status: status.staleness_p50,
+    "staleness_p95": lambda status: status.staleness_p95,
+    "staleness_max": lambda status: status.staleness_max,
+    "step_lag_max": lambda status: status.step_lag_max,
+    "network_overlapped_share": lambda status: Overlap.of(worker.phases for worker in status.workers).share,
+    "workers_live": lambda status: sum(worker.live for worker in status.workers),
+    "shards_live": lambda status: sum(shard.live for shard in status.shards),
+}
 """What a point has beside `elapsed_s` and the metrics; None where it was not known."""
 
 
@@ -193,16 +193,7 @@ def row(status: pb.GetStatusReply) -> dict[str, Any]:
     """Return the figures of one moment."""
     return {
         "elapsed_s": round(status.elapsed_s, 3),
-        "steps_complete": status.steps_complete,
-        "examples_per_s": round(status.examples_per_s, 1),
-        "training_loss": status.training_loss if status.HasField("training_loss") else None,
         "training": {name: value for name, value in status.training.items() if math.isfinite(value)},
         "held_out": {name: value for name, value in status.held_out.items() if math.isfinite(value)},
-        "staleness_p50": status.staleness_p50,
-        "staleness_p95": status.staleness_p95,
-        "staleness_max": status.staleness_max,
-        "step_lag_max": status.step_lag_max,
-        "network_overlapped_share": Overlap.of(worker.phases for worker in status.workers).share,
-        "workers_live": sum(worker.live for worker in status.workers),
-        "shards_live": sum(shard.live for shard in status.shards),
+        **{name: read(status) for name, read in FIGURES.items()},
     }

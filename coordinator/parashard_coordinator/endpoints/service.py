@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
@@ -17,6 +17,7 @@ from parashard.errors import MalformedFrame
 from parashard.metrics import FIGURES, METRICS_MAX, VALUES_MAX
 from parashard.process import failpoints
 from parashard.protocol.rpc import SERVER_THREADS, Server
+from parashard_coordinator.core.callback_progress import Milestone
 from parashard_coordinator.core.calls import (
     CompletedStep,
     EvaluationResult,
@@ -30,7 +31,6 @@ from parashard_coordinator.core.calls import (
 )
 from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.input_limits import (
     DEVICE_BYTES_MAX,
     FINGERPRINT_BYTES_MAX,
@@ -60,6 +60,8 @@ WAITERS_MAX = SERVER_THREADS // 2
 WAIT_MAX_S = 10.0
 CROWDED_RETRY_AFTER_S = 0.5  # where as many as may are waiting already
 
+_Result = TypeVar("_Result")
+
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     """Serves one job."""
@@ -82,6 +84,23 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Register every method with a server."""
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server.grpc)  # type: ignore[no-untyped-call]
 
+    def _call(
+        self,
+        request: Any,
+        call: Callable[[Core, float], _Result],
+        job_digest: str | None = None,
+        *,
+        any_run: bool = False,
+    ) -> _Result:
+        """Run a call on the core, if it is meant for this run and job; with `any_run` it need not name one."""
+
+        def checked(core: Core, now_s: float) -> _Result:
+            if request.run_id or not any_run:
+                core.job.check_run(request.run_id, job_digest)
+            return call(core, now_s)
+
+        return self._core.run_exclusive(checked)
+
     # --- any role ---
 
     def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobReply:
@@ -90,13 +109,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
         """Tell how the job goes."""
-
-        def tell(core: Core, now_s: float) -> pb.GetStatusReply:
-            if request.run_id:
-                core.job.check_run(request.run_id)
-            return self._status.message(core.job, now_s)
-
-        return self._core.run_exclusive(tell)
+        return self._call(request, lambda core, now_s: self._status.message(core.job, now_s), any_run=True)
 
     # --- shards ---
 
@@ -105,7 +118,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         says = announcement(request)
 
         def register(core: Core, now_s: float) -> pb.RegisterShardReply:
-            core.job.check_run(request.run_id, request.job_digest)
             core.announced(request.shard, says, now_s)
             return pb.RegisterShardReply(
                 coordinator_incarnation=core.job.options.incarnation,
@@ -114,7 +126,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 state=core.job.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
             )
 
-        reply = self._core.run_exclusive(register)
+        reply = self._call(request, register, request.job_digest)
         failpoints.hit("coordinator.register_shard")
         return reply
 
@@ -127,19 +139,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         device = readable(request.device, DEVICE_BYTES_MAX)
 
         def register(core: Core, now_s: float) -> pb.RegisterWorkerReply:
-            core.job.check_run(request.run_id, request.job_digest)
             worker = core.register_worker(name, fingerprint, device, http_address, now_s, request.token)
             return pb.RegisterWorkerReply(
                 name=worker.name, incarnation=worker.incarnation, lease_ttl_s=core.job.options.lease_ttl_s
             )
 
-        return self._core.run_exclusive(register)
+        return self._call(request, register, request.job_digest)
 
     def GetView(self, request: pb.GetViewRequest, context: Any) -> pb.GetViewReply:
         """Give the shards' addresses."""
 
         def tell(core: Core, now_s: float) -> pb.GetViewReply:
-            core.job.check_run(request.run_id)
             shards = [
                 pb.ShardAddress(
                     address=registration.address,
@@ -151,17 +161,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             ]
             return pb.GetViewReply(view=core.job.shards.view, shards=shards)
 
-        return self._core.run_exclusive(tell)
+        return self._call(request, tell)
 
     def Lease(self, request: pb.LeaseRequest, context: Any) -> pb.LeaseReply:
         """Take a report, renew, and grant; hold the call for a while if there is nothing to grant."""
         call = lease_call(request)
-
-        def first(core: Core, now_s: float) -> LeaseAnswer:
-            core.job.check_run(request.run_id)
-            return core.lease(call, now_s)
-
-        answer = self._core.run_exclusive(first)
+        answer = self._call(request, lambda core, now_s: core.lease(call, now_s))
         if request.want and request.wait_s > 0 and _nothing(answer):
             answer = self._wait_for_work(request, answer, context)
         failpoints.hit("coordinator.lease.decided")
@@ -172,9 +177,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer, context: Any) -> LeaseAnswer:
         def again(core: Core, now_s: float) -> LeaseAnswer | None:
-            gone = (
-                context is not None and not context.is_active()
-            )  # what is granted to nobody waits for its lease's end
+            # What is granted to nobody waits for its lease's end.
+            gone = context is not None and not context.is_active()
             if gone or not core.job.workers.waits(request.worker, request.incarnation, request.sequence):
                 return None
             worker = core.job.workers.by_name[request.worker]
@@ -197,13 +201,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleReply:
         """Set the wanted number of workers."""
-
-        def scale(core: Core, now_s: float) -> None:
-            if request.run_id:
-                core.job.check_run(request.run_id)
-            core.scale(request.workers)
-
-        self._core.run_exclusive(scale)
+        self._call(request, lambda core, _: core.scale(request.workers), any_run=True)
         return pb.ScaleReply(workers_wanted=request.workers)
 
     def Supervise(self, request: pb.SuperviseRequest, context: Any) -> pb.SuperviseReply:
@@ -215,7 +213,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         running = [_process(p) for p in request.running]
 
         def supervise(core: Core, now_s: float) -> pb.SuperviseReply:
-            core.job.check_run(request.run_id)
             if request.stop_reason:
                 core.job.stop(request.stop_reason)
             orders = core.supervise(exits, running, now_s)
@@ -231,27 +228,18 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 complete=interval_messages(core.job.leases.complete) if request.HasField("scheduled") else (),
             )
 
-        return self._core.run_exclusive(supervise)
+        return self._call(request, supervise)
 
     def Follow(self, request: pb.FollowRequest, context: Any) -> pb.FollowReply:
         """Take what callbacks have handled and decided, and tell them what comes next."""
         call = follow_call(request)
-
-        def followed(core: Core, now_s: float) -> FollowAnswer:
-            core.job.check_run(request.run_id)
-            return follow(core.job, call)
-
-        return follow_reply(self._core.run_exclusive(followed))
+        return follow_reply(self._call(request, lambda core, _: follow(core.job, call)))
 
     def CreateCheckpoint(self, request: pb.CreateCheckpointRequest, context: Any) -> pb.CreateCheckpointReply:
         """Take a request for a drained checkpoint, or say how far it is."""
-
-        def ask(core: Core, now_s: float) -> Answer:
-            if request.run_id:
-                core.job.check_run(request.run_id)
-            return core.create_checkpoint(request.request, stop=request.stop)
-
-        answer = self._core.run_exclusive(ask)
+        answer = self._call(
+            request, lambda core, _: core.create_checkpoint(request.request, stop=request.stop), any_run=True
+        )
         return pb.CreateCheckpointReply(checkpoint=answer.checkpoint, error=answer.error, steps=answer.steps)
 
 
@@ -372,31 +360,24 @@ def follow_call(request: pb.FollowRequest) -> FollowCall:
 
 def follow_reply(answer: FollowAnswer) -> pb.FollowReply:
     """Return what callbacks are told as its message."""
-    reached = answer.milestone
     return pb.FollowReply(
         coordinator=answer.coordinator,
         state=answer.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
-        milestone=None
-        if reached is None
-        else pb.Milestone(
-            after_steps=reached.after_steps,
-            first_epoch=reached.first_epoch,
-            epoch_losses=reached.epoch_losses,
-            evaluated=reached.evaluated,
-            metrics=reached.metrics,
-            weights=reached.weights,
-            judged_steps=reached.judged_steps,
-            learning_rates=reached.learning_rates,
-            epoch_metrics=[
-                pb.EpochMetrics(figures=figures, sums=[pb.MetricSums(**one._asdict()) for one in sums])
-                for figures, sums in zip(reached.epoch_metrics, reached.epoch_sums, strict=True)
-            ],
-        ),
-        steps=[pb.StepEnd(step=end.step, loss=end.loss, metrics=end.metrics) for end in answer.steps],
+        milestone=None if answer.milestone is None else _milestone(answer.milestone),
+        steps=[pb.StepEnd(**end._asdict()) for end in answer.steps],
         steps_seen=answer.steps_seen,
         steps_total=answer.steps_total,
         learning_rate=None if answer.rate is None else pb.LearningRate(**answer.rate._asdict()),
         stopped_by=answer.stopped_by,
+    )
+
+
+def _milestone(reached: Milestone) -> pb.Milestone:
+    fields = reached._asdict()
+    sums = [[pb.MetricSums(**one._asdict()) for one in of_epoch] for of_epoch in fields.pop("epoch_sums")]
+    epochs = zip(fields.pop("epoch_metrics"), sums, strict=True)
+    return pb.Milestone(
+        **fields, epoch_metrics=[pb.EpochMetrics(figures=figures, sums=of_epoch) for figures, of_epoch in epochs]
     )
 
 

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,7 +23,6 @@ from parashard_coordinator.core.supervision import REASONS, ROLES
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.shards import HOTTEST_MAX, TABLE_FIGURES, TABLES_MAX, ShardRecord
 
-PROBLEMS_MAX = 64  # in one message
 _UINT64_MAX = (1 << 64) - 1
 
 
@@ -83,7 +82,7 @@ class StatusView:
             consistency=", ".join(text for text in (self._consistency, in_words(job, now_s)) if text),
             http_address=self.http_address,
             rollbacks=job.rounds.rollbacks,
-            problems=[*job.problems.texts, *_storage_problems(records)][:PROBLEMS_MAX],
+            problems=job.problems.texts,
             skipped_steps=len(job.skipped.everywhere()),
             partly_skipped_steps=len(job.skipped.partly()),
             tables=_tables(records.values()),
@@ -115,13 +114,6 @@ class StatusView:
             http_address=registration.http_address if registration else "",
             live=job.shard_live(shard),
         )
-
-
-def _storage_problems(records: Mapping[int, ShardRecord]) -> Iterator[str]:
-    """Yield what keeps shards from saving, as they last told."""
-    for shard, record in sorted(records.items()):
-        if record.figures.checkpoint_error:
-            yield f"shard-{shard}: checkpoint failed: {record.figures.checkpoint_error}"
 
 
 def _tables(records: Iterable[ShardRecord]) -> list[pb.TableStatus]:

@@ -83,7 +83,7 @@ def test_workers_are_in_the_order_of_their_numbers() -> None:
 def test_what_is_wrong_now_is_listed() -> None:
     core, seen = core_of(), view()
     core.shard_silent(1, 4.0, "no answer")
-    seen.saw(0, record_of(0, 1, checkpoint_error="no space left on device"))
+    core.job.warn("checkpoint-0", "shard-0: checkpoint failed: no space left on device")
     status = seen.message(core.job, 0.0)
     assert list(status.problems) == [
         "shard-1 does not answer; training is paused until it does (no answer)",
@@ -91,7 +91,7 @@ def test_what_is_wrong_now_is_listed() -> None:
     ]
     assert [shard.live for shard in status.shards] == [True, False]
     core.shard_answered(1)
-    seen.saw(0, record_of(0, 1))
+    core.job.resolved("checkpoint-0")
     assert list(seen.message(core.job, 0.0).problems) == []
 
 
