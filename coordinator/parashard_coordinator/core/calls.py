@@ -177,13 +177,23 @@ class FollowAnswer(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """What a shard says of itself: at its start, and once a second."""
+    """What a shard's present incarnation says of itself: at its start, and once a second."""
 
     registration: ShardRegistration
     applied: IntervalSet
-    held: IntervalSet
-    skipped: IntervalSet  # of the held steps, those whose push was empty
-    returnable: frozenset[int] = frozenset({0})
+    held: IntervalSet  # steps that it has acknowledged: applied or buffered ones
+    skipped: IntervalSet  # of the held ones, those whose push was empty
+    returnable: frozenset[int] = frozenset({0})  # rounds with a checkpoint of it, and the one that its plan began at
     restored: str = ""
     first_incarnation: int = 0  # of its process; 0: this incarnation's
     chains: frozenset[int] = frozenset()  # rounds from which on its checkpoints share files of rows
+
+    @property
+    def incarnation(self) -> int:
+        """Of the shard."""
+        return self.registration.incarnation
+
+    def precedes(self, later: Announcement) -> bool:
+        """Tell whether a later one of the same incarnation has overtaken this one."""
+        mine = (len(self.applied), len(self.held), len(self.skipped))
+        return mine < (len(later.applied), len(later.held), len(later.skipped))

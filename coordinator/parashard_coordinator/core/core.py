@@ -31,7 +31,6 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import WorkerRecord
 from parashard_coordinator.core.results import judged_again, loss_of_step, take_result
-from parashard_coordinator.core.rounds import ShardProgress
 from parashard_coordinator.core.supervision import Exit, Orders, PodEnd, ProcessName
 
 WORKERS_MAX = 4096
@@ -66,15 +65,7 @@ class Core:
         is_new = job.shards.register(shard, registration)
         self._shard_seen_s[shard] = now_s
         held = job.leases.trusted(announcement.applied, announcement.held, skipped)
-        progress = ShardProgress(
-            announcement.applied,
-            held,
-            skipped,
-            announcement.returnable,
-            registration.incarnation,
-            announcement.chains,
-        )
-        job.rounds.note_progress(shard, progress)
+        job.rounds.note_progress(shard, announcement._replace(held=held))
         job.leases.reach(held_stop - 1)
         if is_new:
             self.shard_answered(shard)

@@ -8,27 +8,11 @@ P12 of docs/protocol.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.calls import Announcement
 
 ANY_STEP = 1 << 62
-
-
-class ShardProgress(NamedTuple):
-    """Steps and rounds that a shard's present incarnation has, by its last report."""
-
-    applied: IntervalSet
-    held: IntervalSet  # steps that it has acknowledged: applied or buffered ones
-    skipped: IntervalSet  # of the held ones, those whose push was empty
-    returnable: frozenset[int] = frozenset({0})  # rounds with a checkpoint of it, and the one that its plan began at
-    incarnation: int = 0
-    chains: frozenset[int] = frozenset()  # rounds from which on checkpoints of it share files of rows
-
-    def precedes(self, later: ShardProgress) -> bool:
-        """Tell whether this is an announcement that a later one of the same incarnation has overtaken."""
-        mine = (len(self.applied), len(self.held), len(self.skipped))
-        return mine < (len(later.applied), len(later.held), len(later.skipped))
 
 
 class Rounds:
@@ -45,11 +29,11 @@ class Rounds:
         self._round_steps = round_steps
         self._steps_total = steps_total
         self._every_s = every_s
-        self._progress: dict[int, ShardProgress] = {}
+        self._progress: dict[int, Announcement] = {}
         self._cut_step: int | None = None  # the first step of a round whose saving the shards are being told of
         self._cut_s: float | None = None
 
-    def note_progress(self, shard: int, progress: ShardProgress) -> None:
+    def note_progress(self, shard: int, progress: Announcement) -> None:
         """Take note of a shard's progress."""
         if not self._round_steps:
             return
@@ -154,7 +138,7 @@ class Rounds:
             return max(common)
         return max((round_ for round_ in common if round_ <= contested // self._round_steps), default=min(common))
 
-    def _reachable(self, progress: ShardProgress) -> frozenset[int]:
+    def _reachable(self, progress: Announcement) -> frozenset[int]:
         return progress.returnable | {self._round(progress)}
 
     def _contested(self) -> int | None:
@@ -168,7 +152,7 @@ class Rounds:
         ]
         return min(found, default=None)
 
-    def _round(self, progress: ShardProgress) -> int:
+    def _round(self, progress: Announcement) -> int:
         return -(-len(progress.applied) // self._round_steps)
 
     def _has(self, shard: int, needed: int, acknowledged: IntervalSet) -> bool:

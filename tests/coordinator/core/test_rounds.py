@@ -9,10 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.rounds import ANY_STEP, Rounds, ShardProgress
+from parashard_coordinator.core.calls import Announcement
+from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.core.rounds import ANY_STEP, Rounds
 
 N, STEPS = 4, 30  # seven whole rounds and a short one
 LAST_ROUND = 8  # the one that would follow
+
+
+def of_incarnation(incarnation: int) -> ShardRegistration:
+    return ShardRegistration(incarnation, "host:1", "")
 
 
 def steps_until(round_: int) -> IntervalSet:
@@ -25,33 +31,34 @@ def progress(
     returnable: Iterable[int] = (),
     skipped: Iterable[int] = (),
     chains: Iterable[int] = (),
-) -> ShardProgress:
+) -> Announcement:
     """Return where a shard stands that holds some steps of its round, and can return to some besides the first."""
     both, empty = steps_until(round_), IntervalSet((step, step + 1) for step in skipped)
     for step in held:
         both.add(step)
-    return ShardProgress(steps_until(round_), both, empty, frozenset({0, *returnable}), chains=frozenset(chains))
+    rounds = frozenset({0, *returnable})
+    return Announcement(of_incarnation(0), steps_until(round_), both, empty, rounds, chains=frozenset(chains))
 
 
 class Book:
     """Rounds, and what the leases know of acks."""
 
-    def __init__(self, *shards: ShardProgress, every_s: float = 0.0) -> None:
+    def __init__(self, *shards: Announcement, every_s: float = 0.0) -> None:
         self.rounds = Rounds(max(1, len(shards)), N, STEPS, every_s)
         self.acknowledged: dict[int, IntervalSet] = {}
         self.incarnations: Counter[int] = Counter()
         for shard, of_shard in enumerate(shards):
             self.note_progress(shard, of_shard)
 
-    def note_progress(self, shard: int, of_shard: ShardProgress) -> None:
+    def note_progress(self, shard: int, of_shard: Announcement) -> None:
         """A new incarnation of a shard says where it stands: the leases believe that and no more (P3)."""
         self.acknowledged[shard] = of_shard.held.copy()
         self.incarnations[shard] += 1
         self.says(shard, of_shard)
 
-    def says(self, shard: int, of_shard: ShardProgress) -> None:
+    def says(self, shard: int, of_shard: Announcement) -> None:
         """The present incarnation of a shard speaks again."""
-        self.rounds.note_progress(shard, of_shard._replace(incarnation=self.incarnations[shard]))
+        self.rounds.note_progress(shard, of_shard._replace(registration=of_incarnation(self.incarnations[shard])))
 
     def look(self) -> bool:
         return self.rounds.look(lambda shard: self.acknowledged[shard])
@@ -121,8 +128,8 @@ def test_where_nothing_was_saved_all_begin_again_where_their_plan_began() -> Non
     book.look()
     assert book.rounds.returning_to == 0
     of_a_plan = Book(
-        ShardProgress(steps_until(5), steps_until(5), IntervalSet(), frozenset({3})),
-        ShardProgress(steps_until(4), steps_until(4), IntervalSet(), frozenset({3})),
+        Announcement(of_incarnation(0), steps_until(5), steps_until(5), IntervalSet(), frozenset({3})),
+        Announcement(of_incarnation(0), steps_until(4), steps_until(4), IntervalSet(), frozenset({3})),
     )
     of_a_plan.look()
     assert of_a_plan.rounds.returning_to == 3, "its shards were cut out of a drained checkpoint of round 3"
@@ -179,7 +186,7 @@ def test_the_short_last_round_counts_as_one() -> None:
 
 
 @st.composite
-def shards(draw: st.DrawFn) -> list[ShardProgress]:
+def shards(draw: st.DrawFn) -> list[Announcement]:
     found = []
     for _ in range(draw(st.integers(1, 4))):
         round_ = draw(st.integers(0, LAST_ROUND))
@@ -189,7 +196,7 @@ def shards(draw: st.DrawFn) -> list[ShardProgress]:
 
 
 @given(shards())
-def test_wherever_shards_stand_they_find_a_common_round_and_go_on_from_it(all_: list[ShardProgress]) -> None:  # P12
+def test_wherever_shards_stand_they_find_a_common_round_and_go_on_from_it(all_: list[Announcement]) -> None:  # P12
     book = Book(*all_)
     changed = book.look()
     target = book.rounds.returning_to
@@ -216,7 +223,8 @@ def test_the_common_cut_is_the_newest_round_that_every_shard_has_saved() -> None
     assert Book(progress(6, returnable=[2, 4, 5]), progress(6, returnable=[2, 4])).rounds.common_cut() == 4
     assert Book(progress(6, returnable=[2]), progress(6)).rounds.common_cut() == 0
     of_a_plan = Book(
-        progress(6, returnable=[2]), ShardProgress(steps_until(6), steps_until(6), IntervalSet(), frozenset({1}))
+        progress(6, returnable=[2]),
+        Announcement(of_incarnation(0), steps_until(6), steps_until(6), IntervalSet(), frozenset({1})),
     )
     assert of_a_plan.rounds.common_cut() is None
 
@@ -240,7 +248,7 @@ def test_the_round_before_a_chain_is_kept_until_that_is_common() -> None:  # P33
         progress(7, returnable=[*saved, 5], chains=[1, 3, 5]), progress(7, returnable=saved, chains=[3])
     ).rounds
     assert (rounds.common_cut(), rounds.kept_rounds()) == (4, [2])
-    rounds.note_progress(1, progress(7, returnable=[*saved, 5], chains=[3])._replace(incarnation=2))
+    rounds.note_progress(1, progress(7, returnable=[*saved, 5], chains=[3])._replace(registration=of_incarnation(2)))
     assert (rounds.common_cut(), rounds.kept_rounds()) == (5, [2, 4])
 
 

@@ -16,7 +16,9 @@ from parashard.plan.embedding import Keys, cut_by_shard, mixed
 from parashard.plan.intervals import IntervalSet
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import RowSlice
-from parashard_coordinator.core.rounds import Rounds, ShardProgress
+from parashard_coordinator.core.calls import Announcement
+from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.core.rounds import Rounds
 from parashard_server.state.rows import embedding_tables as rows
 from parashard_server.state.rows.embedding_tables import CHAIN_MAX
 from support.checkpoint_cases import write_plan
@@ -222,8 +224,15 @@ class Job:
         returnable, chains = shard.lifecycle.saved_rounds()
         applied = shard.shard.updates.applied.copy()
         incarnation = shard.shard.identity.incarnation
-        progress = ShardProgress(applied, applied, IntervalSet(), frozenset(returnable), incarnation, frozenset(chains))
-        self.book.note_progress(index, progress)
+        says = Announcement(
+            ShardRegistration(incarnation, "host:1", ""),
+            applied,
+            applied,
+            IntervalSet(),
+            frozenset(returnable),
+            chains=frozenset(chains),
+        )
+        self.book.note_progress(index, says)
         shard.checkpointer.saved.common = CommonRounds(self.book.common_cut(), frozenset(self.book.kept_rounds()))
 
     def round(self, round_: int, index: int) -> None:
