@@ -42,13 +42,14 @@ from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.tracing import tracing
+from parashard_coordinator.core.callback_progress import NO_CALLBACKS, CallbackOptions
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.pods import KubernetesCluster, PodWatch, Wanted, open_cluster
 from parashard_coordinator.run.coordination import Coordination
-from parashard_coordinator.run.job_start import NO_CALLBACKS, CallbackOptions, new_job_record
+from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
 from parashard_coordinator.run.store import RunIdentity, RunStore
 from parashard_coordinator.shards import ShardChannels

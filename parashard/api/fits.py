@@ -23,7 +23,7 @@ from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.running import Callbacks
 from parashard.data.base import DataSource
 from parashard.display.live import JobView, NoView, console_for, open_view
-from parashard.display.summary import not_learned
+from parashard.display.status_tables import not_learned
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.load import LoadedJob
 from parashard.launch.programs import write_program

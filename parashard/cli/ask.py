@@ -14,8 +14,7 @@ from rich.console import Console
 
 from parashard.cli.options import TlsDir, complete_runs, told_how_to_continue
 from parashard.display.screen import StatusScreen
-from parashard.display.status_tables import status_dict
-from parashard.display.summary import print_summary
+from parashard.display.status_tables import print_summary, status_dict
 from parashard.errors import Unreachable, WrongRun
 from parashard.figures import counted
 from parashard.launch.run_folders import check_in_progress, place_of, read_report

@@ -32,7 +32,7 @@ from parashard.cli.options import (
     loaded_job,
 )
 from parashard.display.live import JobView, NoView, console_for, open_view
-from parashard.display.summary import not_learned, print_summary
+from parashard.display.status_tables import not_learned, print_summary
 from parashard.errors import ConfigurationError
 from parashard.job.digest import NAMED_MAX
 from parashard.job.keys import shown

@@ -44,12 +44,11 @@ def record_with_callbacks(progress: type[CallbackProgress]) -> type[JobRecord]:
             super().__init__(options, policy, evaluations, launcher, rounds)
             self.callback_progress = progress(
                 options.steps_total,
-                options.steps_per_epoch if options.followed else 0,
+                options.steps_per_epoch,
                 self.figures,
                 policy,
                 evaluations,
-                decides=options.callbacks_decide,
-                ahead=options.callbacks_ahead,
+                options.callbacks,
             )
 
     return Variant

@@ -28,6 +28,7 @@ from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import PlanRecord
 from parashard.errors import StoreFailed, Superseded
 from parashard.job.sections import CheckpointOptions
+from parashard_coordinator.core.callback_progress import CallbackOptions
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
@@ -216,8 +217,11 @@ class _Run:
             same_arithmetic=setting.policy.kind == "sync",
             incarnation=incarnation,
             steps_per_epoch=steps // EPOCHS if setting.decides else 0,
-            callbacks_decide=setting.decides,
-            callbacks_ahead=(0 if setting.waits else 1) if setting.decides and not setting.plans else None,
+            callbacks=CallbackOptions(
+                followed=True,
+                decide=setting.decides,
+                ahead=(0 if setting.waits else 1) if setting.decides and not setting.plans else None,
+            ),
         )
         book = Rounds()
         if setting.policy.kind == "sync":

@@ -141,6 +141,18 @@ LEASED_AHEAD = 1024
 _NO_LIMIT = 1 << 62
 
 
+class CallbackOptions(NamedTuple):
+    """What the launcher's callbacks want of the coordinator."""
+
+    followed: bool = False
+    decide: bool = False
+    ahead: int | None = None  # milestones that training may be ahead of them; None: as many as are kept
+    store_evaluated: bool = False  # evaluated weights, before the result is reported
+
+
+NO_CALLBACKS = CallbackOptions()
+
+
 class DecidedRate(NamedTuple):
     """A learning rate of the steps from `first_step` on, which the milestone at `after_steps` decided."""
 
@@ -177,7 +189,7 @@ class CallbackProgress:
 
     Invariant: each step is leased with the last of `rates` that begins at or before it, and that rate was stored first.
 
-    Where `steps_per_epoch` is 0 nobody follows the job, and nothing is noted. Where callbacks decide, nothing is leased
+    Of a job that nobody follows, or without epochs, nothing is noted. Where callbacks decide, nothing is leased
     before they have begun. Training may be `ahead` of callbacks by so many milestones; 0: it waits at each.
     """
 
@@ -188,21 +200,18 @@ class CallbackProgress:
         figures: TrainingFigures,
         policy: LeasingPolicy,
         evaluations: Evaluations,
-        *,
-        decides: bool = False,
-        ahead: int | None = None,
-        stores_evaluated: bool = False,
+        callbacks: CallbackOptions,
     ) -> None:
         self._steps_total = steps_total
-        self._steps_per_epoch = steps_per_epoch
+        self._steps_per_epoch = steps_per_epoch if callbacks.followed else 0
         self._figures = figures
         self._policy = policy
         self._evaluations = evaluations
-        self.decides = decides
-        kept = MILESTONES_AHEAD_STORED if stores_evaluated else MILESTONES_AHEAD
-        self._ahead = kept if ahead is None else ahead
+        self.decides = callbacks.decide
+        kept = MILESTONES_AHEAD_STORED if callbacks.store_evaluated else MILESTONES_AHEAD
+        self._ahead = kept if callbacks.ahead is None else callbacks.ahead
         self._limit = (-1, -1, 0)  # of leases: of which handled milestone and target, and the limit
-        self._epochs = range(-(-steps_total // steps_per_epoch)) if steps_per_epoch else range(0)
+        self._epochs = range(-(-steps_total // steps_per_epoch)) if self._steps_per_epoch else range(0)
         self.handled = -1
         """The last milestone that callbacks have handled; 0: they have begun; -1: not heard of yet."""
         self.stopped_by: int | None = None
@@ -215,7 +224,7 @@ class CallbackProgress:
         self._leased_before = 0  # what an earlier coordinator left of that
         self.ends = BatchEnds(policy.parts if isinstance(policy, Auto) else 1)
         """Completed batches that callbacks have not heard of."""
-        if steps_per_epoch:
+        if self._steps_per_epoch:
             evaluations.handled = 0
 
     def step_completed(self, step: StepResult) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.callback_progress import BatchEnd, DecidedRate, Milestone
+from parashard_coordinator.core.callback_progress import BatchEnd, CallbackOptions, DecidedRate, Milestone
 from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.learning import Advice
@@ -51,10 +51,7 @@ class Options(NamedTuple):
     retry_pause_s: float = RETRY_PAUSE_S
     steps_per_epoch: int = 0  # 0: it has no epochs
     first_epoch: int = 0  # what it is called
-    followed: bool = True  # for callbacks
-    callbacks_decide: bool = False
-    callbacks_ahead: int | None = None  # milestones that training may be ahead of them; None: as many as are kept
-    stores_evaluated: bool = False  # evaluated weights are stored before the result is reported
+    callbacks: CallbackOptions = CallbackOptions(followed=True)
     examples_of: Callable[[int], str] = lambda step: ""  # a step's examples, for people
     advice: Advice = Advice()
     learning_rate_at: Callable[[int, float], float | None] = lambda step, decided: None  # in force; decided: 0 is none

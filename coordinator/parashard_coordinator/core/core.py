@@ -454,7 +454,7 @@ class Core:
             job.shards.view,
             reason,
             stored=worker.stored,
-            stores_evaluated=job.options.stores_evaluated,
+            stores_evaluated=job.options.callbacks.store_evaluated,
             ahead=refill(job, worker),
             depth=depth(job, worker),
         )

@@ -95,16 +95,11 @@ class JobRecord:
         self.evaluations = evaluations
         self.progress = Progress()
         self.learning = Learning(options.classes, continued=options.continued)
-        self.figures = TrainingFigures(options.steps_total, options.steps_per_epoch, keeps_sums=options.followed)
+        self.figures = TrainingFigures(
+            options.steps_total, options.steps_per_epoch, keeps_sums=options.callbacks.followed
+        )
         self.callback_progress = CallbackProgress(
-            options.steps_total,
-            options.steps_per_epoch if options.followed else 0,
-            self.figures,
-            policy,
-            evaluations,
-            decides=options.callbacks_decide,
-            ahead=options.callbacks_ahead,
-            stores_evaluated=options.stores_evaluated,
+            options.steps_total, options.steps_per_epoch, self.figures, policy, evaluations, options.callbacks
         )
         self.awaits_reports = False
         """Workers of an earlier coordinator may still report steps that it has not stored; its record may lack one."""

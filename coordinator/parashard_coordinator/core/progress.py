@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -99,15 +99,6 @@ def quantile(counts: Counter[int], fraction: float) -> int:
         if reached >= needed:
             return value
     return 0
-
-
-def merged(shards: Iterable[Iterable[tuple[int, int]]]) -> Counter[int]:
-    """Return the counts of all shards together."""
-    total: Counter[int] = Counter()
-    for counts in shards:
-        for value, pushes in counts:
-            total[value] += pushes
-    return total
 
 
 class Staleness(NamedTuple):

@@ -18,7 +18,7 @@ from parashard.figures import natural
 from parashard_coordinator.core.auto_jobs import in_words
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.membership import WorkerRecord
-from parashard_coordinator.core.progress import merged, quantile
+from parashard_coordinator.core.progress import quantile
 from parashard_coordinator.core.supervision import REASONS, ROLES
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.shards import HOTTEST_MAX, TABLE_FIGURES, TABLES_MAX, ShardRecord
@@ -49,7 +49,7 @@ class StatusView:
 
     def staleness(self) -> Counter[int]:
         """Return the exact staleness counts of all shards together."""
-        return merged(record.staleness.items() for record in self.records().values())
+        return sum((record.staleness for record in self.records().values()), Counter[int]())
 
     def message(self, job: JobRecord, now_s: float) -> pb.GetStatusReply:
         """Return how the job goes."""

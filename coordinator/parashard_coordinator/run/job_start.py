@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 from parashard.job.schema import Job
+from parashard_coordinator.core.callback_progress import NO_CALLBACKS, CallbackOptions
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
 from parashard_coordinator.core.job_record import JobRecord
@@ -14,18 +14,6 @@ from parashard_coordinator.core.policies import leasing_policy
 from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.supervision import LocalLauncher, Restarts
 from parashard_coordinator.run.resolve import ResolvedJob
-
-
-class CallbackOptions(NamedTuple):
-    """What the launcher's callbacks want of the coordinator."""
-
-    followed: bool = False
-    decide: bool = False
-    ahead: int | None = None  # milestones that training may be ahead of them; None: as many as are kept
-    store_evaluated: bool = False
-
-
-NO_CALLBACKS = CallbackOptions()
 
 
 def new_job_record(
@@ -73,10 +61,7 @@ def new_job_record(
         examples_of=_call_in_words if open_ else steps.examples_in_words,
         steps_per_epoch=steps.steps_per_epoch,
         first_epoch=job.job.first_epoch or 0,
-        followed=callbacks.followed,
-        callbacks_decide=callbacks.decide,
-        callbacks_ahead=callbacks.ahead,
-        stores_evaluated=callbacks.store_evaluated,
+        callbacks=callbacks,
         advice=advice,
         learning_rate_at=partial(_learning_rate_at, job, steps.total),
         classes=resolved.spec.classes,

@@ -36,6 +36,7 @@ from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.durable import disk_failed, sync_upwards, write_durably
 from parashard.process.run_files import JOB_FILE
 from parashard.store import open_store
+from parashard_coordinator.core.callback_progress import CallbackOptions
 from parashard_coordinator.core.calls import JobState, LeaseAnswer, LeaseCall
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
@@ -44,7 +45,7 @@ from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.endpoints.history import HistoryFile
 from parashard_coordinator.endpoints.service import follow_call, follow_reply
 from parashard_coordinator.endpoints.status import StatusView
-from parashard_coordinator.run.job_start import CallbackOptions, new_job_record
+from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_worker.computing import Task
 from parashard_worker.device import open_device

@@ -17,9 +17,11 @@ from parashard_coordinator.core.callback_progress import (
     ENDS_MAX,
     LEASED_AHEAD,
     MILESTONES_AHEAD,
+    NO_CALLBACKS,
     SMALLEST_RATE,
     BatchEnd,
     BatchEnds,
+    CallbackOptions,
     CallbackProgress,
     StepResult,
 )
@@ -33,18 +35,20 @@ from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.training_figures import MetricSums, TrainingFigures
 
 TOTAL, EPOCH = 12, 4
+FOLLOWED = CallbackOptions(followed=True)
 
 
 def progress_of(
     policy: LeasingPolicy, judged: list[int], *, decides: bool = True, ahead: int | None = 0
 ) -> tuple[CallbackProgress, Evaluations]:
     evaluations = Evaluations(judged, policy, TOTAL)
-    figures, ahead = TrainingFigures(TOTAL, EPOCH), ahead if decides else None
-    return CallbackProgress(TOTAL, EPOCH, figures, policy, evaluations, decides=decides, ahead=ahead), evaluations
+    callbacks = CallbackOptions(followed=True, decide=decides, ahead=ahead if decides else None)
+    return CallbackProgress(TOTAL, EPOCH, TrainingFigures(TOTAL, EPOCH), policy, evaluations, callbacks), evaluations
 
 
 def long_epoch(total: int = 1 << 20) -> CallbackProgress:
-    return CallbackProgress(total, total, TrainingFigures(total, total), Async(), Evaluations([], Async(), total))
+    figures, evaluations = TrainingFigures(total, total), Evaluations([], Async(), total)
+    return CallbackProgress(total, total, figures, Async(), evaluations, FOLLOWED)
 
 
 def milestones(
@@ -125,7 +129,7 @@ def test_leasing_waits_for_callbacks_that_are_far_behind_and_nothing_is_forgotte
 ) -> None:
     epochs = 3 * MILESTONES_AHEAD
     evaluations = Evaluations(list(range(1, epochs + 1)), policy, epochs)
-    progress = CallbackProgress(epochs, 1, figures := TrainingFigures(epochs, 1), policy, evaluations)
+    progress = CallbackProgress(epochs, 1, figures := TrainingFigures(epochs, 1), policy, evaluations, FOLLOWED)
     ahead = progress.lease_limit(epochs, 0)
     assert ahead == MILESTONES_AHEAD + 1
     for step in range(ahead):
@@ -141,9 +145,7 @@ def test_leasing_waits_for_callbacks_that_are_far_behind_and_nothing_is_forgotte
 
 
 def test_leasing_waits_for_callbacks_that_have_many_steps_to_hear_of() -> None:
-    progress = CallbackProgress(
-        total := 1 << 20, total, TrainingFigures(total, total), Async(), Evaluations([], Async(), total)
-    )
+    progress = long_epoch()
     for step in range(ENDS_MAX):
         progress.step_completed(StepResult(step, 0.5))
     assert progress.lease_limit(1 << 20, ENDS_MAX + 3) == ENDS_MAX + 3
@@ -159,15 +161,14 @@ def test_a_job_is_told_when_callbacks_have_handled_all_milestones_and_steps() ->
     assert not progress.told(TOTAL)
     progress.ends.since(1)
     assert progress.told(TOTAL)
-    assert CallbackProgress(TOTAL, 0, TrainingFigures(TOTAL, 0), Async(), Evaluations([], Async(), TOTAL)).told(
-        TOTAL
-    )  # nobody follows it
+    of_nobody = CallbackProgress(
+        TOTAL, EPOCH, TrainingFigures(TOTAL, EPOCH), Async(), Evaluations([], Async(), TOTAL), NO_CALLBACKS
+    )
+    assert of_nobody.told(TOTAL)
 
 
 def test_completed_steps_are_told_from_where_one_asks() -> None:
-    progress = CallbackProgress(
-        total := 1 << 20, total, TrainingFigures(total, total), Async(), Evaluations([], Async(), total)
-    )
+    progress = long_epoch()
     for step in (2, 0, 2, 1):
         progress.step_completed(StepResult(step, 0.5))
     ends, heard = progress.ends.since(1)

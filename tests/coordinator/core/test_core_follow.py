@@ -8,6 +8,7 @@ import pytest
 
 from parashard.checkpoints.encoding import decode, encode
 from parashard.errors import ConfigurationError, NotReady
+from parashard_coordinator.core.callback_progress import CallbackOptions
 from parashard_coordinator.core.calls import FollowCall, JobState, LeaseCall, Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
@@ -30,7 +31,7 @@ def core_of(
 ) -> Core:
     """Return a core without shards, where a worker's report completes a step."""
     options = Options("run", "digest", TOTAL, 0, 1, steps_per_epoch=EPOCH, target_accuracy=0.9)
-    options = options._replace(callbacks_decide=decide, callbacks_ahead=ahead)
+    options = options._replace(callbacks=CallbackOptions(followed=True, decide=decide, ahead=ahead))
     job = JobRecord(options, policy, Evaluations(list(judged), policy, TOTAL), None, Rounds())
     if saved is not None:
         job.resume(saved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from parashard_coordinator.core.callback_progress import CallbackOptions
 from parashard_coordinator.core.calls import FollowAnswer, FollowCall, JobState
 from parashard_coordinator.core.core import CALLBACKS_WAIT_SHOWN_S, Core
 from parashard_coordinator.core.policies import Async, Auto, LeasingPolicy, Ssp
@@ -11,7 +12,12 @@ from parashard_coordinator.core.results import follow
 from support.coordinator_cases import Caller, announce_all, core_after, core_of, done, judged
 
 TOTAL, EPOCH = 12, 4
-WAITING = {"steps_total": TOTAL, "steps_per_epoch": EPOCH, "callbacks_decide": True, "callbacks_ahead": 0}
+WAITS = CallbackOptions(followed=True, decide=True, ahead=0)
+WAITING = {
+    "steps_total": TOTAL,
+    "steps_per_epoch": EPOCH,
+    "callbacks": WAITS,
+}
 EVALUATED = [4, 8, 12]
 POLICIES = pytest.mark.parametrize("policy", [Async(), Ssp(1), Auto(2)])
 
@@ -175,7 +181,7 @@ def test_a_checkpoint_can_be_taken_meanwhile(policy: LeasingPolicy) -> None:
 
 @POLICIES
 def test_a_schedule_that_is_known_in_advance_waits_for_nothing(policy: LeasingPolicy) -> None:
-    core = core_of(policy, EVALUATED, **{**WAITING, "callbacks_ahead": None})
+    core = core_of(policy, EVALUATED, **{**WAITING, "callbacks": CallbackOptions(followed=True, decide=True)})
     worker = Caller(core)
     decide(core, 0, learning_rate=1.0, decision=1, planned=[(1, 0.5), (2, 0.25)])
     granted = {}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from parashard_coordinator.core.progress import RATE_BUCKET_S, RATE_WINDOW_S, Progress, Rate, merged, quantile
+from parashard_coordinator.core.progress import RATE_BUCKET_S, RATE_WINDOW_S, Progress, Rate, quantile
 from support.tiers import fewer
 
 
@@ -87,8 +87,3 @@ def test_a_quantile_is_the_least_value_that_enough_pushes_do_not_exceed(counts: 
     value = quantile(Counter(counts), at)
     assert sum(push <= value for push in pushes) >= at * len(pushes)
     assert value == pushes[0] or sum(push < value for push in pushes) < at * len(pushes)
-
-
-def test_shards_are_counted_together() -> None:
-    assert merged([[(0, 2), (5, 1)], [], [(0, 1)]]) == {0: 3, 5: 1}
-    assert merged([]) == {}

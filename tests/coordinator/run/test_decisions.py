@@ -9,7 +9,7 @@ import pytest
 from parashard.errors import NotReady
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.auto_jobs import set_lag
-from parashard_coordinator.core.callback_progress import LEASED_AHEAD
+from parashard_coordinator.core.callback_progress import LEASED_AHEAD, CallbackOptions
 from parashard_coordinator.core.calls import FollowCall, LeaseCall
 from parashard_coordinator.core.controller import Decision
 from parashard_coordinator.core.core import Core
@@ -81,7 +81,7 @@ def test_no_step_is_leased_in_async_before_it_is_stored_how_far_that_may_go(  # 
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SKIP_PAUSE_S", 0.0)
-    job = Job(steps_total=4, steps_per_epoch=2, callbacks_decide=True)
+    job = Job(steps_total=4, steps_per_epoch=2, callbacks=CallbackOptions(followed=True, decide=True))
     caller = Caller(job.core)
     job.exclusive.run_exclusive(lambda core, _: follow(core.job, FollowCall(handled=0)))
     fault = job.store.fail("replace", "coordinator/", times=3)

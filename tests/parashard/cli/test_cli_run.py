@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from parashard.cli import run as run_commands
-from parashard.display.summary import summary_lines
+from parashard.display.status_tables import summary_lines
 from parashard.job.load import LoadedJob
 from parashard.launch.programs import Program, ResumeFlags, read_resume_flags, write_program
 from parashard.launch.run import Outcome
