@@ -29,17 +29,11 @@ STYLE = """
 """
 
 Point = tuple[float, float]
+"""A step, and a value."""
 
 
 class Panel(NamedTuple):
-    """One picture with its lines.
-
-    Parameters
-    ----------
-    name : str
-    lines : mapping of str to sequence of (step, value)
-        At most two.
-    """
+    """One picture with its lines, at most two."""
 
     name: str
     lines: Mapping[str, Sequence[Point]]

@@ -7,7 +7,7 @@ remaining workers and shards are counted in a line.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -117,24 +117,12 @@ def progress_line(status: pb.GetStatusReply) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table that may have too many rows: rows in `first` take precedence, and the rest is counted.
+    """A table that may have too many rows: rows in `first` take precedence, and the rest is counted."""
 
-    Attributes
-    ----------
-    noun : str
-        What a row is.
-    down : list of bool
-        By row.
-    first : list of bool
-        By row.
-    columns_of : callable
-        Returns the columns with the chosen rows.
-    """
-
-    noun: str
-    down: list[bool]
-    first: list[bool]
-    columns_of: Callable[[Sequence[int]], list[Column]]
+    noun: str  # what a row is
+    down: list[bool]  # by row
+    first: list[bool]  # by row
+    columns: list[Column]
 
     @property
     def height(self) -> int:
@@ -147,7 +135,8 @@ class _Table:
         shown = len(self.down) if fits else max(0, most - 2)
         chosen = sorted(sorted(range(len(self.down)), key=lambda row: not self.first[row])[:shown])
         if fits or chosen:
-            titles, *rows = table_lines(self.columns_of(chosen), width)
+            shown_rows = [column._replace(cells=tuple(column.cells[row] for row in chosen)) for column in self.columns]
+            titles, *rows = table_lines(shown_rows, width)
             yield Text(titles, style="dim")
             for row, line in zip(chosen, rows, strict=True):
                 yield Text(line, style="red" if self.down[row] else "")
@@ -164,23 +153,18 @@ def _workers(status: pb.GetStatusReply) -> _Table:
     down = [not worker.live for worker in status.workers]
     missing = _missing(status)  # else those that are down were scaled down or have left
     first = [is_down == missing for is_down in down]
-    return _Table("worker", down, first, lambda chosen: worker_columns(status.workers[row] for row in chosen))
+    return _Table("worker", down, first, worker_columns(status.workers))
 
 
 def _shards(status: pb.GetStatusReply) -> _Table:
     down = [not shard.live for shard in status.shards]
-    return _Table("shard", down, down, lambda chosen: shard_columns(status.shards[row] for row in chosen))
+    return _Table("shard", down, down, shard_columns(status.shards))
 
 
 def _tables(status: pb.GetStatusReply) -> list[_Table]:
     """Return the table of embedding tables, if the job has any."""
-    columns = table_columns(status.tables)
-    down = [False] * len(columns[0].cells)
-
-    def chosen_columns(chosen: Sequence[int]) -> list[Column]:
-        return [column._replace(cells=tuple(column.cells[row] for row in chosen)) for column in columns]
-
-    return [_Table("table", down, down, chosen_columns)] if down else []
+    down = [False] * len(status.tables)
+    return [_Table("table", down, down, table_columns(status.tables))] if down else []
 
 
 def _head(status: pb.GetStatusReply, width: int) -> list[Text]:

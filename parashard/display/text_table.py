@@ -15,24 +15,12 @@ from rich.table import Table
 
 
 class Column(NamedTuple):
-    """One column of a table.
-
-    Attributes
-    ----------
-    title : str
-        Above it.
-    cells : tuple of str
-        From top to bottom.
-    is_text : bool
-        True: aligned to the left, and may be truncated; False: a number, shown in full or not at all.
-    rank : int
-        Columns that do not fit are dropped in order of descending rank; 0: never dropped.
-    """
+    """One column of a table: the title above it, and its cells from top to bottom."""
 
     title: str
     cells: tuple[str, ...]
-    is_text: bool = False
-    rank: int = 0
+    is_text: bool = False  # aligned to the left, and may be truncated; else a number, shown in full or not at all
+    rank: int = 0  # columns that do not fit are dropped in order of descending rank; 0: never dropped
 
 
 GAP = "  "
