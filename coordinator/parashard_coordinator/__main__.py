@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 LINGER_S = 1.0
-EARLIER_INITIAL_FILE = "initial.safetensors"
-"""First values in the directory of a run from before the checkpoint store had them."""
 
 
 def main() -> int:
@@ -153,7 +151,7 @@ def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tupl
     A run that has begun is waited for while the disk is full; one that has not does not begin on a full disk.
     """
     drawn, resume = start.run_id or os.urandom(8).hex(), start.resume
-    kept, kept_file = None, start.run_dir / EARLIER_INITIAL_FILE
+    kept = None
     unclaimed = RunStore(store, 0)
     begun = unclaimed.find_run(drawn, resume=resume)
     if begun is not None:
@@ -165,13 +163,7 @@ def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tupl
         declared = read_declaration(start.run_dir)
     else:
         declared = declare_named(job, start.model_folder)
-    resolved = resolve(
-        job,
-        declared,
-        start.init,
-        kept=kept,
-        kept_file=kept_file if begun is not None and kept_file.exists() else None,
-    )
+    resolved = resolve(job, declared, start.init, kept=kept)
     identity = RunIdentity(resolved.digest, resolved.identity, as_toml(job))
     # Before a claim, which would fence the coordinator of a run that this one is not of.
     run_id = unclaimed.check_run(drawn, identity, resume=resume)

@@ -146,17 +146,6 @@ def test_another_run_s_store_is_refused_before_anything_is_written(store: Store,
     assert len(store.folders("initial")) == 1
 
 
-def test_a_run_folder_from_before_the_store_had_them_goes_on(model_folder: Path) -> None:
-    store = open_store(str(model_folder / "store"))
-    first, _ = taken_up(store, model_folder, "first")
-    values = shard_values(store, first)
-    for name in [f"initial/{first.digest}/manifest.json", f"initial/{first.digest}/i00000001/variables-0.safetensors"]:
-        store.delete(name)
-    save_file({"drawn": values["drawn"]}, model_folder / "first" / "initial.safetensors")
-    second, _ = taken_up(store, model_folder, "first")
-    np.testing.assert_equal(shard_values(store, second), values)
-
-
 def test_a_run_of_what_another_process_declares_opens_neither_data_nor_model(store: Store, tmp_path: Path) -> None:
     class Elsewhere:
         def initial_variables(self) -> dict[str, np.ndarray]:

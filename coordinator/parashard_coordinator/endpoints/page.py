@@ -1,7 +1,8 @@
 """The status page as HTML, and the JSON from which its script redraws it: texts, tables, plots. It is read-only.
 
-The HTML has the whole status, for browsers without scripts; with them `static/page.js` keeps it up to date. Both put in
-the texts of `screen_of`, so that a figure has one name and one format on every screen. Knows neither core nor socket.
+The HTML, made of `static/page.html`, has the whole status, for browsers without scripts; with them `static/page.js`
+keeps it up to date. Both put in the texts of `screen_of`, so that a figure has one name and one format on every screen.
+Knows neither core nor socket.
 """
 
 from __future__ import annotations
@@ -33,60 +34,16 @@ from parashard.telemetry.http import Page
 from parashard_coordinator.endpoints import history as points
 from parashard_coordinator.endpoints.history import Timeline
 
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<link rel="icon" href="static/icon.svg" type="image/svg+xml">
-<link rel="stylesheet" href="static/uplot/uPlot.min.css">
-<link rel="stylesheet" href="static/page.css">
-<script src="static/uplot/uPlot.iife.min.js" defer></script>
-<script src="static/page.js" type="module"></script>
-<noscript><meta http-equiv="refresh" content="2"></noscript>
-</head>
-"""
-
-_BODY = """<body>
-<header>
-<h1 id="heading">{heading}</h1>
-<p id="reason">{reason}</p>
-<p id="contact" role="status" hidden></p>
-<ul id="problems">{problems}</ul>
-<progress id="progress" aria-label="steps complete" value="{complete}" max="{total}"></progress>
-</header>
-<main>
-<dl id="figures">{figures}</dl>
-<section id="plots" aria-labelledby="plots-heading" hidden>
-<div class="bar"><h2 id="plots-heading">Over time</h2>
-<label>show <select id="span"><option value="">the whole run</option>
-<option value="900">the last 15 minutes</option><option value="120">the last 2 minutes</option></select></label></div>
-<p id="incomplete" hidden></p>
-<div id="grid"></div>
-</section>
-<section aria-labelledby="workers-heading"><h2 id="workers-heading">Workers</h2>
-<div class="wide" tabindex="0" role="region" aria-labelledby="workers-heading">{workers}</div></section>
-<section aria-labelledby="shards-heading"><h2 id="shards-heading">Shards</h2>
-<div class="wide" tabindex="0" role="region" aria-labelledby="shards-heading">{shards}</div></section>
-<section id="tables-section" aria-labelledby="tables-heading"{no_tables}><h2 id="tables-heading">Embedding tables</h2>
-<div class="wide" tabindex="0" role="region" aria-labelledby="tables-heading">{tables}</div></section>
-<section aria-labelledby="events-heading"><h2 id="events-heading">Events</h2>
-<p class="note">the newest first</p><ol id="events">{events}</ol></section>
-</main>
-<footer><nav aria-label="more of this run"><a href="#events-heading">events</a> <a href="metrics">metrics</a>
-<a href="status.json">status.json</a> <a href="history.json">history.json</a></nav>
-<p id="updated"></p></footer>
-</body>
-</html>
-"""
+FOLDER = Path(__file__).parents[1] / "static"
+_PAGE = (FOLDER / "page.html").read_text()
+"""The page, with names for the texts of `screen_of` in braces."""
 
 
 def status_page(status: pb.GetStatusReply) -> bytes:
     """Return the page as UTF-8 HTML; without scripts it loads itself again every two seconds."""
     screen = screen_of(status)
-    html = _HEAD.format(title=escape(screen["title"])) + _BODY.format(
+    html = _PAGE.format(
+        title=escape(screen["title"]),
         heading=escape(screen["heading"]),
         reason=escape(screen["reason"]),
         problems=_items(screen["problems"]),
@@ -241,8 +198,7 @@ def status_pages(status: Status, history: History) -> dict[str, Page]:
             )
         return _json(history(since))
 
-    folder = Path(__file__).parents[1] / "static"
-    served = {f"/static/{name}": _file(kind, (folder / name).read_bytes()) for name, kind in STATIC.items()}
+    served = {f"/static/{name}": _file(kind, (FOLDER / name).read_bytes()) for name, kind in STATIC.items()}
     return {
         "/": lambda query: (200, "text/html; charset=utf-8", status_page(status())),
         "/status.json": lambda query: _json(status_json(status())),

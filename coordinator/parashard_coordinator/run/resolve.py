@@ -93,17 +93,11 @@ class ResolvedJob(NamedTuple):
 
 
 def resolve(
-    job: Job,
-    declared: DeclaredJob,
-    init_file: Path | None = None,
-    *,
-    kept: InitialManifest | None = None,
-    kept_file: Path | None = None,
+    job: Job, declared: DeclaredJob, init_file: Path | None = None, *, kept: InitialManifest | None = None
 ) -> ResolvedJob:
     """Check a job against its declared data and model, and place the variables.
 
-    `kept` are the stored initial values of a run that has begun (`kept_file`: of a version without them in the store);
-    they override those that the model returns.
+    `kept` are the stored initial values of a run that has begun; they override those that the model returns.
     """
     spec, arrays, rows, slots = declared.spec, declared.arrays, declared.rows, declared.slots
     _check_targets(job, spec)
@@ -114,9 +108,7 @@ def resolve(
     if kept is not None:
         arrays, rows, slots, sha256 = {}, {}, {}, kept.sha256
     else:
-        if kept_file is not None:
-            arrays = _checked_file(kept_file, variables, whole=False)
-        elif init_file is not None:
+        if init_file is not None:
             arrays = _checked_file(init_file, variables)
         sha256 = initial_sha256(arrays, rows, slots) if arrays else ""
         _check_state_of_updates(job, slots)
@@ -144,11 +136,11 @@ def _check_state_of_updates(job: Job, slots: Slots) -> None:
         )
 
 
-def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = True) -> dict[str, Float32s]:
-    """Return the values in a file; with `whole` it must have every variable's."""
+def _checked_file(path: Path, variables: dict[str, Variable]) -> dict[str, Float32s]:
+    """Return the values in a file, which must have every variable's."""
     stored = as_imported(read_arrays(path))
     missing, extra = sorted(set(variables) - set(stored)), sorted(set(stored) - set(variables))
-    if extra or (missing and whole):
+    if extra or missing:
         raise BadData(
             f"{path}: does not hold this model's variables; missing: {', '.join(missing) or 'none'}; "
             f"unknown: {', '.join(extra) or 'none'}"

@@ -249,9 +249,9 @@ def test_a_history_since_nonsense_is_refused(served: StatusPort, query: str) -> 
     assert (status, body[:18]) == (400, b"history.json takes")
 
 
-def test_all_files_beside_licence_and_origin_are_served_and_small() -> None:
+def test_all_files_beside_licence_origin_and_frame_are_served_and_small() -> None:
     there = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file()}
-    assert there == STATIC.keys() | {"uplot/LICENSE", "uplot/README.md"}
+    assert there == STATIC.keys() | {"page.html", "uplot/LICENSE", "uplot/README.md"}
     assert sum((FOLDER / name).stat().st_size for name in STATIC) < 100_000
 
 

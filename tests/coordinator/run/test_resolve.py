@@ -212,15 +212,6 @@ def test_a_run_that_has_begun_keeps_its_first_values_whatever_a_model_draws_anew
     assert (again.digest, again.initial_sha256, again.initial) == (first.digest, first.initial_sha256, {})
 
 
-def test_so_does_one_that_has_them_in_its_directory_from_before_the_store_had_them(tmp_path: Path) -> None:  # P2
-    kind = user_model(tmp_path, '{"a": np.random.default_rng().normal(size=4), "b": Variable("b", (2,))}')
-    first = resolved(tmp_path, kind)
-    save_file(dict(first.initial), tmp_path / "initial.safetensors")
-    again = resolved(tmp_path, kind, kept_file=tmp_path / "initial.safetensors")
-    assert again.digest == first.digest
-    np.testing.assert_equal(again.initial, first.initial)
-
-
 def test_first_values_and_a_model_s_code_define_the_job(tmp_path: Path) -> None:  # P2
     digests = set()
     for values, code in (("[1.0]", ""), ("[2.0]", ""), ("[1.0]", "# another version\n")):
