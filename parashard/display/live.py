@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -34,7 +34,7 @@ class NewEvents:
         return list(status.events[-new:]) if new > 0 else []
 
 
-class JobView(Protocol):
+class JobView:
     """Shows a job's status, and lines of text."""
 
     def show(self, status: pb.GetStatusReply) -> None:
@@ -47,7 +47,7 @@ class JobView(Protocol):
         """Restore the terminal."""
 
 
-class TerminalView:
+class TerminalView(JobView):
     """A view that redraws itself in place; warnings, their ends and the description of the data stay above it.
 
     The view shows what is wrong at present. A warning of that is printed above it only when the view shows it no more.
@@ -81,7 +81,7 @@ class TerminalView:
             self.say(event)
 
 
-class PlainView:
+class PlainView(JobView):
     """One line every PLAIN_EVERY_S, and every event; what fails at the same line of a model in each attempt once."""
 
     def __init__(self, console: Console) -> None:
@@ -102,8 +102,6 @@ class PlainView:
     def say(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
 
-    def close(self) -> None: ...
-
     def _is_told(self, event: str) -> bool:
         cause = failure_cause(event)
         if cause is None:
@@ -114,7 +112,7 @@ class PlainView:
         return True
 
 
-class NotebookView:
+class NotebookView(JobView):
     """One line of a notebook's cell, updated in place; what stays of the events is printed below it."""
 
     def __init__(self, console: Console) -> None:
@@ -151,14 +149,8 @@ class NotebookView:
             self._handle.update(content, raw=True)
 
 
-class NoView:
+class NoView(JobView):
     """Shows nothing: standard output is for the report alone."""
-
-    def show(self, status: pb.GetStatusReply) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def console_for(stream: TextIO) -> Console:

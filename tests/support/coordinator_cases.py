@@ -46,7 +46,7 @@ def core_of(
     evaluations = Evaluations(list(evaluate_after), policy, chosen.steps_total)
     rounds = Rounds()
     if isinstance(policy, Sync):
-        rounds = Rounds(chosen.shards, policy.round_steps, chosen.steps_total, every_s=0.0)
+        rounds = Rounds(chosen.shards, policy.size, chosen.steps_total, every_s=0.0)
     core = Core(JobRecord(chosen, policy, evaluations, launcher, rounds))
     if registered:
         for shard in range(chosen.shards):

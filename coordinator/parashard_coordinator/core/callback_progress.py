@@ -222,7 +222,7 @@ class CallbackProgress:
         self.leased_to = 0
         """No coordinator has leased a step at or past this one, where callbacks may decide."""
         self._leased_before = 0  # what an earlier coordinator left of that
-        self.ends = BatchEnds(policy.parts if isinstance(policy, Auto) else 1)
+        self.ends = BatchEnds(policy.size if isinstance(policy, Auto) else 1)
         """Completed batches that callbacks have not heard of."""
         if self._steps_per_epoch:
             evaluations.handled = 0

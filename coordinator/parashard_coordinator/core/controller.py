@@ -102,7 +102,7 @@ class Controller:
 
     def __init__(self, policy: Auto) -> None:
         self._policy = policy
-        self.parts = policy.parts
+        self.parts = policy.size
         self.lags: list[Lag] = []
         self.drifts: list[Drift] = []
         self.reason = "nothing is measured yet"

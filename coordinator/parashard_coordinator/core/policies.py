@@ -63,64 +63,58 @@ class Ssp(LeasingPolicy):
         return f"ssp:{self.bound} waits for step {lowest_incomplete}"
 
 
-class Sync(LeasingPolicy):
-    """Bulk synchronous rounds of `round_steps` steps: a round is leased when the one before is complete."""
+class _Shared(LeasingPolicy):
+    """Workers share a round or a batch of `size` steps, which move the weights together."""
 
-    def __init__(self, round_steps: int) -> None:
-        self.round_steps = round_steps
+    def __init__(self, size: int) -> None:
+        self.size = size
 
     def limit(self, lowest_incomplete: int) -> int:
-        """Lease the steps of the lowest incomplete round only."""
-        return (lowest_incomplete // self.round_steps + 1) * self.round_steps
+        """Lease the steps of the lowest incomplete round or batch only."""
+        return (lowest_incomplete // self.size + 1) * self.size
+
+    def share(self, leasable: int, workers: int) -> int:
+        """Share the whole evenly: workers wait for each other at its end, so nothing is gained by keeping some back."""
+        return min(max(1, leasable), -(-self.size // max(1, workers)))
+
+    def boundary(self, step: int) -> int:
+        """Return the start of a round or batch."""
+        return -(-step // self.size) * self.size
+
+
+class Sync(_Shared):
+    """Bulk synchronous rounds of `size` steps: a round is leased when the one before is complete."""
 
     def keep_limit(self, lowest_incomplete: int) -> int:
         """Leases of the lowest incomplete round only."""
         return self.limit(lowest_incomplete)
 
-    def share(self, leasable: int, workers: int) -> int:
-        """Share the whole round evenly: a barrier follows, so nothing is gained by keeping some back."""
-        return min(max(1, leasable), -(-self.round_steps // max(1, workers)))
-
     def reason(self, lowest_incomplete: int) -> str:
         """Name the round that all workers wait for."""
-        return f"sync:{self.round_steps} waits for round {lowest_incomplete // self.round_steps}"
+        return f"sync:{self.size} waits for round {lowest_incomplete // self.size}"
 
     def round_of(self, step: int) -> int | None:
         """Return the step's round; a step count that ends a short last round belongs to the next."""
-        return -(-step // self.round_steps)
-
-    def boundary(self, step: int) -> int:
-        """Return the start of a round."""
-        return -(-step // self.round_steps) * self.round_steps
+        return -(-step // self.size)
 
 
-class Auto(LeasingPolicy):
-    """Batches of `parts` steps: a batch is leased when all batches up to `lag` before it are complete.
+class Auto(_Shared):
+    """Batches of `size` steps, their parts: a batch is leased when all batches up to `lag` before it are complete.
 
     With a lag of 0 each gradient is computed at the weights that it moves, as on one machine. The controller may raise
     it: then up to `lag` further batches are under way, and a gradient is at most that many updates old. Shards name no
     rounds, and any lease may be kept: it moves the weights with its batch, whenever that is whole.
     """
 
-    def __init__(self, parts: int) -> None:
-        self.parts = parts
-        self.lag = 0
+    lag = 0
 
     def limit(self, lowest_incomplete: int) -> int:
         """Lease the lowest incomplete batch and `lag` more."""
-        return (lowest_incomplete // self.parts + 1 + self.lag) * self.parts
-
-    def share(self, leasable: int, workers: int) -> int:
-        """Share a batch evenly."""
-        return min(max(1, leasable), -(-self.parts // max(1, workers)))
+        return super().limit(lowest_incomplete) + self.lag * self.size
 
     def reason(self, lowest_incomplete: int) -> str:
         """Name the batch that all workers wait for."""
-        return f"auto:{self.parts} waits for batch {lowest_incomplete // self.parts}"
-
-    def boundary(self, step: int) -> int:
-        """Return the first step of a batch."""
-        return -(-step // self.parts) * self.parts
+        return f"auto:{self.size} waits for batch {lowest_incomplete // self.size}"
 
 
 def leasing_policy(policy: Policy) -> LeasingPolicy:
