@@ -20,7 +20,7 @@ from parashard.process.shell import Stop
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.supervision import LocalLauncher, ProcessName, Restarts
+from parashard_coordinator.core.supervision import LocalLauncher, ProcessName
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
@@ -122,7 +122,7 @@ def test_a_coordinator_does_not_count_its_own_pause_as_silence(monkeypatch: pyte
     clock = SimpleNamespace(monotonic=lambda: now_s)
     now_s = 100.0
     monkeypatch.setattr("parashard_coordinator.exclusive_core.time", clock)
-    core = ExclusiveCore(core_of(launcher=LocalLauncher(2, Restarts(1.0, 9)), silence_s=30.0, lease_ttl_s=10.0))
+    core = ExclusiveCore(core_of(launcher=LocalLauncher(2, 1.0, 9), silence_s=30.0, lease_ttl_s=10.0))
     running = [ProcessName("shard", 0), ProcessName("shard", 1), ProcessName("worker", 0)]
 
     def looked(core: Core, now_s: float) -> tuple[int, int, bool]:

@@ -34,7 +34,7 @@ from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
 from parashard_coordinator.core.policies import leasing_policy
 from parashard_coordinator.core.rounds import Rounds
-from parashard_coordinator.core.supervision import LocalLauncher, Restarts
+from parashard_coordinator.core.supervision import LocalLauncher
 
 LEASE_TTL_S = 1.5
 START_S = 4.0
@@ -200,7 +200,7 @@ class _Run:
             after = evaluation_steps(steps, steps // EPOCHS, setting.evaluate_every_epochs)
         launcher = None
         if setting.supervised:
-            launcher = LocalLauncher(setting.shards, Restarts(backoff_s=0.05, budget=NEVER))
+            launcher = LocalLauncher(setting.shards, backoff_s=0.05, budget=NEVER)
         options = Options(
             RUN_ID,
             DIGEST,

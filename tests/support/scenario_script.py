@@ -29,7 +29,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import LeaseAnswer
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.policies import leasing_policy
-from parashard_coordinator.core.supervision import Exit, LocalLauncher, ProcessName, Restarts
+from parashard_coordinator.core.supervision import Exit, LocalLauncher, ProcessName
 from support.coordinator_cases import Caller, announce, core_of, done, judged
 
 SHARDS = 2
@@ -72,7 +72,7 @@ class Scenario:
         evaluate_after = options.pop("evaluate_after", [])
         options["steps_total"] = options.pop("steps")
         policy = leasing_policy(Policy.parse(words[0]))
-        launcher = LocalLauncher(SHARDS, Restarts(1.0, 5))
+        launcher = LocalLauncher(SHARDS, 1.0, 5)
         self.core = core_of(policy, evaluate_after, launcher, shards=SHARDS, **options)
         self.core.job.new_events.clear()
         return []

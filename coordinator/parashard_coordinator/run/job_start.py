@@ -12,7 +12,7 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import advice_for
 from parashard_coordinator.core.policies import leasing_policy
 from parashard_coordinator.core.rounds import Rounds
-from parashard_coordinator.core.supervision import LocalLauncher, Restarts
+from parashard_coordinator.core.supervision import LocalLauncher
 from parashard_coordinator.run.resolve import ResolvedJob
 
 
@@ -31,8 +31,7 @@ def new_job_record(
     evaluations = Evaluations(after if resolved.spec.held_out else [], policy, steps.total)
     launcher = None
     if job.cluster.launcher == "local":
-        restarts = Restarts(job.cluster.restart_backoff_s, job.cluster.max_restarts)
-        launcher = LocalLauncher(job.cluster.shards, restarts)
+        launcher = LocalLauncher(job.cluster.shards, job.cluster.restart_backoff_s, job.cluster.max_restarts)
     advice = advice_for(
         job.consistency.policy,
         pipeline_depth=job.cluster.pipeline_depth,

@@ -16,12 +16,12 @@ from parashard_coordinator.core.job_record import WARNINGS_MAX
 from parashard_coordinator.core.policies import Sync
 from parashard_coordinator.core.progress import Staleness
 from parashard_coordinator.core.results import staleness_seen
-from parashard_coordinator.core.supervision import Exit, LocalLauncher, Orders, ProcessName, Restarts
+from parashard_coordinator.core.supervision import Exit, LocalLauncher, Orders, ProcessName
 from support.coordinator_cases import Caller, announce, core_of, done
 
 
 def local() -> LocalLauncher:
-    return LocalLauncher(2, Restarts(1.0, 2))
+    return LocalLauncher(2, 1.0, 2)
 
 
 EXITS = itertools.count(1)

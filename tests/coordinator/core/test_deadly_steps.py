@@ -8,7 +8,7 @@ import pytest
 
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.supervision import Exit, LocalLauncher, ProcessName, Restarts
+from parashard_coordinator.core.supervision import Exit, LocalLauncher, ProcessName
 from support.coordinator_cases import Caller, core_of, done
 
 
@@ -16,7 +16,7 @@ class Cluster:
     """A core and workers that die; every exit is told by the launcher."""
 
     def __init__(self, **options: Any) -> None:
-        launcher = LocalLauncher(2, Restarts(1.0, budget=3))
+        launcher = LocalLauncher(2, 1.0, budget=3)
         self.core = core_of(launcher=launcher, examples_of=lambda step: f" (examples {step}, 7)", **options)
         self.exits = 0
         self.now_s = 0.0

@@ -115,7 +115,7 @@ def restarts_of(core: Core) -> Restarts:
     return Restarts(job.supervision.worker_restarts, one, job.shard_restarts, job.coordinator_restarts)
 
 
-CASES: list[tuple[list[Callable[[Cluster], None]], Restarts]] = [
+CASES: list[tuple[list[Callable[[Cluster], None]]]] = [
     ([], Restarts()),
     ([Cluster.restart_worker], Restarts(workers=1, worker_0=1)),
     ([Cluster.restart_shard], Restarts(shards=1)),

@@ -15,7 +15,6 @@ from parashard_coordinator.core.supervision import (
     LocalLauncher,
     Orders,
     ProcessName,
-    Restarts,
     Supervision,
 )
 from support.coordinator_cases import Caller, announce, core_of
@@ -24,7 +23,7 @@ SHARD_0, SHARD_1, WORKER_0 = ProcessName("shard", 0), ProcessName("shard", 1), P
 
 
 def local_core(**options: Any) -> Core:
-    return core_of(launcher=LocalLauncher(2, Restarts(1.0, 9)), silence_s=30.0, **options)
+    return core_of(launcher=LocalLauncher(2, 1.0, 9), silence_s=30.0, **options)
 
 
 def ticking(core: Core, until_s: float, since_s: float = 0.0) -> None:
@@ -81,7 +80,7 @@ def test_one_that_an_earlier_coordinator_started_is_silent_since_the_start_of_th
 
 
 def test_a_worker_that_only_renews_its_leases_is_not_silent() -> None:  # P5: it calls no oftener than they need
-    core = core_of(launcher=LocalLauncher(2, Restarts(1.0, 9)), silence_s=3.0, lease_ttl_s=10.0, registered=False)
+    core = core_of(launcher=LocalLauncher(2, 1.0, 9), silence_s=3.0, lease_ttl_s=10.0, registered=False)
     caller = Caller(core, "worker-0", now_s=0.0)
     ticking(core, 4.0)
     assert core.supervise([], [SHARD_0, WORKER_0], 4.0).kill == (SHARD_0,)
@@ -124,45 +123,46 @@ def test_an_old_end_that_is_told_late_is_forgotten_when_the_shard_answers() -> N
     assert core.job.shards_live == 2
 
 
-def pause_s(restarts: Restarts, index: int = 0, now_s: float = 100.0) -> float:
+def pause_s(launcher: LocalLauncher, index: int = 0, now_s: float = 100.0) -> float:
     """Return for how long after an exit now the worker may not start, to a hundredth of a second."""
-    restarts.exited(index, now_s)
-    return next(i / 100 for i in range(1000) if restarts.may_start(index, now_s + i / 100))
+    launcher.exited(killed(index), now_s, was_up=True)
+    return next(i / 100 for i in range(1000) if worker(index) in launcher.orders([], 2, now_s + i / 100).start)
 
 
-def test_a_worker_that_never_ended_may_start() -> None:
-    assert Restarts(0.5, 3).may_start(0, 0.0)
+def killed(index: int = 0) -> Exit:
+    return Exit(worker(index), -9, "killed by SIGKILL")
 
 
 def test_the_pause_doubles_up_to_a_bound() -> None:
-    restarts = Restarts(0.5, 1000)
-    assert [pause_s(restarts) for _ in range(5)] == [0.0, 0.5, 1.0, 2.0, 4.0]
+    launcher = LocalLauncher(0, 0.5, 1000)
+    assert [pause_s(launcher) for _ in range(5)] == [0.0, 0.5, 1.0, 2.0, 4.0]
     for _ in range(200):
-        restarts.exited(0, 0.0)
-    assert pause_s(restarts) == BACKOFF_MAX_S
+        launcher.exited(killed(), 0.0, was_up=True)
+    assert pause_s(launcher) == BACKOFF_MAX_S
 
 
 def test_each_worker_has_a_pause_of_its_own() -> None:
-    restarts = Restarts(0.5, 10)
-    restarts.exited(0, 100.0)
-    restarts.exited(0, 100.0)
-    assert pause_s(restarts, 1) == 0.0
+    launcher = LocalLauncher(0, 0.5, 10)
+    launcher.exited(killed(), 100.0, was_up=True)
+    launcher.exited(killed(), 100.0, was_up=True)
+    assert pause_s(launcher, 1) == 0.0
 
 
 def test_a_completed_step_resets_the_pause() -> None:
-    restarts = Restarts(0.5, 10)
+    launcher = LocalLauncher(0, 0.5, 10)
     for _ in range(4):
-        restarts.exited(0, 0.0)
-    restarts.step_completed()
-    assert pause_s(restarts) == 0.0
+        launcher.exited(killed(), 0.0, was_up=True)
+    launcher.step_completed()
+    assert pause_s(launcher) == 0.0
 
 
 @pytest.mark.parametrize("budget", [0, 3])
 def test_the_budget_is_exits_in_a_row(budget: int) -> None:
-    restarts = Restarts(0.5, budget)
+    launcher = LocalLauncher(0, 0.5, budget)
     for _ in range(3):
-        assert [restarts.exited(0, 0.0) for _ in range(budget + 1)] == [True] * budget + [False]
-        restarts.step_completed()
+        fatal = [launcher.exited(killed(), 0.0, was_up=True) is not None for _ in range(budget + 1)]
+        assert fatal == [False] * budget + [True]
+        launcher.step_completed()
 
 
 def shard(index: int) -> ProcessName:
@@ -174,7 +174,7 @@ def worker(index: int) -> ProcessName:
 
 
 def local(shards: int = 2, budget: int = 2) -> LocalLauncher:
-    return LocalLauncher(shards, Restarts(1.0, budget))
+    return LocalLauncher(shards, 1.0, budget)
 
 
 def test_everything_is_started_at_first() -> None:

@@ -27,7 +27,7 @@ from parashard_coordinator.core.core import WORKERS_MAX
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.policies import Sync
-from parashard_coordinator.core.supervision import LocalLauncher, Restarts
+from parashard_coordinator.core.supervision import LocalLauncher
 from parashard_coordinator.core.training_figures import MetricSums
 from parashard_coordinator.endpoints.service import lease_call, lease_reply
 from support.coordinator_cases import DIGEST, RUN, core_of
@@ -41,7 +41,7 @@ BEYOND = [shard_pb2.Interval(start=40, stop=(1 << 64) - 1)]
 @pytest.fixture
 def it() -> Iterator[Served]:
     """Return a served core whose two shards have not registered yet."""
-    core = core_of(registered=False, evaluate_after=[1, 40], launcher=LocalLauncher(2, Restarts(1.0, 3)))
+    core = core_of(registered=False, evaluate_after=[1, 40], launcher=LocalLauncher(2, 1.0, 3))
     with served(core) as it:
         yield it
 

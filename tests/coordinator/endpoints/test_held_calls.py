@@ -15,7 +15,7 @@ import parashard_coordinator.endpoints.service
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Superseded
 from parashard.protocol.rpc import SERVER_THREADS
-from parashard_coordinator.core.supervision import Exit, LocalLauncher, ProcessName, Restarts
+from parashard_coordinator.core.supervision import Exit, LocalLauncher, ProcessName
 from parashard_coordinator.endpoints.service import WAIT_MAX_S, WAITERS_MAX
 from support.coordinator_cases import Caller, core_of
 from support.served_core import DEADLINE_S, Served, lease_request, served, shard_request, worker_request
@@ -27,7 +27,7 @@ WAIT_S = DEADLINE_S  # longer than a test that does not hang
 @pytest.fixture
 def it() -> Iterator[Served]:
     """Return a served job of one step, which `busy` holds; "worker-0" has joined too."""
-    core = core_of(steps_total=1, launcher=LocalLauncher(2, Restarts(1.0, 3)), speculate_after=0.0)
+    core = core_of(steps_total=1, launcher=LocalLauncher(2, 1.0, 3), speculate_after=0.0)
     with served(core) as it:
         now_s = time.monotonic()
         assert Caller(core, "busy", now_s).lease(1, now_s) == [0]

@@ -24,7 +24,7 @@ from parashard_coordinator.core.calls import FollowCall
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.results import follow
 from parashard_coordinator.core.saved import Saved
-from parashard_coordinator.core.supervision import LocalLauncher, Restarts
+from parashard_coordinator.core.supervision import LocalLauncher
 from parashard_coordinator.endpoints.page import status_json, status_page
 from parashard_coordinator.endpoints.service import CoordinatorService, follow_reply
 from parashard_coordinator.endpoints.status import StatusView
@@ -84,7 +84,7 @@ COORDINATOR: dict[str, Message] = {
 
 def running_core() -> Core:
     """Return a core whose worker-0 holds the evaluation of the first weights, and two steps."""
-    core = core_of(evaluate_after=[0], launcher=LocalLauncher(2, Restarts(1.0, 3)))
+    core = core_of(evaluate_after=[0], launcher=LocalLauncher(2, 1.0, 3))
     worker = Caller(core, "worker-0", 0.0)
     worker.lease(1, 0.0)
     worker.lease(2, 0.0)
