@@ -184,7 +184,11 @@ class ShardChannels:
             channel.close()
 
 
-DEADLINE_S = 1.0
+INSPECT_DEADLINE_S = 1.0
+NAME_DEADLINE_S = 1.0
+ROLLBACK_DEADLINE_S = 20.0
+SAVE_DEADLINE_S = 20.0  # then the command is retried: it returns a checkpoint that was stored meanwhile
+NONE_DAMAGED: Mapping[int, str] = MappingProxyType({})
 
 
 class Silence(NamedTuple):
@@ -195,11 +199,13 @@ class Silence(NamedTuple):
     error: ParashardError
 
 
-class ShardMonitor:
-    """Polls the shards' records."""
+class ShardClient:
+    """Polls the registered incarnations of shards, and sends them commands."""
 
-    def __init__(self, run_id: str, stubs: ShardChannels) -> None:
-        self._request = shard_pb2.InspectRequest(run_id=run_id)
+    def __init__(self, run_id: str, incarnation: int, plan_version: int, stubs: ShardChannels) -> None:
+        self._run_id = run_id
+        self._incarnation = incarnation
+        self._plan_version = plan_version
         self._stubs = stubs
         self._silent_since_s: dict[tuple[int, int], float] = {}  # by shard and incarnation
 
@@ -208,8 +214,9 @@ class ShardMonitor:
     ) -> dict[int, Silence]:
         """Poll every shard concurrently, pass each record to `saw`; return the shards that did not answer, by index."""
         self._stubs.keep(registrations)
+        request = shard_pb2.InspectRequest(run_id=self._run_id)
         calls = [
-            (registration, self._stubs.of(registration).Inspect.future(self._request, timeout=DEADLINE_S))
+            (registration, self._stubs.of(registration).Inspect.future(request, timeout=INSPECT_DEADLINE_S))
             for registration in registrations
         ]
         silent, since_s = {}, self._silent_since_s
@@ -224,51 +231,13 @@ class ShardMonitor:
                 silent[shard] = Silence(registration.incarnation, now_s - self._silent_since_s[key], error)
         return silent
 
-
-class DiskTroubles:
-    """The present disk failures of shards."""
-
-    def __init__(self) -> None:
-        self._checkpoints: defaultdict[int, Debounce] = defaultdict(Debounce)
-
-    def changed(self, shard: int, figures: shard_pb2.InspectReply, now_s: float) -> tuple[str, str, bool] | None:
-        """Return the failure that began or ended since this shard's last record: a key, a text, and whether it is over.
-
-        A restarted process does not end its predecessor's failure of checkpoints until it has stored one itself.
-        """
-        if figures.checkpoint_error:
-            if self._checkpoints[shard].begins(now_s):
-                return f"checkpoint-{shard}", f"shard-{shard}: checkpoint failed: {figures.checkpoint_error}", False
-        elif figures.checkpoints and self._checkpoints[shard].ends(now_s):
-            return f"checkpoint-{shard}", f"shard-{shard}: checkpoints are saved again", True
-        return None
-
-
-NAME_DEADLINE_S = 1.0
-ROLLBACK_DEADLINE_S = 20.0
-SAVE_DEADLINE_S = 20.0  # then the command is retried: it returns a checkpoint that was stored meanwhile
-NONE_DAMAGED: Mapping[int, str] = MappingProxyType({})
-
-
-class ShardCommands:
-    """Sends commands to the registered incarnations of shards."""
-
-    def __init__(self, run_id: str, incarnation: int, plan_version: int, stubs: ShardChannels) -> None:
-        self._stubs = stubs
-        self._run_id = run_id
-        self._plan_version = plan_version
-        self._incarnation = incarnation
-
     def save(
         self, registrations: Sequence[ShardRegistration], round_: int | None, damaged: Mapping[int, str] = NONE_DAMAGED
     ) -> list[SavedShard]:
         """Have every shard save its present state, in sync mode the start of a round; raise the first error."""
-        requests = [
-            self._save_request(shard, registration, round_, damaged=damaged.get(shard, ""))
-            for shard, registration in enumerate(registrations)
-        ]
         saved = []
-        for shard, (registration, call) in enumerate(self._started(registrations, requests, SAVE_DEADLINE_S)):
+        calls = self._begin_saving(registrations, round_, SAVE_DEADLINE_S, damaged=damaged)
+        for shard, (registration, call) in calls.items():
             with rpc.our_errors(registration.address):
                 reply = call.result()
             saved.append(saved_shard(self._plan_version, shard, reply))
@@ -276,11 +245,7 @@ class ShardCommands:
 
     def name_round(self, registrations: Sequence[ShardRegistration], round_: int) -> dict[int, ParashardError]:
         """Have every shard save a round when it is reached; return the errors by shard."""
-        requests = [
-            self._save_request(shard, registration, round_, ahead=True)
-            for shard, registration in enumerate(registrations)
-        ]
-        return _errors(dict(enumerate(self._started(registrations, requests, NAME_DEADLINE_S))))
+        return _errors(self._begin_saving(registrations, round_, NAME_DEADLINE_S, ahead=True))
 
     def roll_back(self, registrations: Mapping[int, tuple[ShardRegistration, int]]) -> dict[int, ParashardError]:
         """Roll shards back to rounds; return the errors by shard."""
@@ -302,30 +267,29 @@ class ShardCommands:
         }
         return _errors(calls)
 
-    def _started(
+    def _begin_saving(
         self,
         registrations: Sequence[ShardRegistration],
-        requests: Sequence[shard_pb2.TakeCheckpointRequest],
+        round_: int | None,
         deadline_s: float,
-    ) -> list[tuple[ShardRegistration, Any]]:
-        """Send a request to every shard; return the calls in progress."""
-        return [
-            (registration, self._stubs.of(registration).TakeCheckpoint.future(request, timeout=deadline_s))
-            for registration, request in zip(registrations, requests, strict=True)
-        ]
-
-    def _save_request(
-        self, shard: int, registration: ShardRegistration, round_: int | None, *, ahead: bool = False, damaged: str = ""
-    ) -> shard_pb2.TakeCheckpointRequest:
-        return shard_pb2.TakeCheckpointRequest(
-            run_id=self._run_id,
-            incarnation=registration.incarnation,
-            coordinator_incarnation=self._incarnation,
-            round=round_,
-            ahead=ahead,
-            shard=shard,
-            damaged=damaged,
-        )
+        *,
+        ahead: bool = False,
+        damaged: Mapping[int, str] = NONE_DAMAGED,
+    ) -> dict[int, tuple[ShardRegistration, Any]]:
+        """Tell every shard to save; return the calls in progress by shard."""
+        calls = {}
+        for shard, registration in enumerate(registrations):
+            request = shard_pb2.TakeCheckpointRequest(
+                run_id=self._run_id,
+                incarnation=registration.incarnation,
+                coordinator_incarnation=self._incarnation,
+                round=round_,
+                ahead=ahead,
+                shard=shard,
+                damaged=damaged.get(shard, ""),
+            )
+            calls[shard] = registration, self._stubs.of(registration).TakeCheckpoint.future(request, timeout=deadline_s)
+        return calls
 
 
 def _errors(calls: Mapping[int, tuple[ShardRegistration, Any]]) -> dict[int, ParashardError]:
@@ -338,3 +302,22 @@ def _errors(calls: Mapping[int, tuple[ShardRegistration, Any]]) -> dict[int, Par
         except ParashardError as error:
             errors[shard] = error
     return errors
+
+
+class DiskTroubles:
+    """The present disk failures of shards."""
+
+    def __init__(self) -> None:
+        self._checkpoints: defaultdict[int, Debounce] = defaultdict(Debounce)
+
+    def changed(self, shard: int, figures: shard_pb2.InspectReply, now_s: float) -> tuple[str, str, bool] | None:
+        """Return the failure that began or ended since this shard's last record: a key, a text, and whether it is over.
+
+        A restarted process does not end its predecessor's failure of checkpoints until it has stored one itself.
+        """
+        if figures.checkpoint_error:
+            if self._checkpoints[shard].begins(now_s):
+                return f"checkpoint-{shard}", f"shard-{shard}: checkpoint failed: {figures.checkpoint_error}", False
+        elif figures.checkpoints and self._checkpoints[shard].ends(now_s):
+            return f"checkpoint-{shard}", f"shard-{shard}: checkpoints are saved again", True
+        return None

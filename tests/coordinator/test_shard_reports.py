@@ -24,8 +24,7 @@ from parashard_coordinator.shards import (
     STALENESS_VALUES_MAX,
     TABLES_MAX,
     ShardChannels,
-    ShardCommands,
-    ShardMonitor,
+    ShardClient,
     record_of,
 )
 from parashard_server.core.shard import STALENESS_MAX
@@ -69,12 +68,12 @@ class Watched:
         self.stubs = ShardChannels()
         self.status = StatusView("digits", "async", 2)
         self.registration = ShardRegistration(1, address, "")
-        self._watch = ShardMonitor("run-1", self.stubs)
+        self.client = ShardClient("run-1", 1, 7, self.stubs)
 
     def look(self, says: shard_pb2.InspectReply) -> ParashardError | None:
         """Look once; return why the answer did not count."""
         self.liar.says = says
-        silence = self._watch.look([self.registration], self.status.saw, 0.0).get(0)
+        silence = self.client.look([self.registration], self.status.saw, 0.0).get(0)
         return silence and silence.error
 
 
@@ -168,7 +167,7 @@ def saved(**changed: Any) -> shard_pb2.TakeCheckpointReply:
 
 def test_what_a_shard_says_of_its_checkpoint_is_taken_up(it: Watched) -> None:
     it.liar.saves = saved()
-    (shard,) = ShardCommands("run-1", 1, 7, it.stubs).save([it.registration], None)
+    (shard,) = it.client.save([it.registration], None)
     assert (shard.part.name, shard.part.size_bytes, shard.part.sha256) == (saved().folder, 9, "e" * 64)
     assert shard.applied == IntervalSet([(0, 3)])
 
@@ -188,7 +187,7 @@ def test_what_a_shard_says_of_its_checkpoint_is_taken_up(it: Watched) -> None:
 def test_a_checkpoint_that_there_cannot_be_is_refused(it: Watched, changed: Any, error: type, told: str) -> None:
     it.liar.saves = saved(**changed)
     with pytest.raises(error, match=told):
-        ShardCommands("run-1", 1, 7, it.stubs).save([it.registration], None)
+        it.client.save([it.registration], None)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ from parashard_coordinator.run.decisions import DecisionStore
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import RunStore, SavedModel
-from parashard_coordinator.shards import DiskTroubles, ShardChannels, ShardCommands, ShardMonitor
+from parashard_coordinator.shards import DiskTroubles, ShardChannels, ShardClient
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
@@ -123,8 +123,7 @@ class Coordination:
         shards = core.run_exclusive(lambda core, _: core.job.options.shards)
         self._status = StatusView(settings.job.name, settings.consistency_in_words, shards)
         self.service = CoordinatorService(core, job, self._status, tracer)
-        self._watch = ShardMonitor(self._run_id, channels)
-        self._commands = ShardCommands(self._run_id, run_store.incarnation, plan.version, channels)
+        self._shards = ShardClient(self._run_id, run_store.incarnation, plan.version, channels)
         self._invalid_since_s: float | None = None
         self._end_failures = 0  # consecutive, of the store and of the run directory
         self._returns_failed = 0  # consecutive, of rollbacks of shards
@@ -212,7 +211,7 @@ class Coordination:
     def _look(self) -> bool:
         """Poll every shard's record; return whether all of them answered."""
         registrations = self._core.run_exclusive(lambda core, _: core.job.shards.registrations())
-        silent = self._watch.look(registrations, self._status.saw, time.monotonic())
+        silent = self._shards.look(registrations, self._status.saw, time.monotonic())
         changed = [
             change
             for shard, record in self._status.records().items()
@@ -240,7 +239,7 @@ class Coordination:
         if commands is None:
             return
         if commands.returns and time.monotonic() >= self._return_s:
-            for shard, error in self._commands.roll_back(commands.returns).items():
+            for shard, error in self._shards.roll_back(commands.returns).items():
                 self._returns_failed += isinstance(error, StoreFailed)
                 log.warning("not-returned", shard=shard, error=str(error))
                 self._check_newest(error)
@@ -251,7 +250,7 @@ class Coordination:
                 reason = "the shards cannot return to a common round: the checkpoints of it are damaged"
                 self._core.run_exclusive(lambda core, _: core.job.fail(reason))
         if commands.cut_round is not None:
-            for shard, error in self._commands.name_round(commands.registrations, commands.cut_round).items():
+            for shard, error in self._shards.name_round(commands.registrations, commands.cut_round).items():
                 log.warning("round-not-named", shard=shard, round=commands.cut_round, error=str(error))
             self._core.run_exclusive(lambda core, _: core.job.rounds.cut_named())
 
@@ -287,7 +286,7 @@ class Coordination:
     def _checkpoint_of_all(self, due: DueCheckpoint) -> str:
         """Have all shards save the same steps, and store the manifest; return its id, or "" to retry."""
         steps = due.steps
-        saved = self._commands.save(due.registrations, due.round, self._last_reads.damaged)
+        saved = self._shards.save(due.registrations, due.round, self._last_reads.damaged)
         self._parts = {shard: said.part.name for shard, said in enumerate(saved)}
         self._core.run_exclusive(lambda core, _: core.shards_saved([(shard.applied, shard.skipped) for shard in saved]))
         whole = IntervalSet([(0, steps)])
