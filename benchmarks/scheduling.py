@@ -43,7 +43,7 @@ def measure(workers: int, batch: int, steps: int) -> float:
     options = Options(RUN_ID, "", steps, shards=0, workers=workers, lease_batch=batch, lease_ttl_s=TTL_S)
     job = JobRecord(options, Async(), Evaluations([], Async(), steps), None, Rounds())
     core = ExclusiveCore(Core(job))
-    service = CoordinatorService(core, pb.GetJobReply(run_id=RUN_ID), StatusView("scheduling", "async", 0))
+    service = CoordinatorService(core, pb.GetJobReply(run_id=RUN_ID), StatusView("scheduling", "async"))
     server = Server("127.0.0.1:0")
     service.add_to(server)
     server.start()

@@ -62,7 +62,7 @@ def exported() -> Iterator[Told]:
 def _coordinator() -> Metrics:
     options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
     core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), None, Rounds()))
-    view = StatusView("job", "async", 1)
+    view = StatusView("job", "async")
     metrics = Metrics("coordinator", CREDENTIALS, {"calls": lambda: 0})
     metrics.add(partial(coordinator_families, ExclusiveCore(core), view))
     return metrics

@@ -58,9 +58,8 @@ def test_every_record_is_handed_on(start: Starts) -> None:
 
 def test_a_shard_that_refuses_does_not_hide_the_others(start: Starts) -> None:
     registrations, seen = [ShardRegistration(1, "127.0.0.1:1", ""), start(1)], []
-    silence = ShardClient("run-1", 1, 7, ShardChannels()).look(registrations, lambda shard, _: seen.append(shard), 0.0)[
-        0
-    ]
+    watch = ShardClient("run-1", 1, 7, ShardChannels())
+    silence = watch.look(registrations, lambda shard, _: seen.append(shard), 0.0)[0]
     assert isinstance(silence.error, Unreachable)
     assert silence.error.peer == "127.0.0.1:1"
     assert seen == [1]

@@ -66,7 +66,7 @@ class Watched:
     def __init__(self, liar: Liar, address: str) -> None:
         self.liar = liar
         self.stubs = ShardChannels()
-        self.status = StatusView("digits", "async", 2)
+        self.status = StatusView("digits", "async")
         self.registration = ShardRegistration(1, address, "")
         self.client = ShardClient("run-1", 1, 7, self.stubs)
 
@@ -97,7 +97,7 @@ def test_of_the_most_that_a_shard_may_say_the_figures_are_kept_and_shown() -> No
     assert error.isprintable()
     assert len(error) == ERROR_BYTES_MAX
     assert record.figures.ByteSize() < 1024, "no lists and no unknown fields"
-    status = StatusView("digits", "async", 2)
+    status = StatusView("digits", "async")
     status.saw(0, record)
     shown = status.message(core_of().job, 0.0)
     assert shown.shards[0].steps_applied == INTERVALS_MAX

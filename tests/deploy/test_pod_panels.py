@@ -38,7 +38,7 @@ def exported() -> Iterator[tuple[str, str]]:
         for number in range(count):
             core.pod_ended(PodEnd(Pod(f"uid-{number}", f"digits-{role}-{number}", role, "Failed"), reason, None))
     metrics = Metrics("coordinator", refused={reason: partial(REFUSED.__getitem__, reason) for reason in REFUSED})
-    metrics.add(partial(coordinator_families, ExclusiveCore(core), StatusView("job", "async", 1)))
+    metrics.add(partial(coordinator_families, ExclusiveCore(core), StatusView("job", "async")))
     for family in metrics.collect():
         for sample in family.samples:
             if family.type == "counter":

@@ -117,7 +117,7 @@ class CoordinatorProcess(Process):
         self._stop_stored = bool(self.core.job.early_stop)
         self.exclusive = ExclusiveCore(self.core, AwakeClock(STALL_S, lambda: world.now_s).now_s)
         self.exclusive.on_decision = self._save_decision
-        status = StatusView("job", "", len(plan.shards))
+        status = StatusView("job", "")
         self.service = CoordinatorService(self.exclusive, pb.GetJobReply(run_id=RUN_ID), status)
         self.final: dict[str, Float32s] | None = None
         self.metrics: Mapping[str, float] | None = None  # what the report says of them

@@ -121,7 +121,7 @@ def _write_figures(folder: Path, resolved: ResolvedJob, run_store: RunStore) -> 
     worker = Caller(core, "worker-0", now_s=1.0)
     while steps := worker.lease(PUSHED[1] - len(core.job.leases.complete), now_s=1.0):
         worker.call(2.0, completed=[CompletedStep(step, [1, 1], 0.0, 4) for step in steps])
-    status = StatusView("format", "async", 2)
+    status = StatusView("format", "async")
     HistoryFile(folder, lambda text, over: None).add(status.message(core.job, 3.0))
     run_store.save(core.job.saved())
     core.job.stop("interrupted")

@@ -39,7 +39,7 @@ class Served:
         self.core = core
         self.exclusive = ExclusiveCore(core)
         self.watch(WatchedCondition())
-        self.status = StatusView("digits", "async", core.job.options.shards)
+        self.status = StatusView("digits", "async")
         self.service = CoordinatorService(self.exclusive, pb.GetJobReply(run_id=RUN, job_digest=DIGEST), self.status)
         self.server = Server("127.0.0.1:0", request_bytes_max=REQUEST_BYTES_MAX)
         self.service.add_to(self.server)

@@ -55,7 +55,7 @@ def small_cluster(
     )
     core = ExclusiveCore(Core(new_job_record(resolved, RUN, 1)))
     coordinator = Server("127.0.0.1:0")
-    CoordinatorService(core, told, StatusView(resolved.job.job.name, "async", 1)).add_to(coordinator)
+    CoordinatorService(core, told, StatusView(resolved.job.job.name, "async")).add_to(coordinator)
     shard = ShardProcess(open_store(str(folder)), reply=told)
     data = Server("127.0.0.1:0")
     shard.service.add_to(data)

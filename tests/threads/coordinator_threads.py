@@ -70,7 +70,7 @@ class CoordinatorUnderThreads:
         self._core, self._trespasses = owned_core(
             steps_total=steps, workers=WORKERS, lease_ttl_s=LEASE_TTL_S, max_attempts=10**6
         )
-        self._service = CoordinatorService(self._core, pb.GetJobReply(run_id=RUN), StatusView("job", "async", 2))
+        self._service = CoordinatorService(self._core, pb.GetJobReply(run_id=RUN), StatusView("job", "async"))
         self._counts: list[collections.Counter[str]] = []
         self._wrong: list[str] = []
         self._over = threading.Event()

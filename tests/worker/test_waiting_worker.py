@@ -32,7 +32,7 @@ def test_a_worker_that_waits_for_a_shard_gives_signs_of_life() -> None:  # P22
         steps_total=resolved.steps.total,
         data_fingerprint=resolved.spec.fingerprint,
     )
-    service = CoordinatorService(core, job, StatusView("small", "async", 1))
+    service = CoordinatorService(core, job, StatusView("small", "async"))
     server = Server("127.0.0.1:0")
     service.add_to(server)
     server.start()

@@ -29,11 +29,10 @@ _UINT64_MAX = (1 << 64) - 1
 class StatusView:
     """Renders a core, with the shards' last known records."""
 
-    def __init__(self, job_name: str, consistency: str, shards: int) -> None:
+    def __init__(self, job_name: str, consistency: str) -> None:
         self._job_name = job_name
         self._consistency = consistency
         self._records: dict[int, ShardRecord] = {}
-        self._shards = shards
         self._lock = threading.Lock()
         self.http_address = ""
 
@@ -71,7 +70,7 @@ class StatusView:
             workers=[
                 self._worker(job, job.workers.by_name[name], now_s) for name in sorted(job.workers.by_name, key=natural)
             ],
-            shards=[self._shard(job, shard, records.get(shard)) for shard in range(self._shards)],
+            shards=[self._shard(job, shard, records.get(shard)) for shard in range(job.options.shards)],
             staleness_p50=quantile(staleness, 0.5),
             staleness_p95=quantile(staleness, 0.95),
             staleness_max=max(staleness, default=0),

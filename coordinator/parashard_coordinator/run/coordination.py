@@ -120,8 +120,7 @@ class Coordination:
         self._run_dir = run_dir
         self._run_store = run_store
         settings = resolved.job
-        shards = core.run_exclusive(lambda core, _: core.job.options.shards)
-        self._status = StatusView(settings.job.name, settings.consistency_in_words, shards)
+        self._status = StatusView(settings.job.name, settings.consistency_in_words)
         self.service = CoordinatorService(core, job, self._status, tracer)
         self._shards = ShardClient(self._run_id, run_store.incarnation, plan.version, channels)
         self._invalid_since_s: float | None = None

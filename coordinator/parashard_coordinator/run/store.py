@@ -124,22 +124,19 @@ class RunStore:
     def begin_run(self, run_id: str, mine: RunIdentity) -> None:
         """Write the run's record, unless there is one."""
         if self.catalogue.run() is None:
-            self._write_run(run_id, mine)
+            record = RunRecord(
+                run_id=run_id,
+                job_digest=mine.digest,
+                identity=dict(mine.identity),
+                job_toml=mine.job_toml,
+                created_at=time.time(),
+            )
+            with suppress(AlreadyStored):
+                self.store.create(RUN_NAME, encode(record))
         stored = self.catalogue.run()
         assert stored is not None
         if (stored.run_id, stored.job_digest) != (run_id, mine.digest):
             raise NotReady(f"{self.store.url}: another coordinator has just begun run {stored.run_id}")
-
-    def _write_run(self, run_id: str, mine: RunIdentity) -> None:
-        record = RunRecord(
-            run_id=run_id,
-            job_digest=mine.digest,
-            identity=dict(mine.identity),
-            job_toml=mine.job_toml,
-            created_at=time.time(),
-        )
-        with suppress(AlreadyStored):
-            self.store.create(RUN_NAME, encode(record))
 
     def keep_initial(
         self,

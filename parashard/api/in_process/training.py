@@ -123,7 +123,7 @@ class InProcessTraining:
             from parashard.api.in_process.sharded import ShardedSteps
 
             self._sharded = ShardedSteps(self._task, strategy.replicas)
-        self._status = StatusView(job.job.name, str(job.consistency.policy), 1)
+        self._status = StatusView(job.job.name, str(job.consistency.policy))
         self._state = State(begun)  # before the record, which is of the plan in force
         self._core = Core(_record(begun, follower, resume=run.resume))
         self._history = HistoryFile(run.folder, lambda text, over: None)

@@ -139,7 +139,7 @@ def test_a_step_that_some_shards_had_applied_is_reported_as_partly_skipped() -> 
         "warning: step 0 was given up when some shards had applied it: those keep its gradient, the others have none "
         "(partly_skipped)"
     ]
-    status = StatusView("digits", "async", 2).message(core.job, 1.0)
+    status = StatusView("digits", "async").message(core.job, 1.0)
     assert (status.skipped_steps, status.partly_skipped_steps) == (0, 1)
 
 

@@ -19,7 +19,7 @@ NOW_S = 2.0  # of the coordinator's clock
 
 def scraped(core: Core) -> dict[str, float]:
     """Return what a scrape shows, by name; a metric with a label fails, but for the ends of pods."""
-    exclusive, status = ExclusiveCore(core, lambda: NOW_S), StatusView("digits", "async", 2)
+    exclusive, status = ExclusiveCore(core, lambda: NOW_S), StatusView("digits", "async")
     found = {}
     for family in shown_families(coordinator_families(exclusive, status)):
         assert family.documentation.endswith(".")

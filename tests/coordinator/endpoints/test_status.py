@@ -16,7 +16,7 @@ from support.shard_records import record_of
 
 
 def view() -> StatusView:
-    return StatusView("digits", "ssp:8", 2)
+    return StatusView("digits", "ssp:8")
 
 
 def test_a_job_that_waits_for_its_shards() -> None:
@@ -37,7 +37,7 @@ def test_a_job_that_waits_for_its_shards() -> None:
 def test_an_auto_job_says_its_lag_and_who_gets_no_parts() -> None:
     core = core_of(Auto(2))
     _, slow = Caller(core), Caller(core)
-    auto = StatusView("digits", "auto: batches of 64 in 2 parts", 2)
+    auto = StatusView("digits", "auto: batches of 64 in 2 parts")
     assert auto.message(core.job, 0.0).consistency == "auto: batches of 64 in 2 parts, lag 0 (nothing is measured yet)"
     assert core.job.controller is not None
     core.job.controller.judge_worker(slow.name, [1.0] * MEASURED, [0.1], 0.0)
@@ -131,7 +131,7 @@ def test_embedding_tables_are_summed_over_shards_and_the_fullest_is_told() -> No
 
 def test_what_transfers_take_is_of_the_worker_s_present_process_also_for_a_later_coordinator() -> None:
     def share(core: Core) -> float | None:
-        [worker] = StatusView("digits", "async", 2).message(core.job, 0.0).workers
+        [worker] = StatusView("digits", "async").message(core.job, 0.0).workers
         return Overlap.of([worker.phases]).step_share
 
     core, later = core_of(), core_of()

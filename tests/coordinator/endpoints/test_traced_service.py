@@ -15,7 +15,7 @@ from support.traced_cases import Traced, about, ids
 
 def service_of(core: Core, traced: Traced) -> CoordinatorService:
     job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-    service = CoordinatorService(ExclusiveCore(core), job, StatusView("digits", "async", 2), traced.tracer)
+    service = CoordinatorService(ExclusiveCore(core), job, StatusView("digits", "async"), traced.tracer)
     service.RegisterWorker(worker_request(), None)
     return service
 

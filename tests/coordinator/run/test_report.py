@@ -82,7 +82,7 @@ def ended() -> Core:
 
 
 def seen() -> StatusView:
-    status = StatusView("ledger", "async", 2)
+    status = StatusView("ledger", "async")
     sent = {"push_bytes": 25, "push_float32_bytes": 100, "pull_bytes": 75, "pull_unmoved_bytes": 25}
     status.saw(0, record_of(0, 4, {0: 3, 2: 1}, duplicate_pushes=2, refused_pushes=1, step_lag_max=3, **sent))
     status.saw(1, record_of(1, 4, {1: 4}, duplicate_pushes=5, step_lag_max=1, **sent))
@@ -160,14 +160,14 @@ def test_a_done_job_s_report_is_of_its_last_checkpoint_whatever_becomes_of_a_sha
     assert (final.steps, final.final, final.metrics) == (4, True, {"accuracy": 0.75, "loss": 0.125})
     announce(core, 1, 2)
     assert core.job.evaluations.results() == {}, "what is there now is not what was judged"
-    figures = report(core.job, ledger(), StatusView("ledger", "async", 2), 4.0, final, (4, 4))
+    figures = report(core.job, ledger(), StatusView("ledger", "async"), 4.0, final, (4, 4))
     assert (figures["state"], figures["steps_applied"], figures["held_out"]["accuracy"]) == ("done", [4, 4], 0.75)
 
 
 def test_a_job_that_failed_before_its_first_step_has_a_report_too() -> None:
     core = core_of()
     core.job.fail("no disk")
-    figures = report(core.job, ledger(), StatusView("ledger", "async", 2), 9.0)
+    figures = report(core.job, ledger(), StatusView("ledger", "async"), 9.0)
     assert (figures["state"], figures["reason"], figures["steps_applied"]) == ("failed", "no disk", [0, 0])
     assert (figures["training_loss"], figures["held_out"]) == (None, {}), "a training loss is no held-out loss"
     assert (figures["examples_per_s"], figures["wall_s"], figures["staleness"]["max"]) == (None, 0.0, 0)

@@ -105,7 +105,7 @@ def check_whole(core: Core, status: StatusView) -> None:
 @pytest.mark.parametrize("call", COORDINATOR)
 def test_the_coordinator(call: str) -> None:
     for what, request in at_edges(COORDINATOR[call]):
-        core, status = running_core(), StatusView("digits", "async", 2)
+        core, status = running_core(), StatusView("digits", "async")
         service = CoordinatorService(ExclusiveCore(core), pb.GetJobReply(run_id=RUN, job_digest=DIGEST), status)
         answered(service, call, what, request)
         check_whole(core, status)
