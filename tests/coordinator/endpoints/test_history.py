@@ -13,8 +13,8 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.process.backoff import STEADY_S
 from parashard.process.run_files import HISTORY_FILE
+from parashard_coordinator.endpoints import history as module
 from parashard_coordinator.endpoints.history import HistoryFile, Timeline
-from parashard_coordinator.run import history_file as module
 
 PHASES = pb.PhaseSeconds(pull=0.5, push=1.0, transfer=6.0)
 STATUS = pb.GetStatusReply(
