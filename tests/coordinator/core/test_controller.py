@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 
 import pytest
@@ -31,6 +30,7 @@ from parashard_coordinator.core.controller import (
     slowness,
     waiting_share,
 )
+from parashard_coordinator.core.policies import Auto
 
 SECOND_POINT = 2 * FIRST_POINT
 LIVE = ["worker-0", "worker-1", "worker-2"]
@@ -41,17 +41,9 @@ def spent(lease: float = 0.0, compute: float = 0.0, transfer: float = 0.0) -> di
     return {"lease": lease, "pull": transfer, "compute": compute, "push": 0.0, "transfer": transfer}
 
 
-@dataclass
-class Policy:
-    """A policy of batches in parts."""
-
-    parts: int
-    lag: int = 0
-
-
 def controller_of(parts: int) -> Controller:
     """Return a controller of batches in so many parts."""
-    return Controller(Policy(parts))
+    return Controller(Auto(parts))
 
 
 def paused() -> Controller:

@@ -114,7 +114,7 @@ def test_results_beyond_a_drained_checkpoint_are_given_up_kept_or_not() -> None:
     saved = Saved(target=40, evaluated=((0, 11), (21, 31)), evaluations={15: {}, 35: {}})
     assert saved.returned_to(24).evaluated == ((0, 11), (21, 25))
     assert saved.returned_to(20).evaluated == ((0, 11),)
-    assert saved.returned_to(20).evaluations == {"15": {}}
+    assert saved.returned_to(20).evaluations == {15: {}}
 
 
 def test_a_record_in_which_every_result_has_its_metrics_is_as_earlier_versions_wrote_it() -> None:
