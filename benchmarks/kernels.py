@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from benchmarks.tables import RESULTS, load_before, table, write
 from parashard.process.compute_threads import cores
-from parashard_server.state.kernels import fused, loops, reference
+from parashard_server.state.kernels import fused
 from parashard_server.state.kernels.rules import RULES
+from tests.support import reference_rules as reference
 
 Float32s = NDArray[np.float32]
 Call = Callable[[], object]
@@ -44,7 +45,7 @@ UPDATES: dict[str, tuple[str, dict[str, Any]]] = {  # rule: (its vectors beside 
     "ftrl": ("mv", COMMON | {"beta": 1.0, "l1": 1e-3, "l2": 0.1, "learning_rate": 0.1}),
     "lamb": ("mv", ADAM),
 }
-KERNELS = (*UPDATES, "is_finite", "accumulate", "copy")
+KERNELS = (*UPDATES, "is_finite", "accumulate")
 
 
 class Vectors:
@@ -72,7 +73,6 @@ class Vectors:
         return {rule: update(rule) for rule in UPDATES} | {
             "is_finite": lambda: kernels.is_finite(self.gradient),
             "accumulate": lambda: kernels.accumulate(self.other, self.gradient),
-            "copy": lambda: kernels.copy(self.other, self.gradient),
         }
 
 
@@ -106,8 +106,8 @@ def measure(size_mib: int, threads: int, turns: int) -> dict[str, list[float]]:
     with ThreadPoolExecutor(1) as other:
 
         def copy_in_halves() -> None:
-            lower = other.submit(loops.copy, copied[:half], gradient[:half])
-            loops.copy(copied[half:], gradient[half:])
+            lower = other.submit(np.copyto, copied[:half], gradient[:half])
+            np.copyto(copied[half:], gradient[half:])
             lower.result()
 
         for _ in range(turns + 1):
@@ -115,7 +115,7 @@ def measure(size_mib: int, threads: int, turns: int) -> dict[str, list[float]]:
             timed("np.copyto", lambda: np.copyto(copied, gradient))
             for used in sorted({1, threads}):
                 fused.use_threads(used)
-                fused.copy(copied, gradient)  # starts the threads
+                fused.accumulate(copied, gradient)  # starts the threads
                 for name, call in vectors.calls(fused).items():
                     timed(f"{name}, {used} threads", call)
             for name, call in vectors.calls(reference).items():

@@ -14,10 +14,11 @@ from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.job.schema import Job
 from parashard_server.state.cuda_storage import CudaStorage
-from parashard_server.state.kernels import fused, reference
+from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import drawn_from
 from parashard_worker.device import Cpu
+from support import reference_rules as reference
 from support.late_device import LateDevice
 
 SMALL = ("model.hidden=[8]", "job.batch_size=64", 'optimizer.kind="sgd"', "optimizer.learning_rate=0.5")

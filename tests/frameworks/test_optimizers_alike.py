@@ -15,8 +15,8 @@ from parashard.api.optimizers import optimizer_of
 from parashard.errors import ConfigurationError
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Variable
-from parashard_server.state.kernels import reference
 from parashard_server.state.optimizer import Optimizer
+from support import reference_rules as reference
 
 STEPS = 20
 RELATIVE = 1e-5

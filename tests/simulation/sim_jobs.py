@@ -29,7 +29,7 @@ from parashard.plan.state import Int64s, counter_rows, counter_values
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable
 from parashard_server.state.rows.embedding_tables import RowGradients, summed
-from parashard_server.state.rows.reference_rows import ReferenceRows
+from support.reference_rows import ReferenceRows
 
 SEED = 5
 EPOCHS = 3

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard_server.state.kernels import reference
+from support import reference_rules as reference
 from support.kernel_cases import ADAM, KERNELS, RMSPROP, update
 
 FILE = Path(__file__).parents[1] / "fixtures" / "update_rules.txt"

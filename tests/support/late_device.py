@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from parashard.plan.variables import Float32s
-from parashard_server.state.kernels import reference
+from support import reference_rules as reference
 
 
 class LateDevice:

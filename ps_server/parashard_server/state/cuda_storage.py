@@ -35,7 +35,7 @@ class ShardDevice(Protocol):
     """One GPU, its memory, and one stream, whose operations run in order."""
 
     kernels: ModuleType
-    """The update rules of `kernels.reference` on vectors of this device; asynchronous."""
+    """`update` and `decay` of `kernels.fused`, on vectors of this device; asynchronous."""
 
     def use(self) -> None:
         """Make this device and its stream current in the calling thread."""

@@ -40,7 +40,7 @@ class Optimizer:
     spec : OptimizerSpec
         Its schedule must be resolved.
     kernels : module
-        `parashard_server.state.kernels.fused`, or `parashard_server.state.kernels.reference`.
+        `parashard_server.state.kernels.fused`, or those of a GPU.
     by_row : bool
         It moves rows of a table, each of which has a t of its own.
     before : Before

@@ -17,8 +17,8 @@ from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD
 from parashard.plan.row_rules import RowRules
 from parashard.plan.steps import StepPlan
-from parashard_server.state.rows.reference_rows import ReferenceRows
 from support.model_cases import spec_of
+from support.reference_rows import ReferenceRows
 from support.tiers import fewer
 
 OWN, SHARED, SEED = 20, 3, 4

@@ -12,9 +12,9 @@ from parashard.plan.variables import Initializer, Variable
 from parashard.transports.shared_weights import weight_memory
 from parashard_server.state.cuda_device import CudaDevice
 from parashard_server.state.cuda_storage import CudaStorage, warm_up
-from parashard_server.state.kernels import reference
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import Storage, drawn_from
+from support import reference_rules as reference
 from support.hosted_cuda import Hosted
 from support.in_process import SEED, plan_of, variables_of
 from support.kernel_cases import KERNELS, assert_same_bits, run

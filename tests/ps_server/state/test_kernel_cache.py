@@ -39,5 +39,4 @@ def test_after_the_warm_up_a_push_loads_nothing(kind: str) -> None:
     assert fused.is_finite(gradient)
     fused.accumulate(total, gradient)
     optimizer.update(weights, gradient, slots, t=1, scale=0.5, variable=Variable("w", (100,)))
-    fused.copy(total, gradient)
     assert loaded() == before != []

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard_server.state.kernels import fused, reference
+from parashard_server.state.kernels import fused
+from support import reference_rules as reference
 from support.kernel_cases import COMMON, COUNTING, KERNELS, assert_same_bits, drawn, run, update
 from support.tiers import fewer
 

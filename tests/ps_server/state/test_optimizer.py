@@ -13,8 +13,9 @@ from parashard.plan.optimizers import (
 )
 from parashard.plan.schedules import StepSchedule
 from parashard.plan.variables import Variable
-from parashard_server.state.kernels import fused, reference
+from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
+from support import reference_rules as reference
 from support.optimizer_specs import SPECS
 
 VARIABLE = Variable("w", (40,))

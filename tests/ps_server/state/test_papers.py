@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard_server.state.kernels import fused, reference
+from parashard_server.state.kernels import fused
+from support import reference_rules as reference
 from support.hosted_cuda import Hosted
 from support.kernel_cases import ADAM, update
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard_server.state.kernels import fused, reference
+from parashard_server.state.kernels import fused
+from support import reference_rules as reference
 from support.kernel_cases import update
 
 START = [0.5, -1.25, 2.0, 0.0, -0.75]

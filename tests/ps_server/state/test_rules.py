@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parashard.plan.optimizers import SLOT_NAMES
-from parashard_server.state.kernels import cuda_text, rules
+from parashard_server.state.kernels import cuda, rules
 from parashard_server.state.kernels.rules import RULES
 from support.optimizer_specs import SPECS
 
@@ -75,18 +75,16 @@ def test_settings_are_fields_of_the_spec(kind: str) -> None:
 
 @pytest.mark.parametrize("name", IN_C)
 def test_the_lines_of_a_rule_are_the_same_in_c(name: str) -> None:
-    assert cuda_text.statements(RULES[name].step).split("\n") == [
-        line.strip() for line in IN_C[name].strip().split("\n")
-    ]
+    assert cuda.statements(RULES[name].step).split("\n") == [line.strip() for line in IN_C[name].strip().split("\n")]
 
 
 def test_an_expression_is_a_function_in_c() -> None:
     arguments = "float g, float w, float weight_decay, float clip, float scale"
     body = "return minimum(maximum(g * scale, -clip), clip) + weight_decay * w;"
-    assert cuda_text.device_function(rules.prepared) == f"__device__ float prepared({arguments}) {{ {body} }}\n"
+    assert cuda.device_function(rules.prepared) == f"__device__ float prepared({arguments}) {{ {body} }}\n"
 
 
 @pytest.mark.parametrize("rule", [squared, halved, added_up])
 def test_what_c_says_otherwise_is_refused(rule: Callable[..., Any]) -> None:
     with pytest.raises(AssertionError):
-        cuda_text.statements(rule)
+        cuda.statements(rule)

@@ -1,1 +1,1 @@
-"""Update rules of the optimizers on flat float32 vectors: a readable reference, and fused loops with the same bits."""
+"""Update rules of the optimizers on flat float32 vectors, each written once, and the loops that run them."""

@@ -1,23 +1,27 @@
 """The update rules as CUDA kernels, by CuPy: the signatures of `fused`, on vectors of a GPU.
 
-Launches on the calling thread's current device and stream; knows no shard. See `reference` for what each function does.
+Launches on the calling thread's current device and stream; knows no shard.
 
 Each element goes through the operations of its rule in their order, with one rounding each: no contraction of a
 product and a sum into one (`--fmad=false`), and NVRTC's defaults for the rest, which are correctly rounded division and
 square root and no flushing of subnormals. LAMB's norms are added block by block, in index order. So the bits are meant
-to be those of the reference, on any GPU; a test marked `gpu` compares them.
+to be those of `fused`, on any GPU; a test marked `gpu` compares them. A rule's lines say the same in CUDA's C++ as in
+Python: only what has the same meaning and order in both is taken.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from parashard.process import cuda
 from parashard_server.state.kernels import rules
-from parashard_server.state.kernels.cuda_text import FUNCTIONS, device_function, statements
 from parashard_server.state.kernels.rules import RULES, Values
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, trust_ratio
 
@@ -29,7 +33,7 @@ _f32 = np.float32
 
 
 def update(rule: str, values: Values | None, weights: Resident, gradient: Resident, *slots: Resident) -> None:
-    """See `reference.update`. LAMB synchronises for its norms, and allocates a vector of the variable's size."""
+    """See `fused.update`. LAMB synchronises for its norms, and allocates a vector of the variable's size."""
     if values is None:
         return
     if rule == "lamb":
@@ -39,7 +43,7 @@ def update(rule: str, values: Values | None, weights: Resident, gradient: Reside
 
 
 def decay(weights: Resident, share: float) -> None:
-    """See `reference.decay`."""
+    """See `fused.decay`."""
     _compiled("decay", _floats("share"), _floats("w"), "w = decayed(w, share);")(_f32(share), weights)
 
 
@@ -55,6 +59,58 @@ def _lamb(values: Values, weights: Resident, gradient: Resident, m: Resident, v:
     u = cuda.namespace().empty_like(weights)
     to_direction(gradient, *_rounded(values, *of_direction, *rule.scalars), weights, m, v, u)
     move(u, _f32(values["learning_rate"] * trust_ratio(_squares_of_blocks(weights, u))), weights)
+
+
+FUNCTIONS = """
+__device__ float minimum(float a, float b) { return b < a ? b : a; }
+__device__ float maximum(float a, float b) { return a < b ? b : a; }
+__device__ float where(bool condition, float a, float b) { return condition ? a : b; }
+"""
+"""NaN stays NaN as in NumPy: fminf and fmaxf would return their other argument. b is never NaN."""
+
+_WORDS = {"sqrt": "sqrtf", "ZERO": "0.0f"}
+_SAME = (
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub),
+    *(ast.Compare, ast.Gt, ast.Lt, ast.Call, ast.Name, ast.Load),
+)
+"""What has in both languages one meaning, precedence and order."""
+
+
+@functools.cache
+def statements(rule: Callable[..., Any]) -> str:
+    """Return a rule's assignments; its arguments are there, other names are declared."""
+    *assignments, _ = _body(rule)
+    known = set(rule.__code__.co_varnames[: rule.__code__.co_argcount])
+    lines = []
+    for assignment in assignments:
+        assert isinstance(assignment, ast.Assign), ast.unparse(assignment)
+        name = ast.unparse(assignment.targets[0])
+        lines.append(f"{'' if name in known else 'float '}{name} = {_expression(assignment.value)};")
+        known.add(name)
+    return "\n".join(lines)
+
+
+def device_function(function: Callable[..., Any]) -> str:
+    """Return a function of one expression."""
+    (returned,) = _body(function)
+    assert isinstance(returned, ast.Return), ast.unparse(returned)
+    assert returned.value is not None
+    arguments = ", ".join(f"float {name}" for name in function.__code__.co_varnames)
+    return f"__device__ float {function.__name__}({arguments}) {{ return {_expression(returned.value)}; }}\n"
+
+
+def _body(function: Callable[..., Any]) -> list[ast.stmt]:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(definition, ast.FunctionDef)
+    return definition.body[1:]  # without the docstring
+
+
+def _expression(expression: ast.expr) -> str:
+    for node in ast.walk(expression):
+        assert isinstance(node, _SAME), f"a rule may not have {ast.unparse(node)}"
+        if isinstance(node, ast.Name):
+            node.id = _WORDS.get(node.id, node.id)
+    return ast.unparse(expression)
 
 
 _PREAMBLE = FUNCTIONS + "".join(

@@ -1,13 +1,17 @@
-"""The update rules as machine code, on several threads: the signatures and the bits of `reference`.
+"""The update rules as machine code, on several threads, whose number the bits do not depend on.
 
-Hands each compiled loop to the lanes. See `reference` for what each function does; the bits do not depend on the number
-of threads.
+Every function works in place on 1-D contiguous float32 arrays of one length: a run of a shard's flat vector. Nothing is
+checked but shapes: the caller ensures finite gradients before the first write. The tests hold the bits against the
+rules in NumPy.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +19,85 @@ from numpy.typing import NDArray
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import index_loops, loops, row_loops
 from parashard_server.state.kernels.compiling import LOOPS
-from parashard_server.state.kernels.lanes import Lanes
 from parashard_server.state.kernels.rules import OF_PREPARED, RULES, Values
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, trust_ratio
+
+T = TypeVar("T")
+
+SHARED_MIN_BYTES = 32 << 20
+"""Total size of a call's arrays below which one thread is faster: waking another takes 40 us or more."""
+RUN_MIN_BYTES = 4 << 20
+"""Smallest total size of a run's arrays: 1 MiB of each of Adam's four."""
+RUNS_PER_LANE = 4
+"""Largest number of runs per lane. More than one, so that other lanes take over runs of a slow one; not many,
+because a thread needs the GIL after each."""
+
+
+class Lanes:
+    """A pool of threads that divide vectors among them; each of several callers has the lanes that are free.
+
+    `threads` are those of one call, the caller included. They suffice, because the loops release the GIL. A loop's
+    result for an element must depend on that element alone, so that the bits depend neither on the number of lanes nor
+    on the division.
+    """
+
+    def __init__(self, threads: int) -> None:
+        assert threads >= 1, f"a call has its own thread at least, found {threads}"
+        self.threads = threads
+        self._others = ThreadPoolExecutor(threads - 1, "lane") if threads > 1 else None  # they start when first needed
+
+    def run(self, loop: Callable[..., T], arrays: Sequence[Float32s], *scalars: Any) -> list[T]:
+        """Call `loop(*arrays, *scalars)`: directly, or in runs on all lanes if the arrays are large.
+
+        The arrays are of one size, and cut at the same places. Returns what the loop returned, in the order of the
+        runs. When this returns or raises, no run is active. After an exception no further run begins.
+        """
+        size_bytes = arrays[0].nbytes * len(arrays)
+        if self._others is None or size_bytes < SHARED_MIN_BYTES:
+            return [loop(*arrays, *scalars)]
+        runs = cut(arrays[0].size, size_bytes, self.threads)
+        waiting = deque(enumerate(runs))
+        results: dict[int, T] = {}
+
+        def work() -> None:
+            while waiting:
+                try:
+                    number, run = waiting.popleft()
+                except IndexError:
+                    return  # another lane took the last one
+                try:
+                    results[number] = loop(*(array[run] for array in arrays), *scalars)
+                except BaseException:
+                    waiting.clear()
+                    raise
+
+        others = [self._others.submit(work) for _ in range(min(self.threads, len(runs)) - 1)]
+        try:
+            work()
+        finally:
+            begun = [other for other in others if not other.cancel()]  # lanes that have not started are not waited for
+            wait(begun)
+        for other in begun:
+            other.result()
+        return [results[number] for number in range(len(runs))]
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._others is not None:
+            self._others.shutdown()
+
+
+def cut(elements: int, size_bytes: int, threads: int) -> list[slice]:
+    """Return the runs of a vector: equal, of whole blocks, except the last; a single one for small arrays.
+
+    `size_bytes` is of all arrays of the call, each of `elements`.
+    """
+    if threads == 1 or size_bytes < SHARED_MIN_BYTES:
+        return [slice(0, elements)]
+    runs = min(RUNS_PER_LANE * threads, size_bytes // RUN_MIN_BYTES)
+    length = -(-elements // (runs * BLOCK_ELEMENTS)) * BLOCK_ELEMENTS
+    return [slice(begin, min(begin + length, elements)) for begin in range(0, elements, length)]
+
 
 _lanes = Lanes(1)
 
@@ -59,7 +139,6 @@ def warm_up(*, rounds: bool = True) -> None:
     """
     values = np.empty(0, np.float32)
     is_finite(values)
-    copy(values, values)
     if rounds:
         accumulate(values, values)
 
@@ -72,7 +151,20 @@ def warm_up_rows() -> None:
 
 
 def update(rule: str, values: Values | None, weights: Float32s, gradient: Float32s, *slots: Float32s) -> None:
-    """See `reference.update`."""
+    """Apply a rule.
+
+    Parameters
+    ----------
+    rule : str
+        Its name in `rules.RULES`.
+    values : mapping, optional
+        Its scalars, by `rules.Rule.values`; with arrays among them, one for each row of a table, the vectors are rows
+        end to end. None: nothing changes.
+    weights, gradient : ndarray of float32, shape (elements,)
+        The gradient is only read.
+    slots : ndarray of float32
+        Of the rule's, in its order; shape (elements,), of `rowwise_adagrad` (rows,).
+    """
     if values is None:
         return
     if rule == "lamb":
@@ -119,20 +211,15 @@ def _lamb_moments(scalars: tuple[float, ...], *vectors: Float32s) -> NDArray[np.
 
 
 def decay(weights: Float32s, share: float) -> None:
-    """See `reference.decay`."""
+    """Shrink weights: w <- w - share w (the decoupled weight decay of rules other than `adamw` and `lamb`)."""
     _run("decay", (weights,), share)
 
 
 def accumulate(total: Float32s, gradient: Float32s) -> None:
-    """See `reference.accumulate`."""
+    """Add a gradient to a round's sum: total <- total + gradient. The caller keeps the order of steps."""
     _run("accumulate", (total, gradient))
 
 
 def is_finite(array: Float32s) -> bool:
-    """See `reference.is_finite`."""
+    """Return whether no element is NaN or infinite."""
     return all(_run("is_finite", (array,)))
-
-
-def copy(destination: Float32s, source: Float32s) -> None:
-    """See `reference.copy`."""
-    _run("copy", (destination, source))

@@ -168,9 +168,3 @@ def is_finite(array):
         if not finite:
             return False
     return True
-
-
-@loop(VECTOR, const(VECTOR))
-def copy(destination, source):
-    for i in range(destination.size):
-        destination[i] = source[i]

@@ -1,4 +1,4 @@
-"""The update rules, each written once. `reference`, `loops` and `cuda` derive what they run from these functions.
+"""The update rules, each written once. `loops`, `cuda` and the tests' NumPy reference derive what they run from these.
 
 A rule is the arithmetic of one element: `w` is a weight, `g` its prepared gradient, then come the rule's slots, and
 after the "/" scalars, which all elements share. It returns the new weight and slots. A body assigns sums, products and

@@ -1,1 +1,1 @@
-"""Rows of embedding tables on a shard: their memory, the index by key, and a readable reference."""
+"""Rows of embedding tables on a shard: their memory, and the index by key."""

@@ -2,8 +2,8 @@
 
 A row is what its initializer draws until it is first pushed, and takes memory from then on (P27), if the table's rules
 give it one (P29). Its update is that of a dense variable's optimizer: the pushed rows and their slots are gathered into
-vectors, moved by the same kernel, and scattered back. Knows no step, no message and no lock. `reference_rows` says the
-same, readably.
+vectors, moved by the same kernel, and scattered back. Knows no step, no message and no lock. `ReferenceRows` of the
+tests says the same, readably.
 """
 
 from __future__ import annotations

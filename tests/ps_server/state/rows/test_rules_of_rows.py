@@ -20,10 +20,10 @@ from parashard.plan.variables import Initializer
 from parashard_server.state.rows import records, row_saving
 from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from parashard_server.state.rows.records import Records
-from parashard_server.state.rows.reference_rows import ReferenceRows
 from parashard_server.state.rows.row_index import ABSENT
 from parashard_server.state.rows.row_memory import RowValues
 from parashard_server.state.rows.table_rows import TableRows
+from support.reference_rows import ReferenceRows
 from support.row_pieces import next_piece
 from support.store_fakes import MemoryStore
 from support.tiers import fewer

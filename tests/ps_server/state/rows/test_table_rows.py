@@ -38,9 +38,9 @@ from parashard.plan.optimizers import (
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s, Initializer
 from parashard_server.state.rows import table_rows
-from parashard_server.state.rows.reference_rows import ReferenceRows
 from parashard_server.state.rows.row_index import SEGMENTS
 from parashard_server.state.rows.table_rows import TableRows
+from support.reference_rows import ReferenceRows
 from support.row_pieces import next_piece
 
 RULES: dict[str, OptimizerSpec] = {

@@ -1,4 +1,4 @@
-"""ReferenceRows: what `table_rows` does, as a dictionary from keys to rows, moved by the rules' NumPy reference.
+"""ReferenceRows: what `TableRows` does, as a dictionary from keys to rows, moved by the rules' NumPy reference.
 
 The readable specification, bit for bit; the tests compare. Knows no memory and no index.
 """
@@ -12,8 +12,8 @@ import numpy as np
 from parashard.plan.embedding import EmbeddingTable, Keys, first_rows, floats_of, kept_as
 from parashard.plan.row_rules import Chance, ended
 from parashard.plan.variables import Float32s, Variable
-from parashard_server.state.kernels import reference
 from parashard_server.state.optimizer import Optimizer
+from support import reference_rules as reference
 
 
 @dataclass

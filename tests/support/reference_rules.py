@@ -1,4 +1,4 @@
-"""The update rules in NumPy: what `fused` and `cuda` are held against, bit for bit.
+"""The update rules in NumPy: what the shard's kernels, `fused` and `cuda`, are held against, bit for bit.
 
 Every function works in place on 1-D contiguous float32 arrays of one length: a run of a shard's flat vector. Nothing is
 checked: the caller ensures finite gradients and matching lengths before the first write.
@@ -19,20 +19,7 @@ _f32 = np.float32
 
 
 def update(rule: str, values: Values | None, weights: Float32s, gradient: Float32s, *slots: Float32s) -> None:
-    """Apply a rule.
-
-    Parameters
-    ----------
-    rule : str
-        Its name in `rules.RULES`.
-    values : mapping, optional
-        Its scalars, by `rules.Rule.values`; with arrays among them, one for each row of a table, the vectors are rows
-        end to end. None: nothing changes.
-    weights, gradient : ndarray of float32, shape (elements,)
-        The gradient is only read.
-    slots : ndarray of float32
-        Of the rule's, in its order; shape (elements,), of `rowwise_adagrad` (rows,).
-    """
+    """Apply a rule; see `fused.update`."""
     if values is None:
         return
     g = prepared(gradient, weights, *_rounded(values, *OF_PREPARED))
@@ -77,11 +64,6 @@ def accumulate(total: Float32s, gradient: Float32s) -> None:
 def is_finite(array: Float32s) -> bool:
     """Return whether no element is NaN or infinite."""
     return bool(np.isfinite(array).all())
-
-
-def copy(destination: Float32s, source: Float32s) -> None:
-    """Copy a vector; the two must not overlap."""
-    destination[:] = source
 
 
 def _rounded(values: Values, *names: str, elements: int = 0) -> list[Any]:
