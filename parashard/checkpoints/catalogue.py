@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
-from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, R, check_whole, decode, sha256_of
-from parashard.checkpoints.manifest import InitialManifest, JobManifest, PlanRecord, RunRecord, ShardManifest
+from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, R, check_whole, decode, encode, sha256_of
+from parashard.checkpoints.manifest import InitialManifest, JobManifest, PlanRecord, RunRecord, ShardManifest, ShardPart
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored
 from parashard.store.base import Store
 
@@ -61,6 +61,12 @@ class CheckpointId(NamedTuple):
                 f"checkpoint {text!r}: allowed: a shard's such as p1/s0/i3/c7, a drained one as j1"
             )
         return cls(*map(int, match.groups()))
+
+
+def part_of(manifest: ShardManifest) -> ShardPart:
+    """Return a shard's checkpoint as part of a drained one."""
+    content = encode(manifest)
+    return ShardPart(name=CheckpointId.of(manifest).folder, size_bytes=len(content), sha256=sha256_of(content))
 
 
 def initial_name(job_digest: str) -> str:

@@ -40,14 +40,11 @@ from parashard.telemetry.tracing import tracing
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
-from parashard_server.durability.recovery import Restorer
-from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.metrics import shard_families
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.listeners import Listeners
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.shard_host import ShardHost
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
@@ -78,37 +75,11 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
     store = open_store(reply.checkpoint_url)
     catalogue = Catalogue(store).of_run(reply.run_id)
     builder = ShardBuilder(reply, start.index, store, device=start.device)
-    options = builder.job.checkpoint
     coordinator.retry_budget_s = builder.job.cluster.retry_budget_s
-    restorer = Restorer(
-        catalogue,
-        reply,
-        builder.plan,
-        start.index,
-        builder.optimizer.slots,
-        rounds=builder.round_steps is not None,
-    )
     claims = Claims(store, f"shard-{start.index}", os.urandom(8).hex())
-    first = begin_first_incarnation(builder, restorer, claims, stop.event)
-    host = first.host
+    lifecycle = ShardLifecycle(builder, reply, catalogue, claims, cancelled=stop.event)
+    host, checkpointer = lifecycle.host, lifecycle.checkpointer
     limit_threads(1)
-    schedule = CheckpointSchedule(
-        every_s=options.every_s,
-        every_steps=options.every_steps,
-        round_steps=builder.round_steps,
-        steps=len(host.shard.updates.applied),
-        now_s=time.monotonic(),
-    )
-    checkpointer = Checkpointer(
-        host,
-        catalogue,
-        schedule,
-        options,
-        first.saved,
-        claims=claims,
-        last=first.restored,
-    )
-    lifecycle = ShardLifecycle(host, builder, restorer, claims, checkpointer)
     plane = RequestHandler(host, lifecycle, tracer)
     ports = Listeners(plane, host, builder.job, builder.push_memory, start.host, start.data_port, credentials)
     service = ShardService(plane, host, checkpointer, lifecycle, builder.push_memory)
@@ -136,7 +107,7 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
         data_address=start.advertise_data or ports.address,
         local_path=ports.local_path,
     )
-    announcer = _Announcer(coordinator, host, checkpointer, lifecycle, service, where, http.address, start.linger_s)
+    announcer = _Announcer(coordinator, lifecycle, service, where, http.address, start.linger_s)
     coordinator.patiently(announcer.announce)
     announced = True
     failpoints.hit("shard.boot.registered")
@@ -188,8 +159,6 @@ class _Announcer:
     def __init__(
         self,
         coordinator: CoordinatorClient,
-        host: ShardHost,
-        checkpointer: Checkpointer,
         lifecycle: ShardLifecycle,
         service: ShardService,
         where: pb.ShardAddress,
@@ -197,9 +166,8 @@ class _Announcer:
         linger_s: float,
     ) -> None:
         self._coordinator = coordinator
-        self._host = host
-        self._checkpointer = checkpointer
         self._lifecycle = lifecycle
+        self._host = lifecycle.host
         self._service = service
         self._where = where
         self._http_address = http_address
@@ -210,7 +178,7 @@ class _Announcer:
         """Announce once."""
         reply = self._coordinator.register_shard(self._host.run_exclusive(self._request))
         cut_round = reply.cut_round if reply.HasField("cut_round") else None
-        self._checkpointer.saved.common = CommonRounds(cut_round, frozenset(reply.kept_rounds))
+        self._lifecycle.checkpointer.saved.common = CommonRounds(cut_round, frozenset(reply.kept_rounds))
         self._service.coordinator_incarnation = max(
             self._service.coordinator_incarnation, reply.coordinator_incarnation
         )

@@ -48,8 +48,6 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def announcer(process: ShardProcess, coordinator: ScriptedCoordinator) -> _Announcer:
     return _Announcer(
         coordinator,  # type: ignore[arg-type]
-        process.host,
-        process.checkpointer,
         process.lifecycle,
         process.service,
         pb.ShardAddress(address="127.0.0.1:1"),

@@ -25,10 +25,7 @@ from parashard.errors import ParashardError, RetryLater
 from parashard.protocol import wire
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Shard
-from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
-from parashard_server.durability.recovery import Restorer
-from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.request_handler import RequestHandler
@@ -80,40 +77,12 @@ class ShardProcess(Process):
         self._habits = parts.habits
         self._parts_of_batch = builder.parts_of_batch
         self._stopping = False
-        catalogue = Catalogue(store)
-        rounds, options = builder.round_steps, builder.job.checkpoint
         reply = pb.GetJobReply(run_id=RUN_ID, job_digest=DIGEST)
-        restorer = Restorer(
-            catalogue, reply, builder.plan, builder.index, builder.optimizer.slots, rounds=rounds is not None
-        )
         claims = Claims(store, self.name, f"{world.now_s!r}/{world.events}")
-        first = begin_first_incarnation(builder, restorer, claims)  # type: ignore[arg-type]
-        self.host = first.host
-        self.host.lock = AdmissionLock(1, broken=lambda error: None)  # it is raised, and ends the simulation
         clock: Callable[[], float] = lambda: world.now_s  # noqa: E731
-        schedule = CheckpointSchedule(
-            every_s=options.every_s,
-            every_steps=options.every_steps,
-            round_steps=rounds,
-            steps=len(self.shard.updates.applied),
-            now_s=world.now_s,
-        )
-        self.checkpointer = Checkpointer(
-            self.host,
-            catalogue,
-            schedule,
-            options,
-            first.saved,
-            claims=claims,
-            clock=clock,
-        )
-        self.lifecycle = ShardLifecycle(
-            self.host,
-            builder,  # type: ignore[arg-type]
-            restorer,
-            claims,
-            self.checkpointer,
-        )
+        self.lifecycle = ShardLifecycle(builder, reply, Catalogue(store), claims, clock=clock)  # type: ignore[arg-type]
+        self.host, self.checkpointer = self.lifecycle.host, self.lifecycle.checkpointer
+        self.host.lock = AdmissionLock(1, broken=lambda error: None)  # it is raised, and ends the simulation
         self._plane = RequestHandler(self.host, self.lifecycle, clock=clock, version_wait_s=0.0)
         self._memory = builder.push_memory
         self._calls: dict[int, _PushCall] = {}

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from parashard.checkpoints.catalogue import CheckpointId, job_name, plan_name
-from parashard.checkpoints.encoding import encode, sha256_of
-from parashard.checkpoints.manifest import JobManifest, PlanRecord, ShardManifest, ShardPart
+from parashard.checkpoints.catalogue import CheckpointId, job_name, part_of, plan_name
+from parashard.checkpoints.encoding import encode
+from parashard.checkpoints.manifest import JobManifest, PlanRecord, ShardManifest
 from parashard.checkpoints.state import ShardState
 from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
 from parashard.plan.intervals import IntervalSet
@@ -86,10 +86,7 @@ def write_shard(store: Store, id_: CheckpointId, *, seed: int = 0, **changed: An
 
 def write_job(store: Store, number: int, manifests: Sequence[ShardManifest], **changed: Any) -> JobManifest:
     """Write the manifest of a drained checkpoint that is made of some shards' checkpoints."""
-    parts = tuple(
-        ShardPart(name=CheckpointId.of(m).folder, size_bytes=len(encode(m)), sha256=sha256_of(encode(m)))
-        for m in manifests
-    )
+    parts = tuple(map(part_of, manifests))
     fields: dict[str, Any] = {
         "run_id": RUN,
         "job_digest": DIGEST,

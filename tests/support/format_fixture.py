@@ -22,8 +22,8 @@ from unittest import mock
 import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.checkpoints.encoding import encode, sha256_of
-from parashard.checkpoints.manifest import ShardManifest, ShardPart
+from parashard.checkpoints.catalogue import part_of
+from parashard.checkpoints.manifest import ShardManifest
 from parashard.client.proto_conversion import plan_message
 from parashard.job.load import as_toml, job_from_toml
 from parashard.launch.run_folders import write_report
@@ -100,9 +100,7 @@ def _write(folder: Path) -> None:
     parts = []
     for index, process in enumerate(processes):
         _push(process, resolved, 0, DRAINED)
-        manifest = process.catalogue.manifest(process.checkpointer.take().id)
-        content = encode(manifest)
-        parts.append(ShardPart(name=_folder_of(process), size_bytes=len(content), sha256=sha256_of(content)))
+        parts.append(part_of(process.checkpointer.take()))
         _push(process, resolved, DRAINED, SAVED[index])
     run_store.add_job_manifest(RUN, resolved.digest, plan, DRAINED, parts, final=False)
     for index, process in enumerate(processes):
@@ -149,10 +147,6 @@ def _gradient(resolved: ResolvedJob, step: int) -> Float32s:
 def _with_log(**fields: Any) -> ShardManifest:
     """Return a manifest as versions with a log of pushes wrote it: it also says how many the log had by then."""
     return ShardManifest(**fields, log_position=fields["version"])
-
-
-def _folder_of(process: ShardProcess) -> str:
-    return process.id_of(max(process.numbers())).folder
 
 
 if __name__ == "__main__":

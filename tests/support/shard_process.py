@@ -18,10 +18,7 @@ from parashard.store.base import Store
 from parashard.store.claims import Claims
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
-from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
-from parashard_server.durability.recovery import Restorer
-from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.request_handler import RequestHandler
@@ -97,30 +94,10 @@ class ShardProcess:
         self.store = store
         self.catalogue = Catalogue(store)
         self.builder = builder = ShardBuilder(reply, index, store)
-        rounds = builder.round_steps is not None
-        restorer = Restorer(self.catalogue, reply, builder.plan, index, builder.optimizer.slots, rounds=rounds)
-        options = builder.job.checkpoint
         claims = Claims(store, f"shard-{index}", f"process-{next(_PROCESSES)}")
-        first = begin_first_incarnation(builder, restorer, claims)
-        self.host = first.host
+        self.lifecycle = ShardLifecycle(builder, reply, self.catalogue, claims, clock=lambda: self.now_s)
+        self.host, self.checkpointer = self.lifecycle.host, self.lifecycle.checkpointer
         self.host.lock = AdmissionLock(64, broken=lambda error: None)  # what breaks fails the test, not its process
-        schedule = CheckpointSchedule(
-            every_s=options.every_s,
-            every_steps=options.every_steps,
-            round_steps=builder.round_steps,
-            steps=len(self.shard.updates.applied),
-            now_s=self.now_s,
-        )
-        self.checkpointer = Checkpointer(
-            self.host,
-            self.catalogue,
-            schedule,
-            options,
-            first.saved,
-            claims=claims,
-            clock=lambda: self.now_s,
-        )
-        self.lifecycle = ShardLifecycle(self.host, builder, restorer, claims, self.checkpointer)
         self.plane = RequestHandler(self.host, self.lifecycle)
         self.service = ShardService(self.plane, self.host, self.checkpointer, self.lifecycle, builder.push_memory)
 

@@ -8,14 +8,12 @@ Called by `parashard.api.in_process.training`.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.checkpoints.catalogue import Catalogue
-from parashard.checkpoints.manifest import ShardPart
+from parashard.checkpoints.catalogue import Catalogue, part_of
 from parashard.checkpoints.retention import CommonRounds
 from parashard.client.proto_conversion import plan_message
 from parashard.client.pulled import Pulled
@@ -39,9 +37,7 @@ from parashard_coordinator.run.store import RunIdentity, RunStore
 from parashard_coordinator.shards import ShardRecord, record_of
 from parashard_server.build import ShardBuilder
 from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
-from parashard_server.durability.recovery import Restorer
-from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import inspection
 from parashard_server.serving.request_handler import RequestHandler
@@ -106,31 +102,12 @@ class State:
         self._run = run
         self._tables = TableSet(tables_of(job), job.job.seed)
         builder = ShardBuilder(reply, 0, store)
-        catalogue = Catalogue(store)
-        restorer = Restorer(catalogue, reply, plan, 0, builder.optimizer.slots, rounds=True)
         claims = Claims(store, "shard-0", os.urandom(8).hex())
-        first = begin_first_incarnation(builder, restorer, claims)
-        self._host = first.host
+        self._lifecycle = ShardLifecycle(builder, reply, Catalogue(store), claims)
+        self._host, self._checkpointer = self._lifecycle.host, self._lifecycle.checkpointer
         self._broken = False
         self._host.lock = AdmissionLock(job.cluster.queue_pushes, self._note_broken)
-        shard = self._host.shard
-        self.applied = len(shard.updates.applied)
-        self._checkpointer = Checkpointer(
-            self._host,
-            catalogue,
-            CheckpointSchedule(
-                every_s=0.0,  # by `save_soon`
-                every_steps=job.checkpoint.every_steps,
-                round_steps=builder.round_steps,
-                steps=self.applied,
-                now_s=time.monotonic(),
-            ),
-            job.checkpoint,
-            first.saved,
-            claims=claims,
-            last=first.restored,
-        )
-        self._lifecycle = ShardLifecycle(self._host, builder, restorer, claims, self._checkpointer)
+        self.applied = len(self._host.shard.updates.applied)
         self._plane = RequestHandler(self._host, self._lifecycle)
         self.client = LocalClient(
             run.run_id,
@@ -167,8 +144,7 @@ class State:
         StoreFailed
             If the store gives an error.
         """
-        stored = self._checkpointer.take(round_)
-        part = ShardPart(name=stored.id.folder, size_bytes=stored.manifest_bytes, sha256=stored.manifest_sha256)
+        part = part_of(self._checkpointer.take(round_))
         run = self._run
         return run.records.add_job_manifest(run.run_id, run.resolved.digest, self.plan, steps, [part], final=True)
 

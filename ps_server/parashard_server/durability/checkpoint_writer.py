@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from parashard.checkpoints.catalogue import CheckpointId
-from parashard.checkpoints.encoding import encode, sha256_of
+from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import ShardManifest, TableFile
 from parashard.checkpoints.row_files import FILE_BYTES, TableChange, TableWriter
 from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
 from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
-from parashard.plan.intervals import IntervalSet
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
@@ -28,31 +26,6 @@ from parashard_server.core.shard import Cut, Shard
 from parashard_server.serving.shard_host import ShardHost
 from parashard_server.state.rows.embedding_tables import TablesCut
 from parashard_server.state.rows.row_saving import RowSaving
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A checkpoint in the store."""
-
-    id: CheckpointId
-    manifest_bytes: int
-    manifest_sha256: str
-    applied: IntervalSet
-    round: int | None
-    skipped: IntervalSet = field(default_factory=IntervalSet)
-
-
-def stored_as(manifest: ShardManifest) -> Stored:
-    """Return the stored checkpoint of a manifest."""
-    content = encode(manifest)
-    return Stored(
-        CheckpointId.of(manifest),
-        len(content),
-        sha256_of(content),
-        manifest.steps,
-        manifest.round,
-        manifest.skipped_steps,
-    )
 
 
 def write_cut(

@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
-from parashard.checkpoints.manifest import TableFile
+from parashard.checkpoints.encoding import encode
+from parashard.checkpoints.manifest import ShardManifest, TableFile
 from parashard.checkpoints.retention import Held
 from parashard.checkpoints.verify import damage_in_shard
 from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
@@ -26,7 +27,7 @@ from parashard.process.durable import disk_is_full
 from parashard.process.logs import log
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Cut, Shard
-from parashard_server.durability.checkpoint_writer import Stored, stored_as, write_cut
+from parashard_server.durability.checkpoint_writer import write_cut
 from parashard_server.durability.saved_checkpoints import SavedCheckpoints
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.serving.shard_host import ShardHost
@@ -65,7 +66,7 @@ class Checkpointer:
         Those that there are.
     claims : Claims
         Of this process: once another one has claimed the shard, nothing is saved or deleted any more.
-    last : Stored, optional
+    last : ShardManifest, optional
         The checkpoint that the shard was restored from: it is not saved again while the weights have not moved, and it
         may become part of a drained one.
     clock : callable
@@ -81,7 +82,7 @@ class Checkpointer:
         saved: SavedCheckpoints,
         *,
         claims: Claims,
-        last: Stored | None = None,
+        last: ShardManifest | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = CheckpointRecord(interval_s=options.every_s)
@@ -100,7 +101,7 @@ class Checkpointer:
         self._found_full = False  # by the last checkpoint: the disk
         self._last = last
         self._last_incarnation = host.shard.identity.incarnation  # of the state in `_last`
-        self.saved.handed_out = last.id.folder if last else ""
+        self.saved.handed_out = CheckpointId.of(last).folder if last else ""
         self._number = self.saved.last_number
         self._uncopied = host.shard.storage.uncopied  # partitions, after the last request or copy
         self._stopping = False
@@ -142,7 +143,7 @@ class Checkpointer:
 
         self._host.run_exclusive(name)
 
-    def take(self, round_: int | None = None, *, damaged: str = "") -> Stored:
+    def take(self, round_: int | None = None, *, damaged: str = "") -> ShardManifest:
         """Save the present state now, or in sync mode the start of a round that is full or reached.
 
         A stored checkpoint of this state is returned again, unless its folder is `damaged`.
@@ -156,8 +157,8 @@ class Checkpointer:
         """
         with self._saving:
             self._save_waiting()  # it is older, and ids must rise with time
-            if self._last is not None and self._last.id.folder == damaged:
-                self.saved.distrust(self._last.id)
+            if self._last is not None and CheckpointId.of(self._last).folder == damaged:
+                self.saved.distrust(CheckpointId.of(self._last))
                 self._last = None
 
             def reach(shard: Shard) -> Cut | None:
@@ -166,7 +167,7 @@ class Checkpointer:
                 if round_ is not None:
                     shard.updates.reach(round_)
                 last = self._last
-                unmoved = last is not None and last.applied == shard.updates.applied
+                unmoved = last is not None and last.steps == shard.updates.applied
                 if unmoved and self._last_incarnation == shard.identity.incarnation:
                     return None  # equal steps do not imply equal weights after a rollback
                 return self._cut(shard)
@@ -174,7 +175,7 @@ class Checkpointer:
             cut = self._host.run_exclusive(reach)
             stored = self._last if cut is None else self._save(cut)
             assert stored is not None
-            self.saved.handed_out = stored.id.folder
+            self.saved.handed_out = CheckpointId.of(stored).folder
             return stored
 
     def returned(self, shard: Shard) -> None:
@@ -215,7 +216,7 @@ class Checkpointer:
         self._uncopied = shard.storage.uncopied
         return cut
 
-    def _save(self, cut: Cut) -> Stored:
+    def _save(self, cut: Cut) -> ShardManifest:
         started_s = time.monotonic()
         try:
             failpoints.hit("shard.checkpoint.cut")
@@ -241,7 +242,7 @@ class Checkpointer:
         self.record.error = ""
         self.record.seconds = time.monotonic() - started_s
         self._last, self._last_incarnation = stored, cut.identity.incarnation
-        log.info("checkpoint", id=str(stored.id), steps=len(cut.applied), s=round(self.record.seconds, 3))
+        log.info("checkpoint", id=str(CheckpointId.of(stored)), steps=len(cut.applied), s=round(self.record.seconds, 3))
         self._collect(cut, self._options.keep)
         return stored
 
@@ -276,19 +277,18 @@ class Checkpointer:
         """Count how long a copy kept pushes waiting."""
         self.record.stall_s = max(self.record.stall_s, seconds)
 
-    def _store(self, cut: Cut) -> Stored:
+    def _store(self, cut: Cut) -> ShardManifest:
         mine = cut.identity
         self._number += 1
         id_ = CheckpointId(mine.plan_version, mine.shard, mine.incarnation, self._number)
         manifest = write_cut(self._catalogue.store, id_, cut, self._host, self._claims, self._held)
         self._end_rows(cut, manifest.table_files)
         failpoints.hit("shard.checkpoint.manifest")
-        stored = stored_as(manifest)
-        self.record.bytes = manifest.size_bytes + stored.manifest_bytes
+        self.record.bytes = manifest.size_bytes + len(encode(manifest))
         self.saved.add(Held.of(manifest))
         if cut.round is not None:
             self._host.changed.set()  # report the round to the coordinator at once: all shards may roll back to it
-        return stored
+        return manifest
 
     def _end_rows(self, cut: Cut, files: Sequence[TableFile] | None) -> None:
         """Tell the tables that their save is over; a shard whose lock stays taken learns it by its next cut."""

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from parashard._proto import shard_pb2, shard_pb2_grpc
+from parashard.checkpoints.catalogue import part_of
 from parashard.client.proto_conversion import interval_messages
 from parashard.errors import LimitExceeded, MalformedFrame, StaleIncarnation, Superseded, Unreachable, WrongRun
 from parashard.protocol import wire
@@ -102,12 +103,13 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             self._checkpointer.name_ahead(round_)
             return shard_pb2.TakeCheckpointReply()
         stored = self._checkpointer.take(round_, damaged=request.damaged)
+        part = part_of(stored)
         return shard_pb2.TakeCheckpointReply(
-            folder=stored.id.folder,
-            manifest_bytes=stored.manifest_bytes,
-            manifest_sha256=stored.manifest_sha256,
-            applied=interval_messages(stored.applied),
-            skipped=interval_messages(stored.skipped),
+            folder=part.name,
+            manifest_bytes=part.size_bytes,
+            manifest_sha256=part.sha256,
+            applied=interval_messages(stored.steps),
+            skipped=interval_messages(stored.skipped_steps),
         )
 
     def Rollback(self, request: shard_pb2.RollbackRequest, context: Any) -> shard_pb2.RollbackReply:

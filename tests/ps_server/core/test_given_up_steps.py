@@ -139,5 +139,5 @@ def test_a_checkpoint_says_which_of_its_steps_were_skipped(start: Start, consist
     if consistency == "sync:4":
         give_up(process, 5)  # held for the next round, so not in this checkpoint
     stored = process.checkpointer.take(1 if consistency == "sync:4" else None)
-    assert stored.skipped == IntervalSet([(1, 2)])
+    assert stored.skipped == ((1, 2),)
     assert start(consistency).shard.updates.skipped == IntervalSet([(1, 2)])

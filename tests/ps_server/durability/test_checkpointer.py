@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from parashard.checkpoints.catalogue import CheckpointId
+from parashard.checkpoints.catalogue import CheckpointId, part_of
 from parashard.checkpoints.encoding import sha256_of
+from parashard.checkpoints.manifest import ShardPart
 from parashard.errors import StaleRound, StoreFailed, Superseded
 from parashard.store import open_store
 from parashard.store.base import Store
@@ -27,11 +28,12 @@ def test_a_checkpoint_holds_the_state_bit_by_bit(tmp_path: Path) -> None:  # P1
     shard = process(open_store(str(tmp_path)), 1)
     shard.push(0, 1, 5)
     stored = shard.checkpointer.take()
-    assert bits_in(shard.state_in(stored.id), shard.shard) == bits_of(shard.shard)
-    assert list(stored.applied.intervals()) == [(0, 2), (5, 6)]
-    assert stored.id == CheckpointId(shard.shard.identity.plan_version, 1, 1, 1)
-    manifest = open_store(str(tmp_path)).read(stored.id.manifest_name, 1 << 20)
-    assert (stored.manifest_bytes, stored.manifest_sha256) == (len(manifest), sha256_of(manifest))
+    id_ = CheckpointId.of(stored)
+    assert bits_in(shard.state_in(id_), shard.shard) == bits_of(shard.shard)
+    assert stored.applied == ((0, 2), (5, 6))
+    assert id_ == CheckpointId(shard.shard.identity.plan_version, 1, 1, 1)
+    manifest = open_store(str(tmp_path)).read(id_.manifest_name, 1 << 20)
+    assert part_of(stored) == ShardPart(name=id_.folder, size_bytes=len(manifest), sha256=sha256_of(manifest))
 
 
 def test_pushes_that_come_while_it_is_being_saved_are_not_in_it(store: MemoryStore) -> None:  # P1
@@ -47,7 +49,7 @@ def test_pushes_that_come_while_it_is_being_saved_are_not_in_it(store: MemorySto
     store.create = busy  # type: ignore[method-assign]
     stored = shard.checkpointer.take()
     assert next(pushed) > 4, "they came"
-    assert bits_in(shard.state_in(stored.id), shard.shard) == before
+    assert bits_in(shard.state_in(CheckpointId.of(stored)), shard.shard) == before
 
 
 def test_the_schedule_cuts_at_its_step_and_saves_beside_what_follows(store: MemoryStore) -> None:
@@ -71,8 +73,8 @@ def test_a_cut_that_waits_stays_what_it_was_while_another_checkpoint_is_taken(st
     taken = shard.checkpointer.take()
     shard.checkpointer.save_pending()
     assert bits_in(shard.state_in(shard.id_of(1)), shard.shard) == before
-    assert bits_in(shard.state_in(taken.id), shard.shard) == bits_of(shard.shard)
-    assert (taken.id, shard.numbers()) == (shard.id_of(2), [1, 2]), "the older cut has the lower number"
+    assert bits_in(shard.state_in(CheckpointId.of(taken)), shard.shard) == bits_of(shard.shard)
+    assert (CheckpointId.of(taken), shard.numbers()) == (shard.id_of(2), [1, 2]), "the older cut has the lower number"
 
 
 def test_a_push_that_copies_what_it_moves_is_counted_as_a_stall(store: MemoryStore) -> None:
@@ -135,10 +137,10 @@ def test_one_that_was_found_damaged_is_forgotten_and_another_one_taken_once(stor
     shard = process(store, consistency="sync:2")
     shard.push(0, 1)
     first = shard.checkpointer.take(1)
-    second = shard.checkpointer.take(1, damaged=first.id.folder)
-    assert (second.id.number, second.applied) == (2, first.applied)
-    assert shard.checkpointer.saved.at_round(1) == [second.id], "nor is it returned to"
-    assert shard.checkpointer.take(1, damaged=first.id.folder) == second, "the same request, sent again"
+    second = shard.checkpointer.take(1, damaged=CheckpointId.of(first).folder)
+    assert (second.number, second.applied) == (2, first.applied)
+    assert shard.checkpointer.saved.at_round(1) == [CheckpointId.of(second)], "nor is it returned to"
+    assert shard.checkpointer.take(1, damaged=CheckpointId.of(first).folder) == second, "the same request, sent again"
     assert shard.checkpointer.take(1) == second
 
 
@@ -172,7 +174,7 @@ def test_in_rounds_a_full_round_is_committed_by_a_drained_checkpoint(store: Memo
     shard = process(store, consistency="sync:2")
     shard.push(0, 1)
     stored = shard.checkpointer.take(1)
-    assert (stored.round, list(stored.applied.intervals())) == (1, [(0, 2)])
+    assert (stored.round, stored.applied) == (1, ((0, 2),))
 
 
 def test_in_rounds_another_round_than_this_shard_s_is_refused(store: MemoryStore) -> None:  # P11
@@ -220,7 +222,7 @@ def test_a_failure_is_counted_and_never_acknowledged_and_leaves_nothing_behind(
     assert (record.stored, record.failed, record.error) == (0, 1, "memory://test: no space left on device")
     shard.push(1)
     stored = shard.checkpointer.take()
-    assert bits_in(shard.state_in(stored.id), shard.shard) == bits_of(shard.shard)
+    assert bits_in(shard.state_in(CheckpointId.of(stored)), shard.shard) == bits_of(shard.shard)
     assert (record.stored, record.failed, record.error) == (1, 1, "")
 
 
@@ -298,5 +300,5 @@ def test_after_a_return_what_was_saved_before_it_is_not_handed_out(store: Memory
         push(shard.shard, step, gradient_of(shard.shard, step + 1000))
     stored = shard.checkpointer.take(1)
     assert stored.applied == before.applied
-    assert (stored.id.incarnation, before.id.incarnation) == (2, 1)
-    assert bits_in(shard.state_in(stored.id), shard.shard) == bits_of(shard.shard)
+    assert (stored.incarnation, before.incarnation) == (2, 1)
+    assert bits_in(shard.state_in(CheckpointId.of(stored)), shard.shard) == bits_of(shard.shard)

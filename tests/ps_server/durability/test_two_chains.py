@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.retention import CommonRounds
 from parashard.checkpoints.row_files import iterate_rows
 from parashard.checkpoints.verify import damage_in_store, restarts_from
@@ -204,8 +205,8 @@ def test_rows_that_a_coordinator_found_damaged_are_written_anew(store: MemorySto
     stored = shard.checkpointer.take()
     [base] = base_files(shard)
     damage(store, base)
-    again = shard.checkpointer.take(damaged=stored.id.folder)
-    manifest = shard.catalogue.manifest(again.id)
+    again = shard.checkpointer.take(damaged=CheckpointId.of(stored).folder)
+    manifest = shard.catalogue.manifest(CheckpointId.of(again))
     assert manifest.own_table_files == manifest.table_files
     assert sum(len(rows.keys) for _, rows in iterate_rows(store, manifest)) == len(MINE[0])
     pushed(shard, 3)

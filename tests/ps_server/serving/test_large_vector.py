@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parashard.checkpoints.catalogue import CheckpointId
 from parashard.client.proto_conversion import plan_message
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Variable
@@ -103,7 +104,7 @@ def test_a_vector_of_more_than_two_gib_is_pushed_pulled_saved_and_restored(tmp_p
     gc.collect()
     assert resident_bytes() < before + LEFT_BYTES, "the shard's memory is given back"
     again = started(tmp_path)
-    assert again.host.restored == f"restored {stored.id} with 1 step"
+    assert again.host.restored == f"restored {CheckpointId.of(stored)} with 1 step"
     assert_pattern(again.shard.storage.weights)
     del again
     gc.collect()
