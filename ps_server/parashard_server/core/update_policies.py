@@ -7,7 +7,6 @@ All keep the applied set beside the weights: every method leaves the two in agre
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import numpy as np
 
@@ -27,35 +26,66 @@ class FoldedStep(ParashardError):
     """A step that is given up has been added to its round's sum: the round must begin again."""
 
 
-class UpdatePolicy(Protocol):
-    """The seam between a shard and the arithmetic of its job's consistency."""
+class UpdatePolicy:
+    """The seam between a shard and the arithmetic of its job's consistency: here what all have without rounds.
 
-    applied: IntervalSet
-    """Steps whose gradients are in the weights."""
-    skipped: IntervalSet
-    """Steps of `held` whose push was empty because the step was given up; the shard adds to it."""
+    Parameters
+    ----------
+    storage : Storage
+        What moves.
+    applied : IntervalSet, optional
+        Steps whose gradients are in the storage's weights, where these come from a checkpoint.
+    tables : EmbeddingTables, optional
+        What moves beside it; None: the job has no tables.
 
-    @property
-    def round(self) -> int | None:
-        """The round that the weights start, in sync mode; None where there are no rounds."""
+    Attributes
+    ----------
+    applied : IntervalSet
+    skipped : IntervalSet
+        Steps of `held` whose push was empty because the step was given up; the shard adds to it.
+    round : int or None
+        The round that the weights start, in sync mode; None where there are no rounds.
+    """
+
+    round: int | None = None
+
+    def __init__(
+        self, storage: Storage, *, applied: IntervalSet | None = None, tables: EmbeddingTables | None = None
+    ) -> None:
+        self._storage = storage
+        self._tables = tables
+        self.applied = IntervalSet() if applied is None else applied
+        self.skipped = IntervalSet()
 
     @property
     def held(self) -> IntervalSet:
-        """Steps that have been acknowledged: in the weights, or held for the current round."""
+        """Steps that have been acknowledged: in the weights, or held for a batch or a round."""
+        return self.applied
 
     @property
     def version(self) -> int:
         """How often the weights have moved."""
+        raise NotImplementedError
 
     @property
     def buffered_steps(self) -> int:
         """Steps that are held and not yet in the weights."""
+        return 0
+
+    @property
+    def waiting_rows(self) -> Iterable[Pushed]:
+        """What held steps have pushed for tables that has not moved them yet."""
+        return ()
 
     def holds(self, step: int) -> bool:
         """Tell whether a step is in the weights or held."""
+        return step in self.applied
 
     def replaceable(self, step: int) -> bool:
         """Tell whether the empty push of a step given up replaces what is held of it.
+
+        Without rounds it never does: a gradient that is held moves the weights, and one shard may have it, another the
+        empty push.
 
         Raises
         ------
@@ -64,6 +94,7 @@ class UpdatePolicy(Protocol):
         StaleRound
             If its gradient is in the weights, and all shards must have the same.
         """
+        return False
 
     def begin_again(self) -> None:
         """Forget every step that is held and not in the weights."""
@@ -71,15 +102,14 @@ class UpdatePolicy(Protocol):
     def admit(self, step: int, learning_rate: float | None = None) -> None:
         """Make ready for a step that is not held, or raise StaleRound; weights may move to the round before it.
 
-        `learning_rate` is the step's, in place of the job's; all steps of a round have the same (P37).
+        `learning_rate` is the step's, in place of the job's; all steps of a round have the same (P37). Without rounds
+        any step comes, in any order: leases bound how many batches are under way.
         """
 
     def reach(self, round_: int | None) -> None:
         """Make the weights those that a round starts from, or raise StaleRound."""
-
-    @property
-    def waiting_rows(self) -> Iterable[Pushed]:
-        """What held steps have pushed for tables that has not moved them yet."""
+        if round_ is not None:
+            raise MalformedFrame(f"the request names round {round_}; this job's consistency has no rounds")
 
     def take(
         self,
@@ -95,58 +125,15 @@ class UpdatePolicy(Protocol):
         rows of tables, checked and borrowed likewise; an empty push has none, and touches no table (P27).
         `norm` is that of the step's gradient on all shards, where these clip that of its batch.
         """
+        raise NotImplementedError
 
 
-class ImmediateUpdates:
+class ImmediateUpdates(UpdatePolicy):
     """`async`, `ssp` and batches of one part: a push moves the weights as it arrives."""
-
-    round = None
-
-    def __init__(
-        self,
-        storage: Storage,
-        *,
-        applied: IntervalSet | None = None,
-        tables: EmbeddingTables | None = None,
-    ) -> None:
-        self._storage = storage
-        self._tables = tables
-        self.applied = IntervalSet() if applied is None else applied
-        self.skipped = IntervalSet()
-
-    @property
-    def held(self) -> IntervalSet:
-        return self.applied
 
     @property
     def version(self) -> int:
         return self.applied.size
-
-    @property
-    def buffered_steps(self) -> int:
-        return 0
-
-    def holds(self, step: int) -> bool:
-        return step in self.applied
-
-    def replaceable(self, step: int) -> bool:
-        """What is held is in the weights."""
-        return False
-
-    def begin_again(self) -> None:
-        """Nothing waits outside the weights."""
-
-    def admit(self, step: int, learning_rate: float | None = None) -> None:
-        """Admit any step, in any order."""
-
-    def reach(self, round_: int | None) -> None:
-        """Refuse a request that names a round: this job has none."""
-        if round_ is not None:
-            raise MalformedFrame(f"the request names round {round_}; this job's consistency has no rounds")
-
-    @property
-    def waiting_rows(self) -> Iterable[Pushed]:
-        return ()
 
     def take(
         self,
@@ -170,7 +157,7 @@ class ImmediateUpdates:
         return PushResult.APPLIED
 
 
-class BatchUpdates:
+class BatchUpdates(UpdatePolicy):
     """`auto`: the gradients of a batch's parts are added up, and move the weights once the last one has come.
 
     A worker has weighed each part by its share of the batch, so that the sum is the batch's gradient. Several batches
@@ -180,19 +167,13 @@ class BatchUpdates:
 
     Parameters
     ----------
-    storage : Storage
-        What moves.
     parts : int
         P, the steps of a batch: batch b is the steps [b P, b P + P).
-    applied : IntervalSet, optional
-        The steps in the storage's weights, where these come from a checkpoint: the first so many batches.
-    tables : EmbeddingTables, optional
-        What moves beside it; None: the job has no tables.
     clip_norm : float, optional
         The norm that a batch's gradient is clipped to.
+    storage, applied, tables
+        As for `UpdatePolicy`; the steps in the weights are those of the first batches.
     """
-
-    round = None
 
     def __init__(
         self,
@@ -203,15 +184,12 @@ class BatchUpdates:
         tables: EmbeddingTables | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        self._storage = storage
+        super().__init__(storage, applied=applied, tables=tables)
         self._parts = parts
         self._clip_norm = clip_norm
         self._norms: dict[int, PartNorms] = {}  # by batch
-        self._tables = tables
         self._batches: dict[int, StepSum] = {}
         self._free: list[Float32s] = []  # memory of sums
-        self.applied = IntervalSet() if applied is None else applied
-        self.skipped = IntervalSet()
 
     @property
     def held(self) -> IntervalSet:
@@ -237,24 +215,12 @@ class BatchUpdates:
         """Return the number of a step's batch: the version of the weights that it moves."""
         return step // self._parts
 
-    def replaceable(self, step: int) -> bool:
-        """A gradient that is held moves the weights: one shard may have it, and another the empty push."""
-        return False
-
     def begin_again(self) -> None:
         """Forget every part of a batch that is not whole."""
         self._free += [batch.memory for batch in self._batches.values()]
         self._batches.clear()
         self._norms.clear()
         self.skipped = self.skipped.intersection(self.applied)
-
-    def admit(self, step: int, learning_rate: float | None = None) -> None:
-        """Admit any step, in any order: leases bound how many batches are under way."""
-
-    def reach(self, round_: int | None) -> None:
-        """Refuse a request that names a round: this job has none."""
-        if round_ is not None:
-            raise MalformedFrame(f"the request names round {round_}; this job's consistency has no rounds")
 
     @property
     def waiting_rows(self) -> Iterable[Pushed]:
@@ -300,7 +266,7 @@ class BatchUpdates:
         return sum(float(np.vdot(piece, piece)) for piece in (*pieces, *(values for _, values in rows.values())))
 
 
-class RoundUpdates:
+class RoundUpdates(UpdatePolicy):
     """`sync:N`: gradients of a round are folded in step order and applied when the next round begins.
 
     Invariant: the weights are those that round `round` starts from; `_sum` has the gradients of its steps. A round that
@@ -310,8 +276,6 @@ class RoundUpdates:
 
     Parameters
     ----------
-    storage : Storage
-        What moves.
     round_steps : int
         N.
     steps_total : int
@@ -320,9 +284,11 @@ class RoundUpdates:
         True: a round's gradient is the mean over its own steps; False: the sum.
     round_ : int
         The round that the storage's weights start; not 0 where they come from a checkpoint.
-    tables : EmbeddingTables, optional
-        What moves beside it; None: the job has no tables.
+    storage, tables
+        As for `UpdatePolicy`.
     """
+
+    round: int
 
     def __init__(
         self,
@@ -334,15 +300,13 @@ class RoundUpdates:
         round_: int = 0,
         tables: EmbeddingTables | None = None,
     ) -> None:
-        self._storage = storage
-        self._tables = tables
+        super().__init__(storage, tables=tables)
         self._round_steps = round_steps
         self._steps_total = steps_total
         self._mean = mean
         self.round = round_
         self._sum = self._sum_of(np.empty(storage.elements, np.float32))
         self.applied = IntervalSet([(0, self._sum.first)])
-        self.skipped = IntervalSet()
 
     @property
     def held(self) -> IntervalSet:
