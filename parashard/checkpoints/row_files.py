@@ -3,7 +3,8 @@
 A file has some rows of one table: keys (the mixed ones, so that those of a shard's buckets lie together), t, last use,
 values and optimizer slots; and keys whose rows are gone. A manifest names all files that make its rows, those of
 earlier checkpoints, too (P33): what was written later counts. So a checkpoint needs no other manifest, and an increment
-costs what has changed. Knows manifests and tables, and nothing of how rows lie in memory.
+costs what has changed. The rows that a job begins with lie beside its other initial values, in files of the same form.
+Knows manifests and tables, and nothing of how rows lie in memory.
 """
 
 from __future__ import annotations
@@ -15,13 +16,24 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId, place_of
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, initial_folder, place_of
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.tensors import read_file
 from parashard.data.hashing import keys_of_bytes
 from parashard.errors import DamagedCheckpoint
-from parashard.plan.embedding import BFLOAT16, BUCKET_BITS, BUCKETS, Keys, buckets_of, floats_of, found_among
+from parashard.plan.embedding import (
+    BFLOAT16,
+    BUCKET_BITS,
+    BUCKETS,
+    KEY_BYTES,
+    KeyedRows,
+    Keys,
+    buckets_of,
+    floats_of,
+    found_among,
+)
+from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.row_rules import ended
 from parashard.plan.variables import Float32s
 from parashard.store.arrays import from_bytes, to_bytes
@@ -147,6 +159,38 @@ def iterate_job_rows(catalogue: Catalogue, job: JobManifest) -> Iterator[tuple[s
     """Yield the rows of a drained checkpoint, as `iterate_rows` those of each shard."""
     for shard in range(len(job.parts)):
         yield from iterate_rows(catalogue.store, catalogue.part_manifest(job, shard))
+
+
+def write_initial_rows(
+    store: Store, job_digest: str, incarnation: int, rows: Mapping[str, KeyedRows]
+) -> tuple[TableFile, ...]:
+    """Write the rows that a job begins with, and return the files."""
+    writer = TableWriter(store, CheckpointId(0, 0, incarnation, 1), initial_folder(job_digest, incarnation))
+    for table, (keys, values, t, slots) in sorted(rows.items()):
+        of_row = values.shape[1] + sum(part.shape[1] for part in slots.values())
+        at_once = max(1, FILE_BYTES // (KEY_BYTES + ELEMENT_BYTES * (2 + of_row)))
+        for begin in range(0, len(keys), at_once):
+            some = slice(begin, begin + at_once)
+            never = np.zeros(len(keys[some]), np.uint32)
+            kept = {slot: part[some] for slot, part in slots.items()}
+            stored = StoredRows(keys[some], never if t is None else t[some], never, values[some], kept)
+            writer.write(TableChange(table, stored, _NO_KEYS))
+    return tuple(writer.files)
+
+
+def iterate_initial_rows(
+    store: Store, job_digest: str, buckets: tuple[int, int] = (0, BUCKETS)
+) -> Iterator[tuple[str, KeyedRows]]:
+    """Yield the rows that a job begins with in a range of buckets, with their table's name, file by file."""
+    manifest = Catalogue(store).initial_manifest(job_digest)
+    if manifest is None:
+        return
+    folder = initial_folder(job_digest, manifest.incarnation)
+    for file in manifest.table_files:
+        if file.buckets[1] > buckets[0] and file.buckets[0] < buckets[1]:
+            rows = parsed(read_file(store, folder, file), place_of(store, f"{folder}/{file.name}")).rows
+            rows = rows.taken(rows_within(rows.keys, buckets))
+            yield file.table, KeyedRows(rows.keys, rows.values, rows.t, rows.slots)
 
 
 def _layers(manifest: ShardManifest, table: str) -> list[list[TableFile]]:

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, Newest, initial_folder, initial_name, place_of
+from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.row_files import StoredRows, iterate_rows
 from parashard.checkpoints.tensors import iterate_files, iterate_tensors, read_tensors, slot_tensor, variable_tensor
 from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
+from parashard.plan.embedding import KeyedRows, rows_sha256
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan
-from parashard.plan.variables import Float32s, Variable
+from parashard.plan.variables import NO_SLOTS, Float32s, Slots, Variable, slots_sha256, values_sha256
 from parashard.store.base import Store
 
 
@@ -102,6 +104,14 @@ def assemble(
     tables = [manifest for manifest in parts if buckets[0] < buckets[1]]
     rows = tuple(found for manifest in tables for found in iterate_rows(store, manifest, buckets, ended_too=True))
     return ShardState(parts[0].steps, version, parts[0].round, variables, state, skipped, rows)
+
+
+def initial_sha256(arrays: Mapping[str, Float32s], rows: Mapping[str, KeyedRows], slots: Slots = NO_SLOTS) -> str:
+    """Return SHA-256 (hex) of what a job begins with: of its variables, with rows and slots where there are some."""
+    sha256 = values_sha256(arrays)
+    if rows:
+        sha256 = sha256_of(f"{sha256} {rows_sha256(rows)}".encode())
+    return sha256_of(f"{sha256} {slots_sha256(slots)}".encode()) if slots else sha256
 
 
 def first_values(

@@ -10,10 +10,9 @@ from contextlib import suppress
 from functools import partial
 
 from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointId
-from parashard.checkpoints.initial_rows import iterate_initial_rows
 from parashard.checkpoints.manifest import ShardManifest
 from parashard.checkpoints.retention import Held, in_order
-from parashard.checkpoints.row_files import iterate_rows, read_change
+from parashard.checkpoints.row_files import iterate_initial_rows, iterate_rows, read_change
 from parashard.checkpoints.state import iterate_initial, iterate_initial_slots
 from parashard.checkpoints.tensors import iterate_tensors, read_file
 from parashard.errors import DamagedCheckpoint, NotStored

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.checkpoints.initial_rows import iterate_initial_rows
+from parashard.checkpoints.row_files import iterate_initial_rows
 from parashard.checkpoints.state import ShardState, first_slots, first_values
 from parashard.client.proto_conversion import plan_from
 from parashard.encodings import codec

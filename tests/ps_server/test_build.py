@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from parashard.checkpoints.catalogue import Catalogue
-from parashard.checkpoints.initial_rows import initial_sha256
-from parashard.checkpoints.state import ShardState
+from parashard.checkpoints.state import ShardState, initial_sha256
 from parashard.checkpoints.tensors import write_tensors
 from parashard.checkpoints.verify import damage_in_store
 from parashard.errors import ConfigurationError, DamagedCheckpoint, Unavailable

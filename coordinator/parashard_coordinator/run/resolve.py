@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard.checkpoints.initial_rows import initial_sha256
 from parashard.checkpoints.manifest import InitialManifest
+from parashard.checkpoints.state import initial_sha256
 from parashard.data.base import DataSpec
 from parashard.encodings.encoding import Encoding
 from parashard.errors import BadData, ConfigurationError

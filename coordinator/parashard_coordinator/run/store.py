@@ -34,10 +34,9 @@ from parashard.checkpoints.catalogue import (
     plan_name,
 )
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, decode, encode
-from parashard.checkpoints.initial_rows import initial_sha256, write_initial_rows
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, PlanRecord, RunRecord, ShardPart
-from parashard.checkpoints.row_files import StoredRows, iterate_job_rows
-from parashard.checkpoints.state import plan_of, whole_model, whole_variables
+from parashard.checkpoints.row_files import StoredRows, iterate_job_rows, write_initial_rows
+from parashard.checkpoints.state import initial_sha256, plan_of, whole_model, whole_variables
 from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotReady, NotStored, Superseded

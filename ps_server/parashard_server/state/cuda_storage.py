@@ -13,15 +13,14 @@ host (docs/decisions/0014-gpu-resident-shards.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
-from parashard.plan.partition import ELEMENT_BYTES, Partition, Plan
-from parashard.plan.variables import Float32s, Variable
+from parashard.plan.partition import ELEMENT_BYTES, Plan
+from parashard.plan.variables import Float32s
 from parashard.protocol.messages import VectorRun
 from parashard.transports.weight_memory import Versions, WeightMemory
 from parashard_server.state.optimizer import Optimizer
@@ -108,13 +107,6 @@ class CudaStorage(Storage):
         super().begin_at(version)
         self._live.begun[:] = self._live.done[:] = version
 
-    def restore_slots(self, slots: Mapping[str, Mapping[Partition, Float32s]]) -> None:
-        """Fill every slot from a checkpoint: by slot and partition, arrays of the partition's length."""
-        for name, slot in self.slots.items():
-            for placed in self.layout:
-                if placed.partition in slots.get(name, {}):
-                    self._device.copy_in(slot[placed.offset : placed.stop], slots[name][placed.partition].reshape(-1))
-
     def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[VectorRun, ...]:
         """Update a run of the mirror; return views of the parts that have moved since a version."""
         self._mirror(begin_bytes, end_bytes)
@@ -156,6 +148,9 @@ class CudaStorage(Storage):
     def _new_slot(self, value: float) -> Resident:
         return self._device.full(self.elements, value)
 
+    def _fill(self, live: Resident, values: Float32s) -> None:
+        self._device.copy_in(live, values)
+
     def _copy_live(self, destination: Float32s, live: Resident) -> None:
         self._device.copy_out(destination, live)
 
@@ -163,8 +158,5 @@ class CudaStorage(Storage):
 def warm_up(device: ShardDevice, optimizer: Optimizer) -> None:
     """Compile the optimizer's kernel for a device, or load it from the cache, so that no push waits for it."""
     device.use()
-    weights, gradient, *slots = (device.full(1, 0.0) for _ in range(2 + len(optimizer.slots)))
-    one = Variable("warm_up", (1,))
-    state = dict(zip(optimizer.slots, slots, strict=True))
-    optimizer.update(weights, gradient, state, t=1, scale=1.0, variable=one)
+    optimizer.warm_up(lambda: device.full(1, 0.0))
     device.wait()

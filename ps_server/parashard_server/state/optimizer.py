@@ -134,17 +134,10 @@ class Optimizer:
         settings = self._settings if decay else self._settings_without_decay
         return self._rule.values({**settings, "learning_rate": rate, "scale": scale, "t": t})
 
-    def warm_up(self) -> None:
-        """Load the kernel, or compile it, so that no push waits for it."""
-        weights, gradient = np.empty(0, np.float32), np.empty(0, np.float32)
-        slots = {name: np.empty(0, np.float32) for name in self.slots}
+    def warm_up(self, vector: Callable[[], Any] = lambda: np.empty(0, np.float32)) -> None:
+        """Load the kernel, or compile it, so that no push waits for it; `vector` makes one of the kernels' device."""
+        weights, gradient, *slots = (vector() for _ in range(2 + len(self.slots)))
+        named = dict(zip(self.slots, slots, strict=True))
         t_of_rows = np.empty(0, np.uint32) if self.by_row else None
-        self.update(
-            weights,
-            gradient,
-            slots,
-            t=1,
-            scale=1.0,
-            variable=Variable("warm_up", (1,)),
-            t_of_rows=t_of_rows,
-        )
+        one = Variable("warm_up", (1,))
+        self.update(weights, gradient, named, t=1, scale=1.0, variable=one, t_of_rows=t_of_rows)

@@ -148,7 +148,7 @@ class Storage:
         for name, slot in self.slots.items():
             for placed in self.layout:
                 if placed.partition in slots.get(name, {}):
-                    slot[placed.offset : placed.stop] = slots[name][placed.partition].reshape(-1)
+                    self._fill(slot[placed.offset : placed.stop], slots[name][placed.partition].reshape(-1))
 
     @property
     def uncopied(self) -> int:
@@ -249,6 +249,9 @@ class Storage:
 
     def _new_slot(self, value: float) -> Float32s:
         return np.full(self.elements, value, np.float32)
+
+    def _fill(self, live: Float32s, values: Float32s) -> None:
+        live[:] = values
 
     def _copy_live(self, destination: Float32s, live: Float32s) -> None:
         np.copyto(destination, live)

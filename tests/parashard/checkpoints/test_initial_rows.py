@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parashard.checkpoints import initial_rows
+from parashard.checkpoints import row_files
 from parashard.checkpoints.catalogue import Catalogue
-from parashard.checkpoints.initial_rows import initial_sha256, iterate_initial_rows
+from parashard.checkpoints.row_files import iterate_initial_rows
+from parashard.checkpoints.state import initial_sha256
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.embedding import KeyedRows, bucket_ranges, mixed
 from parashard.plan.variables import values_sha256
@@ -28,7 +29,7 @@ ROWS = {"item": rows_of(50, 3), "user": rows_of(300, 2)}
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
-    monkeypatch.setattr(initial_rows, "FILE_BYTES", 1 << 10)
+    monkeypatch.setattr(row_files, "FILE_BYTES", 1 << 10)
     store = MemoryStore()
     RunStore(store, 2).keep_initial(DIGEST, ARRAYS, ROWS)
     return store

@@ -17,7 +17,7 @@ from parashard.serving.differences import Part, difference, lacks
 from parashard.serving.replica import Begin, Replica
 from parashard.serving.shard_watcher import ShardWatcher
 from parashard_server.serving import live_reads
-from parashard_server.state.rows import live_rows, row_notes
+from parashard_server.state.rows import live_rows
 from support.live_cases import IDS, TABLES, VARIABLES, LiveShards
 
 ROW_ELEMENTS = {table.name: table.row_elements for table in TABLES}
@@ -30,8 +30,8 @@ def small_pieces() -> Iterator[None]:
         for module in (live_rows, live_reads):
             patch.setattr(module, "PIECE_BYTES", 40)
         patch.setattr(live_reads, "DIGESTED_PIECES_MAX", 2)
-        patch.setattr(row_notes, "ITEMS_LEAST", 150)
-        patch.setattr(row_notes, "ITEMS_OF_A_NOTE", 1)
+        patch.setattr(live_rows, "ITEMS_LEAST", 150)
+        patch.setattr(live_rows, "ITEMS_OF_A_NOTE", 1)
         patch.setattr(live_shard, "PENDING_BYTES", 200)
         yield
 
@@ -254,7 +254,7 @@ def test_a_shard_that_changes_faster_than_it_is_read_is_said_to(monkeypatch: pyt
     watcher = job.watcher()
     watcher.look()
     monkeypatch.setattr(live_shard, "ANSWERS_MAX", 5)
-    monkeypatch.setattr(row_notes, "ITEMS_LEAST", 10_000)
+    monkeypatch.setattr(live_rows, "ITEMS_LEAST", 10_000)
     job.before_ask = lambda shard: shard == 0 and job.push(0, range(IDS))
     watcher.look()
     assert watcher.sight.problem == "shard 0: it changes faster than it is read"

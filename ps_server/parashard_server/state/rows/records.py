@@ -8,6 +8,7 @@ gradient, no step and no lock.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,10 @@ from parashard_server.state.kernels import row_loops
 from parashard_server.state.rows.hottest_keys import KEPT, HottestKeys
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
 from parashard_server.state.rows.row_memory import References, Region, RowMemory, RowValues
-from parashard_server.state.rows.row_notes import RowNotes
 from parashard_server.state.rows.row_saving import RowSaving
+
+if TYPE_CHECKING:
+    from parashard_server.state.rows.live_rows import RowNotes
 
 MOVED_LEAST = 1 << 20  # records that moved are noted for the next increment; more than there are: it is whole
 SWEPT_LEAST = 1024  # records that a sweep looks at

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard_server.state.rows import row_notes
-from parashard_server.state.rows.row_notes import RowNotes
+from parashard_server.state.rows import live_rows
+from parashard_server.state.rows.live_rows import RowNotes
 
 
 def items_since(notes: RowNotes, position: int) -> list[tuple[str, int]]:
@@ -50,8 +50,8 @@ def test_each_item_is_there_from_its_position_on(made: list) -> None:
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_notes, "ITEMS_LEAST", 4)
-    monkeypatch.setattr(row_notes, "ITEMS_OF_A_NOTE", 0)
+    monkeypatch.setattr(live_rows, "ITEMS_LEAST", 4)
+    monkeypatch.setattr(live_rows, "ITEMS_OF_A_NOTE", 0)
 
 
 def test_a_reader_that_keeps_up_loses_nothing_however_much_changes(little_room: None) -> None:
