@@ -36,14 +36,10 @@ from parashard_server.state.storage import InitialRows, Storage, drawn_from, off
 
 
 class ShardBuilder:
-    """Builds the incarnations of one shard of a job.
+    """Builds the incarnations of one shard of a job, as the coordinator's reply describes it.
 
     Parameters
     ----------
-    reply : GetJobReply
-        What the coordinator says of the job.
-    index : int
-        Which shard of its plan.
     store : Store, optional
         The run's, with the first values that are not drawn from the seed; without it there are none.
     device : str
@@ -147,9 +143,9 @@ class ShardBuilder:
             rate = job.optimizer.learning_rate
             before = updates_before(job, reply.steps_total)
             tables = EmbeddingTables(self._tables, job.job.seed, self.index, len(plan.shards), rate, before)
-        if state is None and tables is not None and reply.initial_sha256 and self._store is not None:
-            tables.begin_with(iterate_initial_rows(self._store, reply.job_digest, tables.buckets))
         if state is None and reply.initial_sha256 and self._store is not None:
+            if tables is not None:
+                tables.begin_with(iterate_initial_rows(self._store, reply.job_digest, tables.buckets))
             held = [placed.partition for placed in plan.layouts[self.index]]
             storage.restore_slots(first_slots(self._store, reply.job_digest, plan.variables, held))
         if state is not None:

@@ -36,22 +36,10 @@ def write_cut(
     claims: Claims,
     held: Callable[[float], None] = lambda seconds: None,
 ) -> ShardManifest:
-    """Store a cut with a complete snapshot, and return the manifest that commits it.
+    """Store a cut with a complete snapshot under an id not used before, and return the manifest that commits it.
 
-    Parameters
-    ----------
-    store : Store
-        The destination.
-    id_ : CheckpointId
-        The checkpoint's id, not used before.
-    cut : Cut
-        The state to save.
-    host : ShardHost
-        The shard, for the constant shapes of its variables, and its lock, for pieces of tables.
-    claims : Claims
-        Of this process; checked just before the manifest is written.
-    held : callable
-        Told how long each piece of a table kept the lock, in seconds.
+    Of the shard only the shapes of its variables are read, and its lock is taken for pieces of tables; `held` is told
+    how long each of them kept it, in seconds. `claims` are checked just before the manifest is written.
 
     Raises
     ------

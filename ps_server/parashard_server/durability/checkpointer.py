@@ -52,25 +52,9 @@ class CheckpointRecord:
 class Checkpointer:
     """Saves the served shard; after each request it checks whether a checkpoint is due.
 
-    Parameters
-    ----------
-    host : ShardHost
-        The shard and its lock.
-    catalogue : Catalogue
-    The store.
-    schedule : CheckpointSchedule
-    Decides when to save.
-    options : CheckpointOptions
-    Retention.
-    saved : SavedCheckpoints
-        Those that there are.
-    claims : Claims
-        Of this process: once another one has claimed the shard, nothing is saved or deleted any more.
-    last : ShardManifest, optional
-        The checkpoint that the shard was restored from: it is not saved again while the weights have not moved, and it
-        may become part of a drained one.
-    clock : callable
-        Monotonic seconds.
+    Once another process has claimed the shard, nothing is saved or deleted any more. `last` is the checkpoint that the
+    shard was restored from: it is not saved again while the weights have not moved, and it may become part of a drained
+    one. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -292,9 +276,10 @@ class Checkpointer:
 
     def _end_rows(self, cut: Cut, files: Sequence[TableFile] | None) -> None:
         """Tell the tables that their save is over; a shard whose lock stays taken learns it by its next cut."""
-        if cut.tables.owner is not None:
+        owner = cut.tables.owner
+        if owner is not None:
             with suppress(QueueFull):
-                self._host.run_exclusive(lambda _: cut.tables.ended(files))
+                self._host.run_exclusive(lambda _: owner.ended(cut.tables, files))
 
     def _collect(self, cut: Cut, keep: int, *, earlier_chain: bool = True) -> None:
         """Delete checkpoints that nothing needs."""

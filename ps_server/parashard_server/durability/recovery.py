@@ -35,20 +35,9 @@ class Restored(NamedTuple):
 
 
 class Restorer:
-    """Finds the state that an incarnation of a shard starts from.
+    """Finds the state that an incarnation of shard `index` of a plan starts from.
 
-    Parameters
-    ----------
-    catalogue : Catalogue
-        The run's store.
-    reply : GetJobReply
-        The run, the job, and the drained checkpoint that the plan starts from.
-    plan : Plan
-        The plan, whose shard `index` is restored.
-    slots : tuple of str
-        The optimizer's.
-    rounds : bool
-        Whether the job is `sync:N`.
+    `reply` says the run, the job, and the drained checkpoint that the plan starts from; `rounds`: the job is `sync:N`.
     """
 
     def __init__(

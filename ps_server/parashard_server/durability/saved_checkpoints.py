@@ -30,21 +30,17 @@ from parashard.store.claims import Claims, Return
 class SavedCheckpoints:
     """The checkpoints of one shard and plan.
 
+    Once another process has claimed the shard, nothing is deleted any more.
+
     Parameters
     ----------
-    catalogue : Catalogue
-        The store.
-    options : CheckpointOptions
-        Retention.
-    claims : Claims
-        Of this process: once another one has claimed the shard, nothing is deleted any more.
     known : list of Held
         Those that are not known to be damaged.
     returns : list of Return
         The rollbacks by which the shard's incarnations began; `ShardLifecycle` adds to it.
     damaged : sequence of CheckpointId
         Those that are, and newer than the one that was restored. They go before the next is stored: by then they would
-        be taken for the chain before it, in place of a sound one.
+        be mistaken for the chain before it, in place of a sound one.
 
     Attributes
     ----------
@@ -135,14 +131,8 @@ class SavedCheckpoints:
     def collect(self, *, keep: int, rounds: bool, earlier_chain: bool = True) -> None:
         """Delete those that are damaged or superseded, if this process has the newest claim.
 
-        Parameters
-        ----------
-        keep : int
-            How many of the newest are kept.
-        rounds : bool
-            Whether the job is `sync:N`: else the shard decides alone, whatever a coordinator says of rounds.
-        earlier_chain : bool
-            Whether one of the chain before is kept.
+        Kept are the newest `keep`, and one of the chain before with `earlier_chain`. `rounds`: the job is `sync:N`;
+        else the shard decides alone, whatever a coordinator says of rounds.
         """
         try:
             self._claims.check()

@@ -68,14 +68,7 @@ class _Moving:
 
 
 class CudaStorage(Storage):
-    """The arrays of one shard, on a GPU.
-
-    Parameters
-    ----------
-    plan, shard, optimizer, initial, memory
-        As for `Storage`; the optimizer has the device's kernels.
-    device : ShardDevice
-        Holds weights and slots.
+    """The arrays of one shard, on a GPU, whose kernels the optimizer has.
 
     Attributes
     ----------

@@ -33,18 +33,10 @@ NOTHING_BEFORE = Before()
 
 
 class Optimizer:
-    """Apply updates of one specification.
+    """Apply updates of one specification, whose schedule must be resolved.
 
-    Parameters
-    ----------
-    spec : OptimizerSpec
-        Its schedule must be resolved.
-    kernels : module
-        `parashard_server.state.kernels.fused`, or those of a GPU.
-    by_row : bool
-        It moves rows of a table, each of which has a t of its own.
-    before : Before
-        What was done before the first update.
+    `kernels` are `parashard_server.state.kernels.fused`, or those of a GPU; `by_row`: it moves rows of a table, each of
+    which has a t of its own; `before` is what was done before the first update.
 
     Attributes
     ----------

@@ -75,20 +75,7 @@ def drawn_from(seed: int) -> InitialRows:
 
 
 class Storage:
-    """The arrays of one shard.
-
-    Parameters
-    ----------
-    plan : Plan
-        Which partitions the shard holds.
-    shard : int
-        Its index in the plan.
-    optimizer : Optimizer
-        Defines the slots and the update rule.
-    initial : InitialRows
-        Source of the initial values.
-    memory : WeightMemory, optional
-        Memory for the weights.
+    """The arrays of one shard of a plan; `memory` is for the weights.
 
     Attributes
     ----------

@@ -130,13 +130,7 @@ def use_threads(threads: int) -> None:
 
 
 def warm_up(*, rounds: bool = True) -> None:
-    """Load the kernels that pushes need besides their optimizer's, or compile them.
-
-    Parameters
-    ----------
-    rounds : bool
-        With the kernel that adds gradients.
-    """
+    """Load the kernels that pushes need besides their optimizer's, or compile them; `rounds`: also the sum."""
     values = np.empty(0, np.float32)
     is_finite(values)
     if rounds:

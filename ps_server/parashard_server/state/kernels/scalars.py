@@ -60,10 +60,7 @@ def _known(beta1: float, beta2: float) -> _Known:
 def trust_ratio(squares: NDArray[np.float64]) -> float:
     """Return |w| / |u| of LAMB; 1 where either norm is 0, as in the authors' program.
 
-    Parameters
-    ----------
-    squares : ndarray of float64, shape (blocks, 2)
-        The squared norms of w and u, block by block; added in this order.
+    `squares` are the squared norms of w and u, block by block, shape (blocks, 2); they are added in this order.
     """
     weights, direction = np.add.accumulate(squares)[-1] if squares.size else (0.0, 0.0)  # np.sum might add in pairs
     if weights == 0.0 or direction == 0.0:

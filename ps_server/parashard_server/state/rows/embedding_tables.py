@@ -40,50 +40,21 @@ STORED_SHARE_MAX = 1.5
 
 
 class RowGradients(NamedTuple):
-    """Gradients of some rows of a table.
+    """Gradients of some rows of a table."""
 
-    Parameters
-    ----------
-    keys : ndarray of uint64, shape (rows,)
-        Mixed, ascending, each once.
-    values : ndarray of float32, shape (rows, row_elements)
-        Finite.
-    """
-
-    keys: Keys
-    values: Float32s
+    keys: Keys  # mixed, ascending, each once
+    values: Float32s  # finite, shape (rows, row_elements)
 
 
 class TablesCut(NamedTuple):
-    """A shard's tables at one moment.
+    """A shard's tables at one moment."""
 
-    Parameters
-    ----------
-    clock : int
-        The time: steps (in sync mode: rounds) in the applied set.
-    savings : mapping of str to RowSaving
-        By table: what is to be written.
-    counts : mapping of str to int
-        Number of rows of each table that has any.
-    kept : tuple of TableFile
-        Files of earlier checkpoints that have the other rows.
-    owner : EmbeddingTables, optional
-        Whose cut it is.
-    rules : tuple of TableRule
-        Of tables whose rows can be gone by the time alone.
-    """
-
-    clock: int
-    savings: Mapping[str, RowSaving]
-    counts: Mapping[str, int]
-    kept: tuple[TableFile, ...]
+    clock: int  # the time: steps (in sync mode: rounds) in the applied set
+    savings: Mapping[str, RowSaving]  # by table: what is to be written
+    counts: Mapping[str, int]  # number of rows of each table that has any
+    kept: tuple[TableFile, ...]  # files of earlier checkpoints that have the other rows
     owner: EmbeddingTables | None = None
-    rules: tuple[TableRule, ...] = ()
-
-    def ended(self, files: Sequence[TableFile] | None) -> None:
-        """Tell the tables that the save is over: `files` make the checkpoint, None: there is none."""
-        if self.owner is not None:
-            self.owner.ended(self, files)
+    rules: tuple[TableRule, ...] = ()  # of tables whose rows can be gone by the time alone
 
 
 NO_TABLES = TablesCut(0, {}, {}, ())
@@ -94,18 +65,9 @@ Pushed = Mapping[str, RowGradients]
 
 
 class EmbeddingTables:
-    """The rows of a job's tables whose keys are in a shard's buckets.
+    """The rows of a job's tables whose keys are in the buckets of one of `shards` shards.
 
-    Parameters
-    ----------
-    tables : sequence of EmbeddingTable
-        The job's.
-    seed : int
-        The job's.
-    shard, shards : int
-        Which shard of how many.
-    learning_rate : float
-        Of the job's optimizer: where a step has another one (P37), those of tables change by the same factor.
+    `learning_rate` is the job's: where a step has another one (P37), those of tables change by the same factor.
     """
 
     def __init__(
@@ -139,27 +101,15 @@ class EmbeddingTables:
         saved = self._saved.values()
         return sum(records.grown_places for records in saved), sum(records.swept for records in saved)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of all tables."""
-        return sum(table.memory_bytes for table in self.by_name.values())
-
     def checked(self, pushed: Pushed, waiting: Iterable[Pushed] = (), *, now: int = 0) -> Pushed:
-        """Return a push for tables if it is one that can be taken.
+        """Return a push for tables if it is one that can be taken; `check_slices` has seen its shapes.
 
-        Parameters
-        ----------
-        pushed : mapping of str to RowGradients
-            As it came, or as a log has it.
-        waiting : iterable of such mappings
-            What was taken before and has not moved rows yet: of the room that there is, theirs is reserved.
-        now : int
-            Steps (in sync mode: rounds) that are applied.
+        `waiting` was taken before and has not moved rows yet: of the room that there is, theirs is reserved. `now` is
+        how many steps (in sync mode: rounds) are applied.
         """
         before = tuple(waiting)
         for name, (keys, values) in pushed.items():
             table = self._of(name)
-            self._check_shape(name, len(keys), values.shape[1])
             self._check_keys(name, keys)
             if not fused.is_finite(values.reshape(-1)):
                 raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
@@ -169,8 +119,13 @@ class EmbeddingTables:
     def check_slices(self, slices: Sequence[RowSlice]) -> None:
         """Refuse gradients of rows that are not declared as their table's, before they are decoded."""
         for name, rows, row_elements, dtype in slices:
-            self._check_shape(name, rows, row_elements)
-            due = codec.dtype_of(self._of(name).table)
+            table = self._of(name).table
+            if row_elements != table.row_elements:
+                raise ShapeMismatch(f"table {name!r}: rows have {table.row_elements} elements, found {row_elements}")
+            most = table.keys_per_step_max
+            if rows > most:
+                raise LimitExceeded(f"table {name!r}: a push of {rows} keys; its keys_per_step_max is {most}")
+            due = codec.dtype_of(table)
             if dtype is not due:
                 raise ShapeMismatch(f"table {name!r}: gradients of rows travel as {due.name}, found {dtype.name}")
 
@@ -225,14 +180,8 @@ class EmbeddingTables:
     ) -> None:
         """Take the rows of a checkpoint; raises as `TableRows.restore`, and where there is no such table.
 
-        Parameters
-        ----------
-        stored : iterable of (str, StoredRows)
-            Each key once.
-        clock : int
-            Time of the checkpoint.
-        files : sequence of TableFile
-            Those that a later one may name; none: it saves all rows.
+        Each key comes once; `clock` is the checkpoint's time. `files` are those that a later one may name; none: it
+        saves all rows.
         """
         owner = {name: table for table in self.by_name.values() for name in table.saved}
         for name, rows in stored:
@@ -277,14 +226,6 @@ class EmbeddingTables:
         if name not in self.by_name:
             raise UnknownVariable(f"table {name!r} is none of the job's: {', '.join(sorted(self.by_name)) or 'none'}")
         return self.by_name[name]
-
-    def _check_shape(self, name: str, rows: int, row_elements: int) -> None:
-        table = self._of(name).table
-        if row_elements != table.row_elements:
-            raise ShapeMismatch(f"table {name!r}: rows have {table.row_elements} elements, found {row_elements}")
-        most = table.keys_per_step_max
-        if rows > most:
-            raise LimitExceeded(f"table {name!r}: a push of {rows} keys; its keys_per_step_max is {most}")
 
     def _check_keys(self, name: str, keys: Keys) -> None:
         """Check order and place by one pass: ascending mixed keys are in the order of buckets."""

@@ -20,23 +20,12 @@ class HottestKeys:
     """Mixed keys and how often they were pushed.
 
     `row_loops.use_rows` keeps both arrays: a row whose t is above the least of them takes its place. Where rows end and
-    are dropped, the next ones pushed take theirs.
-
-    Parameters
-    ----------
-    kept : int
-        Most keys; 0: none are noted.
-
-    Attributes
-    ----------
-    keys : ndarray of uint64, shape (kept,)
-    counts : ndarray of int64, shape (kept,)
-        0: the place is free.
+    are dropped, the next ones pushed take theirs. `kept` is how many keys there are at most; 0: none are noted.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
         self.keys: Keys = np.zeros(kept, np.uint64)
-        self.counts: NDArray[np.int64] = np.zeros(kept, np.int64)
+        self.counts: NDArray[np.int64] = np.zeros(kept, np.int64)  # 0: the place is free
 
     def of_checkpoint(self, keys: Keys, t: NDArray[np.uint32]) -> None:
         """Take in rows of a checkpoint, whose keys are not among these."""

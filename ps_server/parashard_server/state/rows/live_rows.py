@@ -115,43 +115,21 @@ class RowNotes:
 
 
 class RowsRead(NamedTuple):
-    """Rows of a table at a moment, new arrays.
+    """Rows of a table at a moment, new arrays."""
 
-    Parameters
-    ----------
-    keys : ndarray of uint64, shape (rows,)
-        Mixed, ascending, each once.
-    values : ndarray of float32, shape (rows, row_elements)
-    last_use : ndarray of uint32, shape (rows,)
-    gone : ndarray of uint64, shape (keys,)
-        Keys that have no row, ascending, each once.
-    """
-
-    keys: Keys
-    values: Float32s
+    keys: Keys  # mixed, ascending, each once
+    values: Float32s  # shape (rows, row_elements)
     last_use: NDArray[np.uint32]
-    gone: Keys
+    gone: Keys  # those that have no row, ascending, each once
 
 
 class Changes(NamedTuple):
-    """What changed since a position, as it is now.
+    """What changed since a position, as it is now."""
 
-    Parameters
-    ----------
-    position : int
-        Up to where.
-    lost : bool
-        What changed since the position is not known.
-    complete : bool
-        Nothing is left.
-    rows : mapping of str to RowsRead
-        By table.
-    """
-
-    position: int
-    lost: bool
-    complete: bool
-    rows: Mapping[str, RowsRead]
+    position: int  # up to where
+    lost: bool  # what changed since the position is not known
+    complete: bool  # nothing is left
+    rows: Mapping[str, RowsRead]  # by table
 
 
 class Order(NamedTuple):

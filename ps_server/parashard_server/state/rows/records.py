@@ -35,23 +35,13 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Records:
-    """Records of a table's keys.
+    """Records of a table's keys in some buckets.
 
-    Parameters
-    ----------
-    values : RowValues
-        How values lie in them. A rule by norm needs float32.
-    slots : mapping of str to int
-        What a record has behind its values, with the elements of each.
-    rows_max : int
-    rules : RowRules
-    buckets : tuple of int
-        Of the keys: the first, and the one after the last.
+    `values` says how values lie in them, and `slots` what is behind these, with the elements of each. A rule by norm
+    needs float32.
 
     Attributes
     ----------
-    memory : RowMemory
-    rules : RowRules
     hottest : HottestKeys
         The keys that were used the most, where records have values.
     parts : ndarray of int64
@@ -157,7 +147,7 @@ class Records:
         """Make records of keys that have none, and return their references; t and last use are 0, floats are any."""
         if self._is_saving and self.memory.end + len(keys) > self.memory.rows_max:
             assert self._saving is not None
-            self._saving.give_up()
+            self._saving.given_up = True  # this push needs the records
             self._release()
         rows = self.memory.add(keys, reuse=not self._is_saving)
         self._index.enter(keys, rows)

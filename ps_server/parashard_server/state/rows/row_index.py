@@ -33,15 +33,7 @@ _FULL = (17, 20)  # load at which a segment grows: 85 %
 
 
 class RowIndex:
-    """The index of one table on one shard.
-
-    Parameters
-    ----------
-    memory : RowMemory
-        Has the records; references are its.
-    buckets : tuple of int
-        Those of the shard: the first, and the one after the last.
-    """
+    """The index of one table on a shard with some buckets; references are those of `memory`."""
 
     def __init__(self, memory: RowMemory, buckets: tuple[int, int] = (0, BUCKETS)) -> None:
         self._memory = memory

@@ -88,25 +88,10 @@ FREE = np.uint32(0xFFFFFFFF)
 
 
 class RowMemory:
-    """Records of equal length, each a header and the floats of a row and its slots.
+    """At most `rows_max` records of equal length, each a header and `elements` floats of a row and its slots.
 
-    Parameters
-    ----------
-    elements : int
-        Floats of a record after its header.
-    rows_max : int
-        Most records.
-
-    Attributes
-    ----------
-    words : ndarray of float32, shape (items,)
-        All records end to end, each `stride` long; those of references below `end` are or were in use.
-    keys : ndarray of uint64
-    headers : ndarray of uint32
-        The same memory.
-    end : int
-    free : int
-        Number of records below `end` that are no row's.
+    `words`, `keys` and `headers` are the same memory: all records end to end, each `stride` floats long. Those of
+    references below `end` are or were in use; `free` of them are no row's.
     """
 
     def __init__(self, elements: int, rows_max: int) -> None:
@@ -212,15 +197,7 @@ class References:
 
 
 class RowValues:
-    """How values of rows lie in records.
-
-    Parameters
-    ----------
-    elements : int
-        Of a row.
-    dtype : {"float32", "float16", "bfloat16"}
-        With an odd number of elements of two bytes the last half of a row's words is 0.
-    """
+    """How values of rows lie in records: of an odd number of elements of two bytes the last half word is 0."""
 
     def __init__(self, elements: int, dtype: RowDtype) -> None:
         self.name = dtype

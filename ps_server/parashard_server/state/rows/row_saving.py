@@ -32,8 +32,6 @@ class RowSaving:
 
     Parameters
     ----------
-    memory : RowMemory
-        Has the records.
     moved : sequence of ndarray of uint32
         References of the rows that moved, some of them several times, and of records that are free by now. They are
         held for as long as this is: where there are many, to give them up takes longer than a push may wait.
@@ -43,16 +41,13 @@ class RowSaving:
         Mixed keys whose rows are gone, some of them several times, and some that have one again.
     first, until : int
         They were last used from one time to another, the cut's.
-    values : RowValues
-        How the table's lie in records.
-    slots : mapping of str to int
-        The optimizer's, in the order of the records, with the elements that a row has of each.
+    values, slots
+        As for `Records`.
 
     Attributes
     ----------
-    whole : bool
     given_up : bool
-        Whether there was no room for an image: what is saved is no checkpoint.
+        Whether there was no room for an image, or a push needed the records: what is saved is no checkpoint.
     """
 
     def __init__(
@@ -107,10 +102,6 @@ class RowSaving:
             self.given_up = True
         else:
             self._sizes[3] = count
-
-    def give_up(self) -> None:
-        """Save no further: a push needs the records."""
-        self.given_up = True
 
     def prepare(self) -> None:
         """Put the rows in the order of their keys; before the first piece, without the lock: keys never change."""

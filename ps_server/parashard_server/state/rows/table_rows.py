@@ -41,18 +41,7 @@ NO_VALUES = RowValues(0, "float32")
 
 
 class TableRows:
-    """The rows of a table whose keys are in a shard's buckets.
-
-    Parameters
-    ----------
-    table : EmbeddingTable
-        Its declaration.
-    seed : int
-        The job's.
-    buckets : tuple of int
-        Those of the shard: the first, and the one after the last.
-    before : Before
-        Updates before the job.
+    """The rows of a table whose keys are in a shard's buckets: the first, and the one after the last.
 
     Attributes
     ----------
@@ -154,18 +143,10 @@ class TableRows:
         scale: float = 1.0,
         learning_rate: float | None = None,
     ) -> None:
-        """Move rows by their gradients; those that are not there come to be, if the rules admit them.
+        """Move the rows of mixed keys by their finite gradients; make those that do not exist, if the rules admit them.
 
-        Parameters
-        ----------
-        keys : ndarray of uint64, shape (keys,)
-            Mixed, each once.
-        gradients : ndarray of float32, shape (keys, row_elements)
-            Finite; only read.
-        clock : int
-            Steps (in sync mode: rounds) in the applied set with this one, >= 1; the schedule's t.
-        scale, learning_rate
-            As in `Storage.apply`.
+        `clock` is how many steps (in sync mode: rounds) are applied with this one, at least 1: the schedule's t.
+        `scale` and `learning_rate` are as in `Storage.apply`.
         """
         found, absent, gone = self.records.find(keys, clock - 1)
         if absent:
