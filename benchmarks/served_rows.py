@@ -36,8 +36,7 @@ from parashard.plan.embedding import Keys, cut_by_shard, mixed
 from parashard.plan.partition import place, split, whole
 from parashard.plan.variables import Variable
 from parashard.protocol import rpc
-from parashard.store import open_store
-from parashard.store.base import Store
+from parashard.store import Store, open_store
 
 DEADLINE_S = 120.0
 ROWS, ELEMENTS, KEYS_AT_ONCE, SHARDS = 1_000_000, 16, 1000, 2

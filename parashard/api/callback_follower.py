@@ -29,7 +29,7 @@ from parashard.models.base import TellsMetrics
 from parashard.plan.intervals import IntervalSet
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.durable import replace_durably, write_durably
-from parashard.store.base import Store
+from parashard.store import Store
 
 STATE_FILE = "callbacks.json"
 """In a run's folder: how far callbacks are, and their states."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, R, check_whole, decode, encode, sha256_of
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, PlanRecord, RunRecord, ShardManifest, ShardPart
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored
-from parashard.store.base import Store
+from parashard.store import Store
 
 RUN_NAME = "run.json"
 MANIFEST_NAME = "manifest.json"

@@ -36,8 +36,8 @@ from parashard.plan.embedding import (
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.row_rules import ended
 from parashard.plan.variables import Float32s
+from parashard.store import Store
 from parashard.store.arrays import from_bytes, to_bytes
-from parashard.store.base import Store
 
 PREFIX = "tables"
 FILE_BYTES = 64 << 20

@@ -20,7 +20,7 @@ from parashard.plan.embedding import KeyedRows, rows_sha256
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import NO_SLOTS, Float32s, Slots, Variable, slots_sha256, values_sha256
-from parashard.store.base import Store
+from parashard.store import Store
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from parashard.checkpoints.manifest import ShardManifest, StoredFile
 from parashard.errors import DamagedCheckpoint, NotStored
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s
+from parashard.store import Store
 from parashard.store.arrays import from_bytes, to_bytes
-from parashard.store.base import Store
 
 FILE_BYTES = 256 << 20
 """Approximate size of a file; a larger tensor has a file of its own."""

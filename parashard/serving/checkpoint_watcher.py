@@ -19,7 +19,7 @@ from parashard.plan.partition import Plan
 from parashard.plan.variables import Variable
 from parashard.serving.loading import load_version
 from parashard.serving.versions import PublishedShard, ShardVersion, follows, has_all, lacking
-from parashard.store.base import Store
+from parashard.store import Store
 from parashard.store.claims import Claims
 
 TRIES_MAX = 3

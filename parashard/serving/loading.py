@@ -20,7 +20,7 @@ from parashard.plan.embedding import floats_of, found_among
 from parashard.plan.row_rules import NO_RULES, RowRules
 from parashard.serving.published_rows import PublishedRows, RowChange
 from parashard.serving.versions import PublishedShard, PublishedTable, ShardVersion, digest_of, token_of
-from parashard.store.base import Store
+from parashard.store import Store
 
 
 def load_version(

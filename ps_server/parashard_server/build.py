@@ -19,7 +19,7 @@ from parashard.plan.partition import ELEMENT_BYTES, Partition
 from parashard.plan.variables import Float32s, Variable
 from parashard.process.compute_threads import threads_for
 from parashard.protocol.messages import Target
-from parashard.store.base import Store
+from parashard.store import Store
 from parashard.transports.base import allows
 from parashard.transports.shared_weights import weight_memory
 from parashard.transports.weight_memory import WeightMemory

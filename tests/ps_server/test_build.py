@@ -15,7 +15,7 @@ from parashard.plan.optimizers import SGD, Adam
 from parashard.plan.partition import Partition
 from parashard.plan.variables import initial_rows, values_sha256
 from parashard.protocol.messages import PushResult, Target
-from parashard.store.base import Store
+from parashard.store import Store
 from parashard_coordinator.run.store import RunStore
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard

@@ -21,7 +21,7 @@ from parashard.plan.partition import Plan
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Push, Slice, Target
-from parashard.store.base import Store
+from parashard.store import Store
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.callback_progress import DecidedRate
 

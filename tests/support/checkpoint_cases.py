@@ -15,7 +15,7 @@ from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_te
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan, fixed_shards, place, split
 from parashard.plan.variables import Float32s, Variable
-from parashard.store.base import Store
+from parashard.store import Store
 
 RUN, DIGEST = "run-1", "d" * 64
 VARIABLES = {v.name: v for v in (Variable("dense/bias", (5,)), Variable("dense/weight", (8, 4)))}

@@ -29,8 +29,7 @@ from parashard.plan.partition import place
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import values_sha256
 from parashard.process.run_files import JOB_FILE, WEIGHTS_FILE
-from parashard.store import open_store
-from parashard.store.base import Store
+from parashard.store import Store, open_store
 from parashard_coordinator.core.saved import Saved
 from parashard_worker.computing import Task
 from parashard_worker.device import Cpu

@@ -19,7 +19,7 @@ from parashard.plan.embedding import Keys, RowDtype, bucket_ranges, buckets_of, 
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.serving.checkpoint_watcher import CheckpointWatcher
-from parashard.store.base import Store
+from parashard.store import Store
 from support.checkpoint_cases import PLAN, state_of, write_plan, write_state
 
 TABLE = "user"

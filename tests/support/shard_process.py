@@ -14,7 +14,7 @@ from parashard.client.proto_conversion import plan_message
 from parashard.job.load import as_toml, job_from_toml
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Initializer, Variable
-from parashard.store.base import Store
+from parashard.store import Store
 from parashard.store.claims import Claims
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard

@@ -47,7 +47,7 @@ from parashard.plan.variables import NO_SLOTS, Float32s, Slots
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.process.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
-from parashard.store.base import Store
+from parashard.store import Store
 from parashard.store.claims import newest_claim
 from parashard_coordinator.core.saved import Saved
 

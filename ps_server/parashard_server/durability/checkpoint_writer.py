@@ -20,7 +20,7 @@ from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
-from parashard.store.base import Store
+from parashard.store import Store
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Cut, Shard
 from parashard_server.serving.shard_host import ShardHost

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from parashard.errors import AlreadyStored, ConfigurationError, NotStored, StoreFailed
-from parashard.store import Store, open_store
-from parashard.store.base import NAME_CHARACTERS_MAX, SEGMENT_CHARACTERS_MAX
+from parashard.store import NAME_CHARACTERS_MAX, SEGMENT_CHARACTERS_MAX, Store, open_store
 
 NAME = "shards/p0001/s0000/manifest.json"
 

@@ -10,8 +10,7 @@ import pytest
 from parashard.errors import NotReady, StaleIncarnation, StaleRound
 from parashard.plan.intervals import IntervalSet
 from parashard.protocol.messages import PushResult
-from parashard.store import open_store
-from parashard.store.base import Store
+from parashard.store import Store, open_store
 from support.in_process import push_for
 from support.shard_process import ADAM, ShardProcess, bits_of, gradient_of
 from support.store_fakes import MemoryStore

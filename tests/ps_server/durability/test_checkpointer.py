@@ -11,8 +11,7 @@ from parashard.checkpoints.catalogue import CheckpointId, part_of
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import ShardPart
 from parashard.errors import StaleRound, StoreFailed, Superseded
-from parashard.store import open_store
-from parashard.store.base import Store
+from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
 from support.in_process import push, push_for
 from support.shard_process import ADAM, ShardProcess, bits_in, bits_of, gradient_of

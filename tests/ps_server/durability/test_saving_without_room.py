@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parashard.errors import StoreFailed
-from parashard.store.base import Store
+from parashard.store import Store
 from support.shard_process import ADAM, ShardProcess
 from support.store_fakes import MemoryStore
 
