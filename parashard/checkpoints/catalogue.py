@@ -6,7 +6,6 @@ Owns the layout of the store. Reads manifests and the other records, never the a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple, Self
 
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, R, check_whole, decode, encode, sha256_of
@@ -266,17 +265,8 @@ class Catalogue:
 
 
 def by_age(manifest: ShardManifest) -> tuple[int, ...]:
-    """Return the sort key of a shard's checkpoints in `async` and `ssp`."""
-    return (manifest.incarnation, manifest.number)
-
-
-def by_round(manifest: ShardManifest) -> tuple[int, ...]:
-    """Return the sort key of a shard's checkpoints in `sync:N`: an older incarnation may have a later round."""
+    """Return the sort key of a shard's checkpoints; in `sync:N` an older incarnation may have a later round."""
     return (-1 if manifest.round is None else manifest.round, manifest.incarnation, manifest.number)
-
-
-Newest = Callable[[ShardManifest], tuple[int, ...]]
-"""Sort key of a shard's manifests; the greatest is the newest."""
 
 
 def place_of(store: Store, name: str) -> str:

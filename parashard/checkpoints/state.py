@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId, Newest, initial_folder, initial_name, place_of
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, initial_folder, initial_name, place_of
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.row_files import StoredRows, iterate_rows
@@ -246,17 +246,15 @@ def newest_verified(
     catalogue: Catalogue,
     plan_version: int,
     shard: int,
-    newest_first_key: Newest,
     usable: Callable[[ShardManifest], bool] = lambda manifest: True,
 ) -> tuple[ShardState | None, ShardManifest | None, Skipped]:
     """Return the state of a shard's newest checkpoint that verifies, its manifest, and the damaged ones skipped.
 
     The caller compares the manifest's run and job digest with its own.
 
-    The newest has the greatest key, `by_age`, or in `sync:N` `by_round`. What is not `usable` is neither read nor
-    reported as skipped. The round of a damaged manifest is unknown, so some of those may be older than the result.
-    Raises `StoreFailed` if the store cannot be listed, or nothing verifies and a checkpoint could not be read: an
-    unavailable store must not look like an empty one.
+    What is not `usable` is neither read nor reported as skipped. The round of a damaged manifest is unknown, so some of
+    those may be older than the result. Raises `StoreFailed` if the store cannot be listed, or nothing verifies and a
+    checkpoint could not be read: an unavailable store must not look like an empty one.
     """
     skipped: Skipped = []
     unanswered: StoreFailed | None = None
@@ -272,7 +270,7 @@ def newest_verified(
         else:
             if usable(manifest):
                 manifests.append(manifest)
-    for manifest in sorted(manifests, key=newest_first_key, reverse=True):
+    for manifest in sorted(manifests, key=by_age, reverse=True):
         try:
             return load(catalogue.store, manifest), manifest, skipped
         except StoreFailed as error:

@@ -7,11 +7,11 @@ threads nor the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, by_round
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age
 from parashard.checkpoints.manifest import JobManifest, ShardManifest
 from parashard.checkpoints.retention import Held, given_up
 from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
@@ -205,15 +205,12 @@ class _Look:
             claims = Claims(self._catalogue.store, f"shard-{shard}", "serve")
             returns = claims.returns(min(id_.incarnation for id_ in ids) - 1)
             found = [m for m in found if not given_up(Held.of(m), returns)]
-        key: Callable[[ShardManifest], tuple[int, ...]] = (
-            by_round if any(m.round is not None for m in found) else by_age
-        )
         whole = [manifest for manifest in found if self._may_follow(manifest, before)]
         if found and not whole:
-            newest = max(found, key=key)
+            newest = max(found, key=by_age)
             id_, lacks = CheckpointId.of(newest), lacking(newest.steps, self._held.versions if self._held else ())
             self._blame(f"{id_} lacks {lacks} steps of what is published: it is not served until a later one has them")
-        return sorted(whole, key=key, reverse=True)
+        return sorted(whole, key=by_age, reverse=True)
 
     def _may_follow(self, manifest: ShardManifest, before: PublishedShard | None) -> bool:
         version = ShardVersion.of(manifest)

@@ -11,7 +11,7 @@ import random
 import sys
 from collections import Counter
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, job_name
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, job_name
 from parashard.checkpoints.state import newest_verified, whole_model
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Variable
@@ -66,7 +66,7 @@ class Damage:
 
     def _shard_detects(self) -> bool:
         """Restore the shard, and export the drained checkpoint that the damaged file is part of."""
-        state, manifest, skipped = newest_verified(self._catalogue, 1, 0, by_age)
+        state, manifest, skipped = newest_verified(self._catalogue, 1, 0)
         assert state is not None
         assert manifest is not None
         assert manifest.run_id == RUN

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_round
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age
 from parashard.checkpoints.manifest import ShardManifest
 from parashard.store import open_store
 from parashard_server.state.rows.embedding_tables import CHAIN_MAX
@@ -24,7 +24,7 @@ SAVED = CHAIN_MAX + 4
 def manifests(run: ClusterRun, shard: int) -> list[ShardManifest]:
     """Return those of a shard's checkpoints, the oldest first."""
     catalogue = Catalogue(open_store(str(run.dir / "checkpoints")))
-    return sorted(map(catalogue.manifest, catalogue.shard_checkpoints(1, shard)), key=by_round)
+    return sorted(map(catalogue.manifest, catalogue.shard_checkpoints(1, shard)), key=by_age)
 
 
 def base_of(manifest: ShardManifest) -> CheckpointId:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, by_round, parse_job_id
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, parse_job_id
 from parashard.checkpoints.manifest import JobManifest, ShardManifest
 from parashard.checkpoints.retention import Held, given_up
 from parashard.checkpoints.state import ShardState, assemble, load, newest_verified
@@ -74,14 +74,12 @@ class Restorer:
         drained checkpoint that the plan starts from is damaged, or on an error of the store: starting from the initial
         values would be wrong.
         """
-        order = by_round if self._rounds else by_age
         ids = self.catalogue.shard_checkpoints(self._plan.version, self._index) if self._rounds else []
         returned = returns(min(id_.incarnation for id_ in ids)) if ids else ()
         state, manifest, skipped = newest_verified(
             self.catalogue,
             self._plan.version,
             self._index,
-            order,
             lambda found: not given_up(Held.of(found), returned),
         )
         bad = {id_ for id_, _ in skipped}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, by_round
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.state import ShardState, load, newest_verified
 from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
 from parashard.plan.intervals import IntervalSet
@@ -68,7 +68,7 @@ def test_the_applied_set_is_the_shards_to_change(store):
 
 def test_the_newest_is_restored_and_older_ones_are_not_read(three_checkpoints):
     three_checkpoints.calls.clear()
-    state, manifest, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0, by_age)
+    state, manifest, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0)
     assert_state_of(state, 3)
     assert manifest is not None
     assert CheckpointId.of(manifest) == IDS[2]
@@ -80,7 +80,7 @@ def test_the_newest_is_restored_and_older_ones_are_not_read(three_checkpoints):
 @pytest.mark.parametrize("name", ["manifest.json", "variables-0.safetensors", "slots-1.safetensors"])
 def test_a_damaged_one_is_skipped_and_named_with_the_reason(three_checkpoints, name):
     path = damage(three_checkpoints, IDS[2], name)
-    state, _, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0, by_age)
+    state, _, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0)
     assert_state_of(state, 2)
     assert [id_ for id_, _ in skipped] == [IDS[2]]
     assert path in str(skipped[0][1])
@@ -89,7 +89,7 @@ def test_a_damaged_one_is_skipped_and_named_with_the_reason(three_checkpoints, n
 def test_several_damaged_ones_are_skipped(three_checkpoints):
     damage(three_checkpoints, IDS[2], "manifest.json")
     damage(three_checkpoints, IDS[1], "slots-0.safetensors")
-    state, _, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0, by_age)
+    state, _, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0)
     assert_state_of(state, 1)
     assert [id_ for id_, _ in skipped] == [IDS[2], IDS[1]]
 
@@ -97,25 +97,24 @@ def test_several_damaged_ones_are_skipped(three_checkpoints):
 def test_a_shard_without_a_sound_checkpoint_has_no_state(three_checkpoints):
     for id_ in IDS:
         damage(three_checkpoints, id_, "variables-0.safetensors")
-    state, manifest, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0, by_age)
+    state, manifest, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0)
     assert (state, manifest) == (None, None)
     assert [id_ for id_, _ in skipped] == IDS[::-1]
 
 
 def test_a_new_shard_has_no_state(store):
-    assert newest_verified(Catalogue(store), 1, 0, by_age) == (None, None, [])
+    assert newest_verified(Catalogue(store), 1, 0) == (None, None, [])
 
 
 def test_other_plans_and_shards_are_not_restored(three_checkpoints):  # P8
-    assert newest_verified(Catalogue(three_checkpoints), 2, 0, by_age)[1] is None
-    assert newest_verified(Catalogue(three_checkpoints), 1, 1, by_age)[1] is None
+    assert newest_verified(Catalogue(three_checkpoints), 2, 0)[1] is None
+    assert newest_verified(Catalogue(three_checkpoints), 1, 1)[1] is None
 
 
 def test_in_sync_the_highest_round_is_the_newest(three_checkpoints):  # P12
     write_shard(three_checkpoints, CheckpointId(1, 0, 2, 1), seed=8, round=8)
     write_shard(three_checkpoints, CheckpointId(1, 0, 3, 1), seed=6, round=6)
-    assert_state_of(newest_verified(Catalogue(three_checkpoints), 1, 0, by_round)[0], 8)
-    assert_state_of(newest_verified(Catalogue(three_checkpoints), 1, 0, by_age)[0], 6)
+    assert_state_of(newest_verified(Catalogue(three_checkpoints), 1, 0)[0], 8)
 
 
 # --- a store with troubles ---
@@ -123,7 +122,7 @@ def test_in_sync_the_highest_round_is_the_newest(three_checkpoints):  # P12
 
 def test_a_checkpoint_that_is_collected_meanwhile_was_never_there(three_checkpoints):
     fault = three_checkpoints.fail("read", IDS[2].manifest_name, error=NotStored("gone"))
-    _, manifest, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0, by_age)
+    _, manifest, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0)
     assert fault.fired == 1
     assert manifest is not None
     assert (manifest.number, skipped) == (2, [])
@@ -132,7 +131,7 @@ def test_a_checkpoint_that_is_collected_meanwhile_was_never_there(three_checkpoi
 @pytest.mark.parametrize("name", ["manifest.json", "variables-0"])
 def test_a_bad_sector_costs_one_checkpoint(three_checkpoints, name):
     fault = three_checkpoints.fail("read", f"{IDS[2].folder}/{name}", times=9)
-    state, _, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0, by_age)
+    state, _, skipped = newest_verified(Catalogue(three_checkpoints), 1, 0)
     assert fault.fired == 1
     assert_state_of(state, 2)
     assert [id_ for id_, _ in skipped] == [IDS[2]]
@@ -143,7 +142,7 @@ def test_a_store_that_does_not_answer_is_not_an_empty_one(three_checkpoints, ope
     # To begin with initial values then would throw the checkpoints away.
     fault = three_checkpoints.fail(operation, times=99)
     with pytest.raises(StoreFailed, match="no space left"):
-        newest_verified(Catalogue(three_checkpoints), 1, 0, by_age)
+        newest_verified(Catalogue(three_checkpoints), 1, 0)
     assert fault.fired
 
 
@@ -152,4 +151,4 @@ def test_damage_and_no_answer_together_are_no_answer(three_checkpoints):
     damage(three_checkpoints, IDS[1], "manifest.json")
     three_checkpoints.fail("read", IDS[0].folder, times=9)
     with pytest.raises(StoreFailed, match="no space left"):
-        newest_verified(Catalogue(three_checkpoints), 1, 0, by_age)
+        newest_verified(Catalogue(three_checkpoints), 1, 0)

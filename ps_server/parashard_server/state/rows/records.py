@@ -18,9 +18,8 @@ from parashard.plan.embedding import BUCKETS, Keys
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels import row_loops
-from parashard_server.state.rows.hottest_keys import KEPT, HottestKeys
 from parashard_server.state.rows.row_index import ABSENT, RowIndex
-from parashard_server.state.rows.row_memory import References, Region, RowMemory, RowValues
+from parashard_server.state.rows.row_memory import KEPT, HottestKeys, References, Region, RowMemory, RowValues
 from parashard_server.state.rows.row_saving import RowSaving
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.plan.optimizers import SGD
 from parashard.plan.row_rules import NO_RULES, RowRules
-from parashard_server.state.rows import hottest_keys, records
-from parashard_server.state.rows.hottest_keys import HottestKeys
+from parashard_server.state.rows import records, row_memory
+from parashard_server.state.rows.row_memory import HottestKeys
 from parashard_server.state.rows.table_rows import HOTTEST_MAX, TableRows
 from support.row_pieces import next_piece
 
@@ -100,4 +100,4 @@ def test_none_are_noted_where_there_is_no_room() -> None:
     none = HottestKeys(0)
     none.of_checkpoint(np.array([7], np.uint64), np.array([3], np.uint32))
     assert len(none.noted()) == 0
-    assert hottest_keys.KEPT > HOTTEST_MAX
+    assert row_memory.KEPT > HOTTEST_MAX
