@@ -141,10 +141,8 @@ class Catalogue:
     def part_manifest(self, job: JobManifest, shard: int) -> ShardManifest:
         """Return the manifest of a shard's part of a drained checkpoint.
 
-        Raises
-        ------
-        DamagedCheckpoint
-            If it is missing, does not match the digest in the job manifest, or is of another run, plan or set of steps.
+        DamagedCheckpoint if it is missing, does not match the digest in the job manifest, or is of another run, plan or
+        set of steps.
         """
         part = job.parts[shard]
         name = f"{part.name}/{MANIFEST_NAME}"

@@ -187,13 +187,7 @@ class StoredVariable(Stored):
         )
 
     def to_variable(self, **more: Any) -> Variable:
-        """Return the variable.
-
-        Raises
-        ------
-        ConfigurationError
-            If there can be no such variable.
-        """
+        """Return the variable; ConfigurationError if there can be none such."""
         return Variable(
             name=self.name,
             shape=self.shape,
@@ -239,13 +233,7 @@ class PlanRecord(Record):
         )
 
     def to_plan(self) -> Plan:
-        """Return the plan.
-
-        Raises
-        ------
-        DamagedCheckpoint
-            If a variable is invalid, or its partitions do not cover every row of every variable exactly once.
-        """
+        """Return the plan; DamagedCheckpoint unless variables are valid, and their rows covered exactly once."""
         try:
             variables = {v.name: v.to_variable() for v in self.plan.variables}
         except ConfigurationError as error:

@@ -211,14 +211,10 @@ def rows_within(keys: Keys, buckets: tuple[int, int]) -> slice:
 
 def as_bytes(change: TableChange) -> memoryview:
     """Return the content of a file."""
-    return to_bytes(_arrays(change))
-
-
-def _arrays(change: TableChange) -> dict[str, NDArray[Any]]:
     rows = change.rows
     arrays = {"keys": rows.keys, "t": rows.t, "last_use": rows.last_use, "values": rows.values, "gone": change.gone}
     arrays |= {_SLOT + slot: values for slot, values in rows.slots.items()}
-    return {f"{change.table}/{part}": np.ascontiguousarray(array) for part, array in arrays.items()}
+    return to_bytes({f"{change.table}/{part}": np.ascontiguousarray(array) for part, array in arrays.items()})
 
 
 def parsed(content: bytes, where: str) -> TableChange:

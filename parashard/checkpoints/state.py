@@ -14,7 +14,7 @@ from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, ini
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.row_files import StoredRows, iterate_rows
-from parashard.checkpoints.tensors import iterate_files, iterate_tensors, read_tensors, slot_tensor, variable_tensor
+from parashard.checkpoints.tensors import iterate_files, iterate_tensors, slot_tensor, variable_tensor
 from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
 from parashard.plan.embedding import KeyedRows, rows_sha256
 from parashard.plan.intervals import IntervalSet
@@ -40,9 +40,9 @@ class ShardState:
 def load(store: Store, manifest: ShardManifest) -> ShardState:
     """Return the verified state of a shard's checkpoint."""
     folder = CheckpointId.of(manifest).folder
-    named = read_tensors(store, folder, manifest, "variables")
+    named = dict(iterate_tensors(store, folder, manifest, "variables"))
     variables = {p: named[variable_tensor(p)] for p in manifest.held}
-    named = read_tensors(store, folder, manifest, "slots")
+    named = dict(iterate_tensors(store, folder, manifest, "slots"))
     slots = {slot: {p: named[slot_tensor(slot, p)] for p in manifest.held} for slot in manifest.slots}
     for slot, arrays in slots.items():
         for p, array in arrays.items():

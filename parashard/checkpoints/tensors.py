@@ -67,20 +67,12 @@ def write_tensors(
     return written
 
 
-def read_tensors(store: Store, folder: str, manifest: ShardManifest, prefix: Prefix) -> dict[str, Float32s]:
-    """Return all of a checkpoint's variables, or of its slots, by tensor name, once all are verified.
-
-    The arrays have shape (rows, ...) and are read-only. Raises as `iterate_tensors`.
-    """
-    return dict(iterate_tensors(store, folder, manifest, prefix))
-
-
 def iterate_tensors(
     store: Store, folder: str, manifest: ShardManifest, prefix: Prefix
 ) -> Iterator[tuple[str, Float32s]]:
-    """Yield a checkpoint's tensors and their names, file by file; those of a file once the whole file is verified.
+    """Yield the tensors of a checkpoint's variables, or of its slots, and their names; of a file once all is verified.
 
-    One file is in memory at a time. Raises as `iterate_files`.
+    The arrays have shape (rows, ...) and are read-only. One file is in memory at a time. Raises as `iterate_files`.
     """
     files = (file for file in manifest.files if file.name.startswith(f"{prefix}-"))
     return iterate_files(store, folder, files, _tensors_due(manifest, prefix))

@@ -14,7 +14,7 @@ import numpy as np
 from parashard.checkpoints.catalogue import CheckpointId, place_of
 from parashard.checkpoints.manifest import ShardManifest, TableFile
 from parashard.checkpoints.row_files import read_change
-from parashard.checkpoints.tensors import read_tensors, variable_tensor
+from parashard.checkpoints.tensors import iterate_tensors, variable_tensor
 from parashard.errors import DamagedCheckpoint
 from parashard.plan.embedding import floats_of, found_among
 from parashard.plan.row_rules import NO_RULES, RowRules
@@ -28,7 +28,7 @@ def load_version(
 ) -> PublishedShard:
     """Return what a checkpoint has, verified."""
     folder = CheckpointId.of(manifest).folder
-    named = read_tensors(store, folder, manifest, "variables")
+    named = dict(iterate_tensors(store, folder, manifest, "variables"))
     variables = {p: named[variable_tensor(p)] for p in manifest.held}
     tables = {}
     for name, elements in row_elements.items():

@@ -29,22 +29,11 @@ class Return(NamedTuple):
 
 
 class Claims:
-    """The claims of one process under one name. Not safe to claim from two threads at once; `check` is safe from any.
+    """The claims of one process, "coordinator" or "shard-N". One thread may claim at a time; `check` is safe from any.
 
-    Parameters
-    ----------
-    store : Store
-        Holds the claims.
-    name : str
-        The process's name: "coordinator" or "shard-N".
-    token : str
-        Drawn at random by the process. It identifies the process in the content of each claim, which also has the host
-        name and the process id for information.
-
-    Attributes
-    ----------
-    superseded : Superseded or None
-        Set once another process's newer claim was found: this process can no longer save anything and must end.
+    The token is drawn at random by the process. It identifies the process in the content of each claim, which also has
+    the host name and the process id for information. `superseded` is set once another process's newer claim was found:
+    this process can no longer save anything and must end.
     """
 
     def __init__(self, store: Store, name: str, token: str) -> None:
@@ -59,12 +48,8 @@ class Claims:
         """Claim the next incarnation and return it: 1 for the first one ever.
 
         Concurrent claims get different numbers. The claim is durable when this returns. A process that has claimed
-        before cannot claim a number after another process's claim.
-
-        Parameters
-        ----------
-        returning_to : int, optional
-            The round that the incarnation rolls back to, if later ones may have been saved.
+        before cannot claim a number after another process's claim. `returning_to` is the round that the incarnation
+        rolls back to, if later ones may have been saved.
 
         Raises
         ------
@@ -95,14 +80,9 @@ class Claims:
         raise ConfigurationError(f"{self._store.url}: {self._name} has had {CLAIMS_MAX} incarnations")
 
     def check(self) -> None:
-        """Raise unless the newest claim is this process's own.
+        """Raise Superseded, and set it, unless the newest claim is this process's own.
 
-        Raises
-        ------
-        Superseded
-            If another process has claimed since; `superseded` is set.
-        StoreFailed
-            On an error of the store: the newest claim is unknown.
+        StoreFailed on an error of the store: the newest claim is unknown.
         """
         newest = newest_claim(self._store, self._name)
         if newest <= self._newest_own:

@@ -188,13 +188,9 @@ class _Announcer:
     def run(self, stop: Stop) -> None:
         """Announce once a second, at once to a new coordinator, and a new incarnation, until a stop or the job's end.
 
-        Raises
-        ------
-        Fenced
-            If a newer incarnation of the shard, or another run, has this one's place; or another process has claimed
-            the shard, so that this one can save nothing any more.
-        PeerFailed
-            If the coordinator has had nothing but internal errors for this shard for the retry budget.
+        Raises Fenced if a newer incarnation of the shard, or another run, has this one's place, or another process has
+        claimed the shard, so that this one can save nothing any more; PeerFailed if the coordinator has had nothing but
+        internal errors for this shard for the retry budget.
         """
         next_s, failing_since_s = time.monotonic() + ANNOUNCE_S, math.inf
         while not stop.asked and time.monotonic() < self._ends_s:

@@ -85,14 +85,8 @@ class UpdatePolicy:
         """Tell whether the empty push of a step given up replaces what is held of it.
 
         Without rounds it never does: a gradient that is held moves the weights, and one shard may have it, another the
-        empty push.
-
-        Raises
-        ------
-        FoldedStep
-            If its gradient is in the round's sum.
-        StaleRound
-            If its gradient is in the weights, and all shards must have the same.
+        empty push. Raises FoldedStep if its gradient is in the round's sum; StaleRound if it is in the weights, and all
+        shards must have the same.
         """
         return False
 

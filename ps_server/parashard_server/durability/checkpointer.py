@@ -130,14 +130,8 @@ class Checkpointer:
     def take(self, round_: int | None = None, *, damaged: str = "") -> ShardManifest:
         """Save the present state now, or in sync mode the start of a round that is full or reached.
 
-        A stored checkpoint of this state is returned again, unless its folder is `damaged`.
-
-        Raises
-        ------
-        StaleRound
-            If the shard is not at that round.
-        StoreFailed
-            If the store failed; nothing is acknowledged.
+        A stored checkpoint of this state is returned again, unless its folder is `damaged`. Raises StaleRound if the
+        shard is not at that round, StoreFailed if the store failed; nothing is acknowledged then.
         """
         with self._saving:
             self._save_waiting()  # it is older, and ids must rise with time
@@ -245,17 +239,15 @@ class Checkpointer:
             self.saved.distrust(newest, chain=False)
 
     def _copy(self, cut: Cut) -> None:
-        more = True
-        while more:
+        def copy_one(shard: Shard) -> bool:
+            started_s = time.monotonic()
+            more = cut.snapshot.save_next()
+            self._uncopied = shard.storage.uncopied
+            self._held(time.monotonic() - started_s)
+            return more
 
-            def copy_one(shard: Shard) -> bool:
-                started_s = time.monotonic()
-                more = cut.snapshot.save_next()
-                self._uncopied = shard.storage.uncopied
-                self._held(time.monotonic() - started_s)
-                return more
-
-            more = self._host.run_exclusive(copy_one)
+        while self._host.run_exclusive(copy_one):
+            pass
 
     def _held(self, seconds: float) -> None:
         """Count how long a copy kept pushes waiting."""

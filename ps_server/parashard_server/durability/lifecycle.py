@@ -117,14 +117,9 @@ class ShardLifecycle:
     def roll_back(self, round_: int, incarnation: int) -> int:
         """Begin another incarnation at an earlier round; return its incarnation.
 
-        Raises
-        ------
-        StaleIncarnation
-            If another incarnation began meanwhile.
-        Superseded
-            If another process has claimed the shard since: this one must end.
-        DamagedCheckpoint
-            If the shard cannot return there after all; it does not say any more that it can.
+        Raises StaleIncarnation if another incarnation began meanwhile; Superseded if another process has claimed the
+        shard since: this one must end; DamagedCheckpoint if the shard cannot return there after all: it does not say
+        any more that it can.
         """
         with self._returning:
             earlier = self.host.shard

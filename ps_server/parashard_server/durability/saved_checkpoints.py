@@ -77,11 +77,6 @@ class SavedCheckpoints:
         """The greatest number of any of them."""
         return max((held.id.number for held in self._known), default=0)
 
-    @property
-    def rounds(self) -> list[int]:
-        """Rounds that the shard can roll back to, ascending."""
-        return self.rounds_and_chains()[0]
-
     def rounds_and_chains(self) -> tuple[list[int], list[int]]:
         """Return the rounds that the shard can roll back to, and the first one of each chain, ascending."""
         good = self.by_age()  # one list, so that the two fit each other

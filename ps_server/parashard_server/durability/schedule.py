@@ -12,20 +12,10 @@ AHEAD_MAX = 16  # rounds that may be named in advance; the coordinator names one
 
 
 class CheckpointSchedule:
-    """Decides for one shard.
+    """Decides for one shard, which starts with `steps` applied.
 
-    Parameters
-    ----------
-    every_s : float
-        Seconds between two checkpoints; 0: not by time. Only without rounds.
-    every_steps : int
-        Steps between two checkpoints, rounded up to whole rounds; 0: not by steps.
-    round_steps : int or None
-        N of `sync:N`.
-    steps : int
-        Steps applied at the start.
-    now_s : float
-        When the shard started.
+    `every_s` and `every_steps` are between two checkpoints; 0: not by time, or not by steps. With rounds of
+    `round_steps` it is not by time, and steps are rounded up to whole rounds.
     """
 
     def __init__(self, *, every_s: float, every_steps: int, round_steps: int | None, steps: int, now_s: float) -> None:

@@ -93,16 +93,12 @@ class Optimizer:
 
         Parameters
         ----------
-        weights, gradient : ndarray of float32, shape (elements,), contiguous
-            The gradient is only read and must be finite.
-        slots : mapping of str to ndarray of float32, shape (elements,), contiguous
-            One for each name in `self.slots`.
+        weights, gradient, slots
+            Contiguous, of one length; a slot for each name in `self.slots`. The gradient is finite and only read.
         t : int
             Number of steps (in sync mode: rounds) in the applied set with this one, >= 1; those before are added here.
         scale : float
             Multiplies the gradient: 1/n for the mean of a sum of n.
-        variable : Variable
-            The variable of these rows.
         learning_rate : float, optional
             In place of `spec.learning_rate`; None: that.
         t_of_rows : ndarray of uint32, shape (rows,), optional

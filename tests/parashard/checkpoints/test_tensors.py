@@ -10,7 +10,7 @@ from safetensors.numpy import load, save
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
-from parashard.checkpoints.tensors import iterate_tensors, read_tensors, write_tensors
+from parashard.checkpoints.tensors import iterate_tensors, write_tensors
 from parashard.errors import AlreadyStored, DamagedCheckpoint, StoreFailed
 from parashard.plan.variables import Float32s
 from support.checkpoint_cases import PLAN, model_of, write_shard
@@ -110,7 +110,7 @@ def test_a_full_disk_is_reported():
 def test_what_was_written_comes_back():
     store = MemoryStore()
     manifest = write_shard(store, ID)
-    tensors = read_tensors(store, ID.folder, manifest, "variables")
+    tensors = dict(iterate_tensors(store, ID.folder, manifest, "variables"))
     model = model_of(0)
     assert len(tensors) == len(PLAN.shards[0])
     for p in PLAN.shards[0]:
@@ -125,8 +125,8 @@ def test_variables_and_slots_are_apart_even_where_their_tensors_have_one_name():
     state = {"m/bias[0:1]": np.float32([3]), "m/m/bias[0:1]": np.float32([4])}
     files = write_tensors(store, "f", values, "variables") + write_tensors(store, "f", state, "slots")
     manifest = write_shard(MemoryStore(), ID, partitions=held, slots=("m",), files=tuple(files))
-    assert read_tensors(store, "f", manifest, "variables")["m/bias[0:1]"] == 2
-    assert read_tensors(store, "f", manifest, "slots")["m/bias[0:1]"] == 3
+    assert dict(iterate_tensors(store, "f", manifest, "variables"))["m/bias[0:1]"] == 2
+    assert dict(iterate_tensors(store, "f", manifest, "slots"))["m/bias[0:1]"] == 3
 
 
 def test_a_wrong_size_is_found_before_anything_is_read():
@@ -135,7 +135,7 @@ def test_a_wrong_size_is_found_before_anything_is_read():
     store.contents[f"{ID.folder}/{FIRST}"] += b"\0"
     store.calls.clear()
     with pytest.raises(DamagedCheckpoint, match=rf"{FIRST}: \d+ bytes; the manifest says \d+"):
-        read_tensors(store, ID.folder, manifest, "variables")
+        dict(iterate_tensors(store, ID.folder, manifest, "variables"))
     assert [operation for operation, _ in store.calls] == ["size"]
 
 
@@ -144,7 +144,7 @@ def test_a_changed_byte_is_found():
     manifest = write_shard(store, ID)
     store.contents[f"{ID.folder}/{FIRST}"] = store.contents[f"{ID.folder}/{FIRST}"][:-1] + b"x"
     with pytest.raises(DamagedCheckpoint, match=f"{FIRST}: SHA-256"):
-        read_tensors(store, ID.folder, manifest, "variables")
+        dict(iterate_tensors(store, ID.folder, manifest, "variables"))
 
 
 def test_a_file_that_is_gone_is_named():
@@ -152,7 +152,7 @@ def test_a_file_that_is_gone_is_named():
     manifest = write_shard(store, ID)
     del store.contents[f"{ID.folder}/slots-1.safetensors"]
     with pytest.raises(DamagedCheckpoint, match=r"slots-1\.safetensors: is not there"):
-        read_tensors(store, ID.folder, manifest, "slots")
+        dict(iterate_tensors(store, ID.folder, manifest, "slots"))
 
 
 def test_tensors_of_a_file_come_after_the_whole_file_is_checked():
@@ -170,7 +170,7 @@ def test_a_store_that_does_not_answer_is_not_damage():
     manifest = write_shard(store, ID)
     fault = store.fail("read", FIRST)
     with pytest.raises(StoreFailed) as failed:
-        read_tensors(store, ID.folder, manifest, "variables")
+        dict(iterate_tensors(store, ID.folder, manifest, "variables"))
     assert not isinstance(failed.value, DamagedCheckpoint)
     assert fault.fired == 1
 
@@ -194,7 +194,7 @@ def test_tensors_are_those_that_the_manifest_says(case):
     store = MemoryStore()
     manifest = with_file(write_shard(store, ID), store, save(tensors))
     with pytest.raises(DamagedCheckpoint, match=said):
-        read_tensors(store, ID.folder, manifest, "variables")
+        dict(iterate_tensors(store, ID.folder, manifest, "variables"))
 
 
 def tensors_of_dtype(dtype: str) -> bytes:
@@ -207,14 +207,14 @@ def test_what_is_no_safetensors_is_refused(content):
     store = MemoryStore()
     manifest = with_file(write_shard(store, ID), store, content)
     with pytest.raises(DamagedCheckpoint, match="not safetensors"):
-        read_tensors(store, ID.folder, manifest, "variables")
+        dict(iterate_tensors(store, ID.folder, manifest, "variables"))
 
 
 def test_a_variable_of_bfloat16_is_not_one_that_the_manifest_says():
     store = MemoryStore()
     manifest = with_file(write_shard(store, ID), store, tensors_of_dtype("BF16"))
     with pytest.raises(DamagedCheckpoint, match=r"tensor 'x'.*is not one that the manifest says"):
-        read_tensors(store, ID.folder, manifest, "variables")
+        dict(iterate_tensors(store, ID.folder, manifest, "variables"))
 
 
 def test_a_tensor_that_no_file_has_is_missed():
@@ -222,4 +222,4 @@ def test_a_tensor_that_no_file_has_is_missed():
     manifest = write_shard(store, ID)
     without = manifest.replaced(files=manifest.files[1:])
     with pytest.raises(DamagedCheckpoint, match="no file has the tensor"):
-        read_tensors(store, ID.folder, without, "variables")
+        dict(iterate_tensors(store, ID.folder, without, "variables"))

@@ -63,11 +63,13 @@ def test_in_rounds_nothing_is_deleted_that_all_may_have_to_return_to(store: Memo
     for round_ in range(1, 4):
         shard.push(round_ - 1)
         shard.checkpointer.take(round_)
-    assert shard.checkpointer.saved.rounds == [1, 2, 3], "no round is known to be complete on every shard"
+    assert shard.checkpointer.saved.rounds_and_chains()[0] == [1, 2, 3], (
+        "no round is known to be complete on every shard"
+    )
     shard.checkpointer.saved.common = CommonRounds(2, frozenset())
     shard.push(3)
     shard.checkpointer.take(4)
-    assert shard.checkpointer.saved.rounds == [2, 3, 4]
+    assert shard.checkpointer.saved.rounds_and_chains()[0] == [2, 3, 4]
 
 
 def test_nothing_is_deleted_by_an_older_incarnation(store: MemoryStore) -> None:  # P3

@@ -28,7 +28,7 @@ from parashard.plan.variables import Float32s
 from parashard.protocol.messages import ROWS_BYTES_MAX, FoundRows, RowSlice, answer_bytes_of
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import NOTHING_BEFORE, Before
-from parashard_server.state.rows.live_rows import LiveRows
+from parashard_server.state.rows.live_rows import LiveRows, table_of
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
@@ -109,7 +109,7 @@ class EmbeddingTables:
         """
         before = tuple(waiting)
         for name, (keys, values) in pushed.items():
-            table = self._of(name)
+            table = table_of(self.by_name, name)
             self._check_keys(name, keys)
             if not fused.is_finite(values.reshape(-1)):
                 raise NonFiniteGradient(f"table {name!r}: the gradient of a row has a value that is not finite")
@@ -119,7 +119,7 @@ class EmbeddingTables:
     def check_slices(self, slices: Sequence[RowSlice]) -> None:
         """Refuse gradients of rows that are not declared as their table's, before they are decoded."""
         for name, rows, row_elements, dtype in slices:
-            table = self._of(name).table
+            table = table_of(self.by_name, name).table
             if row_elements != table.row_elements:
                 raise ShapeMismatch(f"table {name!r}: rows have {table.row_elements} elements, found {row_elements}")
             most = table.keys_per_step_max
@@ -138,7 +138,7 @@ class EmbeddingTables:
         """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers."""
         answer_bytes = 0
         for name, keys in wanted.items():
-            answer_bytes += answer_bytes_of(len(keys), self._of(name).table.row_elements)
+            answer_bytes += answer_bytes_of(len(keys), table_of(self.by_name, name).table.row_elements)
             self._check_keys(name, keys)
         if answer_bytes > ROWS_BYTES_MAX:
             raise LimitExceeded(f"the rows of a pull may have {answer_bytes} bytes; allowed are {ROWS_BYTES_MAX}")
@@ -221,11 +221,6 @@ class EmbeddingTables:
     @property
     def _saved(self) -> dict[str, Records]:
         return {name: records for table in self.by_name.values() for name, records in table.saved.items()}
-
-    def _of(self, name: str) -> TableRows:
-        if name not in self.by_name:
-            raise UnknownVariable(f"table {name!r} is none of the job's: {', '.join(sorted(self.by_name)) or 'none'}")
-        return self.by_name[name]
 
     def _check_keys(self, name: str, keys: Keys) -> None:
         """Check order and place by one pass: ascending mixed keys are in the order of buckets."""

@@ -198,14 +198,14 @@ class LiveRows:
 
     def order(self, table: str, position: int) -> Order | None:
         """Return an order in which what is left out is noted since a position; None: one is to be made."""
-        self._table(table)
+        table_of(self._tables, table)
         self._idle_looks = 0
         order = self._orders.get(table)
         return order if order is not None and order.position >= position else None
 
     def records_of(self, table: str) -> tuple[int, RowMemory, int]:
         """Return what `sorted_rows` takes: a position, the table's memory and how many records it has."""
-        memory = self._table(table).records.memory
+        memory = table_of(self._tables, table).records.memory
         return self.notes.begin(), memory, memory.end
 
     def keep(self, table: str, order: Order) -> None:
@@ -215,13 +215,13 @@ class LiveRows:
     def piece(self, table: str, order: Order, begin: int, stop: int, now: int) -> RowsRead:
         """Return the rows at some places of an order."""
         rows = order.rows[begin:stop]
-        records = self._table(table).records
+        records = table_of(self._tables, table).records
         rows = rows[records.memory.keys_of(rows) == order.keys[begin:stop]]
         return self._rows(table, records.standing(rows, now)[0], NO_KEYS)
 
     def row_bytes(self, table: str) -> int:
         """Return the length of a row with its key."""
-        return KEY_BYTES + ELEMENT_BYTES * (1 + self._table(table).table.row_elements)
+        return KEY_BYTES + ELEMENT_BYTES * (1 + table_of(self._tables, table).table.row_elements)
 
     def _read(self, name: str, rows: NDArray[np.uint32], gone: Keys, now: int) -> RowsRead:
         records = self._tables[name].records
@@ -234,10 +234,12 @@ class LiveRows:
         table, memory = self._tables[name], self._tables[name].records.memory
         return RowsRead(memory.keys_of(rows), table.values_of(rows), memory.last_use_of(rows), gone)
 
-    def _table(self, name: str) -> TableRows:
-        if name not in self._tables:
-            raise UnknownVariable(f"table {name!r} is none of the job's: {', '.join(sorted(self._tables)) or 'none'}")
-        return self._tables[name]
+
+def table_of(tables: Mapping[str, TableRows], name: str) -> TableRows:
+    """Return a table by its name; UnknownVariable if the job has none such."""
+    if name not in tables:
+        raise UnknownVariable(f"table {name!r} is none of the job's: {', '.join(sorted(tables)) or 'none'}")
+    return tables[name]
 
 
 def sorted_rows(position: int, memory: RowMemory, end: int) -> Order:
