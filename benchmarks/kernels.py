@@ -28,7 +28,7 @@ from tests.support import reference_rules as reference
 Float32s = NDArray[np.float32]
 Call = Callable[[], object]
 
-YARDSTICK = "two-thread Numba copy"
+YARDSTICK = "two-thread copy"
 TARGETS = {"sgd": 1.2, "adam": 2.4}
 """Most that a kernel may take at TARGET_SIZE_MIB on all threads, over the yardstick."""
 TARGET_SIZE_MIB = 64
