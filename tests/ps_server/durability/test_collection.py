@@ -52,7 +52,7 @@ def test_what_was_handed_out_is_kept_until_the_next_one_is(store: MemoryStore) -
     handed_out = shard.checkpointer.take()
     saved_after_each(shard, 1, 2)
     assert shard.numbers() == [1, 3]
-    assert handed_out.id.number == 1
+    assert handed_out.number == 1
     shard.checkpointer.take()
     saved_after_each(shard, 3)
     assert shard.numbers() == [3, 4]
