@@ -114,6 +114,7 @@ def test_a_shard_goes_on_from_its_checkpoint_and_says_that_it_does_not_read_its_
     assert process.host.restored.endswith(
         "; steps that only a log of pushes has are computed again: logs are no longer read"
     )
+    process.push(SAVED[shard])
     process.checkpointer.take()
     assert "log" not in process_of(kept, shard).host.restored, "said once"
 
