@@ -15,8 +15,8 @@ from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.membership import Shards, WorkerRecord
-from parashard_coordinator.core.policies import LeasingPolicy
-from parashard_coordinator.core.rounds import ANY_STEP, Rounds
+from parashard_coordinator.core.policies import NO_LIMIT, LeasingPolicy
+from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.supervision import LocalLauncher
 from parashard_coordinator.run.store import RunStore
@@ -174,7 +174,7 @@ class UnboundedLeases(StepLeases):
     """P9 off: the step lag has no limit."""
 
     def limit(self) -> int:
-        return min(self.target, ANY_STEP)
+        return min(self.target, NO_LIMIT)
 
 
 class BlindRounds(Rounds):

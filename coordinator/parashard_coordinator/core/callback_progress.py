@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from parashard.errors import ConfigurationError
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.evaluations import Evaluations
-from parashard_coordinator.core.policies import Auto, LeasingPolicy
+from parashard_coordinator.core.policies import NO_LIMIT, Auto, LeasingPolicy
 from parashard_coordinator.core.training_figures import (
     MetricSums,
     TrainingFigures,
@@ -138,7 +138,6 @@ SMALLEST_RATE = 5e-324
 RATES_MAX = 10_000
 LEASED_AHEAD = 1024
 """Steps that may be leased between two records of how far that has gone, where callbacks may decide."""
-_NO_LIMIT = 1 << 62
 
 
 class CallbackOptions(NamedTuple):
@@ -257,11 +256,11 @@ class CallbackProgress:
         )
 
     def _milestone_after(self, steps: int) -> int:
-        """Return the first milestone after this number of steps; `_NO_LIMIT`: there is none."""
+        """Return the first milestone after this number of steps; `NO_LIMIT`: there is none."""
         epoch = bisect_right(self._epochs, steps, key=self._end_of)
-        ends = self._end_of(self._epochs[epoch]) if epoch < len(self._epochs) else _NO_LIMIT
+        ends = self._end_of(self._epochs[epoch]) if epoch < len(self._epochs) else NO_LIMIT
         due = self._evaluations.due_after(steps)
-        return min(ends, _NO_LIMIT if due is None else due)
+        return min(ends, NO_LIMIT if due is None else due)
 
     def reached(self, lowest_incomplete: int, target: int) -> Milestone | None:
         """Return the next milestone, if all its steps are complete and its evaluation has its result."""
@@ -287,14 +286,14 @@ class CallbackProgress:
         Where they may decide the very first one waits; and always what is too far ahead of the last handled milestone.
         """
         if not self._steps_per_epoch:
-            return _NO_LIMIT
+            return NO_LIMIT
         if self.decides and self.handled < 0:
             return 0
         if self._limit[:2] != (self.handled, target):
             limit = self._milestone_after(max(0, self.handled))
             for _ in range(self._ahead):
                 limit = self._milestone_after(limit) if limit < target else limit
-            self._limit = (self.handled, target, limit if limit < target else _NO_LIMIT)
+            self._limit = (self.handled, target, limit if limit < target else NO_LIMIT)
         return min(self._limit[2], frontier) if len(self.ends) >= ENDS_MAX else self._limit[2]
 
     def handle(self, after_steps: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.policies import LeasingPolicy
+from parashard_coordinator.core.policies import NO_LIMIT, LeasingPolicy
 from parashard_coordinator.core.training_figures import nullable, numbers
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Evaluations:
     def lease_limit(self) -> int:
         """Return the first step that must wait for a result (rounds only)."""
         if not self._open or self._open[0].round is None:
-            return 1 << 62
+            return NO_LIMIT
         return self._open[0].after_step
 
     def grant(

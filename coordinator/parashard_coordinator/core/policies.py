@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from parashard.errors import ConfigurationError
+from collections.abc import Callable
+
 from parashard.job.policy import Policy
 
 NO_LIMIT = 1 << 62
@@ -119,12 +120,5 @@ class Auto(_Shared):
 
 def leasing_policy(policy: Policy) -> LeasingPolicy:
     """Return the leasing policy that a job file asks for."""
-    if policy.kind == "auto":
-        return Auto(policy.bound)
-    if policy.kind == "async":
-        return Async()
-    if policy.kind == "ssp":
-        return Ssp(policy.bound)
-    if policy.kind == "sync":
-        return Sync(policy.bound)
-    raise ConfigurationError(f"consistency.policy {policy} is unknown")
+    bounded: dict[str, Callable[[int], LeasingPolicy]] = {"auto": Auto, "ssp": Ssp, "sync": Sync}
+    return Async() if policy.kind == "async" else bounded[policy.kind](policy.bound)

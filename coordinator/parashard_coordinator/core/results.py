@@ -15,7 +15,7 @@ from parashard_coordinator.core.callback_progress import ENDS_AT_ONCE, DecidedRa
 from parashard_coordinator.core.calls import EvaluationResult, FailureKind, FollowAnswer, FollowCall, JobState
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.job_record import JobRecord
-from parashard_coordinator.core.learning import Change
+from parashard_coordinator.core.learning import Change, in_words
 from parashard_coordinator.core.progress import Staleness
 
 HELD_OUT = "held-out "  # a metric's problem's key, with its name
@@ -54,8 +54,7 @@ def _check_finite(job: JobRecord, evaluation: Evaluation) -> None:
         if math.isfinite(value):
             job.resolved(f"{HELD_OUT}{name}", f"{named} is finite again after step {evaluation.after_step:,}")
         else:
-            what = "NaN" if math.isnan(value) else "infinite"
-            job.warn(f"{HELD_OUT}{name}", f"{named} is {what} after step {evaluation.after_step:,}")
+            job.warn(f"{HELD_OUT}{name}", f"{named} is {in_words(value)} after step {evaluation.after_step:,}")
 
 
 def _check_targets(job: JobRecord, metrics: Mapping[str, float]) -> None:
@@ -166,7 +165,7 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
         )
         if decided:
             job.decisions += 1
-            job.add_event(f"{_in_words(decided)}: callbacks decided it after step {call.handled:,}")
+            job.add_event(f"{_rates_in_words(decided)}: callbacks decided it after step {call.handled:,}")
     elif rate is not None and call.decision > progress.decided and call.handled < job.leases.target:
         job.warn(UNUSED_RATE, f"the learning rate {metric(rate)} came when every step was leased, and is not used")
     if call.stop_reason and job.state is JobState.RUNNING and progress.stopped_by is None and not all_leased:
@@ -194,7 +193,7 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     )
 
 
-def _in_words(rates: Sequence[DecidedRate]) -> str:
+def _rates_in_words(rates: Sequence[DecidedRate]) -> str:
     """Say from which steps on the learning rate is what."""
     shown = [f"{metric(rate.learning_rate)} from step {rate.first_step:,} on" for rate in rates[:RATES_SHOWN]]
     more = len(rates) - len(shown)

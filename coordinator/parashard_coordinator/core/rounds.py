@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import Announcement
-
-ANY_STEP = 1 << 62
+from parashard_coordinator.core.policies import NO_LIMIT
 
 
 class Rounds:
@@ -105,7 +104,7 @@ class Rounds:
         """Return the first step that may not be leased: none while shards return, none of a round being announced."""
         if self.returning_to is not None:
             return 0
-        return ANY_STEP if self._cut_step is None else self._cut_step
+        return NO_LIMIT if self._cut_step is None else self._cut_step
 
     def due_cut(self, lowest_incomplete: int, now_s: float) -> int | None:
         """Return the round to save next, once it is time; nothing of it is leased before `cut_named`."""

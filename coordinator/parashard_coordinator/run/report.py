@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from parashard_coordinator.core import auto_jobs
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.learning import pipeline_advice
 from parashard_coordinator.core.progress import Staleness, quantile
+from parashard_coordinator.core.training_figures import finite
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import SavedModel
@@ -86,18 +86,18 @@ def report(
         "speculative_leases": job.leases.speculative_leases,
         "examples_per_s": round(job.figures.examples / training_s, 3) if training_s > 0 else None,
         "wall_s": round(job.progress.elapsed_s(now_s), 3),
-        "training_loss": _finite(job.learning.loss),
-        "held_out": {name: _finite(value) for name, value in sorted(metrics.items())},
+        "training_loss": finite(job.learning.loss),
+        "held_out": {name: finite(value) for name, value in sorted(metrics.items())},
         "evaluations": [
             {
                 "steps": after_step,
                 **({"judged_steps": judged_steps[after_step]} if after_step in judged_steps else {}),
-                **{name: _finite(value) for name, value in sorted(found.items())},
+                **{name: finite(value) for name, value in sorted(found.items())},
             }
             for after_step, found in sorted(job.evaluations.results().items())
         ],
         "epochs": [
-            {"epoch": job.options.first_epoch + epoch} | {name: _finite(value) for name, value in found.items()}
+            {"epoch": job.options.first_epoch + epoch} | {name: finite(value) for name, value in found.items()}
             for epoch, found in job.figures.history().items()
         ],
         "callbacks": {
@@ -225,7 +225,3 @@ def _store_failures(path: Path) -> Iterator[None]:
 
 def _rounded(share: float | None) -> float | None:
     return None if share is None else round(share, 4)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

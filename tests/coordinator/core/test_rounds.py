@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.core.rounds import ANY_STEP, Rounds
+from parashard_coordinator.core.policies import NO_LIMIT
+from parashard_coordinator.core.rounds import Rounds
 
 N, STEPS = 4, 30  # seven whole rounds and a short one
 LAST_ROUND = 8  # the one that would follow
@@ -67,7 +68,7 @@ class Book:
 def test_shards_that_stand_at_the_same_round_go_on() -> None:
     book = Book(progress(3), progress(3, held=[13]))
     assert (book.look(), book.rounds.returning_to, book.rounds.out_of_round()) == (False, None, [])
-    assert book.rounds.lease_limit() == ANY_STEP
+    assert book.rounds.lease_limit() == NO_LIMIT
 
 
 def test_a_shard_that_holds_the_round_that_another_has_applied_commits_it_with_the_next_request() -> None:  # P10
@@ -265,7 +266,7 @@ def test_the_next_round_is_saved_once_it_is_time_and_before_any_of_it_is_leased(
     assert book.rounds.lease_limit() == 12
     assert book.rounds.due_cut(12, 131.0) == 3, "told again until the shards know"
     book.rounds.cut_named()
-    assert book.rounds.lease_limit() == ANY_STEP
+    assert book.rounds.lease_limit() == NO_LIMIT
     assert book.rounds.due_cut(12, 159.9) is None
     assert book.rounds.due_cut(12, 160.0) == 4
 
@@ -295,5 +296,5 @@ def test_jobs_without_rounds_never_return_and_keep_no_common_time() -> None:  # 
     book.note_progress(0, progress(2))
     book.cut_named()
     assert (book.look(lambda shard: IntervalSet()), book.returning_to, book.out_of_round()) == (False, None, [])
-    assert (book.common_cut(), book.passed(), book.lease_limit()) == (None, 0, ANY_STEP)
+    assert (book.common_cut(), book.passed(), book.lease_limit()) == (None, 0, NO_LIMIT)
     assert book.due_cut(0, 1e9) is None
