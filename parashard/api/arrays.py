@@ -26,14 +26,7 @@ NAMED_MAX = 8  # arrays in one error
 
 
 class ArrayExamples:
-    """Examples in arrays, one after the other along the first axis.
-
-    Parameters
-    ----------
-    inputs, targets : tree of ndarray
-        With equally many rows; `()` has no arrays. Those that are mapped from a file stay there.
-    weights : ndarray of float32, shape (examples,), optional
-    """
+    """Examples in arrays with equally many rows; inputs or targets of `()` have none, mapped files stay mapped."""
 
     batched = varying = drop_last = False
     batch_size: int | None = None
@@ -100,19 +93,7 @@ def _weights(given: Any, rows: int, what: str) -> AnyArray:
 
 
 def tree_of(values: Any, what: str, leaf: Callable[[Any, str], AnyArray] | None = None) -> Tree:
-    """Return arrays in the nested form in which they are given.
-
-    A dict is several arrays, and so is a tuple or list that has an array in it; one of numbers, or of lists of numbers,
-    is one array.
-
-    Parameters
-    ----------
-    values : tree
-    what : str
-        For errors.
-    leaf : callable (values, what) -> ndarray, optional
-        Makes an array; default: `inputs_array`.
-    """
+    """Return arrays nested as they are given; `leaf` makes each array (default: `inputs_array`)."""
     if isinstance(values, Mapping):
         for key in values:
             if not isinstance(key, str) or not key or "/" in key:
@@ -259,10 +240,7 @@ def is_frame(data: Any) -> bool:
 
 
 def columns_array(pandas: Any, given: Any, what: str) -> AnyArray:
-    """Return a Series as one axis and a DataFrame as two: bool, int64 for whole numbers, or float32.
-
-    Raises BadData if a column has no numbers, or lacks one; it is named.
-    """
+    """Return a Series or DataFrame as bool, int64 or float32; BadData names a column that has not only numbers."""
     types = pandas.api.types
     is_table = isinstance(given, pandas.DataFrame)
     columns = [(name, given[name]) for name in given.columns] if is_table else [(given.name, given)]

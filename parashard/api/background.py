@@ -80,10 +80,7 @@ class BackgroundRun:
         self._thread = threading.Thread(target=self._run, name="parashard-run", daemon=True)
 
     def start(self) -> None:
-        """Start it, and return once its coordinator has accepted the job.
-
-        Raises ConfigurationError if the job is refused (nothing of it is left), and JobFailed if it cannot be started.
-        """
+        """Start it; return once its coordinator has accepted the job, and leave nothing of a job that is refused."""
         with ExitStack() as until_end:
             until_end.enter_context(owned(self.run_dir))
             write_program(self.run_dir, self._program)
@@ -108,11 +105,7 @@ class BackgroundRun:
             raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
 
     def finish(self, timeout_s: float, waits_for: str = "") -> dict[str, Any]:
-        """Wait until the job is done, and return its report; say so now and then, if it is known what it waits for.
-
-        Raises JobFailed if it has ended without being done, and TimeoutError if it takes longer: it goes on, and is
-        stopped when the program ends.
-        """
+        """Return the report once the job is done, and say now and then what it waits for; late, it goes on."""
         allowed_s = checked_timeout_s(timeout_s)
         if not self._ended_within(allowed_s, waits_for):
             raise _NotDone(
@@ -147,17 +140,7 @@ class BackgroundRun:
             self._thread.join(STOP_S)
 
     def weights(self, steps: int = 0, timeout_s: float = 0.0) -> dict[str, Float32s]:
-        """Return the weights: the final ones, or those that the shards have now, each at a moment of its own.
-
-        Raises TimeoutError if a shard still has fewer.
-
-        Parameters
-        ----------
-        steps : int
-            Wait until each shard has at least so many: one that was killed is given again what it lost. Not in rounds.
-        timeout_s : float
-            For how long.
-        """
+        """Return the final weights, or those of the shards now, once each shard has so many steps (not in rounds)."""
         if self._control.ended:
             self.check()
             return as_imported(read_arrays(self.run_dir / WEIGHTS_FILE))
@@ -193,10 +176,7 @@ class BackgroundRun:
             coordinator.close()
 
     def table(self, name: str, tables: Mapping[str, EmbeddingTable]) -> tuple[Keys, Float32s]:
-        """Return all rows of one of the job's tables once it is done: keys, ascending, and rows.
-
-        Raises ConfigurationError if there is no such table, or the job goes on: rows are read from its last checkpoint.
-        """
+        """Return all keys of a table, ascending, and their rows, from the last checkpoint of a job that is done."""
         if not self._control.ended:
             raise ConfigurationError(f"table {name!r}: rows are at hand once the job is done, and it goes on")
         self.check()
@@ -217,10 +197,7 @@ class BackgroundRun:
 
 
 def within(run: BackgroundRun, leave: Callable[[], object], error: BaseException | None) -> None:
-    """End a `with`: as its program says if that ended well, else by stopping the run; after it the run has ended.
-
-    Raises TimeoutError if the run was not done in time; it has been stopped.
-    """
+    """End a `with`: as its program says if that ended well, else by stopping the run."""
     if error is not None:
         run.stop()
         return

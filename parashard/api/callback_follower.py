@@ -41,21 +41,7 @@ HERE = Path(__file__).parent.parent
 
 
 class CallbackFollower:
-    """Runs the callbacks of one run.
-
-    Raises ConfigurationError if that state is of other callbacks, or cannot be read.
-
-    Parameters
-    ----------
-    run_dir : Path
-        Gets their state.
-    store : callable
-        Opens the run's checkpoint store, where evaluated weights are.
-    model : TellsMetrics, optional
-        Whose metrics have figures that the coordinator cannot make.
-    parts : int
-        Steps of a batch: callbacks hear of batches.
-    """
+    """Runs the callbacks of one run; a step has `parts` to a batch, of which callbacks hear."""
 
     def __init__(
         self,

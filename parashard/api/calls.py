@@ -167,10 +167,7 @@ class Calls:
 
 
 def encoded(value: Any) -> bytes:
-    """Return a value as a file's content.
-
-    Raises ConfigurationError if there is something else in it than arrays and what JSON has, or it is too large.
-    """
+    """Return a value as a file's content; ConfigurationError: it has more than arrays and JSON, or is too large."""
     arrays: dict[str, NDArray[Any]] = {}
     tree = _tree(value, arrays, 0)
     size_bytes = sum(array.nbytes for array in arrays.values())

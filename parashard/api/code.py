@@ -31,25 +31,13 @@ _CONSTANTS = "a constant of the model"
 
 
 class Code(NamedTuple):
-    """What computes, by SHA-256 (hex).
+    """What computes, by SHA-256 (hex)."""
 
-    Attributes
-    ----------
-    name, script : str
-        The script's path below its root, and its digest; "" where there is none.
-    constants : str
-        Of the model's constants.
-    modules : mapping of str to str
-        Of the user's own modules that are imported, by path.
-    text : str
-        Of script and constants as earlier versions recorded it.
-    """
-
-    name: str = ""
+    name: str = ""  # the script's path below its root
     script: str = ""
-    constants: str = ""
-    modules: Mapping[str, str] = MappingProxyType({})
-    text: str = ""
+    constants: str = ""  # of the model
+    modules: Mapping[str, str] = MappingProxyType({})  # the user's own that are imported, by path
+    text: str = ""  # of script and constants as earlier versions recorded it
 
     @property
     def sha256(self) -> str:
@@ -69,15 +57,7 @@ class Code(NamedTuple):
 
 
 class RunCode(NamedTuple):
-    """The code of a run.
-
-    Attributes
-    ----------
-    identity : str
-        Digest of the code at its beginning: it identifies the run.
-    begun, present : Code
-        The code at its beginning, and the code that computes now.
-    """
+    """The code of a run at its beginning, whose digest identifies the run, and the code that computes now."""
 
     identity: str
     begun: Code
@@ -107,11 +87,7 @@ def code_of(run_dir: Path) -> RunCode | None:
 
 
 def resumed_code(run_dir: Path, mine: Code, *, accept_change: bool) -> RunCode:
-    """Return the code of a run that goes on with the present one.
-
-    Raises ConfigurationError if it is neither what the run was begun with nor what was accepted before, and is not
-    accepted now.
-    """
+    """Return the code of a run that goes on with this code, which it began with, accepted before, or accepts now."""
     code = code_of(run_dir)
     if code is None:
         return RunCode(mine.sha256, mine, mine)
@@ -126,10 +102,7 @@ def resumed_code(run_dir: Path, mine: Code, *, accept_change: bool) -> RunCode:
 
 
 def check_same_code(run_dir: Path, mine: Code) -> None:
-    """Refuse, in a worker, code that is not the run's.
-
-    Raises ConfigurationError if it differs from the code that computes the run now.
-    """
+    """Refuse, in a worker, code other than that which computes the run now."""
     code = code_of(run_dir)
     changed = code.present.changed_in(mine) if code is not None else ""
     if changed == _CONSTANTS:

@@ -182,12 +182,7 @@ class BatchExamples:
 
 
 def named_parts(fields: Any, targets: Targets, what: str) -> tuple[Any, Any]:
-    """Return (inputs, targets) of a dict or a table of which `targets` names a part.
-
-    One field alone is itself, several are a dict, or a table of the same kind.
-
-    Raises BadData if none are named, or one that is not there, or all.
-    """
+    """Return (inputs, targets) of a dict or a table; several fields are a dict, or a table of the same kind."""
     known = list(fields.keys())
     if targets is None:
         raise BadData(

@@ -62,10 +62,7 @@ def of_the_data() -> Iterator[None]:
 
 
 def indexed(data: Any, what: str, *, targets: Targets = None, sample_weight: Any = None) -> Indexed:
-    """Return the examples of data with targets.
-
-    Raises BadData if they cannot be used, and BadExample if the first one cannot.
-    """
+    """Return the examples of data with targets; BadData, or BadExample of the first one: they cannot be used."""
     if sample_weight is not None:
         if not isinstance(data, tuple | list) or _is_listed(data) or len(data) != 2:
             raise BadData(
@@ -114,10 +111,7 @@ def check_all(examples: Indexed, what: str) -> None:
 
 
 def joined(parts: list[Tree]) -> Tree:
-    """Return the outputs of pieces as those of all examples, leaf by leaf.
-
-    Raises ConfigurationError if they are no arrays in dicts, tuples and lists, or have other shapes in each piece.
-    """
+    """Return the outputs of pieces as those of all examples, leaf by leaf."""
     for name, leaf in leaves(parts[0], "outputs"):
         if not isinstance(leaf, np.ndarray) or not leaf.ndim:
             raise ConfigurationError(f"predict: {name} is {type(leaf).__name__}; due is an array with a row an example")

@@ -118,21 +118,7 @@ def tables_of(
     tables: Mapping[str, Any] = NOTHING,
     cluster: Mapping[str, Any] = NOTHING,
 ) -> dict[str, dict[str, Any]]:
-    """Return the tables of a job but for its data and model.
-
-    Parameters
-    ----------
-    strategy, optimizer
-        Its tables `[cluster]`, `[consistency]` and `[optimizer]`.
-    job : mapping
-        Keys of `[job]`; one of None is left open.
-    settings : mapping, optional
-        Further keys, by their dotted names.
-    variables, tables : mapping
-        The tables of these names (`plain_tables`).
-    cluster : mapping
-        Keys of `[cluster]` where the strategy says nothing else.
-    """
+    """Return the tables of a job but for its data and model; `cluster` has keys that the strategy leaves open."""
     table: dict[str, Any] = {
         "job": {name: value for name, value in job.items() if value is not None},
         "optimizer": {name: value for name, value in optimizer.plain().items() if value is not None},
@@ -195,11 +181,7 @@ SAME = f"a script makes the same model wherever it runs: seed what it draws, {SE
 
 
 def check_same_model(model: Model, run_dir: Path) -> None:
-    """Refuse, in a worker, a model whose variables are not those of the run.
-
-    First values of a framework's model are compared by the framework's own means; those of a model with hand-written
-    gradients are drawn by the script, and what else it drew with them would differ, too.
-    """
+    """Refuse, in a worker, a model whose variables, or drawn first values, are not those of the run."""
     theirs = read_declaration(run_dir, rows=False)
     mine = declare(theirs.spec, model, rows=False)
     other = "in this worker than in the process that started it"
@@ -230,10 +212,7 @@ def check_same_job(mine: LoadedJob, other: Job) -> None:
 
 
 def different_key(mine: LoadedJob, other: Job, there: str = "there") -> str:
-    """Return the first key that decides what steps compute and has another value in another job; "": there is none.
-
-    A consistency policy that is left open is that of the other job.
-    """
+    """Return the first key by which steps of two jobs differ, or ""; a policy left open is that of the other job."""
     theirs = dict(leaves(other.plain()))
     own = dict(leaves(mine.as_begun(other).job.plain()))
     for key in sorted(theirs.keys() | own.keys()):
@@ -246,23 +225,7 @@ def different_key(mine: LoadedJob, other: Job, there: str = "there") -> str:
 def write_job_file(
     path: Path, table: Mapping[str, Any], model: Any, data: Any, variables: Mapping[str, Initial]
 ) -> None:
-    """Write a job file with every value of a job.
-
-    Raises ConfigurationError if the names are none, or name another model; nothing is written.
-
-    Parameters
-    ----------
-    path : Path
-        Modules of the job are looked up in its folder.
-    table : mapping
-        The job's other tables.
-    model : str or mapping
-        "module:factory", or the `[model]` table.
-    data : mapping
-        The `[data]` table.
-    variables : mapping of str to Variable or ndarray, or both
-        Of the script's model; the named one must have the same.
-    """
+    """Write a job file with every value of a job, if its named model has the variables of the script's."""
     named = {"kind": model} if isinstance(model, str) else model
     if not isinstance(named, Mapping) or not isinstance(data, Mapping):
         raise ConfigurationError(

@@ -103,10 +103,7 @@ _TORCH: Mapping[str, Rule] = {
 
 
 def torch_spec(name: str, settings: Settings) -> OptimizerSpec:
-    """Return the equal of `torch.optim.NAME` with these settings of a group.
-
-    Raises ConfigurationError if there is none.
-    """
+    """Return the equal of `torch.optim.NAME` with these settings of a group."""
     return _mapped("torch.optim", _TORCH, name, settings)
 
 
@@ -183,10 +180,7 @@ _KERAS_COMMON = {"use_ema": False, "loss_scale_factor": None, "gradient_accumula
 
 
 def keras_spec(name: str, config: Settings) -> OptimizerSpec:
-    """Return the equal of `keras.optimizers.NAME` with this configuration.
-
-    Raises ConfigurationError if there is none.
-    """
+    """Return the equal of `keras.optimizers.NAME` with this configuration."""
     rate, schedule = _keras_rate(config["learning_rate"]) if name in _KERAS else (0.0, ConstantSchedule())
     settings = {**config, "learning_rate": rate, "weight_decay": config.get("weight_decay") or None}
     spec = _mapped("keras.optimizers", _KERAS, name, settings, _KERAS_COMMON)

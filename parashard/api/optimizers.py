@@ -22,22 +22,10 @@ from parashard.plan.schedules import ConstantSchedule, Schedule, ScheduleOptions
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters of a PyTorch optimizer that share their settings.
-
-    Parameters
-    ----------
-    parameters : tuple of object
-        Tensors.
-    names : tuple of str
-        Where the optimizer was made of named parameters; else empty.
-    learning_rate_factor : float
-        Of the optimizer's learning rate.
-    decay : bool
-        False: weight decay leaves them alone.
-    """
+    """Parameters of a PyTorch optimizer that share their settings."""
 
     parameters: tuple[Any, ...]
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # where the optimizer was made of named parameters; else empty
     learning_rate_factor: float
     decay: bool
 
@@ -51,17 +39,7 @@ class Mapped:
 
 
 def optimizer_of(given: Any) -> Mapped:
-    """Return parashard's optimizer that computes the same updates.
-
-    Raises ConfigurationError if there is no equal; the sentence names the setting.
-
-    Parameters
-    ----------
-    given : object
-        An `OptimizerSpec`; an optimizer of PyTorch, its class, or a `functools.partial` of its class; an optimizer of
-        Keras; a `functools.partial` of a function of optax, for what that returns does not tell what it is. None: SGD
-        with a rate of 0.01.
-    """
+    """Return parashard's optimizer that computes the same updates, or refuse the setting that has no equal."""
     if given is None:
         return Mapped(SGD(0.01))
     if isinstance(given, OptimizerSpec):
@@ -89,10 +67,7 @@ def optimizer_of(given: Any) -> Mapped:
 
 
 def optimizer_for(given: Any, model: object, seed: int) -> Mapped:
-    """Return a trainer's optimizer: what it was given, else what its model was compiled with, else SGD.
-
-    Raises ConfigurationError if there is no equal; the sentence names the setting, and says so if it is of `compile()`.
-    """
+    """Return a trainer's optimizer: the given one, else the one its model was compiled with, else SGD."""
     compiled = getattr(model, "compiled_optimizer", None)
     if given is not None or compiled is None:
         return optimizer_of(given)
@@ -107,10 +82,7 @@ def optimizer_for(given: Any, model: object, seed: int) -> Mapped:
 
 
 def with_arguments(mapped: Mapped, clip_norm: float | None, schedule: Any) -> Mapped:
-    """Return an optimizer with what a trainer says beside it.
-
-    Raises ConfigurationError if the optimizer says it too, or the schedule is none of parashard's.
-    """
+    """Return an optimizer with the trainer's `clip_norm` and `schedule`, which it must not have itself."""
     spec = mapped.spec
     if schedule is not None:
         if not isinstance(schedule, Mapping | Schedule):
@@ -156,18 +128,7 @@ def has_taken_steps(given: Any) -> bool:
 def variable_settings(
     groups: Sequence[Group], names: Mapping[int, str], trained: Sequence[str], frozen: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return what the groups say about variables, as tables of a job's `[variables]`.
-
-    Raises ConfigurationError if the groups' parameters are not the model's.
-
-    Parameters
-    ----------
-    groups : sequence of Group
-    names : mapping of int to str
-        Names of the model's own parameters, by their `id`.
-    trained, frozen : sequence of str
-        The model's variables. Trained ones that are in no group are frozen, as PyTorch leaves them alone.
-    """
+    """Return a job's `[variables]` by the groups; trained ones in no group are frozen, as PyTorch leaves them alone."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
         named = group.names or [names.get(id(parameter), "") for parameter in group.parameters]

@@ -93,10 +93,7 @@ class ScheduledFunctions:
     def loss_and_gradients(
         self, variables: Mapping[str, Any], batch: Batch, xp: Any
     ) -> tuple[float | Nothing, Mapping[str, Any] | Nothing]:
-        """Call the function of a step; its result is stored before its gradients are pushed.
-
-        What it raises is stored, too, and then the step moves nothing: that is its answer.
-        """
+        """Call a step's function and store its result, or its error, before the push; an error moves nothing."""
         call = self._calls.read(batch.step)
         wrong_keys = self._wrong_keys.pop(batch.step, None)
         try:
@@ -179,14 +176,7 @@ class ScheduledFunctions:
 
 
 class WorkerDataset:
-    """A dataset of a worker: each `for` begins anew, and `next` takes the next item of all calls of this worker.
-
-    Parameters
-    ----------
-    make : callable
-        The user's function. It is called again for a new iterator where it returns one that cannot begin anew, such as
-        a generator.
-    """
+    """A dataset of a worker: each `for` begins anew, and `next` takes the next item of all calls of this worker."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make

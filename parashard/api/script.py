@@ -96,10 +96,7 @@ class Script:
 
     @contextmanager
     def call(self, kind: str) -> Iterator[ScriptCall]:
-        """Number a call; within, it is answered as in the parent, or made, and what it returns or raises is kept.
-
-        A worker ends here if the script makes another call than in its parent, or what is its own call raises.
-        """
+        """Number a call, and yield its answer, to be filled in where it is empty; a worker ends if calls differ."""
         if self._within:
             if kind == "fit":
                 raise ConfigurationError("fit is called within a fit, by a callback: a script's fits come one by one")
@@ -159,17 +156,7 @@ class Script:
         model_sha256: str,
         check: Callable[[Job], None] | None = None,
     ) -> NoReturn:
-        """Run the worker that this process is for, and end.
-
-        Parameters
-        ----------
-        model, source
-            Of this call.
-        model_sha256 : str
-            As it was declared.
-        check : callable, optional
-            Raises if this call is not that of the coordinator's job.
-        """
+        """Run this process's worker, then exit; `check` raises if this call is not that of the coordinator's job."""
         from parashard_worker.__main__ import main
         from parashard_worker.loading import OwnTask
 
@@ -245,10 +232,7 @@ class Script:
 
     @property
     def command(self) -> ScriptCommand:
-        """What runs the script again.
-
-        Raises ConfigurationError if it could not be run again, or this is not the main thread.
-        """
+        """What runs the script again, started from the main thread."""
         self.check_thread()
         return self._command
 
@@ -268,10 +252,7 @@ class Script:
 
     @property
     def asked_run(self) -> Path | None:
-        """The run that it is to go on with; None: any.
-
-        Raises ConfigurationError if there is no such run.
-        """
+        """The run that it is to go on with; None: any."""
         return run_named(parashard._started.resume) if parashard._started.resume not in ("", "0", "1") else None
 
     @property
@@ -281,10 +262,7 @@ class Script:
 
     @property
     def sources(self) -> Sources:
-        """The texts of the script and of the user's own modules, as this process runs them.
-
-        Raises ConfigurationError if there is no script.
-        """
+        """The texts of the script and of the user's own modules, as this process runs them."""
         if self._sources is None:
             text = parashard._started.main_text if self._file == parashard._started.main_file else None
             self._sources = Sources(self.path, text, self._root)
@@ -334,11 +312,7 @@ def _package_folder() -> Path | None:
 
 
 def _folder_of_package(known: str) -> str:
-    """Return where `python -m` was started, by the folder that this process was in when it imported this package.
-
-    The script may have left the folder before that; what it was found in is then still on the path, unless it is
-    installed.
-    """
+    """Return where `python -m` was started; the script may have left that folder before it imported this package."""
     package = _package_folder()
     if package is None or package == Path(known) or package.name in ("site-packages", "dist-packages"):
         return known

@@ -208,13 +208,7 @@ class SidecarEvaluator:
         return True
 
     def _values(self, path: Path, content: bytes) -> Mapping[str, Float32s]:
-        """Return the variables in a file's content.
-
-        Raises
-        ------
-        BadData
-            If they are not this model's.
-        """
+        """Return the variables in a file's content; BadData: they are not this model's."""
         try:
             values = as_imported(from_bytes(content))
         except ValueError as error:

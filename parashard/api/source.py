@@ -125,12 +125,7 @@ def source_of(
     transform: Callable[..., Any] | None = None,
     fingerprint: str | None = None,
 ) -> DataSource:
-    """Return the source of a script's `fit`; a `DataSource` is one already.
-
-    `held_out_max` says how many of the held-out examples are judged, the first ones.
-
-    Raises BadData if what is given is no data, or what is said of it does not go together.
-    """
+    """Return the source of a script's `fit`, of which the first `held_out_max` held-out examples are judged."""
     if not isinstance(data, type) and all(hasattr(data, name) for name in ("spec", "examples", "held_out")):
         others = validation_data, held_out_max, targets, sample_weight, class_weight, transform, fingerprint
         if validation_split or any(other is not None for other in others):

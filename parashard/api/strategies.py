@@ -66,16 +66,7 @@ class Strategy:
 
 
 class ClusterStrategy(Strategy):
-    """Training on shards and workers.
-
-    Parameters
-    ----------
-    workers_as : {"processes", "threads"}, optional
-        What workers are: the script run again, or threads of the process that calls `fit`. None: processes, and threads
-        where there is no script, as in a notebook. Shards are processes.
-    tls_dir : path, optional
-        The folder of credentials that its processes show each other.
-    """
+    """Training on shards and workers."""
 
     def __init__(
         self,
@@ -160,17 +151,7 @@ class MultiWorkerMirroredStrategy(ClusterStrategy):
 
 
 class InProcessStrategy(Strategy):
-    """Training in the process that calls `fit`: no other one is started, and no script is run again.
-
-    Parameters
-    ----------
-    replicas : int
-        Steps of a round.
-    device, variables_on : str
-        Where steps are computed, and where variables lie and move: cpu or cuda:N.
-    threads : int
-        Compute threads of NumPy, PyTorch and the kernels while it trains; 0: as the process has them.
-    """
+    """Training in the process that calls `fit`: no other one is started, and no script is run again."""
 
     def __init__(self, replicas: int, device: str, variables_on: str, threads: int) -> None:
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
@@ -307,16 +288,7 @@ def _check_count(what: str, number: object) -> None:
 
 
 def devices_ready(asked: int | None) -> int:
-    """Return how many of JAX's devices a round's steps are spread over.
-
-    Without an accelerator that many devices of the CPU are asked for, which can only be done before JAX's backend
-    starts.
-
-    Raises
-    ------
-    ConfigurationError
-        If JAX is not installed, or does not have so many devices.
-    """
+    """Return how many of JAX's devices there are; of the CPU as many as are asked for before its backend starts."""
     try:
         import jax
     except ImportError:

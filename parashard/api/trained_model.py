@@ -50,15 +50,7 @@ METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
 
 class TrainedModel:
-    """A model and its weights, as they are between the calls of a trainer.
-
-    Raises ConfigurationError if it is no model.
-
-    Attributes
-    ----------
-    training : Training or None
-        While a `fit` runs, what its callbacks see: then the weights are those that were evaluated.
-    """
+    """A model and its weights, as they are between the calls of a trainer."""
 
     def __init__(self, model: Model, seed: int) -> None:
         lacking = [name for name in METHODS if not callable(getattr(model, name, None))]
@@ -82,11 +74,7 @@ class TrainedModel:
         self._first: dict[str, tuple[Any, ...]] = {}  # digests of what the model began with, at the last fit
 
     def begin(self) -> None:
-        """Seed the model, if it can be.
-
-        Raises ConfigurationError if the user has changed its first values since a fit, which the present weights would
-        hide.
-        """
+        """Seed the model, and refuse first values that were changed since a fit, whose weights would hide them."""
         if isinstance(self.given, Seeded):
             self.given.seed(self._seed)
         if self._weights is not None and isinstance(self.given, FrameworkModel):
@@ -110,10 +98,7 @@ class TrainedModel:
         return tables_of_model(self.given)
 
     def rows(self) -> TrainedRows | None:
-        """Return the present rows of the model's tables; None: it has none.
-
-        Raises ConfigurationError while a `fit` runs: callbacks see weights of an evaluation, and rows of none.
-        """
+        """Return the present rows of the model's tables; None: it has none. They are refused while a `fit` runs."""
         if self._run_dir is None:
             self.begin()
         tables = self.tables()
@@ -182,10 +167,7 @@ class TrainedModel:
         return Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
 
     def try_step(self, source: DataSource, job: Job, pieces: int) -> bool:
-        """Try the model on pieces of a step, if it can: what no worker could compute is said before any is started.
-
-        Return whether the loss of a batch is put together from those of its parts, as far as that can be told.
-        """
+        """Try the model on pieces of a step; return whether a batch's loss seems to be the mean of its parts'."""
         values = self._values
         try:
             return self._tried_step(source, job, pieces)
@@ -293,10 +275,7 @@ class TrainedModel:
         return joined(parts)
 
     def save_state_dict(self, run_dir: Path) -> Path:
-        """Have a run's file of weights as the model's framework loads them; return the file that has the variables.
-
-        Where the disk is full the file stays as it is, with the variables.
-        """
+        """Write a run's weights as the model's framework loads them; return the file that has the variables."""
         weights, variables = run_dir / WEIGHTS_FILE, run_dir / VARIABLES_FILE
         if not isinstance(self.given, HasStateDict):
             return weights
@@ -384,12 +363,7 @@ def figures_over(
     values: Mapping[str, Float32s],
     keys: Mapping[str, Keys] = NO_KEYS,
 ) -> dict[str, float]:
-    """Return the figures of a model's metrics over all examples, so many at once.
-
-    `values` has the rows of `keys`, too: all that the examples need, by table.
-
-    Raises BadData if there are none.
-    """
+    """Return a model's figures over all examples, so many at once; `values` has the rows of `keys`, too."""
     totals = Totals()
     judged = 0
     parts = Splitting(judges=len(data) > (1 if data.batched else batch_size))

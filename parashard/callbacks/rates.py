@@ -59,13 +59,7 @@ class LearningRateScheduler(Callback):
             )
 
     def known_rate(self, epoch: int, rate: float) -> float:
-        """Return the rate that an epoch will have, where the rate before it is this one.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is no rate, or the schedule gives another one the next time.
-        """
+        """Return the rate that an epoch will have after another one; a schedule that gives two rates is refused."""
         known, again = learning_rate(self._rate(epoch, rate)), learning_rate(self._rate(epoch, rate))
         if known != again:
             raise ConfigurationError(

@@ -26,60 +26,26 @@ class StepEnd(NamedTuple):
 
 
 class Milestone(NamedTuple):
-    """A number of steps at which epochs have ended, or the model was evaluated, or both; after 0 steps neither.
+    """A number of steps at which epochs have ended, or the model was evaluated, or both; after 0 steps neither."""
 
-    Attributes
-    ----------
-    after_steps : int
-        Its name; rises from one milestone to the next.
-    first_epoch : int
-        The first epoch that ended there.
-    epoch_losses : sequence of float
-        By epoch from that one on: mean loss of its examples; NaN if it is not known. Empty: no epoch ended.
-    epoch_metrics : sequence of mapping of str to float
-        By epoch, as `epoch_losses`: the model's metrics over its own batches.
-    metrics : mapping of str to float, optional
-        Of the evaluation; None: there was none.
-    weights : str
-        The file of the weights that were evaluated, in the checkpoint store; "": they are not at hand.
-    judged_steps : int
-        Batches in the weights that were evaluated; 0: exactly `after_steps`.
-    learning_rates : sequence of float
-        By epoch, as `epoch_losses`: the rate that its last step was leased with; NaN: the job's own.
-    """
-
-    after_steps: int
-    first_epoch: int = 0
-    epoch_losses: Sequence[float] = ()
-    metrics: Mapping[str, float] | None = None
-    weights: str = ""
-    judged_steps: int = 0
-    learning_rates: Sequence[float] = ()
-    epoch_metrics: Sequence[Mapping[str, float]] = ()
+    after_steps: int  # its name, which rises
+    first_epoch: int = 0  # the first that ended there
+    epoch_losses: Sequence[float] = ()  # means by epoch from that one on; NaN: not known
+    metrics: Mapping[str, float] | None = None  # of the evaluation, if there was one
+    weights: str = ""  # the file of the evaluated weights in the checkpoint store, if it is there
+    judged_steps: int = 0  # batches in these weights; 0: exactly `after_steps`
+    learning_rates: Sequence[float] = ()  # of each epoch's last step; NaN: the job's own
+    epoch_metrics: Sequence[Mapping[str, float]] = ()  # the model's, over each epoch's batches
 
 
 class Decision(NamedTuple):
-    """What callbacks decided.
+    """What callbacks decided."""
 
-    Attributes
-    ----------
-    stop_reason : str
-        Why to stop; "": go on.
-    learning_rate : float, optional
-        Another learning rate.
-    number : int
-        How many other learning rates there were, with this one.
-    between : bool
-        Decided after one milestone and before the next, not at one.
-    planned : sequence of (int, float)
-        With another learning rate: known changes after it, each the epoch that it begins with and the rate.
-    """
-
-    stop_reason: str = ""
-    learning_rate: float | None = None
-    number: int = 0
-    between: bool = False
-    planned: Sequence[tuple[int, float]] = ()
+    stop_reason: str = ""  # "": go on
+    learning_rate: float | None = None  # another one
+    number: int = 0  # of other learning rates, with this one
+    between: bool = False  # decided after one milestone and before the next, not at one
+    planned: Sequence[tuple[int, float]] = ()  # known changes after it: the epoch that each begins with, and the rate
 
 
 def listed(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
@@ -139,10 +105,7 @@ class EpochProgress(NamedTuple):
 
 
 class Callbacks:
-    """The callbacks of one `fit`, with a `History` after them.
-
-    `ahead` is how many epochs training may be ahead of them; 0: it waits, None: as many as can be kept.
-    """
+    """The callbacks of one `fit`, with a `History` after them."""
 
     def __init__(
         self,
@@ -174,7 +137,7 @@ class Callbacks:
             callback.model = training
             callback.trainer = trainer
         self.decides = any(callback.decides for callback in callbacks)
-        self.ahead: int | None = None
+        self.ahead: int | None = None  # epochs that training may be ahead; 0: it waits, None: as many as can be kept
         if any(callback.waits for callback in callbacks) if wait is None else wait:
             self.ahead = 0
         elif any(callback.decides and callback.waits for callback in callbacks):
@@ -217,11 +180,7 @@ class Callbacks:
         return self.changed_rate()
 
     def reached(self, milestone: Milestone, record: Callable[[], object] = _nothing) -> Decision:
-        """Tell of a milestone; return what the callbacks decided. One after 0 steps begins the first epoch.
-
-        `record` stores `state()` before each call of a user's own hook, which is so made once; calls that were made
-        before `begin` got the state are left out.
-        """
+        """Tell of a milestone, and return the decision; `record` stores `state()` before each call of a user's hook."""
         training, progress, newer = self.training, self._progress, self.training.judged_newer
         self._record = record
         training.at(milestone.weights)

@@ -43,24 +43,7 @@ Mode = Literal["auto", "min", "max"]
 
 
 class Monitor:
-    """Whether a figure is better than another one.
-
-    Parameters
-    ----------
-    owner : Callback
-        That has been given the others; errors name its class.
-    name : str
-        In an epoch's logs, such as "val_loss".
-    mode : {"auto", "min", "max"}
-        What is better; "auto" goes by the name, and refuses one that does not tell.
-    min_delta : float
-        By how much at least.
-
-    Raises
-    ------
-    ConfigurationError
-        If the mode is none, or "auto" and the name does not tell what is better.
-    """
+    """Compares the figures of one name for a callback, its owner; mode "auto" goes by the name."""
 
     def __init__(self, owner: Callback, name: str, mode: Mode = "auto", min_delta: float = 0.0) -> None:
         of = type(owner).__name__
@@ -86,15 +69,7 @@ class Monitor:
         return value + self._min_delta < reference
 
     def value(self, owner: Callback, logs: Logs) -> float | None:
-        """Return the figure of an epoch that has been evaluated, None of another one.
-
-        None, too, where an earlier epoch's evaluation has judged these weights or newer ones: it shows nothing new.
-
-        Raises
-        ------
-        ConfigurationError
-            If evaluated epochs do not have it.
-        """
+        """Return the figure of an epoch's logs; None: there is none, or its weights were judged before."""
         found = logs.get(self.name)
         of_evaluation = self.name.startswith("val_")
         evaluated = any(name.startswith("val_") for name in logs)  # an epoch may have no evaluation

@@ -31,10 +31,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Whether a stop was asked for.
-
-    `in_users_code` is set while a model computes: the second signal then breaks it off, by KeyboardInterrupt.
-    """
+    """Whether a stop was asked for; the second signal breaks a computing model off, by KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.asked = False

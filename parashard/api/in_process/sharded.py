@@ -24,13 +24,7 @@ from parashard_worker.computing import Task
 
 
 def check(model: AnyModel, job: Job) -> None:
-    """Refuse what cannot be computed so.
-
-    Raises
-    ------
-    ConfigurationError
-        If the model is not one of JAX, or each step's gradient is to be clipped by itself.
-    """
+    """Refuse a model that is not JAX's, or steps that must be clipped or looked up one by one."""
     if not isinstance(model, Model):
         framework = type(model).__module__.rpartition("parashard.")[2]
         raise ConfigurationError(

@@ -58,15 +58,7 @@ class BegunRun(NamedTuple):
 
 
 def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> BegunRun:
-    """Begin a run in a store, or take up the one that it has.
-
-    Raises
-    ------
-    ConfigurationError
-        If job, data and model do not fit, or are not those of the run to take up; nothing is written then.
-    StoreFailed
-        If the store gives an error.
-    """
+    """Begin a run in a store, or take up the one that it has; a job that does not fit writes nothing."""
     unclaimed, drawn = RunStore(store, 0), os.urandom(8).hex()
     begun = unclaimed.find_run(drawn, resume=resume)
     kept = None if begun is None else unclaimed.catalogue.initial_manifest(begun.job_digest)
@@ -126,24 +118,12 @@ class State:
         self._checkpointer.name_ahead(round_)
 
     def save(self) -> None:
-        """Save the variables of the present round now.
-
-        Raises
-        ------
-        StoreFailed
-            If the store gives an error; what was saved before counts.
-        """
+        """Save the variables of the present round now."""
         if not self._broken:
             self._checkpointer.take()
 
     def finish(self, steps: int, round_: int) -> str:
-        """Save the last checkpoint, after so many steps, and return its name.
-
-        Raises
-        ------
-        StoreFailed
-            If the store gives an error.
-        """
+        """Save the last checkpoint, after so many steps, and return its name."""
         part = part_of(self._checkpointer.take(round_))
         run = self._run
         return run.records.add_job_manifest(run.run_id, run.resolved.digest, self.plan, steps, [part], final=True)
@@ -183,10 +163,7 @@ class State:
 
 
 class LocalClient(ShardClient):
-    """A client of the shard in this process: it pulls no copies, but views that are read-only.
-
-    They move when the next round is pulled; a model that writes into them would change the weights of all later steps.
-    """
+    """A client of the shard in this process: it pulls read-only views, which move when the next round is pulled."""
 
     def hold(self, plane: RequestHandler, host: ShardHost, checkpointer: Checkpointer) -> None:
         """Pull from this shard."""
