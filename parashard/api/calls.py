@@ -113,8 +113,7 @@ class Calls:
         """Return what a call raised; None: nothing."""
         if not self._path(number, _ERROR).exists():
             return None
-        found = self._read(number, _ERROR)
-        return Failure(*found) if isinstance(found, list) else Failure(str(found))  # of an earlier version: the text
+        return Failure(*self._read(number, _ERROR))
 
     def result(self, number: int) -> Any:
         """Return what a call returned."""

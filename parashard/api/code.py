@@ -1,15 +1,18 @@
-"""Code of a run: what computed at its beginning, and what a user accepted later.
+"""The code of a run: the texts that a process runs, digests of what they compute, and the record of both.
 
-A run is identified by the first, whatever computes later. Both lie in `code.json` of its folder, by which its workers
-and a resumption compare their own, file by file; a module that only one process imports does not count. The texts lie
-beside it, in `code/`. Knows no script and no model. Called by the trainer, and by a worker's check of its call.
+A text is read once, early, and kept: what is edited later is not what this process runs. Comments, docstrings, layout
+and arguments that change no step do not count. A run is identified by the code at its beginning, whatever computes
+later. Both codes lie in `code.json` of its folder, by which its workers and a resumption compare their own, file by
+file; a module that only one process imports does not count. The texts lie beside it, in `code/`.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +31,24 @@ TEXTS = "code"
 KEPT_BYTES_MAX = 16 << 20
 """Of texts."""
 _CONSTANTS = "a constant of the model"
+FIT_ARGUMENTS = frozenset({"resume", "verbose", "accept_code_change"})
+"""Arguments of `fit` that change no step."""
+STRATEGIES = frozenset(
+    {
+        "CentralStorageStrategy",
+        "MirroredStrategy",
+        "MultiWorkerMirroredStrategy",
+        "OneDeviceStrategy",
+        "ParameterServerStrategy",
+        "TPUStrategy",
+    }
+)
+"""Their arguments are compared with the run's job, as far as they change a step."""
+_NO_CODE = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+_NOT_OWN = frozenset(
+    {"site-packages", "dist-packages", "parashard", "parashard_coordinator", "parashard_server", "parashard_worker"}
+)
+"""Folders of what is installed, and of this package."""
 
 
 class Code(NamedTuple):
@@ -37,7 +58,6 @@ class Code(NamedTuple):
     script: str = ""
     constants: str = ""  # of the model
     modules: Mapping[str, str] = MappingProxyType({})  # the user's own that are imported, by path
-    text: str = ""  # of script and constants as earlier versions recorded it
 
     @property
     def sha256(self) -> str:
@@ -47,8 +67,6 @@ class Code(NamedTuple):
 
     def changed_in(self, other: Code) -> str:
         """Return what of both is another in the other one: a file's path, or the constants; "": nothing is."""
-        if not (self.script or self.constants) and self.text:  # a record of an earlier version
-            return "" if self.text == other.text else other.name or _CONSTANTS
         if self.script != other.script:
             return other.name or self.name
         shared = sorted(self.modules.keys() & other.modules.keys())
@@ -69,18 +87,11 @@ class RunCode(NamedTuple):
         return bool(self.begun.changed_in(self.present))
 
 
-def code_of_constants(constants: str) -> Code:
-    """Return the code of a program that has no script."""
-    return Code(constants=constants, text=hashlib.sha256(constants.encode()).hexdigest())
-
-
 def code_of(run_dir: Path) -> RunCode | None:
     """Return the code of a run; None: it has no record of it."""
     try:
         found = json.loads((run_dir / CODE_FILE).read_text())
-        if "codes" not in found:  # of an earlier version
-            return RunCode(str(found["begun"]), Code(text=str(found["begun"])), Code(text=str(found["present"])))
-        begun, present = (Code(**code) for code in found["codes"])
+        begun, present = (Code(*(code[name] for name in Code._fields)) for code in found["codes"])
         return RunCode(str(found["begun"]), begun, present)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -149,3 +160,103 @@ def _kept(run_dir: Path, name: str) -> str:
     """Return where the text of a file lies, in brackets; "" if it is not kept."""
     path = run_dir / TEXTS / name
     return f" (it is kept in {short_path(path)})" if path.is_file() else ""
+
+
+# --- the texts ---
+
+
+class Sources:
+    """The texts of a script and of the user's modules below a folder: read once, early, as this process runs them."""
+
+    def __init__(self, script: Path, text: bytes | None, root: Path) -> None:
+        self._script, self._root = script, root
+        self._name = script.name if root not in script.parents else script.relative_to(root).as_posix()
+        self._texts = {self._name: script.read_bytes() if text is None else text}
+        self._digests: dict[str, str] = {}
+
+    def code(self, constants: str = "") -> Code:
+        """Return the code of a program whose model has constants of this digest."""
+        return Code(self._name, self._digest(self._name), constants, self.modules_sha256())
+
+    def modules_sha256(self) -> dict[str, str]:
+        """Return the SHA-256 (hex) of each of the user's own modules that is imported now, by its path."""
+        for name, path in _own_modules(self._root, self._script):
+            if name not in self._texts:
+                try:
+                    self._texts[name] = path.read_bytes()
+                except OSError:  # it is gone: nobody else can import it either
+                    continue
+        return {name: self._digest(name) for name in sorted(self._texts) if name != self._name}
+
+    def texts(self) -> dict[str, bytes]:
+        """Return the texts so far, by path."""
+        return dict(self._texts)
+
+    def _digest(self, name: str) -> str:
+        if name not in self._digests:
+            self._digests[name] = computed_sha256(self._texts[name])
+        return self._digests[name]
+
+
+def computed_sha256(text: bytes) -> str:
+    """Return the SHA-256 (hex) of what a file computes, in any version of Python; of its text if it is not Python."""
+    digest = hashlib.sha256()
+    try:
+        for piece in _pieces(ast.parse(text)):
+            digest.update(piece.encode())
+    except (SyntaxError, ValueError, RecursionError):
+        return hashlib.sha256(text).hexdigest()
+    return digest.hexdigest()
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    if isinstance(value, ast.AST):
+        yield f"({type(value).__name__}"
+        for name, whole in ast.iter_fields(value):
+            field = _counted(value, name, whole)
+            if name not in _NO_CODE and field is not None and field != []:  # empty fields depend on the version
+                yield f" {name}="
+                yield from _pieces(field)
+        yield ")"
+    elif isinstance(value, list):
+        yield "["
+        for item in value:
+            yield from _pieces(item)
+        yield "]"
+    else:
+        yield f"{type(value).__name__}:{value!r};"
+
+
+def _counted(node: ast.AST, name: str, field: Any) -> Any:
+    """Return a field of a node without statements that are only a text, and without arguments that change no step."""
+    if isinstance(node, ast.Call) and name in ("args", "keywords"):
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if called in STRATEGIES:
+            return []
+        if called == "fit" and name == "keywords":
+            return [keyword for keyword in field if keyword.arg not in FIT_ARGUMENTS]
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 has empty texts there
+        return [item for item in field if not (isinstance(item, ast.Constant) and item.value == "")]
+    if isinstance(field, list):
+        return [item for item in field if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))]
+    return field
+
+
+def _own_modules(root: Path, script: Path) -> Iterator[tuple[str, Path]]:
+    """Return the modules below a folder that are imported now, by path; not those that are installed there."""
+    installed = [folder for folder in (Path(sys.prefix), Path(sys.base_prefix)) if root in folder.parents]
+    roots = {root, root.resolve()}
+    for module in list(sys.modules.values()):
+        try:
+            file = object.__getattribute__(module, "__dict__").get("__file__")  # of a lazy module, without its import
+        except AttributeError:
+            continue
+        if not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        path = Path(file)
+        below = next((place for place in roots if place in path.parents), None)
+        if below is None or path in (script, script.resolve()):
+            continue
+        name = path.relative_to(below)
+        if not _NOT_OWN & set(name.parts) and not any(folder in path.parents for folder in installed):
+            yield name.as_posix(), path

@@ -10,7 +10,6 @@ Knows no model. Called by `parashard.api.trainer`.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import multiprocessing
 import os
@@ -26,8 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import parashard
 from parashard.api.calls import CALLS
-from parashard.api.code import Code
-from parashard.api.sources import Sources
+from parashard.api.code import Code, Sources
 from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.job.sections import job_name_from
 from parashard.launch.local_cluster import WORKER_IS_SCRIPT, ScriptCommand
@@ -270,9 +268,7 @@ class Script:
 
     def code(self, constants: str = "") -> Code:
         """Return the code of a call whose model has constants of that digest."""
-        sources = self.sources
-        text = hashlib.sha256(f"{sources.text_sha256()}{constants}".encode()).hexdigest()
-        return Code(sources.script_name, sources.script_sha256(), constants, sources.modules_sha256(), text)
+        return self.sources.code(constants)
 
     @property
     def _root(self) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 
 from parashard.api.backends import backend_of
 from parashard.api.batching import epochs_of_a_job, examples_of_a_step, order_of_a_job, validation_examples
-from parashard.api.code import code_of_constants
+from parashard.api.code import Code
 from parashard.api.examples import check_all, indexed, indexed_inputs, of_the_data
 from parashard.api.fits import FitCall, History, run_fit
 from parashard.api.jobs import checked_strategy, job_of, plain_tables, tables_of, write_job_file
@@ -416,7 +416,7 @@ class Trainer:
         tables = self._tables(self._optimizer.rate_factor)
         loaded = job_of(program, self._strategy, self._optimizer.spec, job, self._settings, **tables)
         constants = present.fixed_sha256()
-        code = SCRIPT.code(constants) if self._has_script else code_of_constants(constants)
+        code = SCRIPT.code(constants) if self._has_script else Code(constants=constants)
         return FitCall(
             loaded,
             present,

@@ -9,14 +9,14 @@ from types import ModuleType
 import pytest
 
 from parashard.api.code import (
-    Code,
     RunCode,
+    Sources,
     check_same_code,
     code_of,
+    computed_sha256,
     resumed_code,
     write_code,
 )
-from parashard.api.sources import Sources, computed_sha256
 from parashard.errors import ConfigurationError
 
 SCRIPT = '''
@@ -92,20 +92,16 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
     return Sources(tmp_path / "train.py", None, tmp_path)
 
 
-def code(sources: Sources) -> Code:
-    return Code(sources.script_name, sources.script_sha256(), "", sources.modules_sha256(), sources.text_sha256())
-
-
 def test_the_user_s_own_modules_count_and_installed_ones_do_not(sources: Sources) -> None:
     assert sorted(sources.modules_sha256()) == ["layers/deep.py", "net.py"]
     assert sorted(sources.texts()) == ["layers/deep.py", "net.py", "train.py"]
 
 
 def test_a_text_is_what_this_process_runs_whatever_it_becomes(sources: Sources, tmp_path: Path) -> None:
-    before = code(sources)
+    before = sources.code()
     for name in ("train.py", "net.py"):
         (tmp_path / name).write_text("SCALE = 1000")
-    assert code(sources) == before
+    assert sources.code() == before
     assert sources.texts()["train.py"] == SCRIPT.encode()
 
 
@@ -113,13 +109,13 @@ def test_a_text_is_what_this_process_runs_whatever_it_becomes(sources: Sources, 
 def test_an_edited_file_is_named_with_where_its_text_is_kept(
     sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
-    begun = code(sources)
+    begun = sources.code()
     run = tmp_path / "run"
     run.mkdir()
     write_code(run, RunCode(begun.sha256, begun, begun), sources.texts())
     assert (run / "code" / name).stat().st_mode & 0o077 == 0, "a script may have what others must not read"
     (tmp_path / name).write_text("SCALE = 1000")
-    edited = code(Sources(tmp_path / "train.py", None, tmp_path))
+    edited = Sources(tmp_path / "train.py", None, tmp_path).code()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=rf"{says} since run began \(it is kept in run/code/{name}\)"):
         resumed_code(run, edited, accept_change=False)
@@ -133,7 +129,7 @@ def test_an_edited_file_is_named_with_where_its_text_is_kept(
 
 
 def test_a_module_that_one_process_alone_imports_does_not_count(sources: Sources, tmp_path: Path) -> None:
-    parent = code(sources)
+    parent = sources.code()
     worker = parent._replace(modules={"net.py": parent.modules["net.py"], "lazy.py": "1"})
     write_code(tmp_path, RunCode(parent.sha256, parent, parent), {})
     check_same_code(tmp_path, worker)
@@ -143,15 +139,7 @@ def test_a_module_that_one_process_alone_imports_does_not_count(sources: Sources
 
 
 def test_a_constant_of_the_model_counts(sources: Sources, tmp_path: Path) -> None:
-    mine = code(sources)
+    mine = sources.code()
     write_code(tmp_path, RunCode(mine.sha256, mine, mine), {})
     with pytest.raises(ConfigurationError, match="a buffer of the module is drawn without a seed"):
         check_same_code(tmp_path, mine._replace(constants="1"))
-
-
-def test_a_run_of_an_earlier_version_is_known_by_the_script_s_text(sources: Sources, tmp_path: Path) -> None:
-    mine = code(sources)
-    (tmp_path / "code.json").write_text(f'{{"begun": "{mine.text}", "present": "{mine.text}"}}')
-    assert resumed_code(tmp_path, mine, accept_change=False).identity == mine.text
-    with pytest.raises(ConfigurationError, match=r"train\.py was edited"):
-        resumed_code(tmp_path, mine._replace(text="0"), accept_change=False)
