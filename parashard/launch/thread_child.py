@@ -2,7 +2,7 @@
 
 Owns the thread, its stop and what became of it. A thread cannot be killed: one that is, or that hangs, is given up. It
 counts as ended, loses the model lock (`parashard.process.model_lock`), and what it still does has no effect on the job,
-for its name has a newer incarnation by then. Knows no worker. Made by `parashard.api.worker_threads`, called by
+for its name has a newer incarnation by then. Knows no worker. Made by `parashard.api.backends`, called by
 `parashard.launch.local_cluster`.
 """
 

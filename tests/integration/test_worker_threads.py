@@ -18,8 +18,8 @@ import threadpoolctl
 import parashard as ps
 from parashard.api import backends, fits
 from parashard.api import trainer as module
+from parashard.api.backends import LOG_FILE
 from parashard.api.script import Script
-from parashard.api.worker_threads import LOG_FILE
 from parashard.layers import Dense, ReLU
 from parashard.process import failpoints
 from parashard.process.run_files import LOGS
