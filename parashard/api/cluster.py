@@ -25,8 +25,8 @@ import numpy as np
 
 from parashard.api.background import BackgroundRun, Variables, within
 from parashard.api.batching import checked_size
+from parashard.api.fits import unfinished
 from parashard.api.jobs import checked_optimizer, checked_servers, job_of, plain_tables
-from parashard.api.resuming import unfinished
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.base import DataSpec

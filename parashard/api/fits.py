@@ -1,20 +1,22 @@
-"""A call of `Trainer.fit` from its folder to its answer, and the interface of the backends that train it.
+"""A call of `Trainer.fit`: the run that it goes on with, its folder and its answer; the interface of its backends.
 
-Knows no backend (`parashard.api.backends`). Called by `parashard.api.trainer`.
+A script that is resumed makes its calls again. Those before the run that it goes on with return what they returned
+then, if they are the same calls; anything else is refused. Knows no backend (`parashard.api.backends`).
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.code import CODE_FILE, Code, RunCode, note_code, resumed_code, write_code
-from parashard.api.script import SCRIPT
+from parashard.api.jobs import different_key
+from parashard.api.script import SCRIPT, raise_again
 from parashard.api.trained_model import TrainedModel
 from parashard.api.trained_optimizer import TrainedOptimizer, updates_after
 from parashard.api.transforms import kept_generators
@@ -25,54 +27,45 @@ from parashard.data.base import DataSource
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.status_tables import not_learned
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.load import LoadedJob
-from parashard.launch.programs import write_program
-from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, owned, unchanged_if_refused
+from parashard.job.load import LoadedJob, job_of_run
+from parashard.launch.programs import answers_in, program_of, write_program
+from parashard.launch.run_folders import (
+    discard_unbegun,
+    is_done,
+    job_name_in,
+    launcher_of,
+    new_run_dir,
+    owned,
+    run_began_at,
+    runs_here,
+    runs_of,
+    unchanged_if_refused,
+)
 from parashard.launch.runs import Run
 from parashard.models.base import Model, TellsMetrics
 from parashard.models.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, declare
-from parashard.process.run_files import CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, short_path
+from parashard.process.run_files import CALLS_FILE, JOB_FILE, ORIGIN_FILE, PROGRAM_FILE, short_path
 from parashard.store import open_store
 
 RECORDS = (CODE_FILE, CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, RECORD_FILE, VALUES_FILE, ROWS_FILE)
 """Files in a run's folder that a start writes before its job is accepted."""
+GOES_ON = "goes_on"
+"""In the answer of a call that was answered: the run that its script goes on with."""
 
 
 class FitCall(NamedTuple):
-    """What a call says.
-
-    Attributes
-    ----------
-    loaded : LoadedJob
-        The job.
-    present : TrainedModel
-        The trainer's model, with its weights.
-    model, source : Model, DataSource
-        What computes the job's steps, of which examples.
-    code : Code
-        What computes, as it is now.
-    callbacks : list of Callback
-        As `parashard.callbacks.running.checked` returned them.
-    wait : bool, optional
-        Whether training waits for them at the end of each epoch; None: if one of them says so.
-    trainer : object
-        What they see as `self.trainer`.
-    pieces : int
-        Of a step (`gradient_accumulation`).
-    optimizer : TrainedOptimizer
-        The trainer's, with the state that it goes on from.
-    """
+    """What a call says."""
 
     loaded: LoadedJob
-    present: TrainedModel
-    model: Model
+    present: TrainedModel  # the trainer's model, with its weights
+    model: Model  # what computes a step
     source: DataSource
-    code: Code
-    callbacks: list[Callback]
-    wait: bool | None
-    trainer: object
-    pieces: int
-    optimizer: TrainedOptimizer
+    code: Code  # what computes, as it is now
+    callbacks: list[Callback]  # as `parashard.callbacks.running.checked` returned them
+    wait: bool | None  # at the end of each epoch for callbacks; None: if one of them says so
+    trainer: object  # what callbacks see as `self.trainer`
+    pieces: int  # of a step (`gradient_accumulation`)
+    optimizer: TrainedOptimizer  # with the state that it goes on from
 
 
 class FitBackend(Protocol):
@@ -86,31 +79,16 @@ class FitBackend(Protocol):
         """Run the worker that this process is for, if the call is that of the process that started it, and end."""
 
     def checked(self, call: FitCall) -> FitCall:
-        """Refuse what cannot be trained there, before there is a run.
-
-        The call that is returned has what depends on the backend: the parts of a batch.
-        """
+        """Refuse what cannot be trained there before there is a run; return the call with the parts of a batch."""
 
     def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
-        """Train to the end, and return the report; it lies in the run's folder, with the weights.
-
-        Raises ConfigurationError if job, data and model do not fit (no run has begun), JobFailed if the job failed, and
-        KeyboardInterrupt after Ctrl-C or SIGTERM, once the state is saved.
-
-        Parameters
-        ----------
-        run : Run
-            The run that begins or resumes; it has a declaration.
-        """
+        """Train to the end; return the report, which lies with the weights in the run's folder. Ctrl-C saves first."""
 
 
 def run_fit(
     backend: FitBackend, call: FitCall, begun: Path | None, *, accept_code_change: bool, quiet: bool
 ) -> dict[str, Any]:
-    """Train, and return what the call answers: "report", "run_dir", "weights" and "history".
-
-    Raises ConfigurationError if the job is refused (nothing of it is left), and what `FitBackend.train` raises.
-    """
+    """Train, and return what the call answers; a job that is refused leaves nothing."""
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
     try:
         with owned(run_dir), unchanged_if_refused(run_dir, RECORDS):
@@ -183,6 +161,132 @@ def _follower(call: FitCall, run: Run, view: JobView) -> CallbackFollower:
     store = partial(open_store, run.store_url)
     model = call.model if isinstance(call.model, TellsMetrics) else None
     return CallbackFollower(callbacks, run.folder, store, view.say, resume=run.resume, model=model, parts=steps.parts)
+
+
+# --- what a resumed script goes on with ---
+
+
+class Resumed(NamedTuple):
+    """The run that a script goes on with, and the answer of its call before that run; empty: the run is the call's."""
+
+    run_dir: Path
+    answer: Mapping[str, Any]
+
+
+def unfinished(name: str, call: str) -> Path | None:
+    """Return the newest run of this name and call, if it is not done."""
+    runs = [run_dir for run_dir in runs_of(name) if _call_of(run_dir) in (call, None)]
+    return runs[-1] if runs and not is_done(runs[-1]) else None
+
+
+def resumed(
+    name: str, script: Path | None, answers: Sequence[Mapping[str, Any]], asked: Path | None = None
+) -> Resumed | None:
+    """Return what a call of `fit` goes on with; None: it begins a run. Without a script nobody counts calls."""
+    if script is None:
+        run_dir = asked or unfinished(name, "fit")
+        return None if run_dir is None else Resumed(run_dir, {})
+    number = len(answers)
+    chosen = next((Path(answer[GOES_ON]) for answer in reversed(answers) if GOES_ON in answer), asked)
+    if asked is not None and not _is_of(asked, script):
+        raise ConfigurationError(f"{short_path(asked)} is a run of another script than {short_path(script)}")
+    if chosen is None:
+        chosen = _newest(name, script, answers)
+        if chosen is None or is_done(chosen):
+            return None
+        made_here = [
+            Path(answer["run_dir"]) for answer in answers if answer.get("call") == "fit" and "run_dir" in answer
+        ]
+        if made_here:
+            # Another start of the script trains it, or has begun it since this one did.
+            if launcher_of(chosen) is not None or run_began_at(chosen) > run_began_at(made_here[0]):
+                return None
+            raise ConfigurationError(
+                f"{short_path(chosen)} is not done, and a fit before this one was made anew: give each fit of the "
+                "script resume=True, so that those before it return what they returned; or none, to begin anew"
+            )
+    before = answers_in(chosen)
+    if number > len(before):
+        return None
+    if number < len(before):
+        if before[number].get("call") != "fit":
+            raise ConfigurationError(
+                f"call {number + 1} of the script is fit, and was {before[number].get('call')} when "
+                f"{short_path(chosen)} began: change the script back, or begin a new run (resume=False)"
+            )
+        return Resumed(chosen, before[number])
+    return Resumed(chosen, {})
+
+
+def answered(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> dict[str, Any]:
+    """Return what this call returned before the run that the script goes on with, if it is the same call."""
+    answer, later = dict(earlier.answer), short_path(earlier.run_dir)
+    if "error" in answer:
+        raise_again(answer)
+    answer = _moved(answer, earlier.run_dir.parent)
+    run_dir = Path(answer["run_dir"])
+    if not (run_dir / JOB_FILE).is_file() or not Path(answer["weights"]).is_file():
+        raise ConfigurationError(
+            f"{later} goes on from the weights of {short_path(run_dir)}, which are gone: bring that folder back, or "
+            "begin a new run (resume=False)"
+        )
+    different = different_key(call.loaded, job_of_run(run_dir / JOB_FILE).job)
+    if not different and answer.get("data", call.source.spec.fingerprint) != call.source.spec.fingerprint:
+        different = f"the data are others ({call.source.spec.summary()} here)"
+    if different:
+        raise ConfigurationError(
+            f"{later} goes on after {short_path(run_dir)}, but this call is not the one that made that run: "
+            f"{different}; change it back, or begin a new run (resume=False)"
+        )
+    resumed_code(run_dir, call.code, accept_change=accept_code_change)
+    return {**answer, GOES_ON: str(earlier.run_dir)}
+
+
+def _newest(name: str, script: Path, answers: Sequence[Mapping[str, Any]]) -> Path | None:
+    """Return the newest run that is of such a call, or of a later call of a script that has made it."""
+    made_here = {str(answer.get("run_dir")) for answer in answers}
+    for run_dir in reversed([path.absolute() for path in runs_here()]):
+        if str(run_dir) in made_here or _call_of(run_dir) != "fit" or not _is_of(run_dir, script):
+            continue
+        before = answers_in(run_dir)
+        if len(before) == len(answers):
+            if job_name_in(run_dir) == name:
+                return run_dir
+        elif len(before) > len(answers):
+            answer = before[len(answers)]
+            named = answer.get("name") or job_name_in(Path(str(answer.get("run_dir", ""))))
+            if named == name or "error" in answer:
+                return run_dir
+    return None
+
+
+def _call_of(run_dir: Path) -> str | None:
+    program = program_of(run_dir)
+    return program.call if program is not None else None
+
+
+def _is_of(run_dir: Path, script: Path) -> bool:
+    """Return whether a run is of this script, whose folder may have been moved since."""
+    program = program_of(run_dir)
+    recorded = Path(program.script) if program is not None and program.script else None
+    if recorded is None:
+        return False
+    return recorded == script or (recorded.name == script.name and (not recorded.exists() or recorded.samefile(script)))
+
+
+def _moved(answer: dict[str, Any], runs: Path) -> dict[str, Any]:
+    """Return an answer with its folder where it is now, if the folder of runs was moved as a whole."""
+    was = Path(answer["run_dir"])
+    weights = Path(answer.get("weights", was / "weights.safetensors"))
+    now = runs / was.name
+    if was.exists() or not now.exists():
+        return {**answer, "weights": str(weights)}
+    if weights.is_relative_to(was):
+        weights = now / weights.relative_to(was)
+    return {**answer, "run_dir": str(now), "weights": str(weights)}
+
+
+# --- what a call returns ---
 
 
 class History:
