@@ -14,7 +14,7 @@ from benchmarks.statistics.schedule import PLAIN, Outcome, Schedule
 from benchmarks.statistics.tasks import digest, make
 from benchmarks.statistics.trial import Trial
 from benchmarks.statistics.virtual import simulate
-from parashard.api.trained_rows import tables_of_model
+from parashard.api.trained_state import tables_of_model
 
 PLAIN_NAME = "plain"
 OLD_DEFAULT = "async, depth 1"

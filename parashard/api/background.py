@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.trained_rows import TrainedRows
+from parashard.api.trained_state import TrainedRows
 from parashard.client.proto_conversion import plan_from, view_from
 from parashard.client.shard_client import ShardClient
 from parashard.display.live import NoView

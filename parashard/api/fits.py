@@ -18,7 +18,7 @@ from parashard.api.code import CODE_FILE, Code, RunCode, note_code, resumed_code
 from parashard.api.jobs import different_key
 from parashard.api.script import SCRIPT, raise_again
 from parashard.api.trained_model import TrainedModel
-from parashard.api.trained_optimizer import TrainedOptimizer, updates_after
+from parashard.api.trained_state import TrainedOptimizer, updates_after
 from parashard.api.transforms import kept_generators
 from parashard.api.user_calls import warn
 from parashard.callbacks.base import Callback, Training

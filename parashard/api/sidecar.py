@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from parashard.api.batching import checked_size
 from parashard.api.examples import indexed, of_the_data
 from parashard.api.trained_model import figures_over
-from parashard.api.trained_rows import check_without_tables
+from parashard.api.trained_state import check_without_tables
 from parashard.api.trainer import EXAMPLES_AT_ONCE
 from parashard.callbacks.files import SUFFIX, TensorBoard
 from parashard.display.live import console_for

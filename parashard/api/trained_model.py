@@ -25,8 +25,7 @@ from parashard.api.loss_checks import (
     shares_batches,
 )
 from parashard.api.optimizers import Mapped, variable_settings
-from parashard.api.trained_optimizer import TrainedOptimizer
-from parashard.api.trained_rows import TrainedRows, tables_of_model
+from parashard.api.trained_state import TrainedOptimizer, TrainedRows, tables_of_model
 from parashard.api.transforms import kept_generators
 from parashard.callbacks.base import Training
 from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of

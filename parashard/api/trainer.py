@@ -23,8 +23,7 @@ from parashard.api.script import SCRIPT
 from parashard.api.source import source_of
 from parashard.api.strategies import Strategy
 from parashard.api.trained_model import TrainedModel
-from parashard.api.trained_optimizer import trained_optimizer
-from parashard.api.trained_rows import check_callbacks
+from parashard.api.trained_state import check_callbacks, trained_optimizer
 from parashard.api.user_calls import check_none, one_data, trim_traceback
 from parashard.callbacks.base import Callback
 from parashard.callbacks.files import BackupAndRestore

@@ -1,6 +1,6 @@
 """Rows of embedding tables in a run's last checkpoint, for those who have only its folder.
 
-Called by `parashard.launch.prediction`, `parashard.api.trained_rows` and `parashard checkpoint export`.
+Called by `parashard.launch.prediction`, `parashard.api.trained_state` and `parashard checkpoint export`.
 """
 
 from __future__ import annotations
