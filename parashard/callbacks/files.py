@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from parashard.callbacks.base import Callback, Logs
-from parashard.callbacks.stopping import Mode, Monitor
+from parashard.callbacks.deciding import Mode, Monitor
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import disk_failed

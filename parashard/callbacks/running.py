@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from parashard.callbacks.base import HOOKS, NEVER, Callback, History, LambdaCallback, Logs, Training, overrides
-from parashard.callbacks.rates import LearningRateScheduler
+from parashard.callbacks.deciding import LearningRateScheduler
 from parashard.errors import ConfigurationError
 
 

@@ -24,8 +24,8 @@ from parashard.callbacks import (
     TerminateOnNaN,
     Training,
 )
+from parashard.callbacks.deciding import Monitor
 from parashard.callbacks.running import Callbacks, Milestone
-from parashard.callbacks.stopping import Monitor
 from parashard.errors import ConfigurationError
 
 
