@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from parashard import torch as torch
     from parashard.api.cached import cached as cached
     from parashard.api.cached import parquet as parquet
+    from parashard.api.calls import function as function
     from parashard.api.cluster import Cluster as Cluster
     from parashard.api.cluster import connect as connect
     from parashard.api.coordinator import Coordinator as Coordinator
     from parashard.api.coordinator import FunctionFailed as FunctionFailed
     from parashard.api.coordinator import RemoteValue as RemoteValue
     from parashard.api.fits import History as History
-    from parashard.api.functions import function as function
     from parashard.api.script import is_worker as is_worker
     from parashard.api.sidecar import SidecarEvaluator as SidecarEvaluator
     from parashard.api.source import open_data as open_data
@@ -73,7 +73,7 @@ _PLACES = {
     "connect": "parashard.api.cluster",
     "Coordinator": "parashard.api.coordinator",
     "FTRL": "parashard.plan.optimizers",
-    "function": "parashard.api.functions",
+    "function": "parashard.api.calls",
     "FunctionFailed": "parashard.api.coordinator",
     "History": "parashard.api.fits",
     "is_worker": "parashard.api.script",

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.calls import Calls, FunctionCall, PerWorker, numpy_of
-from parashard.api.functions import Function, found
+from parashard.api.calls import Calls, Function, FunctionCall, PerWorker, found, numpy_of
 from parashard.client.pulled import read_only
 from parashard.data.base import Batch, DataSpec, Indices
 from parashard.errors import ConfigurationError, ShapeMismatch

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from parashard.api.functions import Function, found, function, name_of, names_now
+from parashard.api.calls import Function, found, function, name_of, names_now
 from parashard.errors import ConfigurationError
 
 

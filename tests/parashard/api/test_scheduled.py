@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from parashard.api import scheduled
-from parashard.api.calls import Calls, FunctionCall, PerWorker
-from parashard.api.functions import Function
+from parashard.api.calls import Calls, Function, FunctionCall, PerWorker
 from parashard.api.scheduled import ScheduledFunctions
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError

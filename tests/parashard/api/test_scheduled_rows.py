@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.calls import Calls, FunctionCall, PerWorker
-from parashard.api.functions import Function
+from parashard.api.calls import Calls, Function, FunctionCall, PerWorker
 from parashard.api.scheduled import ScheduledFunctions
 from parashard.client.pulled_rows import TableSet
 from parashard.data.base import Batch

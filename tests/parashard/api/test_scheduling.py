@@ -16,9 +16,8 @@ import pytest
 
 from parashard.api import coordinator as coordinator_module
 from parashard.api import script
-from parashard.api.calls import CALLS, Calls
+from parashard.api.calls import CALLS, Calls, function
 from parashard.api.coordinator import ERRORS_MAX, Coordinator, FunctionFailed, RemoteValue
-from parashard.api.functions import function
 from parashard.errors import ConfigurationError
 from parashard.plan.intervals import IntervalSet
 from support.waiting import DEADLINE_S
