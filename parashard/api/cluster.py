@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from parashard.api.background import BackgroundRun, Variables, within
-from parashard.api.batching import checked_size
 from parashard.api.fits import unfinished
-from parashard.api.jobs import checked_optimizer, checked_servers, job_of, plain_tables
+from parashard.api.jobs import checked_optimizer, checked_servers, checked_size, job_of, plain_tables
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.base import DataSpec

@@ -20,10 +20,9 @@ from typing import Any, Self
 import numpy as np
 
 from parashard.api.background import BackgroundRun, Variables, within
-from parashard.api.batching import checked_size
 from parashard.api.calls import Calls, Failure, Function, FunctionCall, PerWorker, name_of, names_now
 from parashard.api.code import RunCode, code_of, write_code
-from parashard.api.jobs import check_same_call, checked_optimizer, checked_servers, job_of, plain_tables
+from parashard.api.jobs import check_same_call, checked_optimizer, checked_servers, checked_size, job_of, plain_tables
 from parashard.api.scheduled import ScheduledFunctions, ScheduledSource
 from parashard.api.script import COORDINATOR, SCRIPT
 from parashard.api.strategies import PROCESSES, THREADS, ParameterServerStrategy

@@ -1,12 +1,13 @@
-"""Jobs of a script: the table of settings that a call makes, and the check that a worker's call makes the same one.
+"""The job that a call of a script makes of its arguments, and the check that a worker's call makes the same one.
 
-Knows no process. Called by the trainer, the coordinator and the cluster of `parashard.api`.
+Owns the meaning of `batch_size`, `global_batch_size` and `gradient_accumulation`. Knows no process. Called by the
+trainer, the coordinator and the cluster of `parashard.api`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from parashard.api.code import Code, check_same_code
+from parashard.api.examples import Indexed
 from parashard.api.optimizers import has_taken_steps, optimizer_of
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
 from parashard.data import open_source
-from parashard.data.base import DataSpec
+from parashard.data.base import DataSource, DataSpec
 from parashard.errors import ConfigurationError
 from parashard.job.embeddings import plain_of
 from parashard.job.embeddings import tables_of as embedding_tables
@@ -35,6 +37,7 @@ from parashard.process.run_files import JOB_FILE, NEW_JOB_FILE
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables", "tables")
 """The tables of a job that decide what its steps compute."""
+BATCH_SIZE = 32
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ARGUMENTS = {
     "job.seed": "seed",
@@ -73,6 +76,93 @@ def checked_servers(strategy: Strategy | None) -> ParameterServerStrategy:
     if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
         raise ConfigurationError(f"strategy is a ps.ParameterServerStrategy(...), found {type(strategy).__name__}")
     return strategy or ParameterServerStrategy()
+
+
+def checked_size(name: str, size: int) -> int:
+    """Return a number of examples, or of pieces; raise ConfigurationError if it is none."""
+    if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+        raise ConfigurationError(f"{name} must be a whole number of at least 1, found {size!r}")
+    return size
+
+
+def examples_of_a_step(
+    consistency: str,
+    batch_size: int | None,
+    global_batch_size: int | None,
+    gradient_accumulation: int,
+    own: int | None,
+    *,
+    batched: bool,
+) -> int:
+    """Return the batch size of a job; `own` is that of the data themselves, of which an index may be a whole batch."""
+    sizes = {
+        "batch_size": batch_size,
+        "global_batch_size": global_batch_size,
+        "gradient_accumulation": gradient_accumulation,
+    }
+    for name, size in sizes.items():
+        if size is not None:
+            checked_size(name, size)
+    if batch_size is not None and global_batch_size is not None:
+        raise ConfigurationError("batch_size and global_batch_size: allowed is one of the two")
+    if batched:
+        if batch_size is not None or global_batch_size is not None:
+            raise ConfigurationError("the items of these data are batches already, and each is one step: no batch_size")
+        return 1
+    if own is not None and batch_size not in (None, own):
+        raise ConfigurationError(f"batch_size is {batch_size}, and the DataLoader's is {own}: say it once")
+    if global_batch_size is None:
+        return int(batch_size or own or BATCH_SIZE) * gradient_accumulation
+    steps = int(consistency.partition(":")[2] or 1) if consistency.startswith("sync:") else 1
+    if global_batch_size % (steps * gradient_accumulation):
+        raise ConfigurationError(
+            f"global_batch_size is {global_batch_size}, which {steps} steps of a round"
+            f"{f' in {gradient_accumulation} pieces each' if gradient_accumulation > 1 else ''} do not divide"
+        )
+    return int(global_batch_size) // steps
+
+
+def epochs_of_a_job(epochs: int, initial_epoch: int) -> dict[str, int]:
+    """Return the keys of a job that trains the epochs from `initial_epoch` up to `epochs`; ConfigurationError: none."""
+    if isinstance(initial_epoch, bool) or not hasattr(initial_epoch, "__index__") or initial_epoch < 0:
+        raise ConfigurationError(f"initial_epoch must be a whole number of at least 0, found {initial_epoch!r}")
+    checked_size("epochs", epochs)
+    if not initial_epoch:
+        return {"epochs": epochs}
+    if epochs <= initial_epoch:
+        raise ConfigurationError(f"initial_epoch is {initial_epoch} and epochs is {epochs}: there is none to train")
+    return {"epochs": epochs - initial_epoch, "first_epoch": int(initial_epoch)}
+
+
+def order_of_a_job(
+    steps_per_epoch: int | None, drop_last: bool | None, shuffle: bool, source: DataSource
+) -> dict[str, Any]:
+    """Return the keys of a job that say which examples its steps have, but for those that are as by default."""
+    for name, value in (("drop_last", drop_last), ("shuffle", shuffle)):
+        if value not in (True, False) and not (name == "drop_last" and value is None):
+            raise ConfigurationError(f"{name} is True or False, found {value!r}")
+    if drop_last and source.spec.batched:
+        raise ConfigurationError(
+            "drop_last: the items of these data are batches already; let the dataset be shorter by its last one"
+        )
+    if drop_last is None:
+        drop_last = getattr(source, "drop_last", False)
+    keys: dict[str, Any] = {}
+    if steps_per_epoch is not None:
+        keys["steps_per_epoch"] = int(checked_size("steps_per_epoch", steps_per_epoch))
+    if drop_last:
+        keys["drop_last"] = True
+    if not shuffle:
+        keys["shuffle"] = False
+    return keys
+
+
+def validation_examples(validation_steps: int | None, batch_size: int | None) -> Callable[[Indexed], int] | None:
+    """Return how many of some examples so many batches have, of the data's own size or of training's; None: all."""
+    if validation_steps is None:
+        return None
+    steps = checked_size("validation_steps", validation_steps)
+    return lambda held_out: steps * (held_out.batch_size or batch_size or BATCH_SIZE)
 
 
 def job_of(

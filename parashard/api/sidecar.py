@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from parashard.api.batching import checked_size
 from parashard.api.examples import indexed, of_the_data
+from parashard.api.jobs import checked_size
 from parashard.api.trained_model import figures_over
 from parashard.api.trained_state import check_without_tables
 from parashard.api.trainer import EXAMPLES_AT_ONCE

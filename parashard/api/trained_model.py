@@ -14,17 +14,19 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from parashard.api.batching import Accumulated, checked_size, piece_sizes
 from parashard.api.examples import Indexed, joined, of_the_data
-from parashard.api.loss_checks import (
+from parashard.api.jobs import checked_size
+from parashard.api.optimizers import Mapped, variable_settings
+from parashard.api.splitting import (
     EXAMPLES_TRIED,
+    Accumulated,
     Splitting,
     check_means,
     computes_at_once,
     needs_means,
+    piece_sizes,
     shares_batches,
 )
-from parashard.api.optimizers import Mapped, variable_settings
 from parashard.api.trained_state import TrainedOptimizer, TrainedRows, tables_of_model
 from parashard.api.transforms import kept_generators
 from parashard.callbacks.base import Training

@@ -14,11 +14,20 @@ from typing import Any, Never
 import numpy as np
 
 from parashard.api.backends import backend_of
-from parashard.api.batching import epochs_of_a_job, examples_of_a_step, order_of_a_job, validation_examples
 from parashard.api.code import Code
 from parashard.api.examples import check_all, indexed, indexed_inputs, of_the_data
 from parashard.api.fits import FitCall, History, Resumed, answered, resumed, run_fit
-from parashard.api.jobs import checked_strategy, job_of, plain_tables, tables_of, write_job_file
+from parashard.api.jobs import (
+    checked_strategy,
+    epochs_of_a_job,
+    examples_of_a_step,
+    job_of,
+    order_of_a_job,
+    plain_tables,
+    tables_of,
+    validation_examples,
+    write_job_file,
+)
 from parashard.api.script import SCRIPT
 from parashard.api.source import source_of
 from parashard.api.strategies import Strategy

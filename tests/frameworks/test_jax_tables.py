@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.batching import Accumulated
+from parashard.api.splitting import Accumulated
 from parashard.client.pulled_rows import TableSet
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.api.batching import Accumulated, epochs_of_a_job, examples_of_a_step
+from parashard.api.jobs import epochs_of_a_job, examples_of_a_step
+from parashard.api.splitting import Accumulated
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.plan.state import counter_rows, counter_values

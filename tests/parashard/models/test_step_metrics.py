@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.batching import Accumulated
+from parashard.api.splitting import Accumulated
 from parashard.data.base import Batch
 from parashard.metrics import AUC, FIGURES, Accuracy, Metric, NormalizedEntropy, figure, kind_of
 from parashard_worker.loop import metric_sums

@@ -1,147 +1,42 @@
-"""How many examples a step has, and its gradient in pieces.
+"""A step in pieces: its gradient, and whether loss and metrics of the parts of some examples make those of all.
 
-Owns the meaning of `batch_size`, `global_batch_size` and `gradient_accumulation`. Called by `parashard.api.trainer` and
-`parashard.api.trained_model`.
+A loss or metric that is no mean over examples has figures that depend on the batch size; it is tried on a batch and on
+its halves. Knows no framework and no run. Called by `parashard.api.trained_model`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from parashard.api.examples import Indexed
-from parashard.data.base import Array, Batch, DataSource
-from parashard.data.tree import map_leaves, rows_of
+import numpy as np
+
+from parashard.api.user_calls import warn
+from parashard.data.base import Array, Batch, Indices
+from parashard.data.tree import leaves, map_leaves, rows_of
 from parashard.errors import ConfigurationError
-from parashard.metrics import Metric, Sums
-from parashard.models.base import Initial, LooksUp, Model, TellsMetrics, adds_losses, for_thread
+from parashard.metrics import Mean, Metric, Sums
+from parashard.models.base import FrameworkModel, Initial, LooksUp, Model, TellsMetrics, adds_losses, for_thread
 from parashard.models.declaration import parts_of
-from parashard.models.evaluation import Totals
+from parashard.models.evaluation import Totals, no_means
 from parashard.models.framework import host_array
 from parashard.models.looking_up import placed
 from parashard.plan.embedding import Keys
 from parashard.plan.state import COUNTER, SUM
 from parashard.plan.steps import StepPlan
+from parashard.plan.variables import Float32s
 
-BATCH_SIZE = 32
-
-
-def checked_size(name: str, size: int) -> int:
-    """Return a number of examples, or of pieces; raise ConfigurationError if it is none."""
-    if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
-        raise ConfigurationError(f"{name} must be a whole number of at least 1, found {size!r}")
-    return size
-
-
-def examples_of_a_step(
-    consistency: str,
-    batch_size: int | None,
-    global_batch_size: int | None,
-    gradient_accumulation: int,
-    own: int | None,
-    *,
-    batched: bool,
-) -> int:
-    """Return the batch size of a job.
-
-    Raises ConfigurationError if these do not go together.
-
-    Parameters
-    ----------
-    consistency : str
-        In sync:N a round has N steps; else each step is a round of its own.
-    batch_size : int, optional
-        Examples whose gradient is computed at once.
-    global_batch_size : int, optional
-        Of a round, instead.
-    gradient_accumulation : int
-        Pieces of `batch_size` examples that a step has.
-    own : int, optional
-        What the data say themselves.
-    batched : bool
-        An index of the data is a batch: a step is one.
-    """
-    sizes = {
-        "batch_size": batch_size,
-        "global_batch_size": global_batch_size,
-        "gradient_accumulation": gradient_accumulation,
-    }
-    for name, size in sizes.items():
-        if size is not None:
-            checked_size(name, size)
-    if batch_size is not None and global_batch_size is not None:
-        raise ConfigurationError("batch_size and global_batch_size: allowed is one of the two")
-    if batched:
-        if batch_size is not None or global_batch_size is not None:
-            raise ConfigurationError("the items of these data are batches already, and each is one step: no batch_size")
-        return 1
-    if own is not None and batch_size not in (None, own):
-        raise ConfigurationError(f"batch_size is {batch_size}, and the DataLoader's is {own}: say it once")
-    if global_batch_size is None:
-        return int(batch_size or own or BATCH_SIZE) * gradient_accumulation
-    steps = int(consistency.partition(":")[2] or 1) if consistency.startswith("sync:") else 1
-    if global_batch_size % (steps * gradient_accumulation):
-        raise ConfigurationError(
-            f"global_batch_size is {global_batch_size}, which {steps} steps of a round"
-            f"{f' in {gradient_accumulation} pieces each' if gradient_accumulation > 1 else ''} do not divide"
-        )
-    return int(global_batch_size) // steps
-
-
-def epochs_of_a_job(epochs: int, initial_epoch: int) -> dict[str, int]:
-    """Return the keys of a job that trains the epochs from `initial_epoch` up to `epochs`; ConfigurationError: none."""
-    if isinstance(initial_epoch, bool) or not hasattr(initial_epoch, "__index__") or initial_epoch < 0:
-        raise ConfigurationError(f"initial_epoch must be a whole number of at least 0, found {initial_epoch!r}")
-    checked_size("epochs", epochs)
-    if not initial_epoch:
-        return {"epochs": epochs}
-    if epochs <= initial_epoch:
-        raise ConfigurationError(f"initial_epoch is {initial_epoch} and epochs is {epochs}: there is none to train")
-    return {"epochs": epochs - initial_epoch, "first_epoch": int(initial_epoch)}
+EXAMPLES_TRIED = 32
+LOSSES_APART = 0.05  # of a loss: what is drawn at random may differ by as much
+_INSTEAD = "Compute the loss of each example (reduction='none') and return the .mean() of these"
 
 
 def piece_size(examples: int, pieces: int) -> int:
     """Return how many examples a piece of a step has; the last piece may have fewer."""
     return -(-examples // pieces)
-
-
-def order_of_a_job(
-    steps_per_epoch: int | None, drop_last: bool | None, shuffle: bool, source: DataSource
-) -> dict[str, Any]:
-    """Return the keys of a job that say which examples its steps have; none of what is as by default.
-
-    Raises ConfigurationError if one is not what it is allowed to be, or does not go with the data.
-    """
-    for name, value in (("drop_last", drop_last), ("shuffle", shuffle)):
-        if value not in (True, False) and not (name == "drop_last" and value is None):
-            raise ConfigurationError(f"{name} is True or False, found {value!r}")
-    if drop_last and source.spec.batched:
-        raise ConfigurationError(
-            "drop_last: the items of these data are batches already; let the dataset be shorter by its last one"
-        )
-    if drop_last is None:
-        drop_last = getattr(source, "drop_last", False)
-    keys: dict[str, Any] = {}
-    if steps_per_epoch is not None:
-        keys["steps_per_epoch"] = int(checked_size("steps_per_epoch", steps_per_epoch))
-    if drop_last:
-        keys["drop_last"] = True
-    if not shuffle:
-        keys["shuffle"] = False
-    return keys
-
-
-def validation_examples(validation_steps: int | None, batch_size: int | None) -> Callable[[Indexed], int] | None:
-    """Return how many of some examples so many batches have; None: all.
-
-    A batch has as many examples as the data themselves say, else as one of the training.
-    """
-    if validation_steps is None:
-        return None
-    steps = checked_size("validation_steps", validation_steps)
-    return lambda held_out: steps * (held_out.batch_size or batch_size or BATCH_SIZE)
 
 
 def piece_sizes(steps: StepPlan, pieces: int) -> list[int]:
@@ -246,8 +141,110 @@ def _state_of(model: Model) -> Mapping[str, str]:
     return defaultdict(str, {variable.name: variable.state for variable in variables})
 
 
-def _cut(batch: Batch, part: int, rows: slice) -> Batch:
+def _cut(batch: Batch, part: int, rows: slice | Indices) -> Batch:
     inputs, targets = map_leaves(lambda array: array[rows], (batch.inputs, batch.targets))
     weights = None if batch.weights is None else batch.weights[rows]
     indices = batch.indices[rows] if len(batch.indices) == rows_of(batch.inputs) else batch.indices
     return Batch(batch.step, batch.epoch, indices, inputs, targets, weights, part)
+
+
+# --- whether loss and metrics are means ---
+
+
+class Splitting(NamedTuple):
+    """How examples are split."""
+
+    judges: bool  # they are evaluated in several batches
+    pieces: int = 1  # of a step
+    round_steps: int = 1  # of a round whose mean is taken
+    batch_parts: int = 1  # of a batch that several workers share
+
+
+def needs_means(model: Model, parts: Splitting) -> bool:
+    """Tell whether something of a model is put together as a mean over examples."""
+    if not isinstance(model, FrameworkModel) or not getattr(model, "tells_means", True):
+        return False
+    by_function = any(isinstance(metric, Mean) for metric in getattr(model, "_metrics", {}).values())
+    return by_function or parts.judges or max(parts.pieces, parts.round_steps, parts.batch_parts) > 1
+
+
+def check_means(
+    model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch, parts: Splitting
+) -> bool:
+    """Warn of a loss that is no mean over examples, refuse such a metric; return whether losses of parts give one."""
+    rows = min(EXAMPLES_TRIED, rows_of(batch.inputs))
+    found = _no_means(model, values, keys, batch, rows)
+    loss = found.pop("loss", None)
+    for name, (whole, halves) in found.items():
+        raise ConfigurationError(
+            f"metric {name!r} is no mean over examples: of {rows} examples it is {whole:.4g}, and the mean of two "
+            f"halves is {halves:.4g}, so its figure would depend on the size of the batches; give a class derived from "
+            "ps.metrics.Metric with the sums that it is made of, or an object with update(outputs, targets), compute() "
+            "and reset(), such as those of torchmetrics"
+        )
+    divisor = getattr(model, "loss_divisor", _unknown)(batch)
+    wrong = []
+    if parts.round_steps > 1 and (divisor or loss):
+        wrong.append(
+            f"the gradient of a round of {parts.round_steps} steps is the mean of theirs, not that of all its examples"
+        )
+    if parts.pieces > 1 and loss:
+        wrong.append("the gradient of a step in pieces (gradient_accumulation) is the mean of theirs")
+    if parts.judges and loss:
+        wrong.append("the loss of an evaluation depends on the size of its batches")
+    if wrong:
+        what = (
+            f"it divides by {divisor}"
+            if divisor
+            else "of {} examples it is {:.4g}, and the mean of two halves is {:.4g}"
+        )
+        told = what if divisor or loss is None else what.format(rows, *loss)
+        warn(f"the loss is no mean over examples ({told}): {'; '.join(wrong)}. {_INSTEAD}")
+    return loss is None or bool(divisor) or adds_losses(model)
+
+
+def computes_at_once(model: Model) -> bool:
+    """Tell whether a model computes without being compiled first, so that a step may be tried."""
+    return not isinstance(model, FrameworkModel) or hasattr(model, "counts_rows")
+
+
+def shares_batches(model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch) -> bool:
+    """Return whether a batch's loss is the mean of its halves', as far as is known without compiling the model."""
+    if not getattr(model, "means_losses", True):
+        return False
+    if not computes_at_once(model):
+        return True
+    whole = float(model.loss_and_gradients(values, batch, np)[0])
+    rows = rows_of(batch.inputs)
+    if isinstance(model, FrameworkModel) or adds_losses(model) or rows < 2:
+        return True
+    halves = [np.arange(rows // 2), np.arange(rows // 2, rows)]
+    losses = [float(model.loss_and_gradients(values, _part(model, keys, batch, half), np)[0]) for half in halves]
+    mean = sum(len(half) * loss for half, loss in zip(halves, losses, strict=True)) / rows
+    is_sum = abs(whole - sum(losses)) < abs(whole - mean)
+    return not is_sum or abs(whole - mean) <= LOSSES_APART * abs(whole)
+
+
+def _no_means(
+    model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch, rows: int
+) -> dict[str, tuple[float, float]]:
+    """Return the figures that are no means over examples; none, where halves of a batch cannot be computed."""
+    for order in (_by_target(batch.targets, rows), np.arange(rows)) if rows > 1 else ():
+        with suppress(Exception), np.errstate(all="ignore"):  # such as a metric that is not defined for one class
+            return no_means(lambda part: model.evaluate(values, _part(model, keys, batch, part), np), order)
+    return {}
+
+
+def _by_target(targets: Any, rows: int) -> Indices:
+    """Return the examples such that those with like targets are together: halves have other classes then."""
+    first = leaves(targets)[0][1][:rows]
+    return np.argsort(first.reshape(rows, -1).sum(axis=1, dtype=np.float64), kind="stable")
+
+
+def _unknown(batch: Batch) -> str:
+    return ""
+
+
+def _part(model: Model, keys: Mapping[str, Keys], batch: Batch, part: Indices) -> Batch:
+    some = replace(_cut(batch, 0, part), indices=part)
+    return placed(model, some, keys, keys) if keys else some
