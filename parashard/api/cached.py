@@ -16,13 +16,13 @@ import numpy as np
 
 from parashard.api.datasets import Targets, check_form, example_of, form_of, named_parts
 from parashard.api.examples import is_loader, of_the_data
-from parashard.api.transforms import generators_seeded
 from parashard.data.arrays import check_digits
 from parashard.data.base import BadExample
 from parashard.data.cache import CacheWriter, read_cache
 from parashard.data.data_files import data_files, read_rows
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
+from parashard.models.framework import generators_seeded
 from parashard.models.user_errors import named_with_line
 
 ROWS_AT_ONCE = 1024

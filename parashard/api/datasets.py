@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from parashard.api.arrays import allowed, handed_out, numbers_of, spread, tree_of
-from parashard.api.transforms import generators_seeded
 from parashard.data.arrays import check_digits, fingerprint
 from parashard.data.base import BadExample, Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData, ConfigurationError, shown_names
+from parashard.models.framework import generators_seeded
 from parashard.models.user_errors import named_with_line
 
 SAMPLED = 16
@@ -29,24 +29,12 @@ Form = list[tuple[str, tuple[int, ...], Any]]
 
 
 class DatasetExamples:
-    """Examples of a map-style dataset: an object with a length, whose items are examples.
+    """Examples of an object with a length whose items are examples, or whole batches: then an index is a step.
 
-    Parameters
-    ----------
-    dataset
-        `dataset[i]` is (inputs, targets), (inputs, targets, weight), or a dict of which `targets` names a part.
-    what : str
-        For errors.
-    targets : str or sequence of str, optional
-    collate : callable (list of items) -> batch, optional
-        Makes a batch of items; None: their arrays, of the same shapes in every example, are stacked.
-    inputs_only : bool
-        An item may have inputs alone; targets are left out.
-    batch_size : int, optional
-        What the data say themselves.
+    `collate` makes a batch of items; without it the arrays of examples, which have the same shapes, are stacked.
     """
 
-    batched = drop_last = False
+    drop_last = False
 
     def __init__(
         self,
@@ -55,18 +43,20 @@ class DatasetExamples:
         targets: Targets = None,
         *,
         collate: Callable[[list[Any]], Any] | None = None,
-        inputs_only: bool = False,
+        inputs_only: bool = False,  # an item may have inputs alone; targets are left out
+        batched: bool = False,
         batch_size: int | None = None,
     ) -> None:
         self._dataset, self._what, self._targets = dataset, what, targets
         self._collate, self._inputs_only = collate, inputs_only
-        self.varying = collate is not None
-        self.batch_size = batch_size
+        self.batched, self.varying = batched, batched or collate is not None
+        self.batch_size = 1 if batched else batch_size
+        self._item = "batch" if batched else "example"
         self._length = len(dataset)
         if not self._length:
-            raise BadData(f"{what} has no examples")
+            raise BadData(f"{what} has no {'batches' if batched else 'examples'}")
         with generators_seeded(0):
-            self._first = self._batch([0]) if collate is not None else self._example(0, self._got(0))
+            self._first = self._batch([0]) if self.varying else self._example(0, self._got(0))
         self._form = form_of(self._first)
 
     def __len__(self) -> int:
@@ -75,19 +65,20 @@ class DatasetExamples:
     def take(self, indices: Indices, seed: int) -> Examples:
         """Return the examples with these indices; the generators that they may draw from are set by the seed."""
         with generators_seeded(seed):
-            if self._collate is not None:
-                return self._batch(indices.tolist())
-            return self._stacked(indices.tolist())
+            return self._batch(indices.tolist()) if self.varying else self._stacked(indices.tolist())
 
     def fields(self) -> tuple[Field, ...]:
         """Return the arrays of an example, as those of the first are."""
         named = leaves(_by_name(self._first))
-        cut = 1 if self._collate is not None else 0
+        cut = 1 if self.varying else 0
         return tuple(Field(name, array.shape[cut:], str(allowed(array.dtype))) for name, array in named)
 
     def fingerprint(self) -> str:
-        """Return a digest of examples spread over the dataset, which float32 must not round."""
+        """Return a digest of items spread over the dataset; float32 must not round examples."""
         rows = spread(len(self), SAMPLED)
+        if self.batched:  # batches of several shapes do not go together
+            content = [array for row in rows for _, array in leaves(self.take(np.array([row]), 0))]
+            return fingerprint(content, f"batches {len(self)} {self.fields()}")
         if self._collate is None:  # a batch that is put together is checked as a whole
             self._check_digits(rows.tolist())
         content = [array for _, array in leaves(self.take(rows, 0))]
@@ -124,61 +115,28 @@ class DatasetExamples:
         return _trees(_parts(item, where, self._targets, inputs_only=self._inputs_only), where)
 
     def _batch(self, indices: list[int]) -> Examples:
-        assert self._collate is not None
         items = [self._got(index) for index in indices]
+        if self._collate is None:
+            named = zip(indices, items, strict=True)
+            batches = [self._arrays(item, f"{self._what}: batch {index}") for index, item in named]
+            joined: Examples = map_leaves(lambda *arrays: np.concatenate(arrays), *batches)
+            return joined if batches[1:] else batches[0]
         try:
             batch = self._collate(items)
         except Exception as error:
-            named = ", ".join(map(str, indices[:SAMPLED]))
-            raise BadExample(f"{self._what}: collate_fn of examples {named}: {named_with_line(error)}") from error
-        where = f"{self._what}: what collate_fn returned"
+            shown = ", ".join(map(str, indices[:SAMPLED]))
+            raise BadExample(f"{self._what}: collate_fn of examples {shown}: {named_with_line(error)}") from error
+        return self._arrays(batch, f"{self._what}: what collate_fn returned")
+
+    def _arrays(self, batch: Any, where: str) -> Examples:
         return _arrays(_parts(batch, where, self._targets, inputs_only=self._inputs_only), where)
 
     def _got(self, index: int) -> Any:
-        return got(self._dataset, index, f"{self._what}: example {index}")
-
-
-class BatchExamples:
-    """Batches of an object whose items are batches, such as a `PyDataset` of Keras: one index is one step."""
-
-    batched = varying = True
-    batch_size: int | None = 1
-    drop_last = False
-
-    def __init__(self, dataset: Any, what: str, *, inputs_only: bool = False) -> None:
-        self._dataset, self._what, self._inputs_only = dataset, what, inputs_only
-        self._length = len(dataset)
-        if not self._length:
-            raise BadData(f"{what} has no batches")
-        with generators_seeded(0):
-            self._first = self._batch(0)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def take(self, indices: Indices, seed: int) -> Examples:
-        """Return the batches with these indices, one after the other in one."""
-        with generators_seeded(seed):
-            batches = [self._batch(index) for index in indices.tolist()]
-        joined: Examples = map_leaves(lambda *arrays: np.concatenate(arrays), *batches) if batches[1:] else batches[0]
-        return joined
-
-    def fields(self) -> tuple[Field, ...]:
-        """Return the arrays of an example, as those of the first batch are."""
-        named = leaves(_by_name(self._first))
-        return tuple(Field(name, array.shape[1:], str(array.dtype)) for name, array in named)
-
-    def fingerprint(self) -> str:
-        """Return a digest of batches spread over the dataset."""
-        content = [
-            array for index in spread(len(self), SAMPLED) for _, array in leaves(self.take(np.array([index]), 0))
-        ]
-        return fingerprint(content, f"batches {len(self)} {self.fields()}")
-
-    def _batch(self, index: int) -> Examples:
-        where = f"{self._what}: batch {index}"
-        batch = got(self._dataset, index, where)
-        return _arrays(_parts(batch, where, None, inputs_only=self._inputs_only), where)
+        """Return an item; BadExample names it, the error and its line in the user's code."""
+        try:
+            return self._dataset[index]
+        except Exception as error:
+            raise BadExample(f"{self._what}: {self._item} {index}: {named_with_line(error)}") from error
 
 
 def named_parts(fields: Any, targets: Targets, what: str) -> tuple[Any, Any]:
@@ -218,14 +176,6 @@ def check_form(form: Form, due: Form, where: str) -> None:
         raise BadExample(
             f"{where} has {_shown(form)}, example 0 has {_shown(due)}: examples have the same shapes and types"
         )
-
-
-def got(dataset: Any, index: int, where: str) -> Any:
-    """Return an item of a user's dataset; BadExample names it, the error and its line in the user's code."""
-    try:
-        return dataset[index]
-    except Exception as error:
-        raise BadExample(f"{where}: {named_with_line(error)}") from error
 
 
 def _parts(item: Any, where: str, targets: Targets, *, inputs_only: bool) -> list[tuple[str, Any]]:

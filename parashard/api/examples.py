@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from parashard.api.arrays import ArrayExamples, arrays_of, is_frame, tree_of
-from parashard.api.datasets import BatchExamples, DatasetExamples, Targets, named_parts
+from parashard.api.datasets import DatasetExamples, Targets, named_parts
 from parashard.data.base import BadExample, Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData, ConfigurationError
@@ -129,7 +129,7 @@ def _dataset(data: Any, what: str, targets: Targets, *, inputs_only: bool) -> In
     keras: Any = sys.modules.get("keras")
     if keras is not None and isinstance(data, keras.utils.PyDataset):
         _check_py_dataset(keras.utils.PyDataset, data, what)
-        return BatchExamples(data, what, inputs_only=inputs_only)
+        return DatasetExamples(data, what, inputs_only=inputs_only, batched=True)
     collate, batch_size, drop_last = None, None, False
     if is_loader(data):
         data, batch_size, collate, drop_last = unwrapped(data, what)

@@ -7,26 +7,30 @@ Owns the split, what a class weighs, transforms, and the fingerprint. Knows no m
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from parashard.api.arrays import ArrayExamples
+from parashard.api.arrays import ArrayExamples, handed_out, numbers_of, tree_of
 from parashard.api.datasets import Targets
 from parashard.api.examples import Indexed, check_all, indexed, of_the_data
-from parashard.api.transforms import Transform, transform_of
 from parashard.data import open_source
 from parashard.data.arrays import AnyArray, count_classes
 from parashard.data.base import BadExample, DataSource, DataSpec, Examples, Field, Indices
 from parashard.data.options import DataOptions
+from parashard.data.tree import Tree, leaves, map_leaves, rows_of
 from parashard.errors import BadData
 from parashard.figures import counted
 from parashard.job.validation import validated_words
 from parashard.models.framework import step_seed
+from parashard.models.user_errors import named_with_line
 from parashard.plan.seeding import Permutation
 
+Transform = Callable[[Examples, int, int, Indices], Examples]
+"""Makes of a step's examples others, with the job's seed, the step and the indices."""
 _SPLIT = -1  # no epoch of a job
 _LABELS = "targets of one whole number an example, the label of its class, or of one number a class, which add up to 1"
 
@@ -238,6 +242,65 @@ def _labels(targets: AnyArray) -> AnyArray:
     if not np.all(whole):
         raise BadExample(f"class_weight needs {_LABELS}; found {labels[~whole][0]:.7g}")
     return labels
+
+
+def transform_of(function: Any, batched: bool) -> Transform | None:
+    """Return the transform that a user's function of (example, rng) or (batch, rng) is; None: there is none."""
+    if function is None:
+        return None
+    names = _parameters(function)
+    if len(names) != 2:
+        raise BadData(f"transform is a function of (example, rng) or (batch, rng), found one of ({', '.join(names)})")
+    if names[0] == "batch":
+        return lambda examples, seed, step, indices: _of_batch(function, examples, seed, step)
+    if batched:
+        raise BadData("transform: an index of these data is a batch, so its first parameter is named batch")
+    return lambda examples, seed, step, indices: _of_each(function, examples, seed, step, indices)
+
+
+def _parameters(function: Any) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _of_each(function: Any, examples: Examples, seed: int, step: int, indices: Indices) -> Examples:
+    made = []
+    for row, index in enumerate(indices.tolist()):
+        where = f"transform of example {index}"
+        example = map_leaves(lambda array, row=row: array[row], examples[:2])
+        made.append(_pair(function, example, np.random.default_rng((seed, step, index)), where))
+        first, this = ([(name, array.shape) for name, array in leaves(one)] for one in (made[0], made[-1]))
+        if first != this:
+            raise BadExample(
+                f"{where}: returned the shapes {[shape for _, shape in this]}, and {[shape for _, shape in first]} of "
+                f"example {indices[0]}: those of a step are the same"
+            )
+    stacked = map_leaves(lambda *arrays: handed_out(np.stack(arrays)), *made)
+    return (*stacked, *examples[2:])
+
+
+def _of_batch(function: Any, examples: Examples, seed: int, step: int) -> Examples:
+    where = f"transform of step {step}"
+    made = map_leaves(handed_out, _pair(function, examples[:2], np.random.default_rng((seed, step)), where))
+    rows = rows_of(examples[0])
+    if any(array.shape[:1] != (rows,) for _, array in leaves(made)):
+        raise BadExample(f"{where}: arrays have one row for each of {rows} examples")
+    return (*made, *examples[2:])
+
+
+def _pair(function: Any, given: Tree, rng: np.random.Generator, where: str) -> tuple[Tree, Tree]:
+    try:
+        made = function(given, rng)
+    except Exception as error:
+        raise BadExample(f"{where}: {named_with_line(error)}") from error
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise BadExample(f"{where}: returned {type(made).__name__}; due is (inputs, targets)")
+    try:
+        return tree_of(made[0], f"{where}: inputs", numbers_of), tree_of(made[1], f"{where}: targets", numbers_of)
+    except BadData as error:
+        raise BadExample(error.message) from error
 
 
 def _classes(parts: list[Subset]) -> int:

@@ -28,7 +28,6 @@ from parashard.api.splitting import (
     shares_batches,
 )
 from parashard.api.trained_state import TrainedOptimizer, TrainedRows, tables_of_model
-from parashard.api.transforms import kept_generators
 from parashard.callbacks.base import Training
 from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of
 from parashard.data.tree import Tree, leaves, rows_of
@@ -38,6 +37,7 @@ from parashard.job.schema import Job
 from parashard.models.base import Checked, FrameworkModel, HasStateDict, HoldsRows, Initial, Model, Seeded
 from parashard.models.declaration import parts_of
 from parashard.models.evaluation import Totals
+from parashard.models.framework import kept_generators
 from parashard.models.looking_up import looked_up, placed
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys

@@ -1,4 +1,4 @@
-"""What models of every framework share: a step's seed, a scaled loss, arrays with an axis.
+"""What models of every framework share: a step's seed, the process's generators, a scaled loss, arrays with an axis.
 
 Knows no framework.
 """
@@ -10,8 +10,10 @@ import functools
 import hashlib
 import inspect
 import math
+import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -234,3 +236,34 @@ def _parameters(function: Any) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return {}
+
+
+@contextmanager
+def kept_generators(*, gpus: bool = True) -> Iterator[None]:
+    """Leave the generators of Python, NumPy and, where it is imported, PyTorch as they were; GPUs too, if asked."""
+    torch: Any = sys.modules.get("torch")
+    pythons, numpys = random.getstate(), np.random.get_state()
+    torchs = None if torch is None else torch.get_rng_state()
+    in_use = gpus and torch is not None and torch.cuda.is_initialized()
+    of_gpus = torch.cuda.get_rng_state_all() if in_use else None
+    try:
+        yield
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)
+        if torchs is not None:
+            torch.set_rng_state(torchs)
+        if of_gpus is not None:
+            torch.cuda.set_rng_state_all(of_gpus)
+
+
+@contextmanager
+def generators_seeded(seed: int) -> Iterator[None]:
+    """Set the process's generators for a while: of Python, of NumPy, and of PyTorch where it is imported."""
+    torch: Any = sys.modules.get("torch")
+    with kept_generators(gpus=False):  # a step's items are computed on the host
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        if torch is not None:
+            torch.default_generator.manual_seed(seed)
+        yield

@@ -20,6 +20,7 @@ from parashard.job.embeddings import checked_tables
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.framework import (
     checked_kind,
+    kept_generators,
 )
 from parashard.models.row_places import check_keys
 from parashard.plan.embedding import EmbeddingTable
@@ -104,16 +105,12 @@ def is_zero(traced: Any) -> bool:
 
 def seeded_apart(trace: Callable[[], Any]) -> list[Any]:
     """Return what a function returns under two seeds of Python and NumPy, whose generators are left as they were."""
-    pythons, numpys = random.getstate(), np.random.get_state()
     found = []
-    try:
+    with kept_generators(gpus=False):
         for seed in (1, 2):
             random.seed(seed)
             np.random.seed(seed)
             found.append(trace())
-    finally:
-        random.setstate(pythons)
-        np.random.set_state(numpys)
     return found
 
 

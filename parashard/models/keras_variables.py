@@ -5,7 +5,6 @@ Owns the import of Keras. Knows no step.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -15,7 +14,7 @@ import numpy as np
 
 from parashard.errors import ConfigurationError
 from parashard.models.base import OptimizerState
-from parashard.models.framework import FROZEN, checked_kind
+from parashard.models.framework import FROZEN, checked_kind, kept_generators
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.state import AVERAGE
 from parashard.plan.variables import Float32s
@@ -182,14 +181,9 @@ def copied(model: Any) -> Any:
 @contextmanager
 def seeded(seed: int, kept_generator: Callable[[], Any]) -> Iterator[None]:
     """Seed all that Keras draws from, and leave the user's generators as they were."""
-    pythons, numpys = random.getstate(), np.random.get_state()
-    try:
-        with kept_generator():
-            keras.utils.set_random_seed(word(seed))
-            yield
-    finally:
-        random.setstate(pythons)
-        np.random.set_state(numpys)
+    with kept_generators(gpus=False), kept_generator():
+        keras.utils.set_random_seed(word(seed))
+        yield
 
 
 def means_losses(model: Any) -> bool:
