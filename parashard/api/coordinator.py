@@ -182,7 +182,7 @@ class Coordinator:
         self._swept_s = time.monotonic()
         self._keeping = threading.Lock()  # of the files of calls, and of how many bytes they have
         self._kept_bytes = 0
-        with SCRIPT.call(COORDINATOR) as call:
+        with SCRIPT.call(COORDINATOR) as answer:
             loaded = job_of(
                 SCRIPT.path,
                 chosen,
@@ -196,7 +196,7 @@ class Coordinator:
                 self._work(loaded, variables)
             self._control = RunControl(open_length=True, on_report=self._note)
             self._start(loaded)
-            call.answer = {"run_dir": str(self.run_dir)}
+            answer["run_dir"] = str(self.run_dir)
 
     def __enter__(self) -> Self:
         return self

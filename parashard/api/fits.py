@@ -85,14 +85,12 @@ class FitBackend(Protocol):
         """Train to the end; return the report, which lies with the weights in the run's folder. Ctrl-C saves first."""
 
 
-def run_fit(
-    backend: FitBackend, call: FitCall, begun: Path | None, *, accept_code_change: bool, quiet: bool
-) -> dict[str, Any]:
+def run_fit(backend: FitBackend, call: FitCall, begun: Path | None, *, accept: bool, quiet: bool) -> dict[str, Any]:
     """Train, and return what the call answers; a job that is refused leaves nothing."""
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
     try:
         with owned(run_dir), unchanged_if_refused(run_dir, RECORDS):
-            answer = _run(backend, call, run_dir, resume=begun is not None, accept=accept_code_change, quiet=quiet)
+            answer = _run(backend, call, run_dir, resume=begun is not None, accept=accept, quiet=quiet)
     except (JobFailed, KeyboardInterrupt):
         raise  # the folder says why
     except BaseException:

@@ -52,13 +52,6 @@ _ERRORS: Mapping[str, type[BaseException]] = {
 }
 
 
-class ScriptCall:
-    """A call of the script: what it returned in the parent, in JSON; empty until it is made, where it is made here."""
-
-    def __init__(self, answer: dict[str, Any]) -> None:
-        self.answer = answer
-
-
 class Script:
     """This process's script."""
 
@@ -93,32 +86,32 @@ class Script:
         return COORDINATOR if self.run_dir is not None and (self.run_dir / CALLS).is_dir() else "fit"
 
     @contextmanager
-    def call(self, kind: str) -> Iterator[ScriptCall]:
+    def call(self, kind: str) -> Iterator[dict[str, Any]]:
         """Number a call, and yield its answer, to be filled in where it is empty; a worker ends if calls differ."""
         if self._within:
             if kind == "fit":
                 raise ConfigurationError("fit is called within a fit, by a callback: a script's fits come one by one")
-            yield ScriptCall({})  # of a callback, which runs in the parent alone
+            yield {}  # of a callback, which runs in the parent alone
             return
         if self._last and kind != "evaluate":
             raise ConfigurationError(f"{kind} after ps.Coordinator(...): a script has one, and no fit after it")
         self._last = kind == COORDINATOR
         self._calls += 1
-        made = ScriptCall(self._answer(kind))
-        if "error" in made.answer:
-            raise_again(made.answer)
+        answer = self._answer(kind)
+        if "error" in answer:
+            raise_again(answer)
         try:
             self._within = True
-            yield made
+            yield answer
         except BaseException as error:
-            if self.is_worker and not made.answer:
+            if self.is_worker and not answer:
                 self._fail(type(error), error, error.__traceback__)  # whatever the script would make of it
             self._answers.append({"call": kind, "error": type(error).__name__, "says": str(error)})
             raise
         finally:
             self._within = False
         if not self.is_worker:
-            self._answers.append({**made.answer, "call": kind})
+            self._answers.append({**answer, "call": kind})
 
     def _answer(self, kind: str) -> dict[str, Any]:
         """Return what the present call returned in the parent; empty: it is to be made here."""

@@ -211,8 +211,8 @@ class Trainer:
         resume = resume or SCRIPT.is_resumed or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
         if accept_code_change and not resume:
             raise ConfigurationError("accept_code_change is of a run that is resumed: resume=True, too")
-        with SCRIPT.call("fit") as call:
-            if not call.answer:
+        with SCRIPT.call("fit") as answer:
+            if not answer:
                 source = source_of(
                     data,
                     validation_data,
@@ -240,7 +240,7 @@ class Trainer:
                 fit = self._call(source, sizes, gradient_accumulation, callbacks, wait_for_callbacks)
                 earlier = self._resumed() if resume else None
                 if earlier is not None and earlier.answer:
-                    call.answer = answered(earlier, fit, accept_code_change=accept_code_change)
+                    answer.update(answered(earlier, fit, accept_code_change=accept_code_change))
                 else:
                     begun = earlier.run_dir if earlier is not None else None
                     if SCRIPT.is_worker:
@@ -248,13 +248,12 @@ class Trainer:
                     if begun is not None:
                         fit = fit._replace(loaded=as_begun(fit.loaded, begun))
                     fit = self._backend.checked(fit)
-                    call.answer = run_fit(
-                        self._backend, fit, begun, accept_code_change=accept_code_change, quiet=not verbose
-                    )
-        run_dir = Path(call.answer["run_dir"])
-        self._present.go_on_from(run_dir, Path(call.answer.get("weights", run_dir / WEIGHTS_FILE)))
-        self._optimizer.go_on_from(run_dir, call.answer)
-        return History(call.answer["report"], run_dir, call.answer.get("history"), first_epoch=initial_epoch)
+                    quiet = not verbose
+                    answer.update(run_fit(self._backend, fit, begun, accept=accept_code_change, quiet=quiet))
+        run_dir = Path(answer["run_dir"])
+        self._present.go_on_from(run_dir, Path(answer.get("weights", run_dir / WEIGHTS_FILE)))
+        self._optimizer.go_on_from(run_dir, answer)
+        return History(answer["report"], run_dir, answer.get("history"), first_epoch=initial_epoch)
 
     @trim_traceback
     def evaluate(
@@ -281,13 +280,13 @@ class Trainer:
         """
         data = one_data("evaluate", data, y, apart, others)
         check_none(Trainer.evaluate, others)
-        with SCRIPT.call("evaluate") as call:
-            if not call.answer:
+        with SCRIPT.call("evaluate") as answer:
+            if not answer:
                 with of_the_data():
                     examples = indexed(data, "data", targets=targets, sample_weight=sample_weight)
                     check_all(examples, "data")
-                    call.answer = {"metrics": self._present.evaluate(examples, batch_size)}
-        return dict(call.answer["metrics"])
+                    answer["metrics"] = self._present.evaluate(examples, batch_size)
+        return dict(answer["metrics"])
 
     @trim_traceback
     def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE, verbose: int = 0, **others: Never) -> Tree:

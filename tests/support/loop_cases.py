@@ -133,19 +133,10 @@ class ScriptedLeasing:
     def evaluation_dropped(self, number: int) -> None:
         self.dropped_evaluations.append(number)
 
-    def evaluated(
-        self,
-        grant: pb.EvaluationGrant,
-        metrics: Mapping[str, float],
-        error: str = "",
-        kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED,
-        *,
-        weights: str = "",
-        judged_steps: int = 0,
-    ) -> None:
-        self.evaluations[grant.evaluation] = (dict(metrics), error)
-        self.judged_steps[grant.evaluation] = judged_steps
-        self.evaluation_kinds[grant.evaluation] = kind
+    def evaluated(self, result: pb.EvaluationResult) -> None:
+        self.evaluations[result.evaluation] = (dict(result.metrics), result.error)
+        self.judged_steps[result.evaluation] = result.judged_steps
+        self.evaluation_kinds[result.evaluation] = result.kind
 
 
 class Job:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Unreachable
+from parashard_worker.evaluating import result_of
 from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, LeaseLimits
 from support.leased_cases import STEP_TIMEOUT_S, TTL_S, Worker, reported
 
@@ -38,7 +39,7 @@ def test_an_evaluation_is_held_and_reported_likewise() -> None:
     assert list(request.held_evaluations) == [2]  # in the works
     worker.answer(request)
     assert worker.due_in_s > 0
-    worker.work.evaluated(grant, {"loss": 0.25}, "")
+    worker.work.evaluated(result_of(grant, metrics={"loss": 0.25}))
     assert worker.due_in_s == 0.0  # an outcome is told at once
     request = worker.call()
     assert (list(request.held_evaluations), dict(request.evaluated[0].metrics)) == ([], {"loss": 0.25})
@@ -166,7 +167,7 @@ def test_an_outcome_is_reported_at_once_however_many_steps_wait() -> None:
     worker = Worker(ahead=1).granted(0, 1, 2)
     worker.answer(worker.call())
     assert worker.due_in_s > 0.0
-    worker.work.evaluated(pb.EvaluationGrant(evaluation=4), {"loss": 1.0})
+    worker.work.evaluated(pb.EvaluationResult(evaluation=4))
     assert worker.due_in_s == 0.0
 
 

@@ -28,7 +28,7 @@ def test_a_lost_answer_is_asked_for_again_soon_with_everything_in_it() -> None: 
     worker.take()
     worker.complete(0)
     worker.work.failed(1, "bad", worker.now_s)
-    worker.work.evaluated(pb.EvaluationGrant(evaluation=4), {"loss": 1.0})
+    worker.work.evaluated(pb.EvaluationResult(evaluation=4))
     lost = worker.call()
     worker.work.lost(Unreachable("no answer"), worker.now_s)
     assert worker.due_in_s == pytest.approx(RETRY_PAUSE_S)  # one renewal, not a lease time
@@ -60,10 +60,10 @@ def test_what_is_reported_while_a_call_is_under_way_waits_for_the_next() -> None
 def test_what_fails_or_is_judged_while_a_call_is_under_way_waits_for_the_next() -> None:
     worker = Worker().granted(0, 1)
     worker.work.failed(worker.take(), "no", worker.now_s)
-    worker.work.evaluated(pb.EvaluationGrant(evaluation=4), {})
+    worker.work.evaluated(pb.EvaluationResult(evaluation=4))
     under_way = worker.call()
     worker.work.failed(worker.take(), "neither", worker.now_s)
-    worker.work.evaluated(pb.EvaluationGrant(evaluation=8), {})
+    worker.work.evaluated(pb.EvaluationResult(evaluation=8))
     worker.answer(under_way)
     request = worker.call()
     assert ([f.step for f in request.failed], [e.evaluation for e in request.evaluated]) == ([1], [8])

@@ -207,7 +207,7 @@ def test_every_report_reaches_the_coordinator(coordinator: ScriptedCoordinator, 
     leasing.completed(pb.CompletedStep(step=0))
     leasing.failed(1, "bad")
     leasing.dropped(2)
-    leasing.evaluated(pb.EvaluationGrant(evaluation=9), {"loss": 1.0})
+    leasing.evaluated(pb.EvaluationResult(evaluation=9))
     coordinator.answer()
     request = coordinator.call()
     assert [c.step for c in request.completed] == [0]

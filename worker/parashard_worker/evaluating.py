@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from parashard.process.logs import log
 from parashard.store import open_store
 from parashard.store.arrays import to_bytes
 from parashard_worker.computing import Task, WrongResult
+from parashard_worker.leased import REASON_CHARACTERS_MAX
 from parashard_worker.leasing import Leasing
 
 Keep = Callable[[int, Mapping[str, Float32s]], str]
@@ -52,14 +54,19 @@ def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing
     weights = keep(grant.evaluation, pulled.variables) if grant.store else ""
     judged_steps = 0 if grant.for_round else min(pulled.versions) * task.steps.parts  # a version is a batch
     pulled.release()
-    leasing.evaluated(grant, metrics, weights=weights, judged_steps=judged_steps)
+    leasing.evaluated(result_of(grant, metrics=metrics, weights=weights, judged_steps=judged_steps))
+
+
+def result_of(grant: pb.EvaluationGrant, **outcome: Any) -> pb.EvaluationResult:
+    """Return the outcome of an evaluation of the weights that its grant names."""
+    return pb.EvaluationResult(evaluation=grant.evaluation, incarnations=grant.incarnations, **outcome)
 
 
 def _failed(grant: pb.EvaluationGrant, leasing: Leasing, error: BaseException) -> None:
     log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
     wrong = isinstance(error, WrongResult | WrongModel)  # by the shapes: a retry would fail, too
     kind = pb.FAILURE_KIND_WRONG_RESULT if wrong else pb.FAILURE_KIND_MODEL
-    leasing.evaluated(grant, {}, described(error), kind)
+    leasing.evaluated(result_of(grant, error=described(error)[:REASON_CHARACTERS_MAX], kind=kind))
 
 
 def keep_evaluated(

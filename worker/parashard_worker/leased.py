@@ -20,6 +20,7 @@ BATCH_TARGET_S = 0.25  # lease about as many steps as this long takes, so that a
 SMOOTHING = 0.2
 REPORTS_MAX = 4096  # completed steps in one call, as many as the coordinator takes
 REPORT_BYTES_MAX = 1 << 20  # of them
+REASON_CHARACTERS_MAX = 500  # of a failure
 UNSTORED_MAX = 16384  # reported steps that are kept for a new coordinator
 
 Work = pb.Grant | pb.EvaluationGrant
@@ -153,7 +154,7 @@ class LeasedWork:
     def failed(self, step: int, reason: str, now_s: float, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
         """Report a step that could not be computed."""
         self._end_work(step, now_s)
-        self._failed.append(pb.FailedStep(step=step, reason=reason[:500], kind=kind))
+        self._failed.append(pb.FailedStep(step=step, reason=reason[:REASON_CHARACTERS_MAX], kind=kind))
 
     def dropped(self, step: int, now_s: float) -> None:
         """Give a step back: it is in already, or must be leased again."""
@@ -165,33 +166,10 @@ class LeasedWork:
         self._queue = deque(work for work in self._queue if isinstance(work, pb.EvaluationGrant))
         self._ask_again = True
 
-    def evaluated(
-        self,
-        grant: pb.EvaluationGrant,
-        metrics: Mapping[str, float],
-        error: str = "",
-        kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED,
-        *,
-        weights: str = "",
-        judged_steps: int = 0,
-    ) -> None:
-        """Report the outcome of an evaluation of the weights that its grant names, their file, and the steps in them.
-
-        There is not always a file; in a job of rounds the grant says the steps.
-        """
-        number, judged = grant.evaluation, grant.incarnations
-        self._evaluating.discard(number)
-        self._evaluated.append(
-            pb.EvaluationResult(
-                evaluation=number,
-                incarnations=judged,
-                metrics=dict(metrics),
-                error=error[:500],
-                weights=weights,
-                judged_steps=judged_steps,
-                kind=kind,
-            )
-        )
+    def evaluated(self, result: pb.EvaluationResult) -> None:
+        """Report the outcome of an evaluation."""
+        self._evaluating.discard(result.evaluation)
+        self._evaluated.append(result)
         self._ask_again = True
 
     def evaluation_dropped(self, number: int) -> None:
@@ -363,5 +341,6 @@ class LeasedWork:
             self.failed(work.step, self.hung, now_s)
         else:
             self.hung = f"an evaluation {too_long}"
-            self.evaluated(work, {}, self.hung)
+            judged = work.incarnations
+            self.evaluated(pb.EvaluationResult(evaluation=work.evaluation, incarnations=judged, error=self.hung))
         self._leaving = True

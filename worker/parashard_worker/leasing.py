@@ -224,19 +224,10 @@ class Leasing:
         if self._tracer is not None:
             self._tracer.end_step(step, "dropped")
 
-    def evaluated(
-        self,
-        grant: pb.EvaluationGrant,
-        metrics: Mapping[str, float],
-        error: str = "",
-        kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED,
-        *,
-        weights: str = "",
-        judged_steps: int = 0,
-    ) -> None:
-        """Report the outcome of an evaluation, with the steps in the weights that were judged."""
+    def evaluated(self, result: pb.EvaluationResult) -> None:
+        """Report the outcome of an evaluation."""
         with self._changed:
-            self._work.evaluated(grant, metrics, error, kind, weights=weights, judged_steps=judged_steps)
+            self._work.evaluated(result)
             self._wake()
 
     def evaluation_dropped(self, number: int) -> None:

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from parashard_coordinator.core.calls import (
     LeaseAnswer,
     LeaseCall,
 )
-from parashard_coordinator.endpoints.service import completed_step, evaluation_grants
+from parashard_coordinator.endpoints.service import completed_step, evaluation_grants, evaluation_result
 from parashard_worker.leasing import Leasing, Work
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -176,23 +176,10 @@ class LocalLeasing(Leasing):
 
     gave_back = dropped
 
-    def evaluated(
-        self,
-        grant: pb.EvaluationGrant,
-        metrics: Mapping[str, float],
-        error: str = "",
-        kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED,
-        *,
-        weights: str = "",
-        judged_steps: int = 0,
-    ) -> None:
+    def evaluated(self, result: pb.EvaluationResult) -> None:
         """Report the outcome of an evaluation."""
         self._raise_interrupt()
-        self._evaluated.append(
-            EvaluationResult(
-                grant.evaluation, list(grant.incarnations), metrics, error, weights, judged_steps, FailureKind(kind)
-            )
-        )
+        self._evaluated.append(evaluation_result(result))
 
     def _raise_interrupt(self) -> None:
         """Raise a second Ctrl-C, which is no error of the model."""
