@@ -1,7 +1,6 @@
 """BackgroundRun: a run in a thread of this program, which goes on meanwhile.
 
-Owns its start, its end and what became of it. Knows no session and no function. Called by `parashard.api.cluster` and
-`parashard.api.coordinator`.
+Owns its start, its end and what became of it. Knows no session and no function.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Examples that have no indices, written once to a folder: `ps.cached`, and Parquet files by `ps.parquet`.
 
 What they return is given to `fit` like arrays; it is mapped from files, and may be larger than memory. A worker finds
-the folder written, and iterates nothing. Called by scripts.
+the folder written, and iterates nothing.
 """
 
 from __future__ import annotations

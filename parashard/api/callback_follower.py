@@ -3,8 +3,7 @@
 Owns the record that makes it so, `callbacks.json` in the run's folder: how far callbacks are, with their states. It is
 written before each call of a user's hook, and before the coordinator hears what was decided; where the disk is full,
 later. After a crash the next process continues after the call that was running. Implements rule P38 of
-docs/protocol.md. Called by `parashard.launch.running` or `parashard.api.in_process.training`, and by
-`parashard.api.fits` at the end.
+docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A worker is the script run again, so a function is found there by module and name; nothing of it is sent. A value is
 arrays and what JSON has; one file has one value: safetensors, in which the array `json` says how the others lie in it.
-Nothing is pickled. A file is whole or not there. Called by the coordinator's program and by its workers.
+Nothing is pickled. A file is whole or not there.
 """
 
 from __future__ import annotations

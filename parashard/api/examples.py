@@ -1,7 +1,7 @@
 """Examples by index, of whatever a script gives to its trainer.
 
 Owns the interface of what has examples, how each kind of data becomes that, and why others cannot. Imports no
-framework: data of one come with it. Called by `parashard.api.source` and `parashard.api.trainer`.
+framework: data of one come with it.
 """
 
 from __future__ import annotations

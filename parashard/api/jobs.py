@@ -1,7 +1,6 @@
 """The job that a call of a script makes of its arguments, and the check that a worker's call makes the same one.
 
-Owns the meaning of `batch_size`, `global_batch_size` and `gradient_accumulation`. Knows no process. Called by the
-trainer, the coordinator and the cluster of `parashard.api`.
+Owns the meaning of `batch_size`, `global_batch_size` and `gradient_accumulation`. Knows no process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Optimizers of PyTorch, Keras and optax: which one of parashard's each is, and for which variables.
 
 Knows of each framework how an optimizer of its is made, and imports none; what equals what is in
-`parashard.api.optimizer_table`. Called by `parashard.api.trainer`.
+`parashard.api.optimizer_table`.
 """
 
 from __future__ import annotations

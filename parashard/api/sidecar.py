@@ -1,7 +1,7 @@
 """SidecarEvaluator: judges the newest weights that `ModelCheckpoint` keeps in a folder, beside the training.
 
 Owns which file is judged when, and where the figures go. Knows no run and no coordinator: files alone say how far the
-training is, on whatever machine it goes on. Called by a user's script, in a process of its own.
+training is, on whatever machine it goes on.
 """
 
 from __future__ import annotations

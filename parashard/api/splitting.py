@@ -1,7 +1,7 @@
 """A step in pieces: its gradient, and whether loss and metrics of the parts of some examples make those of all.
 
 A loss or metric that is no mean over examples has figures that depend on the batch size; it is tried on a batch and on
-its halves. Knows no framework and no run. Called by `parashard.api.trained_model`.
+its halves. Knows no framework and no run.
 """
 
 from __future__ import annotations

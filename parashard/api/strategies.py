@@ -1,7 +1,7 @@
 """Strategies: on which processes and devices a trainer's steps are computed, and how far they may run apart.
 
 Owns what each is called with and what of a job file it stands for; `docs/python.md` compares them. Knows no model and
-starts nothing. Called by scripts and by `parashard.api.trainer`.
+starts nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the calls of users have in common: arguments that are refused, tracebacks without our lines, warnings at theirs.
 
-Knows no call. Called by `parashard.api.trainer`.
+Knows no call.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A push and a pull take the way that a worker's take, from `ShardClient` to `Shard`; between the two is a function call.
 Owns the order in which the run's records and the shard come up and are saved. Knows no model and no step's content.
-Called by `parashard.api.in_process.training`.
 """
 
 from __future__ import annotations
