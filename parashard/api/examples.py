@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,26 +19,16 @@ from parashard.data.base import BadExample, Examples, Field, Indices
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData, ConfigurationError
 
+Collate = Callable[[list[Any]], Any]
+
 
 class Indexed(Protocol):
-    """Examples by index.
+    """Examples by index."""
 
-    Attributes
-    ----------
-    batched : bool
-        An index is a whole batch.
-    varying : bool
-        Shapes may differ from batch to batch.
-    batch_size : int or None
-        What the data say themselves; None: nothing.
-    drop_last : bool
-        Whether they leave out a last batch that is shorter.
-    """
-
-    batched: bool
-    varying: bool
-    batch_size: int | None
-    drop_last: bool
+    batched: bool  # an index is a whole batch
+    varying: bool  # shapes may differ from batch to batch
+    batch_size: int | None  # what the data say themselves; None: nothing
+    drop_last: bool  # they leave out a last batch that is shorter
 
     def __len__(self) -> int: ...
 
@@ -134,8 +124,8 @@ def _dataset(data: Any, what: str, targets: Targets, *, inputs_only: bool) -> In
     if is_loader(data):
         data, batch_size, collate, drop_last = unwrapped(data, what)
     if collate is None and _has_tensors(data):
-        tensors = _of_tensors(data, what, batch_size, inputs_only=inputs_only)
-        tensors.drop_last = drop_last
+        tensors = ArrayExamples(tree_of(data.tensors[0], what)) if inputs_only else arrays_of(data.tensors, what)
+        tensors.batch_size, tensors.drop_last = batch_size, drop_last
         return tensors
     if _is_listed(data) or _is_dataset(data):
         items = DatasetExamples(data, what, targets, collate=collate, inputs_only=inputs_only, batch_size=batch_size)
@@ -170,12 +160,6 @@ def _has_tensors(dataset: Any) -> bool:
     return torch_data is not None and type(dataset) is torch_data.TensorDataset and len(dataset.tensors) in (2, 3)
 
 
-def _of_tensors(dataset: Any, what: str, batch_size: int | None, *, inputs_only: bool) -> ArrayExamples:
-    examples = ArrayExamples(tree_of(dataset.tensors[0], what)) if inputs_only else arrays_of(dataset.tensors, what)
-    examples.batch_size = batch_size
-    return examples
-
-
 def _is_listed(data: Any) -> bool:
     """Tell whether a list is one of examples, not of arrays."""
     return isinstance(data, list) and bool(data) and isinstance(data[0], tuple | Mapping)
@@ -193,26 +177,14 @@ def _check_py_dataset(base: Any, data: Any, what: str) -> None:
             )
 
 
-class Unwrapped(NamedTuple):
-    """What of a loader is used; `collate` is None where items are only stacked, `drop_last` of a shorter last batch."""
-
-    dataset: Any
-    batch_size: int
-    collate: Callable[[list[Any]], Any] | None
-    drop_last: bool
-
-
 def is_loader(data: Any) -> bool:
     """Tell whether something is a DataLoader of PyTorch."""
     loading = sys.modules.get("torch.utils.data")
     return loading is not None and isinstance(data, loading.DataLoader)
 
 
-def unwrapped(loader: Any, what: str) -> Unwrapped:
-    """Return what of a loader is used.
-
-    Raises BadData if its batches are not those of a job: each example of a dataset with a length once in each epoch.
-    """
+def unwrapped(loader: Any, what: str) -> tuple[Any, int, Collate | None, bool]:
+    """Return a loader's dataset, batch size, collate_fn if it does more than stack, and whether it drops the last."""
     torch_data: Any = sys.modules["torch.utils.data"]
     instead = "pass its dataset, with batch_size="
     if isinstance(loader.dataset, torch_data.IterableDataset):
@@ -234,4 +206,4 @@ def unwrapped(loader: Any, what: str) -> Unwrapped:
             f"epoch, in an order of its own: {instead}, or a torch.utils.data.Subset"
         )
     collate = None if loader.collate_fn is torch_data.default_collate else loader.collate_fn
-    return Unwrapped(loader.dataset, loader.batch_size, collate, bool(loader.drop_last))
+    return loader.dataset, loader.batch_size, collate, bool(loader.drop_last)

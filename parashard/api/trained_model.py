@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
@@ -60,10 +60,6 @@ class TrainedModel:
                 "a trainer's model is ps.torch.Model(Net, loss=...), ps.jax.Model, ps.keras.Model, ps.Sequential or an "
                 f"object with the methods {', '.join(METHODS)}; found "
                 f"{model.__name__ if isinstance(model, type) else type(model).__name__}"
-            )
-        if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
-            raise ConfigurationError(
-                f"seed is a whole number: what is random comes again in each process; found {seed!r}"
             )
         self.given = model
         self.training: Training | None = None

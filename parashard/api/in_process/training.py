@@ -8,8 +8,8 @@ which this process is the one worker, the one shard and the clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import threadpoolctl
@@ -74,7 +74,7 @@ def train(
         keep_origin(run.folder, run.loaded)
         write_durably(run.folder / JOB_FILE, as_toml(run.job).encode())
         sync_upwards(run.folder)
-        with interruption() as stop, _threads(strategy.threads):
+        with interruption() as stop, threadpoolctl.threadpool_limits(strategy.threads or None):
             return InProcessTraining(run, begun, call, view, follower, strategy, stop).run()
     except OSError as error:
         if disk_failed(error):
@@ -328,13 +328,3 @@ def _record(run: BegunRun, follower: CallbackFollower, *, resume: bool) -> JobRe
     if resume:
         job.started_anew()
     return job
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Compute with so many threads of BLAS and OpenMP in the block; 0: as many as the process has."""
-    if not number:
-        yield
-        return
-    with threadpoolctl.threadpool_limits(number):
-        yield
