@@ -53,7 +53,7 @@ class CallbackFollower:
         model: TellsMetrics | None = None,
         parts: int = 1,
     ) -> None:
-        self._callbacks = callbacks
+        self.callbacks = callbacks
         self._parts = parts
         self._model = model
         self._path = run_dir / STATE_FILE
@@ -72,31 +72,6 @@ class CallbackFollower:
         self._writes = BestEffort("records of callbacks", lambda text, over: say(text))
         callbacks.training.copy_weights = self._copy
 
-    @property
-    def decides(self) -> bool:
-        """Whether a callback may stop the run or change the learning rate."""
-        return self._callbacks.decides
-
-    @property
-    def ahead(self) -> int | None:
-        """How many milestones training may be ahead of callbacks; None: as many as can be kept."""
-        return self._callbacks.ahead
-
-    @property
-    def stores_evaluated(self) -> bool:
-        """Whether a callback uses the weights that were evaluated."""
-        return self._callbacks.uses_weights
-
-    @property
-    def learning_rate(self) -> float:
-        """The rate that callbacks have left, before the optimizer's schedule."""
-        return self._callbacks.training.learning_rate
-
-    @property
-    def wants_steps(self) -> bool:
-        """Whether a callback is told of every step."""
-        return self._callbacks.wants_steps
-
     def look(self, follow: Follow) -> None:
         """Ask what has happened, and call the callbacks."""
         if not self._begun:
@@ -112,17 +87,12 @@ class CallbackFollower:
             elif not reply.steps:
                 return
 
-    @property
-    def history(self) -> dict[str, list[float]]:
-        """The figures of every epoch so far."""
-        return self._callbacks.history.history
-
     def end(self) -> Path | None:
         """Call the callbacks' last hook; return the weights to go on with, if not the final ones."""
-        self._callbacks.end()
-        restored = self._callbacks.training.restored
+        self.callbacks.end()
+        restored = self.callbacks.training.restored
         path = self._bring(restored) if isinstance(restored, str) else restored
-        if self._callbacks.uses_weights:
+        if self.callbacks.uses_weights:
             with suppress(StoreFailed):
                 store = self._stored()
                 for name in store.names(EVALUATED):
@@ -132,7 +102,7 @@ class CallbackFollower:
 
     def _begin(self) -> None:
         """Begin, or go on from the record."""
-        earlier, callbacks, self._begun = self._earlier, self._callbacks, True
+        earlier, callbacks, self._begun = self._earlier, self.callbacks, True
         if earlier is None:
             self._fire(callbacks.begin)
             self._tell(Milestone(0))
@@ -154,7 +124,7 @@ class CallbackFollower:
             decision=self._decision.number,
             between=self._decision.between,
             planned=[pb.PlannedRate(epoch=epoch, learning_rate=rate) for epoch, rate in planned],
-            wants_steps=self._callbacks.wants_steps,
+            wants_steps=self.callbacks.wants_steps,
             steps_seen=self._steps_seen,
             coordinator=self._coordinator,
         )
@@ -176,18 +146,18 @@ class CallbackFollower:
         for end in new:
             self._steps.add(end.step)
         self._record()
-        return self._decided(self._fire(lambda: self._callbacks.steps_ended(new)))
+        return self._decided(self._fire(lambda: self.callbacks.steps_ended(new)))
 
     def _tell(self, milestone: Milestone) -> None:
         """Tell of a milestone."""
         self._telling = milestone
         self._record()
-        if milestone.metrics is not None and self._callbacks.uses_weights and not milestone.weights:
+        if milestone.metrics is not None and self.callbacks.uses_weights and not milestone.weights:
             after = f"{milestone.after_steps:,}"
             warnings.warn(f"the weights evaluated after step {after} could not be stored for callbacks", stacklevel=2)
-        self._decision = self._fire(lambda: self._callbacks.reached(milestone, self._record))
+        self._decision = self._fire(lambda: self.callbacks.reached(milestone, self._record))
         self._handled, self._telling, self._unsaved = milestone.after_steps, None, True
-        if self._record() and self._callbacks.uses_weights:
+        if self._record() and self.callbacks.uses_weights:
             self._forget_weights(milestone.after_steps)
 
     def _metrics_of(self, epoch: pb.EpochMetrics) -> dict[str, float]:
@@ -202,12 +172,12 @@ class CallbackFollower:
     def _record(self) -> bool:
         """Store how far callbacks are, durably; return whether that succeeded: a full disk stops no callback (P21)."""
         content = {
-            "callbacks": self._callbacks.names,
+            "callbacks": self.callbacks.names,
             "fired": self._handled,
             "telling": None if self._telling is None else self._telling._asdict(),
             "steps": list(self._steps.intervals()),
             "decision": self._decision._asdict(),
-            "state": self._fire(self._callbacks.state),
+            "state": self._fire(self.callbacks.state),
         }
         try:
             encoded = (json.dumps(content, default=float) + "\n").encode()
@@ -250,7 +220,7 @@ class CallbackFollower:
     def _forget_weights(self, up_to: int) -> None:
         """Delete the stored weights of handled evaluations but those that callbacks hold."""
         with suppress(StoreFailed):
-            store, held = self._stored(), self._callbacks.held_weights
+            store, held = self._stored(), self.callbacks.held_weights
             for name in store.names(EVALUATED):
                 if int(name.partition("-")[0]) <= up_to and f"{EVALUATED}/{name}" not in held:
                     store.delete(f"{EVALUATED}/{name}")

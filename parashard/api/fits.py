@@ -126,7 +126,7 @@ def _run(
     finally:
         view.close()
     variables = call.present.save_state_dict(run_dir)
-    weights, history = follower.end() or variables, follower.history
+    weights, history = follower.end() or variables, follower.callbacks.history.history
     if not quiet:
         say_end(History(report, run_dir, history))
     elif not_learned(report):
@@ -138,7 +138,7 @@ def _run(
         "history": history,
         "updates": updates_after(call.loaded.job, report["steps_total"]),
         "passes": call.loaded.job.steps(call.source.spec.examples).passes_after,
-        "learning_rate": follower.learning_rate,
+        "learning_rate": follower.callbacks.training.learning_rate,
     }
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.plan.intervals import IntervalSet
+
+if TYPE_CHECKING:
+    from parashard.callbacks.running import Callbacks
 
 Follow = Callable[[pb.FollowRequest], pb.FollowReply]
 """Asks the coordinator, once; the run's id is filled in."""
@@ -107,17 +110,7 @@ class CallbackFailed(Exception):
 class RunFollower(Protocol):
     """Follows a run, in the thread that supervises it."""
 
-    @property
-    def decides(self) -> bool:
-        """Whether a callback may stop the run or change the learning rate."""
-
-    @property
-    def ahead(self) -> int | None:
-        """How many milestones training may be ahead of callbacks; None: as many as can be kept."""
-
-    @property
-    def stores_evaluated(self) -> bool:
-        """Whether a callback uses the weights that were evaluated."""
+    callbacks: Callbacks
 
     def look(self, follow: Follow) -> None:
         """Ask what has happened, and act on it; called many times a second until the job is over.

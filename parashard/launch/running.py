@@ -129,9 +129,9 @@ class Running:
             return start
         return replace(
             start,
-            callbacks="decide" if self._follower.decides else "follow",
-            callbacks_ahead=self._follower.ahead,
-            store_evaluated=self._follower.stores_evaluated,
+            callbacks="decide" if self._follower.callbacks.decides else "follow",
+            callbacks_ahead=self._follower.callbacks.ahead,
+            store_evaluated=self._follower.callbacks.uses_weights,
         )
 
     def until_over(self) -> tuple[pb.JobState, str]:

@@ -143,7 +143,7 @@ class InProcessTraining:
             device = self._task.device
             worker = self._core.register_worker(NAME, device.fingerprint(), device.name, "", now_s)
             coordinator = LocalCoordinator(
-                self._lease, self._follow, self._look, self._is_over, self._follower.wants_steps
+                self._lease, self._follow, self._look, self._is_over, self._follower.callbacks.wants_steps
             )
             self._leasing = leasing = LocalLeasing(
                 coordinator, worker.name, worker.incarnation, self._round_steps, self._stop
@@ -196,7 +196,7 @@ class InProcessTraining:
     def _follow(self) -> bool:
         """Have the follower ask what has happened, if anything has; return whether callbacks have handled something."""
         job, progress = self._core.job, self._core.job.callback_progress
-        told = self._follower.wants_steps or job.state is not JobState.RUNNING
+        told = self._follower.callbacks.wants_steps or job.state is not JobState.RUNNING
         if not told and job.leases.lowest_incomplete < self._milestone:
             return False
         before = progress.handled
@@ -317,10 +317,9 @@ class InProcessTraining:
 
 def _record(run: BegunRun, follower: CallbackFollower, *, resume: bool) -> JobRecord:
     """Return the state of the job, with what the run has stored of it."""
-    callbacks = CallbackOptions(
-        followed=True, decide=follower.decides, ahead=follower.ahead, store_evaluated=follower.stores_evaluated
-    )
-    job = new_job_record(run.resolved, run.run_id, run.records.incarnation, callbacks)
+    callbacks = follower.callbacks
+    options = CallbackOptions(True, callbacks.decides, callbacks.ahead, callbacks.uses_weights)
+    job = new_job_record(run.resolved, run.run_id, run.records.incarnation, options)
     job.opened(run.resolved.summary(), run.resolved.warnings)
     saved = run.records.load_saved()
     if saved is not None:
