@@ -23,7 +23,6 @@ from parashard.api.strategies import InProcessStrategy, TPUStrategy
 from parashard.display.live import JobView, NoView
 from parashard.errors import JobFailed, ParashardError, RetryLater, StoreFailed
 from parashard.figures import count
-from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
 from parashard.launch.run_control import CallbackFailed
 from parashard.launch.run_folders import keep_origin, read_report
@@ -47,11 +46,10 @@ from parashard_coordinator.endpoints.service import follow_call, follow_reply
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
-from parashard_worker.computing import Task
 from parashard_worker.device import open_device
 from parashard_worker.evaluating import keep_evaluated
+from parashard_worker.loading import task_of
 from parashard_worker.loop import StepLoop
-from parashard_worker.round_weights import round_weights
 
 NAME = "fit"
 LOOK_S = 0.25  # between two looks at time: the view, checkpoints
@@ -106,18 +104,7 @@ class InProcessTraining:
         self._stop = stop
         self._round_steps = job.consistency.policy.bound
         device = open_device(job.cluster.device, NAME)
-        self._task = Task(
-            model=call.model,
-            source=call.source,
-            steps=resolved.steps,
-            plan=resolved.plan,
-            device=device,
-            clip_norm=job.optimizer.clip_norm,
-            variable_clip_norm=job.optimizer.variable_clip_norm,
-            round_steps=self._round_steps,
-            tables={table.name: table for table in tables_of(job)},
-            weights=round_weights(job, resolved.steps, call.source, call.model),
-        )
+        self._task = task_of(job, resolved.steps, resolved.plan, call.model, call.source, device)
         self._sharded: ShardedSteps | None = None
         if isinstance(strategy, TPUStrategy):
             from parashard.api.in_process.sharded import ShardedSteps
