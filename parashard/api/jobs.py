@@ -327,7 +327,7 @@ def write_job_file(
     built = build_model(job.model, source.spec, job.job.seed, path.absolute().parent, embedding_tables(job))
     check_looks_up(built, {one.name: one for one in embedding_tables(job)})
     found = built.initial_variables()
-    theirs, own = _shapes(found), _shapes(variables)
+    theirs, own = shapes_of(found), shapes_of(variables)
     for name in sorted(own.keys() | theirs.keys()):
         if own.get(name) != theirs.get(name):
             raise ConfigurationError(
@@ -340,5 +340,6 @@ def write_job_file(
         raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _shapes(variables: Mapping[str, Initial]) -> dict[str, tuple[int, ...]]:
+def shapes_of(variables: Mapping[str, Initial]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what a model starts from, by name."""
     return {name: parts_of(name, value)[0].shape for name, value in variables.items()}

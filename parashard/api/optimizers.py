@@ -29,6 +29,10 @@ class Group:
     learning_rate_factor: float
     decay: bool
 
+    def named(self, own: Mapping[int, str]) -> Sequence[str]:
+        """Return the names of its parameters, which the model may know by their `id`; "": it does not."""
+        return self.names or [own.get(id(parameter), "") for parameter in self.parameters]
+
 
 @dataclass(frozen=True)
 class Mapped:
@@ -131,8 +135,7 @@ def variable_settings(
     """Return a job's `[variables]` by the groups; trained ones in no group are frozen, as PyTorch leaves them alone."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
-        named = group.names or [names.get(id(parameter), "") for parameter in group.parameters]
-        found |= dict.fromkeys(named, _settings(group))
+        found |= dict.fromkeys(group.named(names), _settings(group))
     if not found.keys() <= {*trained, *frozen}:
         uniform = len(groups) == 1 and len(groups[0].parameters) == len(trained)
         if uniform:  # of another copy of the module, which has as many

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from parashard.api.examples import indexed, of_the_data
-from parashard.api.jobs import checked_size
+from parashard.api.jobs import checked_size, shapes_of
 from parashard.api.trained_model import figures_over
 from parashard.api.trained_state import check_without_tables
 from parashard.api.trainer import EXAMPLES_AT_ONCE
@@ -28,7 +28,6 @@ from parashard.callbacks.files import SUFFIX, TensorBoard
 from parashard.display.live import console_for
 from parashard.errors import BadData, ConfigurationError
 from parashard.models.base import FrameworkModel, Model
-from parashard.models.declaration import parts_of
 from parashard.plan.variables import Float32s, as_imported
 from parashard.process.run_files import short_path
 from parashard.store.arrays import from_bytes
@@ -128,7 +127,9 @@ class SidecarEvaluator:
         self._csv_path = None if csv_path is None else Path(csv_path)
         self._board = None if log_dir is None else TensorBoard(log_dir)
         self._address = None if metrics_address is None else _host_and_port(metrics_address)
-        self._shapes = self._declared()
+        if isinstance(model, FrameworkModel):
+            model.seed(0)
+        self._shapes = shapes_of(model.initial_variables())
         self._judged: WeightsFile | None = None
         self.evaluations = 0
         """How many there were."""
@@ -221,12 +222,6 @@ class SidecarEvaluator:
                     f"{_shape(self._shapes.get(name))} in the model"
                 )
         return values
-
-    def _declared(self) -> dict[str, tuple[int, ...]]:
-        if isinstance(self._model, FrameworkModel):
-            self._model.seed(0)
-        declared = self._model.initial_variables().items()
-        return {name: tuple(parts_of(name, value)[0].shape) for name, value in declared}
 
     # --- where figures go ---
 

@@ -148,13 +148,8 @@ class TrainedModel:
     def named_groups(self, optimizer: Mapped) -> list[tuple[Sequence[str], float, bool]]:
         """Return the groups of an optimizer of PyTorch by names of parameters; empty: it has none, or one of all."""
         names: Mapping[int, str] = getattr(self.given, "parameter_names", dict)()
-        found = [
-            (group.names or [names.get(id(parameter), "") for parameter in group.parameters], group)
-            for group in optimizer.groups
-        ]
-        if any("" in of_group for of_group, _ in found):
-            return []
-        return [(of_group, group.learning_rate_factor, group.decay) for of_group, group in found]
+        found = [(group.named(names), group.learning_rate_factor, group.decay) for group in optimizer.groups]
+        return [] if any("" in named for named, _, _ in found) else found
 
     def computing(self, source: DataSource, gradient_accumulation: int) -> Model:
         """Return the model as a worker computes the steps of these data with it."""
