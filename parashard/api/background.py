@@ -145,8 +145,9 @@ class BackgroundRun:
             return as_imported(read_arrays(self.run_dir / WEIGHTS_FILE))
         credentials = self._begins.credentials
         where = str(self.run_dir)
-        coordinator = CoordinatorClient(find_coordinator(where), where=where, credentials=credentials)
-        try:
+        with ExitStack() as until_read:
+            coordinator = CoordinatorClient(find_coordinator(where), where=where, credentials=credentials)
+            until_read.callback(coordinator.close)
             reply = coordinator.get_job()
             job = job_from_toml(reply.job_toml)
             coordinator.retry_budget_s = job.cluster.retry_budget_s
@@ -159,20 +160,16 @@ class BackgroundRun:
                 look=lambda: view_from(coordinator.get_view(reply.run_id)),
                 connect=connect_by(job.cluster.transport, credentials),
             )
-            try:
-                client.use(coordinator.patiently(lambda: view_from(coordinator.get_view(reply.run_id))))
-                deadline_s = time.monotonic() + timeout_s
-                while min((pulled := client.pull()).versions) < steps:
-                    self.check()
-                    if time.monotonic() > deadline_s:
-                        raise TimeoutError(f"after {timeout_s:g} s a shard that was killed has not all steps again")
-                    pulled.release()
-                    time.sleep(AGAIN_S)
-                return {name: np.array(values) for name, values in pulled.variables.items()}
-            finally:
-                client.close()
-        finally:
-            coordinator.close()
+            until_read.callback(client.close)
+            client.use(coordinator.patiently(lambda: view_from(coordinator.get_view(reply.run_id))))
+            deadline_s = time.monotonic() + timeout_s
+            while min((pulled := client.pull()).versions) < steps:
+                self.check()
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(f"after {timeout_s:g} s a shard that was killed has not all steps again")
+                pulled.release()
+                time.sleep(AGAIN_S)
+            return {name: np.array(values) for name, values in pulled.variables.items()}
 
     def table(self, name: str, tables: Mapping[str, EmbeddingTable]) -> tuple[Keys, Float32s]:
         """Return all keys of a table, ascending, and their rows, from the last checkpoint of a job that is done."""
