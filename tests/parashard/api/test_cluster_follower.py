@@ -112,7 +112,7 @@ def test_rates_that_are_known_in_advance_are_told_until_a_coordinator_answers(tm
     it.look(follow)
     planned = [[(one.epoch, one.learning_rate) for one in request.planned] for request in coordinator.requests]
     assert planned == [[(epoch, 0.5**epoch) for epoch in range(1, 9)]] * 2 + [[]] * 2
-    assert (it.decides, it.ahead, it.stores_evaluated) == (True, None, False)
+    assert (it.callbacks.decides, it.callbacks.ahead, it.callbacks.uses_weights) == (True, None, False)
 
 
 def test_callbacks_hear_of_batches_where_a_batch_is_several_steps(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_callbacks_hear_of_batches_where_a_batch_is_several_steps(tmp_path: Path
     it.look(coordinator.follow)
     assert heard == [0, 1, 1, 0, 0]
     assert json.loads((tmp_path / STATE_FILE).read_text())["steps"] == [[0, 5]]
-    assert it.history["val_steps"] == [4]
+    assert it.callbacks.history.history["val_steps"] == [4]
 
 
 def test_the_record_goes_before_the_effect_and_the_decision_after_it(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_after_a_crash_built_in_callbacks_hear_the_whole_event_with_the_figures_
         follower_of(tmp_path, [LambdaCallback(on_epoch_end=crash)]).look(Coordinator(2).follow)
     again = follower_of(tmp_path, [LambdaCallback()], resume=True)
     again.look(Coordinator(0).follow)  # before its coordinator has got so far again
-    assert again.history == {"loss": [0.5, 0.5]}
+    assert again.callbacks.history.history == {"loss": [0.5, 0.5]}
 
 
 def test_a_record_of_an_earlier_version_is_gone_on_from(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_record_of_an_earlier_version_is_gone_on_from(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_text(json.dumps(earlier))
     it, coordinator = follower_of(tmp_path, [Halving()], resume=True), Coordinator(2)
     it.look(coordinator.follow)
-    assert it.history == {"loss": [0.25, 0.5]}
+    assert it.callbacks.history.history == {"loss": [0.25, 0.5]}
     assert coordinator.decided == [(4, 0.5), (8, 0.25)]
 
 
