@@ -118,17 +118,19 @@ class DatasetExamples:
         items = [self._got(index) for index in indices]
         if self._collate is None:
             named = zip(indices, items, strict=True)
-            batches = [self._arrays(item, f"{self._what}: batch {index}") for index, item in named]
-            joined: Examples = map_leaves(lambda *arrays: np.concatenate(arrays), *batches)
-            return joined if batches[1:] else batches[0]
+            batches = [self._as_batch(item, f"{self._what}: batch {index}") for index, item in named]
+            joined: Examples = batches[0]
+            if batches[1:]:
+                joined = map_leaves(lambda *arrays: np.concatenate(arrays), *batches)
+            return joined
         try:
             batch = self._collate(items)
         except Exception as error:
             shown = ", ".join(map(str, indices[:SAMPLED]))
             raise BadExample(f"{self._what}: collate_fn of examples {shown}: {named_with_line(error)}") from error
-        return self._arrays(batch, f"{self._what}: what collate_fn returned")
+        return self._as_batch(batch, f"{self._what}: what collate_fn returned")
 
-    def _arrays(self, batch: Any, where: str) -> Examples:
+    def _as_batch(self, batch: Any, where: str) -> Examples:
         return _arrays(_parts(batch, where, self._targets, inputs_only=self._inputs_only), where)
 
     def _got(self, index: int) -> Any:
