@@ -21,7 +21,6 @@ from parashard.api.fits import FitBackend, FitCall
 from parashard.api.jobs import check_same_call, check_same_job, check_same_model
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import THREADS, ClusterStrategy, InProcessStrategy, Strategy
-from parashard.api.user_calls import warn
 from parashard.data.base import DataSource, DataSpec, Examples, Indices, any_thread, examples_of
 from parashard.data.tree import rows_of
 from parashard.display.live import JobView
@@ -32,7 +31,7 @@ from parashard.launch.run import INTERRUPTED, run_job
 from parashard.launch.runs import Run, job_credentials
 from parashard.launch.thread_child import ThreadChild
 from parashard.models.base import for_thread
-from parashard.models.user_errors import named_with_line
+from parashard.models.user_errors import named_with_line, warn
 from parashard.plan.steps import parts_of_batch
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.compute_threads import threads_for

@@ -1,4 +1,4 @@
-"""Examples by index, of whatever a script gives to its trainer.
+"""What a script gives to the calls of its trainer: examples by index, and arguments that a call does not have.
 
 Owns the interface of what has examples, how each kind of data becomes that, and why others cannot. Imports no
 framework: data of one come with it.
@@ -6,8 +6,9 @@ framework: data of one come with it.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -20,6 +21,38 @@ from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData, ConfigurationError
 
 Collate = Callable[[list[Any]], Any]
+_EVALUATION = 'the Trainer has settings={"evaluation.every_epochs": ...}'
+_ELSEWHERE = {
+    "validation_freq": _EVALUATION,
+    "check_val_every_n_epoch": _EVALUATION,
+    "val_check_interval": f"{_EVALUATION}, a fraction of an epoch, too",
+    "validation_batch_size": "an evaluation's figures do not depend on it",
+    "workers": "ps.ParameterServerStrategy(workers=...) has it",
+    "optimizer": "the Trainer has it",
+    "max_epochs": "it is epochs= of fit",
+    "max_steps": "steps_per_epoch= times epochs= of fit is as many",
+    "limit_train_batches": "it is steps_per_epoch= of fit",
+    "limit_val_batches": "it is validation_steps= of fit",
+    "fast_dev_run": "fit has epochs=1, steps_per_epoch= and validation_steps=",
+    "accumulate_grad_batches": "it is gradient_accumulation= of fit",
+    "gradient_clip_val": "it is clip_norm= of the optimizer, such as ps.Adam(1e-3, clip_norm=1.0)",
+    "gradient_clip_algorithm": "the optimizer has clip_norm= and clip_value=",
+    "ckpt_path": "resume=True goes on with this script's newest run",
+    "train_dataloaders": "it is the first argument",
+    "val_dataloaders": "it is validation_data= of fit",
+    "precision": "ps.torch.Model has autocast=",
+    "accelerator": "a strategy has device= or devices=",
+    "devices": "a strategy has workers= or devices=",
+    "logger": "fit has callbacks=[ps.callbacks.CSVLogger(...)], or TensorBoard",
+    "default_root_dir": "runs are in the folder runs of the working directory",
+    "loss": "the model has it: ps.torch.Model(net, loss=...)",
+    "metrics": "the model has it: ps.torch.Model(net, loss=..., metrics=[...])",
+    "lr": "the optimizer has it: ps.Adam(1e-3)",
+    "dataloaders": "it is the first argument",
+    "steps": "all examples are judged; give fewer of them",
+    "callbacks": "fit has them",
+}
+"""What is elsewhere that users of Keras and Lightning look for."""
 
 
 class Indexed(Protocol):
@@ -207,3 +240,33 @@ def unwrapped(loader: Any, what: str) -> tuple[Any, int, Collate | None, bool]:
         )
     collate = None if loader.collate_fn is torch_data.default_collate else loader.collate_fn
     return loader.dataset, loader.batch_size, collate, bool(loader.drop_last)
+
+
+# --- arguments ---
+
+
+def one_data(call: str, data: Any, y: Any, apart: Sequence[object], others: dict[str, Any]) -> Any:
+    """Return the data of a call, which may have inputs and targets apart, as Keras has them: call(x, y)."""
+    if "x" in others:
+        if data is not None:
+            raise ConfigurationError(f"{call} was given its data twice: as the first argument and as x=")
+        data = others.pop("x")
+    if apart:
+        raise ConfigurationError(f"{call} takes the data as {call}(x, y) or {call}((x, y)), and all else by name")
+    if data is None:
+        raise ConfigurationError(f"{call} needs data: {call}(x, y), {call}((x, y)) or a dataset")
+    return data if y is None else (data, y)
+
+
+def check_none(call: Callable[..., Any], others: Mapping[str, object], fit: Callable[..., Any] | None = None) -> None:
+    """Refuse arguments that a call has not; `fit` has some of those that are missed."""
+    for name in others:
+        allowed = _parameters(call)
+        hint = _ELSEWHERE.get(name, "fit has it" if fit is not None and name in _parameters(fit) else "")
+        raise ConfigurationError(
+            f"{call.__name__} has no {name}=; {f'{hint}; ' if hint else ''}allowed: {', '.join(allowed)}"
+        )
+
+
+def _parameters(call: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(call).parameters if name not in ("self", "apart", "others")]

@@ -19,7 +19,6 @@ from parashard.api.jobs import different_key
 from parashard.api.script import SCRIPT, raise_again
 from parashard.api.trained_model import TrainedModel
 from parashard.api.trained_state import TrainedOptimizer, updates_after
-from parashard.api.user_calls import warn
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.running import Callbacks
 from parashard.data.base import DataSource
@@ -44,6 +43,7 @@ from parashard.launch.runs import Run
 from parashard.models.base import Model, TellsMetrics
 from parashard.models.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, declare
 from parashard.models.framework import kept_generators
+from parashard.models.user_errors import warn
 from parashard.process.run_files import CALLS_FILE, JOB_FILE, ORIGIN_FILE, PROGRAM_FILE, short_path
 from parashard.store import open_store
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard.api.user_calls import warn
 from parashard.data.base import Array, Batch, Indices
 from parashard.data.tree import leaves, map_leaves, rows_of
 from parashard.errors import ConfigurationError
@@ -24,6 +23,7 @@ from parashard.models.declaration import parts_of
 from parashard.models.evaluation import Totals, no_means
 from parashard.models.framework import host_array
 from parashard.models.looking_up import placed
+from parashard.models.user_errors import warn
 from parashard.plan.embedding import Keys
 from parashard.plan.state import COUNTER, SUM
 from parashard.plan.steps import StepPlan

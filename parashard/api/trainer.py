@@ -15,7 +15,7 @@ import numpy as np
 
 from parashard.api.backends import backend_of
 from parashard.api.code import Code
-from parashard.api.examples import check_all, indexed, indexed_inputs, of_the_data
+from parashard.api.examples import check_all, check_none, indexed, indexed_inputs, of_the_data, one_data
 from parashard.api.fits import FitCall, History, Resumed, answered, resumed, run_fit
 from parashard.api.jobs import (
     checked_strategy,
@@ -33,7 +33,6 @@ from parashard.api.source import source_of
 from parashard.api.strategies import Strategy
 from parashard.api.trained_model import TrainedModel
 from parashard.api.trained_state import check_callbacks, trained_optimizer
-from parashard.api.user_calls import check_none, one_data, trim_traceback
 from parashard.callbacks.base import Callback
 from parashard.callbacks.files import BackupAndRestore
 from parashard.callbacks.running import checked, listed
@@ -43,6 +42,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.sections import job_name_from
 from parashard.launch.run_folders import as_begun
 from parashard.models.base import Model
+from parashard.models.user_errors import trim_traceback
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.schedules import Schedule
 from parashard.process.run_files import WEIGHTS_FILE

@@ -1,4 +1,4 @@
-"""The line of the user's own code that raised an error, as text.
+"""Errors as users see them: with the line of their own code that raised one, and without our frames.
 
 Not the user's are this package and the services, the standard library and installed libraries.
 """
@@ -13,13 +13,17 @@ import re
 import sys
 import sysconfig
 import traceback
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from parashard.errors import ParashardError
 from parashard.process.run_files import short_path
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 _HEADING = "Exception encountered when calling"
 """How a message of Keras begins that says in its next line what the matter is."""
 _WITHIN = "Traceback (most recent call last):"
@@ -81,6 +85,28 @@ def with_users_lines(error: BaseException) -> BaseException:
         cause.__traceback__ = kept
         cause = cause.__cause__
     return error.with_traceback(None)
+
+
+def warn(text: str) -> None:
+    """Warn the user, at the line that made the call."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "parashard":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, UserWarning, stacklevel=level)
+
+
+def trim_traceback(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Return a call whose expected errors are raised without internal frames; their causes keep the user's lines."""
+
+    @functools.wraps(call)
+    def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return call(*args, **kwargs)
+        except ParashardError as error:
+            failure = with_users_lines(error)
+        raise failure
+
+    return called
 
 
 def _named(error: BaseException) -> str:

@@ -383,7 +383,7 @@ def test_a_mistake_has_no_traceback_of_what_is_beneath_and_its_cause_the_users_l
     assert isinstance(cause, KeyError)
     for error in (caught.value, cause):
         files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
-        assert files <= {"test_trainer.py", "user_calls.py"}
+        assert files <= {"test_trainer.py", "user_errors.py"}
     assert "test_trainer.py" in {Path(frame.filename).name for frame in traceback.extract_tb(cause.__traceback__)}
 
 
