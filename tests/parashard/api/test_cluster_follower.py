@@ -273,4 +273,4 @@ def test_evaluated_weights_are_copied_and_then_forgotten(tmp_path: Path) -> None
         assert store.names("evaluated") == ["000000000008-cd.safetensors"]
         it.end()
         assert store.names("evaluated") == []
-        assert (it.decides, it.ahead, it.stores_evaluated) == (True, 0, True)
+        assert (running.decides, running.ahead, running.uses_weights) == (True, 0, True)

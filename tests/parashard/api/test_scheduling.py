@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from parashard.api import coordinator as coordinator_module
-from parashard.api import script
 from parashard.api.calls import CALLS, Calls, function
 from parashard.api.coordinator import ERRORS_MAX, Coordinator, FunctionFailed, RemoteValue
 from parashard.errors import ConfigurationError
@@ -41,8 +40,8 @@ class Script:
     job_name = "train"
 
     @contextmanager
-    def call(self, kind: str) -> Iterator[script.ScriptCall]:
-        yield script.ScriptCall({})
+    def call(self, kind: str) -> Iterator[dict[str, Any]]:
+        yield {}
 
 
 class Run:
