@@ -1,8 +1,8 @@
 """A shard's weights in memory that other processes of its host may read while the shard updates them.
 
 Owns the layout of that memory, its creation by the shard and its reading by the worker. Knows no socket: the descriptor
-travels by `parashard.transports.shm` and `parashard_server.serving.shm_service`. `parashard_server.state.storage` moves
-what lies here.
+travels by `parashard.transports.shm` and `parashard_server.serving.stream_services`. `parashard_server.state.storage`
+moves what lies here.
 
 The layout:
 

@@ -3,7 +3,7 @@
 A push is one copy, from the caller's arrays into the connection's slot, where the shard uses it as it lies. A pull is
 one copy, out of the shard's own weights, which the shard may move meanwhile: `parashard.transports.shared_weights`
 knows how that is made sure of. Where a partition moves too often, or the shard must know what was pulled, the shard
-copies to the slot under its own lock. The other end is `parashard_server.serving.shm_service`.
+copies to the slot under its own lock. The other end is `parashard_server.serving.stream_services`.
 
 The memory is the shard's, in both senses: its descriptors come with WELCOME, and it goes with its last user.
 """

@@ -1,7 +1,7 @@
 """The TCP transport: pushes and pulls without a copy between the arrays and the kernel's socket buffers.
 
-Owns the dialogue on the client's side; `parashard_server.serving.tcp_service` has the other. Knows no plan, no step and
-no retry. Checks what a shard says before a byte of it is written anywhere.
+Owns the dialogue on the client's side; `parashard_server.serving.stream_services` has the other. Knows no plan, no step
+and no retry. Checks what a shard says before a byte of it is written anywhere.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 
 
 class FakePlane:
-    """See `parashard_server.serving.session.Plane`. Requests take turns, as they do at a shard's lock.
+    """Stands for a `RequestHandler`. Requests take turns, as they do at a shard's lock.
 
     Parameters
     ----------

@@ -22,9 +22,8 @@ from parashard.serving.live_shard import Ask
 from parashard.serving.shard_watcher import ShardPlace, ShardWatcher
 from parashard.serving.versions import PublishedShard
 from parashard_server.core.shard import Shard
-from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.live_reads import LiveReads
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.serving.shard_host import AdmissionLock, ShardHost
 from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from support.in_process import RUN, SEED, push_for, shard_of, variables_of
 from support.serving_cases import keys_of_shard

@@ -16,10 +16,10 @@ from parashard.protocol.messages import PullRun, Push, PushResult, Slice
 from parashard.transports.base import ShardAddress
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.shm import ShmTransport
-from parashard_server.serving.local_socket import LocalSocket
-from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.shm_service import ShmService, Slots
+from parashard_server.serving.listeners import LocalSocket
+from parashard_server.serving.push_memory import PushMemory, Slots
 from parashard_server.serving.stream_server import StreamServer
+from parashard_server.serving.stream_services import ShmService
 from support.fake_plane import GREETING, TARGET, FakePlane
 from support.waiting import DEADLINE_S
 

@@ -28,11 +28,10 @@ from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.shm import ShmTransport
 from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.grpc_service import ShardService
-from parashard_server.serving.local_socket import LocalSocket
-from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.shm_service import ShmService, Slots
+from parashard_server.serving.listeners import LocalSocket
+from parashard_server.serving.push_memory import PushMemory, Slots
 from parashard_server.serving.stream_server import StreamServer
-from parashard_server.serving.tcp_service import TcpService
+from parashard_server.serving.stream_services import ShmService, TcpService
 from support.fake_plane import TARGET, FakePlane
 
 BUDGET_BYTES = 1 << 30

@@ -37,10 +37,9 @@ from parashard_coordinator.shards import ShardRecord, record_of
 from parashard_server.build import ShardBuilder
 from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle
-from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import inspection
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.serving.shard_host import AdmissionLock, ShardHost
 
 NO_ROWS = PulledRows(NO_TABLES)
 TURN_S = 60.0  # most that a request waits for a partition to be copied for a checkpoint

@@ -3,18 +3,22 @@
 Owns the buffers that TCP and gRPC receive pushes into; slots of shared memory and gRPC's single messages are only
 counted. A buffer that is used again costs nothing, while the kernel clears each fresh page, which takes longer than to
 receive it (docs/decisions/0013-three-transports-one-seam.md). Thread-safe. Made by `parashard_server.build`, one for a
-process, for all incarnations of its shard. Implements rule P19 of docs/protocol.md.
+process, for all incarnations of its shard; `Slots` are made within it. Implements rule P19 of docs/protocol.md.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from parashard.errors import QueueFull
 from parashard.job.sections import received_bytes
+from parashard.transports import memory
+from parashard.transports.memory import Bytes
 
 
 class PushMemory:
@@ -121,3 +125,78 @@ class PushMemory:
         """Return kept buffers to the kernel, the least recently used first, until the rest fits the free budget."""
         while self._kept and self.kept_bytes + self.held_bytes > self.total_bytes:
             self.kept_bytes -= len(self._kept.pop(0))  # unmapped with the last reference
+
+
+class Slots:
+    """The memory that connections push through, within the shard's budget.
+
+    A slot is held for as long as its connection, so two things are left to others. Invariants: all slots together leave
+    `left_bytes` of the budget, so that a push which comes another way never waits for a connection to end; a worker's
+    second slot leaves room for the first of every worker that has none yet, which would else go another way for as long
+    as this incarnation of the shard.
+
+    Parameters
+    ----------
+    memory : PushMemory
+        Where slots are counted.
+    left_bytes : int
+        What they leave: the largest push that comes another way.
+    workers : int
+        How many workers the job has.
+    """
+
+    def __init__(self, memory: PushMemory, *, left_bytes: int = 0, workers: int = 1) -> None:
+        self._memory = memory
+        self._left_bytes = left_bytes
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._holders: Counter[str] = Counter()
+        self.held_bytes = 0
+        """Bytes of the slots in use."""
+
+    @contextmanager
+    def take(self, size_bytes: int, worker: str) -> Iterator[tuple[int, Bytes]]:
+        """Lend a worker a new slot, as a descriptor and mapped; it ends with the context, if no view of it is left.
+
+        Raises QueueFull if too little of the budget is left, or the system has no memory; nothing is reserved.
+        """
+        with self._held(size_bytes, worker), self._memory.lent(size_bytes):
+            descriptor, slot = _created(size_bytes)
+            try:
+                yield descriptor, slot
+            finally:
+                del slot  # its memory goes with its last view, and this frame may live as long as an error
+                os.close(descriptor)
+
+    @contextmanager
+    def _held(self, size_bytes: int, worker: str) -> Iterator[None]:
+        with self._lock:
+            awaited = max(0, self._workers - len(self._holders)) if worker in self._holders else 0
+            most_bytes = max(0, self._memory.total_bytes - self._left_bytes - awaited * size_bytes)
+            if self.held_bytes + size_bytes > most_bytes:
+                raise QueueFull(
+                    f"connections over shared memory hold {self.held_bytes} bytes; another {size_bytes} would pass "
+                    f"{most_bytes}, what others leave them of cluster.queue_bytes"
+                )
+            self._holders[worker] += 1
+            self.held_bytes += size_bytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.held_bytes -= size_bytes
+                self._holders -= Counter([worker])
+
+
+def _created(size_bytes: int) -> tuple[int, Bytes]:
+    """Return a new slot, sealed, as a descriptor that is the caller's and mapped."""
+    try:
+        descriptor = memory.create("parashard-slot", size_bytes)
+        try:
+            memory.seal(descriptor, writable=True)
+            return descriptor, memory.mapped(descriptor, writable=True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise QueueFull(f"this machine gives no memory for a slot of {size_bytes} bytes: {error}") from None

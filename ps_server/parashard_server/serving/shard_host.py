@@ -1,23 +1,91 @@
-"""ShardHost: the shard that this process serves, and the lock that one call at a time holds while it uses the shard.
+"""ShardHost: the shard that this process serves, and the bounded lock that one call at a time holds while it uses it.
 
-Owns the lock, the replacement of the shard between requests, and what follows each request. Knows no
-checkpoints. Requests come by `parashard_server.serving.request_handler`; saving, restoring and inspection run their own
-calls.
+The threads of all transports take the lock in turn; the queue for it is bounded in length and in time. An error that is
+not one of ours ends the process at once: the weights may be half changed, so no one may see or save them. The shard is
+replaced between requests.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from parashard.errors import QueueFull
+from parashard.errors import ParashardError, QueueFull
+from parashard.process.logs import log
 from parashard_server.core.shard import Shard
-from parashard_server.serving.admission_lock import AdmissionLock
 
 _Result = TypeVar("_Result")
 TURN_S = 5.0
+BROKEN_EXIT_CODE = 70  # sysexits.h: internal software error
+
+
+def end_process(error: BaseException) -> None:
+    """Log a broken invariant and end the process without a checkpoint."""
+    try:
+        log.critical("shard-broke", error=repr(error), exc_info=error)
+    finally:
+        os._exit(BROKEN_EXIT_CODE)  # even if the log cannot be written
+
+
+class AdmissionLock:
+    """A mutual-exclusion lock that at most `waiting_max` calls hold or wait for; one more is answered QueueFull.
+
+    `broken` is called with an error that is not a ParashardError, while the lock is still held.
+    """
+
+    def __init__(
+        self,
+        waiting_max: int,
+        broken: Callable[[BaseException], None] = end_process,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._waiting_max = waiting_max
+        self._broken = broken
+        self._clock = clock
+        self._counting = threading.Lock()
+        self._present = 0  # calls that hold the lock or wait for it; <= waiting_max
+        self._busy_s = 0.0  # of the finished spans with `_present` > 0
+        self._busy_since_s = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which some call held the lock or waited for it."""
+        with self._counting:
+            return self._busy_s + (self._clock() - self._busy_since_s if self._present else 0.0)
+
+    @contextmanager
+    def held(self, timeout_s: float) -> Iterator[None]:
+        """Hold the lock for a `with` block. Raises QueueFull if the queue is full, or the lock is not free in time."""
+        with self._counting:
+            if self._present >= self._waiting_max:
+                raise QueueFull(f"{self._waiting_max} requests are waiting for this shard already")
+            if not self._present:
+                self._busy_since_s = self._clock()
+            self._present += 1
+        acquired = False
+        try:
+            acquired = self._lock.acquire(timeout=timeout_s)
+            if not acquired:
+                raise QueueFull(f"this shard was busy for {timeout_s:.1f} s")
+            yield
+        except ParashardError:
+            raise
+        except BaseException as error:
+            if acquired:
+                self._broken(error)
+            raise
+        finally:
+            if acquired:
+                self._lock.release()
+            with self._counting:
+                self._present -= 1
+                if not self._present:
+                    self._busy_s += self._clock() - self._busy_since_s
 
 
 class ShardHost:

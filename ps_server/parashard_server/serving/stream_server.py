@@ -1,7 +1,7 @@
 """StreamServer: takes connections on a listening socket and gives each a thread.
 
 Owns the sockets, the threads, their bounds, and the refusal of one connection too many. Knows no messages: those are
-of `serve`, in `parashard_server.serving.tcp_service` or `parashard_server.serving.shm_service`.
+of `serve`, in `parashard_server.serving.stream_services`.
 Called by `parashard_server.serving.listeners`.
 """
 

@@ -8,7 +8,7 @@ import pytest
 from parashard._proto import coordinator_pb2, tensor_pb2
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard_server.serving import tcp_service
+from parashard_server.serving import stream_services
 from support.conformance_cases import DEADLINE_S, ELEMENTS, OFFSETS, pull_of, push_of
 from support.in_process import use_small_messages
 from support.traced_cases import CONTEXT, MALFORMED
@@ -39,7 +39,7 @@ def test_a_call_of_several_messages_has_it_once(start, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["tcp"], indirect=True)
 def test_the_first_turn_of_a_long_pull_has_it(start, monkeypatch):
-    monkeypatch.setattr(tcp_service, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(stream_services, "PIECE_BYTES", 4096)
     assert both(start(OFFSETS), CONTEXT)[1] == [CONTEXT, "", ""]
 
 

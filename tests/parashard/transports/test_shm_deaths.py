@@ -18,7 +18,7 @@ from parashard.protocol.messages import Push
 from parashard.transports.base import ShardAddress
 from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
-from parashard_server.serving.local_socket import LocalSocket, sweep
+from parashard_server.serving.listeners import LocalSocket, sweep
 from support.fake_plane import GREETING, TARGET
 from support.shared_shard import DEADLINE_S, ELEMENTS, GRADIENT, mapped_bytes, pull, push_of
 

@@ -20,7 +20,7 @@ from parashard.store import open_store
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.tcp_service import TcpService
+from parashard_server.serving.stream_services import TcpService
 from support.in_process import plan_of, variables_of
 from support.shard_process import COUNTING, ShardProcess, job_reply
 from support.stream_cases import serving

@@ -14,10 +14,9 @@ from parashard.security.identity import ALLOWED, PULL, PUSH, Role
 from parashard.transports.base import ShardAddress
 from parashard.transports.dialling import dial
 from parashard.transports.tcp import TcpTransport
-from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.listeners import Listeners
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.serving.shard_host import AdmissionLock, ShardHost
 from support.certificates import Certificates
 from support.fake_plane import GREETING, FakePlane
 from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from parashard_server.serving import local_socket as module
-from parashard_server.serving.local_socket import PATH_BYTES_MAX, LocalSocket, local_socket, sweep
+from parashard_server.serving import listeners as module
+from parashard_server.serving.listeners import PATH_BYTES_MAX, LocalSocket, local_socket, sweep
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from parashard.errors import QueueFull, RetryLater
 from parashard.job.sections import QUEUE_BYTES_LEAST, QUEUE_GRAIN_BYTES, ClusterOptions
-from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.shm_service import Slots
+from parashard_server.serving.push_memory import PushMemory, Slots
 
 MIB = 1 << 20
 BUDGET_BYTES = 8 * QUEUE_GRAIN_BYTES

@@ -11,7 +11,7 @@ from parashard.protocol import wire
 from parashard.protocol.messages import Ack, PushResult, Target
 from parashard.protocol.rpc import data_deadline_s
 from parashard.transports.stream import HEADER_BYTES_MAX, Head, Kind
-from parashard_server.serving.session import HEAD_DEADLINE_S, answer_to_push, greeted, requests
+from parashard_server.serving.stream_services import HEAD_DEADLINE_S, answer_to_push, greeted, requests
 from support.fake_plane import TARGET, FakePlane
 
 MIB = 1 << 20

@@ -27,9 +27,8 @@ from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.stream import Head, Kind, Stream, answer, greet, refused
-from parashard_server.serving import session
-from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.shm_service import Slots
+from parashard_server.serving import stream_services
+from parashard_server.serving.push_memory import PushMemory, Slots
 from support.conformance_cases import keys_of
 from support.fake_plane import GREETING, TARGET
 from support.shared_shard import DEADLINE_S, ELEMENTS, OFFSETS, SharedShard, mapped_bytes, pull_of, push_of
@@ -219,7 +218,7 @@ class TestRequests:
         assert run.keys["user"].tolist() == keys.tolist(), "a copy of its own"
 
     def test_more_keys_in_the_slot_than_a_message_has_are_refused(self, shard, dial, monkeypatch) -> None:
-        monkeypatch.setattr(session, "MESSAGE_BYTES_MAX", 80)
+        monkeypatch.setattr(stream_services, "MESSAGE_BYTES_MAX", 80)
         shard.plane.row_bytes = 200
         stream, _ = with_slot(dial)
         header = tensor_pb2.PullHeader(target=wire.target_message(TARGET), keys_in_slot=True)

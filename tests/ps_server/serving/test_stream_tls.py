@@ -16,7 +16,7 @@ from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Kind, Stream, answer, greet
 from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.tcp_service import TcpService
+from parashard_server.serving.stream_services import TcpService
 from support.certificates import BAD, NONE, RIGHT, Certificates
 from support.fake_plane import GREETING, TARGET, FakePlane
 from support.stream_cases import DEADLINE_S, HELLO, echo, serving, soon

@@ -10,7 +10,7 @@ from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, Unreachable
 from parashard.protocol import wire
 from parashard.transports.stream import Kind, Refused, Stream, answer
-from parashard_server.serving import session, tcp_service
+from parashard_server.serving import stream_services
 from support.stream_cases import DEADLINE_S, all_left, soon
 from support.tcp_cases import Served, pull_of, push_of, ramp, shard
 
@@ -104,8 +104,8 @@ class TestPeersThatStop:
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch) -> None:
-        monkeypatch.setattr(session, "HEAD_DEADLINE_S", 0.02)
-        monkeypatch.setattr(session, "data_deadline_s", lambda length_bytes: 0.02)
+        monkeypatch.setattr(stream_services, "HEAD_DEADLINE_S", 0.02)
+        monkeypatch.setattr(stream_services, "data_deadline_s", lambda length_bytes: 0.02)
 
     @pytest.mark.parametrize("cut", [1, 19, 25, -1])
     def test_in_the_middle_of_a_push(self, served, cut):
@@ -122,7 +122,7 @@ class TestPeersThatStop:
             served.greeted().send(Kind.PULL, wire.pull_header(pull_of(4 * elements)), deadline_s=soon())
             all_left()
             assert served.plane.pulls
-            assert len(served.plane.pulls) < 4 * elements // tcp_service.PIECE_BYTES
+            assert len(served.plane.pulls) < 4 * elements // stream_services.PIECE_BYTES
             assert served.server.connections == 0
 
     def test_between_requests_is_no_fault(self, served, monkeypatch):
@@ -130,8 +130,8 @@ class TestPeersThatStop:
         for _ in range(2):
             with pytest.raises(Unreachable, match="before the deadline"):
                 stream.receive(deadline_s=time.monotonic() + 0.03)
-        monkeypatch.setattr(session, "HEAD_DEADLINE_S", DEADLINE_S)
-        monkeypatch.setattr(session, "data_deadline_s", lambda length_bytes: DEADLINE_S)
+        monkeypatch.setattr(stream_services, "HEAD_DEADLINE_S", DEADLINE_S)
+        monkeypatch.setattr(stream_services, "data_deadline_s", lambda length_bytes: DEADLINE_S)
         stream.send(Kind.PULL, wire.pull_header(pull_of(0)), deadline_s=soon())
         head = answer(stream, Kind.WEIGHTS, deadline_s=soon())
         assert head.header.version == 0

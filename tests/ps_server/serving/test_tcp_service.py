@@ -23,7 +23,7 @@ from parashard.protocol import wire
 from parashard.protocol.messages import Ack, Push, PushResult, Slice, Target
 from parashard.transports.base import Greeting
 from parashard.transports.stream import Kind, greet
-from parashard_server.serving import session, tcp_service
+from parashard_server.serving import stream_services
 from support.fake_plane import GREETING, TARGET, refusing
 from support.stream_cases import DEADLINE_S, soon
 from support.tcp_cases import ELEMENTS, Served, pull_of, push_of, ramp, shard
@@ -64,7 +64,7 @@ class TestPushAndPull:
         assert served.pull(pull_of(40, offset_bytes=400))[1].tolist() == list(range(100, 110))
 
     def test_a_long_pull_is_read_in_several_turns_of_the_owner(self, served, monkeypatch):
-        monkeypatch.setattr(tcp_service, "PIECE_BYTES", 1024)
+        monkeypatch.setattr(stream_services, "PIECE_BYTES", 1024)
         served.push(push_of(ramp()))
         _, values = served.pull(pull_of())
         assert values.tolist() == ramp().tolist()
@@ -76,7 +76,7 @@ class TestPushAndPull:
         ]
 
     def test_a_pull_of_what_has_moved(self, monkeypatch):
-        monkeypatch.setattr(tcp_service, "PIECE_BYTES", 1024)
+        monkeypatch.setattr(stream_services, "PIECE_BYTES", 1024)
         with shard(2, 4, 6, 255, 257, 999, ELEMENTS) as served:
             served.push(push_of(ramp()))
             served.plane.move(ramp(), 0, 2, 4, 6)
@@ -86,7 +86,7 @@ class TestPushAndPull:
         assert {run.known_version for run in served.plane.pulls} == {1}
 
     def test_the_version_of_a_pull_is_the_lowest_of_its_pieces(self, served, monkeypatch):
-        monkeypatch.setattr(tcp_service, "PIECE_BYTES", 1024)
+        monkeypatch.setattr(stream_services, "PIECE_BYTES", 1024)
 
         def move(request: object) -> None:
             served.plane.version += 1
@@ -126,7 +126,7 @@ class TestErrorsOfTheShard:
 
     def test_in_the_middle_of_a_pull(self, served, monkeypatch):
         served.transport.greet(DEADLINE_S)
-        monkeypatch.setattr(tcp_service, "PIECE_BYTES", 1024)
+        monkeypatch.setattr(stream_services, "PIECE_BYTES", 1024)
         with pytest.raises(ShapeMismatch, match=r"bytes \[3072, 4096\) are not within 4000"):
             served.pull(pull_of(8000))
         self.goes_on(served)
@@ -146,7 +146,7 @@ class TestErrorsOfTheShard:
             assert served.pull(pull_of())[0] == 0
 
     def test_a_push_whose_bytes_do_not_come_gives_its_memory_back(self, served, monkeypatch):  # P19
-        monkeypatch.setattr(tcp_service, "PAYLOAD_DEADLINE_S", 0.01)
+        monkeypatch.setattr(stream_services, "PAYLOAD_DEADLINE_S", 0.01)
         stream = served.greeted()
         header = tensor_pb2.PushHeader(target=wire.target_message(TARGET), worker="w", total_bytes=4 * ELEMENTS)
         content = header.SerializeToString()
@@ -196,6 +196,6 @@ class TestHello:
             served.pull(pull_of(target=other))
 
     def test_that_does_not_come_ends_the_connection(self, served, monkeypatch):
-        monkeypatch.setattr(session, "HELLO_DEADLINE_S", 0.01)
+        monkeypatch.setattr(stream_services, "HELLO_DEADLINE_S", 0.01)
         with pytest.raises(Unreachable, match="closed"):
             served.connect().receive(deadline_s=soon())

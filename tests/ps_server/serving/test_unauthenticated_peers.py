@@ -21,7 +21,7 @@ from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.stream_server import StreamServer
-from parashard_server.serving.tcp_service import TcpService
+from parashard_server.serving.stream_services import TcpService
 from support.certificates import Certificates
 from support.fake_plane import GREETING, TARGET, FakePlane
 from support.stream_cases import DEADLINE_S, echo, serving, soon
