@@ -16,7 +16,7 @@ from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
 from parashard.serving.server import serving_families
 from parashard.serving.versions import Behind
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import Metrics
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations

@@ -19,6 +19,7 @@ from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Ack, Fetched, PullRun, Push, Weights
+from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, View, no_rows
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.job_record import DueCheckpoint
@@ -177,7 +178,7 @@ class _Calls:
         def copied() -> Fetched:
             weights: Weights = self._holder.shard.pull(run)
             for moved in weights.runs:
-                into.fill(moved.offset_bytes - run.offset_bytes, moved.values)
+                memory.scatter(moved.values, into, moved.offset_bytes - run.offset_bytes)
             read(weights.rows)
             return Fetched(weights.version)
 

@@ -31,8 +31,7 @@ from parashard.models.base import FrameworkModel, Model
 from parashard.plan.variables import Float32s, as_imported
 from parashard.process.run_files import short_path
 from parashard.store.arrays import from_bytes
-from parashard.telemetry.http import HttpPort
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import HttpPort, Metrics
 
 TIMEOUT_S = 3600.0
 POLL_S = 1.0

@@ -35,10 +35,3 @@ class Buffers:
             views.append(piece[begin - start : stop - start])
             begin, index = stop, index + 1
         return views
-
-    def fill(self, begin: int, content: memoryview | bytes) -> None:
-        """Copy `content` to where the run has its bytes from `begin` on."""
-        content, position = memoryview(content).cast("B"), 0
-        for view in self.run(begin, begin + content.nbytes):
-            view[:] = content[position : position + view.nbytes]
-            position += view.nbytes

@@ -1,6 +1,7 @@
 """CoordinatorClient: the calls that shards, workers, the launcher and people make to the coordinator.
 
-Every call has a deadline; one that gets no answer, or `RetryLater`, is sent again within a budget.
+Every call has a deadline; one that gets no answer, or `RetryLater`, is sent again within a budget. A shard or a worker
+may have a watchdog, which stops it in an orderly way once its coordinator has been unreachable for a while.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from parashard._proto import coordinator_pb2_grpc
 from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
 from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import log
+from parashard.process.shell import Stop
+from parashard.process.starts import ConnectedStart
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
 
 ADDRESS_FILE = "coordinator.json"
 POLL_S = 0.02
 QUIET_S = 3.0  # of waiting, before a person hears of it
+WATCHDOG_LOOK_S = 1.0
 STALL_S = 2.0  # a call and a pause that took longer than they can by so much: the process stood still
 
 _Reply = TypeVar("_Reply")
@@ -240,3 +244,32 @@ def find_coordinator(where: str, wait_s: float = 30.0, cancelled: threading.Even
             raise ConfigurationError(f"{path} is damaged: {error}") from None
         else:
             return str(address)
+
+
+def client_of(start: ConnectedStart, stop: Stop, credentials: Credentials | None) -> CoordinatorClient:
+    """Return a shard's or a worker's client of its coordinator; with `--give-up-s` start the watchdog."""
+    client = CoordinatorClient(
+        find_coordinator(start.connect, cancelled=stop.event),
+        cancelled=stop.event,
+        where=start.connect,
+        credentials=credentials,
+    )
+    if start.give_up_s < math.inf:
+        client.retry_budget_s = math.inf  # the watchdog ends the retries
+        threading.Thread(target=give_up, args=(client, stop, start.give_up_s), name="giving-up", daemon=True).start()
+    return client
+
+
+def give_up(client: CoordinatorClient, stop: Stop, after_s: float) -> None:
+    """Request a stop once calls have failed to reach the coordinator for so long.
+
+    For container engines that restart a failed process without end: it exits as if asked to stop. Counts checks, not
+    seconds of a clock: a process that was paused has not been waiting, nor has one that made no call, such as a shard
+    that restores.
+    """
+    away_s = 0.0
+    while not stop.wait(WATCHDOG_LOOK_S):
+        away_s = away_s + WATCHDOG_LOOK_S if client.unanswered else 0.0
+        if away_s >= after_s:
+            log.warning("giving-up", coordinator=client.address, away_s=away_s)
+            stop.ask(f"the coordinator has been away for {away_s:.0f} s")

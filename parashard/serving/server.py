@@ -19,8 +19,7 @@ from parashard.security.credentials import Credentials
 from parashard.serving.pages import BODY_BYTES_MAX, Pages
 from parashard.serving.served import ServedRun
 from parashard.serving.service import ServingService
-from parashard.telemetry.http import NO_QUESTIONS, HttpPort, Questions
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import NO_QUESTIONS, HttpPort, Metrics, Questions
 
 
 def serving_families(run: ServedRun) -> Iterator[Metric]:

@@ -1,5 +1,6 @@
-"""The HTTP port of a process: /metrics, /livez, /readyz and, where there are any, pages of its own.
+"""The HTTP port of a process: /metrics, /livez, /readyz and, where there are any, pages of its own; and its metrics.
 
+Metrics are families of prometheus_client; nothing is counted here: each scrape reads what the process counts anyway.
 Read-only: no verb changes anything; a POST is a question too long for a path. Every answer tells browsers to run, load
 and frame nothing that this port does not serve itself.
 """
@@ -9,17 +10,24 @@ from __future__ import annotations
 import io
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from parashard import __version__
 from parashard.errors import Unavailable
+from parashard.process.best_effort import failed_writes
 from parashard.process.logs import log
 from parashard.protocol.rpc import address_family, join_address
-from parashard.telemetry.metrics import Metrics
+from parashard.security.credentials import Credentials
 
 QUEUED_MAX = 128  # the library's 5 would have probes wait a second and more for their turn
 POLL_S = 0.05  # how long `stop` may have to wait
@@ -48,6 +56,57 @@ class Questions(NamedTuple):
 
 
 NO_QUESTIONS = Questions()
+
+
+class Metrics:
+    """The metrics of one process; thread-safe."""
+
+    def __init__(
+        self,
+        role: str,
+        credentials: Credentials | None = None,
+        refused: Mapping[str, Callable[[], int]] | None = None,  # by reason, which does not name the peer
+    ) -> None:
+        self._role = role
+        self._credentials = credentials
+        self._refused = refused
+        self._more: list[Callable[[], Iterable[Metric]]] = []
+
+    def add(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Show further families, which every scrape asks for."""
+        self._more.append(families)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family: what all processes show, then what was added."""
+        yield from ProcessCollector(registry=None).collect()
+        yield from self._common()
+        for families in list(self._more):
+            yield from families()
+
+    def scrape(self) -> tuple[str, bytes]:
+        """Return the content type and the text of all metrics."""
+        return CONTENT_TYPE_LATEST, generate_latest(cast(Collector, self))
+
+    def _common(self) -> Iterator[Metric]:
+        text = "Always 1; the labels tell what runs."
+        info = GaugeMetricFamily("parashard_build_info", text, labels=["version", "role"])
+        info.add_metric([__version__, self._role], 1)
+        yield info
+        text = "Writes that failed and that the process goes on without."
+        writes = CounterMetricFamily("parashard_failed_writes", text, labels=["what"])
+        for what, count in ({"log lines": 0} | failed_writes()).items():
+            writes.add_metric([what.removeprefix("the ").replace(" ", "_").replace("'", "")], count)
+        yield writes
+        if self._refused is not None:
+            refused = CounterMetricFamily("parashard_refused_peers", "Refused to a peer, by reason.", labels=["reason"])
+            for reason, count_refused in self._refused.items():
+                refused.add_metric([reason], count_refused())
+            yield refused
+        if self._credentials is not None:
+            expires_s = self._credentials.current().expires.timestamp()  # looks for new files
+            name = "parashard_certificate_expires_timestamp_seconds"
+            text = "Unix time at which the first of the process' certificates expires."
+            yield GaugeMetricFamily(name, text, value=expires_s)
 
 
 class HttpPort:

@@ -96,8 +96,5 @@ class Transport(Protocol):
         """Release everything; requests under way end with `Unreachable`."""
 
 
-class Connect(Protocol):
-    """Makes transports; sends nothing before the first request."""
-
-    def __call__(self, where: ShardAddress, greeting: Greeting) -> Transport:
-        """Return a transport to one incarnation of a shard."""
+Connect = Callable[[ShardAddress, Greeting], Transport]
+"""Makes a transport to one incarnation of a shard; sends nothing before the first request."""

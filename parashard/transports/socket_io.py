@@ -19,7 +19,6 @@ import ssl
 import struct
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from parashard.errors import Unreachable
 
@@ -38,30 +37,11 @@ _TIMEVAL = struct.Struct("@ll")
 _FOREVER = _TIMEVAL.pack(0, 0)
 
 
-class SocketIo(Protocol):
-    """What a stream needs of a socket."""
-
-    def handshake(self, deadline_s: float) -> None:
-        """Agree on keys, where there are any."""
-
-    def send(self, pieces: Sequence[memoryview], deadline_s: float, descriptors: Sequence[int]) -> None:
-        """Send all pieces, in order; file descriptors travel with the first byte."""
-
-    def receive(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
-        """Fill all pieces, in order."""
-
-    def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
-        """Fill a piece; return the file descriptors that came with it, at most one too many: the caller's to close."""
-
-    @property
-    def read_ahead(self) -> bool:
-        """Bytes are buffered that were read from the socket and not received yet: polling it would miss them."""
-
-
 class PlainIo:
     """A TCP or Unix socket."""
 
     read_ahead = False
+    """Bytes are buffered that were read from the socket and not received yet: polling it would miss them."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -69,9 +49,10 @@ class PlainIo:
         connection.setblocking(True)
 
     def handshake(self, deadline_s: float) -> None:
-        pass
+        """Agree on keys: there are none."""
 
     def send(self, pieces: Sequence[memoryview], deadline_s: float, descriptors: Sequence[int] = ()) -> None:
+        """Send all pieces, in order; file descriptors travel with the first byte."""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         left_bytes = sum(piece.nbytes for piece in pieces)
         while left_bytes:
@@ -85,6 +66,7 @@ class PlainIo:
                 pieces, ancillary = rest_of(pieces, sent), []
 
     def receive(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
+        """Fill all pieces, in order."""
         left_bytes = sum(piece.nbytes for piece in pieces)
         while left_bytes:
             self._limit(socket.SO_RCVTIMEO, deadline_s)
@@ -102,6 +84,7 @@ class PlainIo:
                 pieces = rest_of(pieces, received)
 
     def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
+        """Fill a piece; return the file descriptors that came with it, at most one too many: the caller's to close."""
         space_bytes = socket.CMSG_SPACE((count_max + 1) * DESCRIPTOR_BYTES)
         flags = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
         while True:
@@ -141,7 +124,7 @@ class PlainIo:
 
 
 class TlsIo:
-    """A socket inside TLS: records of 16 KiB, one piece at a time, and Python's own time limits."""
+    """The same inside TLS: records of 16 KiB, one piece at a time, and Python's own time limits."""
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
         self._connection = connection
@@ -183,7 +166,7 @@ class TlsIo:
         self._connection.settimeout(None if math.isinf(left_s) else left_s)
 
 
-def io_of(connection: socket.socket) -> SocketIo:
+def io_of(connection: socket.socket) -> PlainIo | TlsIo:
     """Return the way to use a connected socket."""
     return TlsIo(connection) if isinstance(connection, ssl.SSLSocket) else PlainIo(connection)
 

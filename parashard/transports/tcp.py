@@ -2,14 +2,22 @@
 
 Owns the dialogue on the client's side; `parashard_server.serving.stream_services` has the other. Knows no plan, no step
 and no retry. Checks what a shard says before a byte of it is written anywhere.
+
+The system's lookup of a name has no time limit of ours: a name server that does not answer holds it up for many
+seconds. So it runs on a thread of its own, one for each name that is being looked up, and the caller stops waiting for
+it at the deadline.
 """
 
 from __future__ import annotations
 
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +28,15 @@ from parashard.protocol.messages import NO_KEYS, Ack, Fetched, PullRun, Push, fe
 from parashard.security.identity import Role, identities_in, in_words
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange, StreamTransport
-from parashard.transports.dialling import dial
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, answer, greet
+
+CONNECT_S = 2.0  # for one address of a name that has several
+
+_Addresses = list[tuple[int, int, int, str, Any]]  # as of `socket.getaddrinfo`
+
+_lookups_lock = threading.Lock()
+_looked_up: dict[tuple[str, int], Future[_Addresses]] = {}  # names that are being looked up now
 
 
 class TcpTransport(StreamTransport[Stream]):
@@ -133,3 +147,67 @@ def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadli
         left = left._replace(offset_bytes=position, length_bytes=end - position, keys=NO_KEYS)
     wire.check_answered(run, received, peer=stream.peer)
     return fetched(found)
+
+
+def dial(host: str, port: int, deadline_s: float) -> socket.socket:
+    """Return a connection to the first address of a host that takes one, by a moment of `time.monotonic()`.
+
+    Raises OSError as the last address or the lookup had it; `TimeoutError` at the deadline.
+    """
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in _addresses(host, port, deadline_s):
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            break
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(min(CONNECT_S, left_s))
+            connection.connect(address)
+            return connection
+        except OSError as error:
+            connection.close()
+            failure = error
+    raise failure or TimeoutError("timed out")
+
+
+def _addresses(host: str, port: int, deadline_s: float) -> _Addresses:
+    try:
+        return _lookup(host, port, socket.AI_NUMERICHOST)  # no name server is asked
+    except socket.gaierror:
+        pass
+    with _lookups_lock:
+        future = _looked_up.get((host, port))
+        if future is None:
+            future = Future()
+            thread = threading.Thread(target=_look_up, args=(host, port, future), name=f"lookup-{host}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the machine has no thread for it
+                raise OSError(str(error)) from None
+            _looked_up[host, port] = future
+    try:
+        return future.result(max(0.0, deadline_s - time.monotonic()))
+    except TimeoutError:
+        raise TimeoutError(f"the name {host} was not found before the deadline") from None
+
+
+def _look_up(host: str, port: int, future: Future[_Addresses]) -> None:
+    found: _Addresses = []
+    failure: OSError | None = None
+    try:
+        found = _lookup(host, port, 0)
+    except OSError as error:
+        failure = error
+    with _lookups_lock:  # later callers start a new lookup
+        _looked_up.pop((host, port), None)
+    if failure is not None:
+        future.set_exception(failure)
+    else:
+        future.set_result(found)
+
+
+def _lookup(host: str, port: int, flags: int) -> _Addresses:
+    try:
+        return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
+    except UnicodeError as error:
+        raise OSError(f"{host!r} is no name: {error}") from None

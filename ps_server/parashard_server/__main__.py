@@ -28,14 +28,12 @@ from parashard.process.compute_threads import limit_threads
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import ShardStart
-from parashard.protocol.coordinator_client import CoordinatorClient
-from parashard.protocol.coordinator_watchdog import client_of
+from parashard.protocol.coordinator_client import CoordinatorClient, client_of
 from parashard.protocol.rpc import Server, join_address
 from parashard.security.identity import Role
 from parashard.store import open_store
 from parashard.store.claims import Claims
-from parashard.telemetry.http import HttpPort
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import HttpPort, Metrics
 from parashard.telemetry.tracing import tracing
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from deploy.grafana.contents import FAILURES
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import Metrics
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations

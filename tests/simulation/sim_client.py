@@ -24,6 +24,7 @@ from parashard.plan.variables import Float32s
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Ack, PullRun, Push, RowSlice, Slice
+from parashard.transports import memory
 from parashard.transports.base import View
 from parashard_server.state.rows.embedding_tables import RowGradients
 
@@ -231,7 +232,7 @@ class _ShardPull(_Operation[int]):
             frame = await reply
             weights = wire.decode_weights(frame, run)
             for offset, values in weights.runs:
-                self._into.fill(offset, values)
+                memory.scatter(values, self._into, offset)
             versions.append(weights.version)
         return min(versions)
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.telemetry.http import HttpPort
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import HttpPort, Metrics
 from parashard_coordinator.endpoints.history import Timeline, row
 from parashard_coordinator.endpoints.page import history_json, status_pages
 from support.status_cases import status_of

@@ -16,7 +16,7 @@ from parashard.process.arguments import credentials_of
 from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import WorkerStart
-from parashard.protocol.coordinator_watchdog import client_of
+from parashard.protocol.coordinator_client import client_of
 from parashard.security.identity import Role
 from parashard.telemetry.tracing import tracing
 from parashard_worker.loading import NAMED_BY_JOB, OwnTask

@@ -30,8 +30,7 @@ from parashard.process.shell import Stop
 from parashard.process.starts import WorkerStart
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.security.credentials import Credentials
-from parashard.telemetry.http import HttpPort
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import HttpPort, Metrics
 from parashard_worker.evaluating import check_store, keep_evaluated
 from parashard_worker.leasing import Leasing, end_process
 from parashard_worker.loading import ANY_WORKER, NAMED_BY_JOB, OwnTask, job_of, limit_compute_threads, load_task

@@ -34,8 +34,7 @@ from parashard.process.best_effort import BestEffort
 from parashard.process.logs import log
 from parashard.process.shell import Stop
 from parashard.security.credentials import Credentials
-from parashard.telemetry.http import HttpPort
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import HttpPort, Metrics
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer, LastReads

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from parashard.client.pulled import KEPT_MAX, PullBuffer, PullBuffers
 from parashard.plan.partition import fixed_shards, place, split
 from parashard.plan.variables import Variable
+from parashard.transports import memory
 from support.in_process import plan_of, variables_of
 from support.tiers import fewer
 
@@ -22,7 +23,7 @@ def test_the_places_of_all_shards_are_the_variables(partitions, shards):
     weights = PullBuffer(plan)
     for shard, places in enumerate(weights.by_shard):
         assert places.nbytes == 4 * plan.shard_elements(shard)
-        places.fill(0, np.full(plan.shard_elements(shard), shard + 1, np.float32).data)
+        memory.scatter(np.full(plan.shard_elements(shard), shard + 1, np.float32).view(np.uint8), places, 0)
     for shard, layout in enumerate(plan.layouts):
         for placed in layout:
             p = placed.partition

@@ -12,8 +12,7 @@ import pytest
 from parashard.cli.health import REASON_BYTES_MAX, ask
 from parashard.errors import NotReady, Unreachable, WrongRun
 from parashard.process.shell import ExitCode
-from parashard.telemetry.http import HttpPort
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import HttpPort, Metrics
 from support.command_line import Ran, run_command
 from support.waiting import DEADLINE_S
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.protocol.buffers import Buffers
+from parashard.transports import memory
 
 pieces_of_bytes = st.lists(st.binary(max_size=12), max_size=6)
 
@@ -30,7 +31,7 @@ def test_filling_changes_those_bytes_and_no_others(pieces, data):
     whole = bytearray(b"".join(pieces))
     begin, end = bounds_in(data, len(whole))
     content = data.draw(st.binary(min_size=end - begin, max_size=end - begin))
-    Buffers(writable).fill(begin, content)
+    memory.scatter(memoryview(content), Buffers(writable), begin)
     whole[begin:end] = content
     assert b"".join(writable) == whole
 
@@ -44,7 +45,7 @@ def test_bytes_that_are_not_there_are_refused(begin, end):
 def test_more_than_fits_is_filled_nowhere():
     pieces = [bytearray(4), bytearray(6)]
     with pytest.raises(ValueError, match="not within 10"):
-        Buffers(pieces).fill(5, b"abcdef")
+        memory.scatter(memoryview(b"abcdef"), Buffers(pieces), 5)
     assert not any(b"".join(pieces))
 
 
@@ -53,7 +54,7 @@ def test_nothing_is_copied():
     alone = Buffers([array.data])
     for view in alone.run(4, 20):
         assert np.shares_memory(np.frombuffer(view, np.uint8), array)
-    alone.fill(0, np.float32(9.0).tobytes())
+    memory.scatter(memoryview(np.float32(9.0).tobytes()), alone, 0)
     assert array[0, 0] == 9.0
 
 

@@ -9,10 +9,9 @@ import pytest
 
 from parashard.process.shell import Stop
 from parashard.process.starts import WorkerStart
-from parashard.protocol.coordinator_client import CoordinatorClient
-from parashard.protocol.coordinator_watchdog import LOOK_S, client_of, give_up
+from parashard.protocol.coordinator_client import WATCHDOG_LOOK_S, CoordinatorClient, client_of, give_up
 
-AFTER_S = 3 * LOOK_S
+AFTER_S = 3 * WATCHDOG_LOOK_S
 
 
 class Told(Stop):
@@ -25,7 +24,7 @@ class Told(Stop):
         self.looks = 0
 
     def wait(self, timeout_s: float) -> bool:
-        assert timeout_s == LOOK_S
+        assert timeout_s == WATCHDOG_LOOK_S
         if self.asked:
             return True
         self.looks += 1

@@ -18,8 +18,7 @@ from parashard.errors import Unavailable
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
 from parashard.telemetry import http
-from parashard.telemetry.http import HEADERS, NO_QUESTIONS, REQUEST_BYTES_MAX, HttpPort
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import HEADERS, NO_QUESTIONS, REQUEST_BYTES_MAX, HttpPort, Metrics
 from support.certificates import Certificates
 from support.ipv6 import needs_ipv6
 from support.shown_metrics import shown_value

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import Gauge
 from prometheus_client.core import Metric
 
-from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.http import Metrics
 
 
 def test_what_is_added_after_a_scrape_is_in_the_next_one_with_what_was_there() -> None:

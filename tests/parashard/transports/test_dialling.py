@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parashard.transports.dialling import dial
+from parashard.transports.tcp import dial
 from support.waiting import DEADLINE_S
 
 NAME = "shard-0.job"

@@ -16,9 +16,8 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Slice
 from parashard.transports import tcp
 from parashard.transports.base import ShardAddress
-from parashard.transports.dialling import dial
 from parashard.transports.stream import Kind, Stream, refusal
-from parashard.transports.tcp import TcpTransport
+from parashard.transports.tcp import TcpTransport, dial
 from support.fake_plane import GREETING, TARGET
 from support.stream_peer import DEADLINE_S, deadlines_passed, peer, raw, soon
 

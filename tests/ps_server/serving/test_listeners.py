@@ -12,8 +12,7 @@ from parashard.security import identity
 from parashard.security.credentials import Credentials
 from parashard.security.identity import ALLOWED, PULL, PUSH, Role
 from parashard.transports.base import ShardAddress
-from parashard.transports.dialling import dial
-from parashard.transports.tcp import TcpTransport
+from parashard.transports.tcp import TcpTransport, dial
 from parashard_server.serving.listeners import Listeners
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import AdmissionLock, ShardHost
