@@ -37,15 +37,8 @@ from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
 from parashard.serving.checkpoint_watcher import Sight
-from parashard.serving.messages import (
-    feed,
-    held_messages,
-    id_of,
-    sight_of,
-    tables_of_served,
-    variables_of_served,
-)
-from parashard.serving.replica import Replica
+from parashard.serving.differences import Replica
+from parashard.serving.messages import id_of, sight_of, tables_of_served, variables_of_served
 from parashard.serving.versions import Behind, LookedUp, behind, look_up, variable_of
 
 WAIT_S = 5.0
@@ -117,7 +110,7 @@ class Subscription:
 
     def look_up(self, table: str, keys: npt.ArrayLike) -> LookedUp:
         """Return `rows`, which of the keys are `present`, and the `versions` that they are of; raises as `rows`."""
-        return look_up(self._tables, [held.state for held in self._replica.shards], table, mixed(np.ravel(keys)))
+        return look_up(self._tables, self._replica.shards, table, mixed(np.ravel(keys)))
 
     def variable(self, name: str) -> Float32s:
         """Return a variable, a new array, of one version of each shard.
@@ -127,7 +120,7 @@ class Subscription:
         UnknownVariable
             If it was not subscribed to.
         """
-        return variable_of(self._variables, [held.state for held in self._replica.shards], name)
+        return variable_of(self._variables, self._replica.shards, name)
 
     @property
     def versions(self) -> tuple[CheckpointId, ...]:
@@ -236,7 +229,7 @@ class Subscription:
             run_id=self._run_id,
             tables=sorted(self._elements),
             variables=sorted(self._variables),
-            held=held_messages(self._replica.held()),
+            held=self._replica.held(),
             wait_s=WAIT_S,
             fresh=self.fresh,
         )
@@ -244,7 +237,7 @@ class Subscription:
         for message in call:
             if message.WhichOneof("part") == "sight":
                 self._note(message.sight)
-            elif feed(self._replica, self._elements, message):
+            elif self._replica.feed(message):
                 self._wake()
 
     def _note(self, message: pb.Sight) -> None:

@@ -15,8 +15,7 @@ from parashard.cli.options import TlsDir, complete_runs
 from parashard.process.arguments import check_host, credentials_in
 from parashard.process.shell import LogFormat, log_to_standard_error
 from parashard.security.identity import Role
-from parashard.serving.origins import Origin, origin_of
-from parashard.serving.server import Ports, why_not_yet
+from parashard.serving.server import Origin, Ports, origin_of
 
 LOOK_S = 0.5
 
@@ -74,7 +73,7 @@ def _tell(origin: Origin, stopping: threading.Event) -> None:
     said, serving = "", False
     while not stopping.is_set():
         if not serving:
-            why = why_not_yet(origin.run, origin.run_dir)
+            why = origin.why_not_yet()
             serving = not why
             text = (
                 f"waiting: {why}" if why else f"serving {', '.join(str(v.id) for v in origin.run.published().versions)}"

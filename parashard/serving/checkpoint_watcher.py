@@ -1,24 +1,41 @@
 """CheckpointWatcher: the newest committed state of each shard that a run's store has, read again and again.
 
 Owns which checkpoint is published: one that is later than the published one of its shard and has every step of it, so
-that nothing published is ever taken back; of another plan, once every shard has such a one. Knows a store, and neither
-threads nor the network.
+that nothing published is ever taken back; of another plan, once every shard has such a one. Reads of a table only the
+files that the version before did not name, where these continue them; else all of them, and compares. Knows a store,
+and neither threads nor the network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age
-from parashard.checkpoints.manifest import JobManifest, ShardManifest
+import numpy as np
+
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, place_of
+from parashard.checkpoints.manifest import JobManifest, ShardManifest, TableFile
 from parashard.checkpoints.retention import Held, given_up
+from parashard.checkpoints.row_files import read_change
+from parashard.checkpoints.tensors import iterate_tensors, variable_tensor
 from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
+from parashard.plan.embedding import floats_of, found_among
 from parashard.plan.partition import Plan
+from parashard.plan.row_rules import NO_RULES, RowRules
 from parashard.plan.variables import Variable
-from parashard.serving.loading import load_version
-from parashard.serving.versions import PublishedShard, ShardVersion, follows, has_all, lacking
+from parashard.serving.published_rows import PublishedRows, RowChange
+from parashard.serving.versions import (
+    PublishedShard,
+    PublishedTable,
+    ShardVersion,
+    digest_of,
+    follows,
+    has_all,
+    lacking,
+    token_of,
+)
 from parashard.store import Store
 from parashard.store.claims import Claims
 
@@ -28,17 +45,10 @@ TRIES_MAX = 3
 
 @dataclass(frozen=True)
 class Published:
-    """What is served at a moment: a version of each shard of a plan; nothing of it ever changes.
-
-    Parameters
-    ----------
-    plan : Plan
-    shards : tuple of PublishedShard
-        In the order of the plan.
-    """
+    """What is served at a moment: a version of each shard of a plan; nothing of it ever changes."""
 
     plan: Plan
-    shards: tuple[PublishedShard, ...]
+    shards: tuple[PublishedShard, ...]  # in the order of the plan
 
     @property
     def variables(self) -> Mapping[str, Variable]:
@@ -53,76 +63,27 @@ class Published:
 
 @dataclass(frozen=True)
 class Sight:
-    """What the last look at the store found.
+    """What the last look at the store found."""
 
-    Parameters
-    ----------
-    newest : tuple of CheckpointId
-        The newest committed checkpoint of each shard of the newest plan that has any.
-    final_steps : int or None
-        Steps of the job, if it is done.
-    problem : str
-        Why the newest is not published; empty: it is.
-    looked_at : float or None
-        Of live weights: seconds since 1970 when the newest were the shards' own; None: versions are committed.
-    """
-
-    newest: tuple[CheckpointId, ...] = ()
-    final_steps: int | None = None
-    problem: str = "no look at the store yet"
+    newest: tuple[CheckpointId, ...] = ()  # of each shard of the newest plan that has any: its newest committed one
+    final_steps: int | None = None  # steps of the job, if it is done
+    problem: str = "no look at the store yet"  # why the newest is not published; empty: it is
     looked_at: float | None = None
-
-
-class Watcher(Protocol):
-    """Finds the newest version to serve: `CheckpointWatcher`, or `ShardWatcher`, which is `fresh`."""
-
-    published: Published | None
-    sight: Sight
-
-    @property
-    def fresh(self) -> bool:
-        """Whether weights are read out of running shards, so that a later life may lack steps of them."""
-
-    @property
-    def run_id(self) -> str:
-        """The run; empty until it is known."""
-
-    @property
-    def resyncs(self) -> int:
-        """How often a running shard was found to be another incarnation."""
-
-    def look(self) -> bool:
-        """Look once; return whether there is something newer to serve. Raises what is told as a problem."""
+    """Of live weights: seconds since 1970 when the newest were the shards' own; None: versions are committed."""
 
 
 @dataclass
 class CheckpointWatcher:
-    """Watches the checkpoints of a run.
-
-    Parameters
-    ----------
-    store : Store
-        The run's.
-    row_elements : mapping of str to int
-        By table the elements of a row: the job's tables.
-
-    Attributes
-    ----------
-    published : Published or None
-        None until every shard has a checkpoint.
-    sight : Sight
-    run_id : str
-        The run whose store it is; empty until it is known.
-    """
+    """Watches the checkpoints of a run."""
 
     fresh: ClassVar[bool] = False
     resyncs: ClassVar[int] = 0
 
-    store: Store
-    row_elements: Mapping[str, int]
-    published: Published | None = None
+    store: Store  # the run's
+    row_elements: Mapping[str, int]  # by table
+    published: Published | None = None  # until every shard has a checkpoint
     sight: Sight = field(default_factory=Sight)
-    run_id: str = ""
+    run_id: str = ""  # until it is known
     _jobs: tuple[Sequence[int], JobManifest | None] = ((), None)
 
     def look(self) -> bool:
@@ -238,3 +199,94 @@ class _Look:
 
     def _blame(self, problem: object) -> None:
         self.problem = self.problem or str(problem)
+
+
+def load_version(
+    store: Store, manifest: ShardManifest, row_elements: Mapping[str, int], before: PublishedShard | None = None
+) -> PublishedShard:
+    """Return what a checkpoint has, verified."""
+    folder = CheckpointId.of(manifest).folder
+    named = dict(iterate_tensors(store, folder, manifest, "variables"))
+    variables = {p: named[variable_tensor(p)] for p in manifest.held}
+    tables = {}
+    for name, elements in row_elements.items():
+        files = tuple(file for file in manifest.table_files if file.table == name)
+        earlier = (
+            before.tables[name]
+            if before is not None
+            else PublishedTable(PublishedRows.empty(elements), token=token_of(()))
+        )
+        tables[name] = _continued(store, manifest, earlier, files, name)
+    digests = {partition: digest_of(values) for partition, values in variables.items()}
+    return PublishedShard(ShardVersion.of(manifest), variables, tables, digests)
+
+
+def _continued(
+    store: Store, manifest: ShardManifest, before: PublishedTable, files: tuple[TableFile, ...], name: str
+) -> PublishedTable:
+    rules = next((rule.rules for rule in manifest.table_rules if rule.table == name), NO_RULES)
+    number = len(before.files)
+    if files[:number] == before.files:
+        table = _applied(store, manifest, before, files)
+    else:
+        fresh = PublishedTable(PublishedRows.empty(before.rows.row_elements))
+        fresh = _applied(store, manifest, fresh, files)
+        fresh = _without_ended(fresh, rules, manifest.version)
+        table = before.marked(before.rows.replaced(fresh.rows, before.change + 1), files, before.change + 1)
+    if not rules.ends_rows and table.rows.rows != dict(manifest.tables).get(name, 0):
+        where = place_of(store, CheckpointId.of(manifest).folder)
+        raise DamagedCheckpoint(
+            f"{where}: the files make {table.rows.rows} rows of table {name!r}, the manifest says "
+            f"{dict(manifest.tables).get(name, 0)}"
+        )
+    return _without_ended(table, rules, manifest.version)
+
+
+def _applied(
+    store: Store, manifest: ShardManifest, table: PublishedTable, files: tuple[TableFile, ...]
+) -> PublishedTable:
+    """Return a table after the files that it does not have yet, a change for each checkpoint that wrote some."""
+    done = len(table.files)
+    for layer in _layers(files[done:]):
+        change = _change_of(store, manifest, layer, table.rows.row_elements)
+        done += len(layer)
+        number = table.change + 1
+        table = table.marked(table.rows.with_change(change, number), files[:done], number)
+    return table
+
+
+def _without_ended(table: PublishedTable, rules: RowRules, now: int) -> PublishedTable:
+    change = table.rows.ended(rules, now)
+    if not len(change.gone):
+        return table
+    number = table.change + 1
+    return table.marked(table.rows.with_change(change, number), table.files, number)
+
+
+def _change_of(store: Store, manifest: ShardManifest, layer: Sequence[TableFile], row_elements: int) -> RowChange:
+    changes = []
+    for file in layer:
+        found = read_change(store, manifest, file)
+        if len(found.rows.keys) and found.rows.values.shape[1] != row_elements:
+            where = place_of(store, CheckpointId.of(manifest).folder)
+            raise DamagedCheckpoint(
+                f"{where}: rows of table {file.table!r} have {found.rows.values.shape[1]} elements, the job's have "
+                f"{row_elements}"
+            )
+        values = found.rows.values.reshape(len(found.rows.keys), row_elements)
+        changes.append(RowChange(found.rows.keys, floats_of(values), found.rows.last_use, found.gone))
+    joined = RowChange(*(np.concatenate(parts) for parts in zip(*changes, strict=True)))
+    order = np.argsort(joined.keys, kind="stable")
+    keys = joined.keys[order]
+    if bool((keys[1:] == keys[:-1]).any()):
+        where = place_of(store, CheckpointId.of(manifest).folder)
+        raise DamagedCheckpoint(f"{where}: files of table {layer[0].table!r} by one checkpoint have a key twice")
+    gone = np.unique(joined.gone)
+    gone = gone[~found_among(gone, keys)[1]]  # a row that was gone before the checkpoint and came again is there
+    return RowChange(keys, joined.values[order], joined.last_use[order], gone)
+
+
+def _layers(files: Sequence[TableFile]) -> Iterator[list[TableFile]]:
+    """Yield files by the checkpoint that wrote them, the oldest first."""
+    for _, layer in itertools.groupby(files, key=lambda file: (file.incarnation, file.number)):
+        yield list(layer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import get_args
 
 import numpy as np
@@ -15,20 +15,10 @@ from parashard.client.pulled_rows import TableSet
 from parashard.errors import ConfigurationError, MalformedFrame
 from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, RowDtype
 from parashard.plan.optimizers import SGD
-from parashard.plan.partition import ELEMENT_BYTES, Partition
+from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s, Initializer, Variable
 from parashard.serving.checkpoint_watcher import Published, Sight
-from parashard.serving.differences import Part, Shown
-from parashard.serving.replica import (
-    Begin,
-    HeldShard,
-    PartitionAhead,
-    Replica,
-    RowsPart,
-    TableAhead,
-    VariablePart,
-)
-from parashard.serving.versions import ShardVersion, age_of
+from parashard.serving.versions import ShardVersion
 
 _KEYS = np.dtype("<u8")
 _FLOATS = np.dtype("<f4")
@@ -53,6 +43,14 @@ def id_message(id_: CheckpointId) -> pb.ShardVersion:
 def id_of(message: pb.ShardVersion) -> CheckpointId:
     """Return the name of the version in a message."""
     return CheckpointId(message.plan_version, message.shard, message.incarnation, message.number)
+
+
+def version_of(message: pb.ShardVersion) -> ShardVersion:
+    """Return the version in a message, with its steps."""
+    applied = tuple((step.start, step.stop) for step in message.applied)
+    if any(start >= stop for start, stop in applied) or any(a[1] >= b[0] for a, b in itertools.pairwise(applied)):
+        raise MalformedFrame(f"{id_of(message)}: its steps are no ascending intervals")
+    return ShardVersion(id_of(message), message.pushes, applied, message.written_at, message.parts_from)
 
 
 def sight_message(published: Published | None, sight: Sight, now_s: float) -> pb.Sight:
@@ -140,100 +138,3 @@ def floats_of(content: bytes, row_elements: int | None = None) -> Float32s:
 def bytes_of(array: npt.NDArray[np.generic]) -> bytes:
     """Return the bytes of keys or of float32 numbers, little-endian."""
     return np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def part_message(part: Part) -> pb.SubscribeReply:
-    """Return a part of a difference as a message."""
-    match part:
-        case None:
-            return pb.SubscribeReply(end=pb.ShardEnd())
-        case Begin():
-            return pb.SubscribeReply(begin=_begin_message(part))
-        case RowsPart(table, keys, values, gone):
-            content = pb.RowsPart(table=table, keys=bytes_of(keys), rows=bytes_of(values), gone=bytes_of(gone))
-            return pb.SubscribeReply(rows=content)
-        case VariablePart((name, start, stop), first, values):
-            content_ = pb.VariablePart(
-                variable=name, row_start=start, row_stop=stop, first=first, values=bytes_of(values)
-            )
-            return pb.SubscribeReply(variable=content_)
-
-
-def feed(replica: Replica, row_elements: dict[str, int], message: pb.SubscribeReply) -> bool:
-    """Give a part to a replica; return whether a newer version counts now."""
-    match message.WhichOneof("part"):
-        case "begin":
-            replica.begin(_begin_of(message.begin))
-        case "rows":
-            part = message.rows
-            if part.table not in row_elements:
-                raise MalformedFrame(f"rows of table {part.table!r}, which was not subscribed to")
-            keys, values = keys_of(part.keys), floats_of(part.rows, row_elements[part.table])
-            if len(keys) != len(values):
-                raise MalformedFrame(f"table {part.table!r}: {len(keys)} keys and {len(values)} rows")
-            replica.rows(RowsPart(part.table, keys, values, keys_of(part.gone)))
-        case "variable":
-            piece = message.variable
-            replica.variable(VariablePart(_partition_of(piece), piece.first, floats_of(piece.values)))
-        case "end":
-            return replica.end()
-        case other:
-            raise MalformedFrame(f"{other or 'nothing'} where a part of a version is due")
-    return False
-
-
-def _begin_message(begin: Begin) -> pb.ShardBegin:
-    return pb.ShardBegin(
-        version=version_message(begin.version, steps=True),
-        shards=begin.shards,
-        tables=[
-            pb.TableBegin(table=t.table, whole=t.whole, rows=t.rows, gone=t.gone, token=t.token) for t in begin.tables
-        ],
-        elements=begin.elements,
-        partitions=[
-            pb.PartitionBegin(variable=name, row_start=start, row_stop=stop, token=token, follows=follows)
-            for (name, start, stop), token, follows in begin.partitions
-        ],
-    )
-
-
-def _begin_of(message: pb.ShardBegin) -> Begin:
-    told = message.version
-    applied = tuple((step.start, step.stop) for step in told.applied)
-    if any(start >= stop for start, stop in applied) or any(a[1] >= b[0] for a, b in itertools.pairwise(applied)):
-        raise MalformedFrame(f"{id_of(told)}: its steps are no ascending intervals")
-    version = ShardVersion(id_of(told), told.pushes, applied, told.written_at, told.parts_from)
-    tables = tuple(TableAhead(t.table, t.whole, t.rows, t.gone, t.token) for t in message.tables)
-    partitions = tuple(PartitionAhead(_partition_of(p), p.token, p.follows) for p in message.partitions)
-    return Begin(version, message.shards, tables, message.elements, partitions)
-
-
-def _partition_of(message: pb.PartitionBegin | pb.HeldPartition | pb.VariablePart) -> Partition:
-    return Partition(message.variable, message.row_start, message.row_stop)
-
-
-def held_messages(held: Sequence[HeldShard]) -> list[pb.HeldShard]:
-    """Return what a subscriber shows of what it has."""
-    return [
-        pb.HeldShard(
-            version=version_message(shard.state.version),
-            tables=[pb.HeldTable(table=table, token=token) for table, token in shard.tokens.items()],
-            partitions=[
-                pb.HeldPartition(variable=name, row_start=start, row_stop=stop, token=token)
-                for (name, start, stop), token in shard.state.digests.items()
-            ],
-        )
-        for shard in held
-    ]
-
-
-def shown_of(messages: Iterable[pb.HeldShard]) -> list[Shown]:
-    """Return what a subscriber shows that it has."""
-    return [
-        Shown(
-            age_of(id_of(held.version), held.version.parts_from),
-            {table.table: table.token for table in held.tables},
-            {_partition_of(partition): partition.token for partition in held.partitions},
-        )
-        for held in messages
-    ]

@@ -14,7 +14,8 @@ from dataclasses import replace
 from parashard.client.pulled_rows import TableSet
 from parashard.errors import MalformedFrame, NotReady, ParashardError
 from parashard.process.logs import log
-from parashard.serving.checkpoint_watcher import Published, Watcher
+from parashard.serving.checkpoint_watcher import CheckpointWatcher, Published
+from parashard.serving.shard_watcher import ShardWatcher
 from parashard.serving.versions import Behind, behind
 
 POLL_S = 0.2
@@ -32,7 +33,7 @@ class ServedRun:
 
     def __init__(
         self,
-        watcher: Watcher,
+        watcher: CheckpointWatcher | ShardWatcher,
         tables: TableSet,
         job: str,
         poll_s: float = POLL_S,

@@ -91,19 +91,17 @@ class ServingService(serving_pb2_grpc.ServingServicer):
             )
         for table in request.tables:
             check_table(self._run.tables, table)
-        held = messages.shown_of(request.held)
         if not self._subscribers.acquire(blocking=False):
             raise QueueFull(f"{SUBSCRIBERS_MAX} subscribers are served already")
         try:
             published = self._run.wait(
-                lambda now: bool(lacks(now.shards, held)), request.wait_s, asks=context.is_active
+                lambda now: bool(lacks(now.shards, request.held)), request.wait_s, asks=context.is_active
             )
             for name in request.variables:
                 check_variable(published.variables, name)
             wanted = set(request.tables), set(request.variables)
-            for shard in lacks(published.shards, held):
-                for part in difference(shard, len(published.shards), *wanted, held):
-                    yield messages.part_message(part)
+            for shard in lacks(published.shards, request.held):
+                yield from difference(shard, len(published.shards), *wanted, request.held)
             yield pb.SubscribeReply(sight=self._sight(published))
         finally:
             self._subscribers.release()

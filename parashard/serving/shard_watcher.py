@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from parashard._proto import shard_pb2 as pb
 from parashard._proto import shard_pb2_grpc
@@ -67,25 +67,12 @@ class LiveSource:
         return ask
 
 
-class Source(Protocol):
-    """What `LiveSource` is; tests have another."""
-
-    def job(self) -> tuple[str, Plan]:
-        """Return the run and its plan."""
-
-    def view(self, run_id: str) -> list[ShardPlace]:
-        """Return where the shards are, in their order."""
-
-    def ask(self, address: str) -> Ask:
-        """Return a function that asks the shard at an address."""
-
-
 class ShardWatcher:
     """Follows the shards of a running job."""
 
     fresh: ClassVar[bool] = True
 
-    def __init__(self, source: Source, tables: TableSet, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, source: LiveSource, tables: TableSet, clock: Callable[[], float] = time.time) -> None:
         self._source = source
         self._tables: Mapping[str, EmbeddingTable] = tables.by_name
         self._clock = clock

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parashard._proto import serving_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.row_files import iterate_rows
 from parashard.errors import MalformedFrame
 from parashard.plan.partition import fixed_shards, place, split
 from parashard.serving import messages
 from parashard.serving.checkpoint_watcher import CheckpointWatcher, Published
-from parashard.serving.differences import Part, difference, lacks
-from parashard.serving.replica import Begin, Replica, RowsPart, VariablePart
+from parashard.serving.differences import Replica, difference, lacks
 from parashard.serving.versions import variable_of
 from support.checkpoint_cases import VARIABLES, write_plan
 from support.serving_cases import (
@@ -33,9 +33,9 @@ from support.store_fakes import MemoryStore
 KEYS = [[int(key) for key in keys_of_shard(shard, 12)] for shard in range(2)]
 
 
-def parts_for(replica: Replica, published: Published, part_bytes: int = 40) -> list[Part]:
-    """Return what a server sends to a subscriber, through the messages that it travels in."""
-    held = messages.shown_of(messages.held_messages(replica.held()))
+def parts_for(replica: Replica, published: Published, part_bytes: int = 40) -> list[pb.SubscribeReply]:
+    """Return what a server sends to a subscriber."""
+    held = replica.held()
     return [
         part
         for shard in lacks(published.shards, held)
@@ -43,8 +43,8 @@ def parts_for(replica: Replica, published: Published, part_bytes: int = 40) -> l
     ]
 
 
-def feed(replica: Replica, parts: Iterable[Part]) -> bool:
-    return any([messages.feed(replica, ROW_ELEMENTS, messages.part_message(part)) for part in parts])
+def feed(replica: Replica, parts: Iterable[pb.SubscribeReply]) -> bool:
+    return any([replica.feed(part) for part in parts])
 
 
 def replica() -> Replica:
@@ -52,17 +52,16 @@ def replica() -> Replica:
 
 
 def held_rows(replica: Replica) -> dict:
-    return {key: row for held in replica.shards for key, row in rows_of(held.state.tables[TABLE].rows).items()}
+    return {key: row for held in replica.shards for key, row in rows_of(held.tables[TABLE].rows).items()}
 
 
 def assert_same(replica: Replica, watcher: CheckpointWatcher) -> None:
     assert watcher.published is not None
     assert held_rows(replica) == served_rows(watcher)
     assert replica.versions == watcher.published.versions
-    states = [held.state for held in replica.shards]
     for name in VARIABLES:
         due = variable_of(VARIABLES, watcher.published.shards, name)
-        assert variable_of(VARIABLES, states, name).tobytes() == due.tobytes()
+        assert variable_of(VARIABLES, replica.shards, name).tobytes() == due.tobytes()
 
 
 class Job:
@@ -141,7 +140,7 @@ def test_differences_end_where_the_newest_manifests_do(made: list) -> None:
 
 
 def versions_of(one: Replica) -> list:
-    return [(held.state.version.id, rows_of(held.state.tables[TABLE].rows)) for held in one.shards]
+    return [(held.version.id, rows_of(held.tables[TABLE].rows)) for held in one.shards]
 
 
 def committed(job: Job) -> list:
@@ -163,8 +162,8 @@ def test_of_a_shard_that_did_not_change_nothing_is_sent() -> None:
     assert parts_for(one, job.watcher.published) == []
     job.commit(1, {KEYS[1][1]: (2.0, 2.0)})
     job.watcher.look()
-    begins = [part for part in parts_for(one, job.watcher.published) if isinstance(part, Begin)]
-    assert [str(begin.version.id) for begin in begins] == ["p1/s1/i1/c2"]
+    begins = [part.begin for part in parts_for(one, job.watcher.published) if part.HasField("begin")]
+    assert [str(messages.id_of(begin.version)) for begin in begins] == ["p1/s1/i1/c2"]
     assert [(ahead.whole, ahead.rows, ahead.gone) for ahead in begins[0].tables] == [(False, 1, 0)]
 
 
@@ -175,21 +174,35 @@ def test_a_partition_whose_values_did_not_change_is_not_sent_by_another_server_e
     job.committer.commit(job.lives[0], [job.step], {KEYS[0][1]: (2.0, 2.0)}, seed=1)
     job.restart()
     parts = parts_for(one, job.watcher.published)
-    assert [(part.elements, {ahead.follows for ahead in part.partitions}) for part in parts[:1]] == [(0, {False})]
-    assert not any(isinstance(part, VariablePart) for part in parts)
+    begin = begin_of(parts)
+    assert (begin.elements, {ahead.follows for ahead in begin.partitions}) == (0, {False})
+    assert not any(part.HasField("variable") for part in parts)
     feed(one, parts)
     assert_same(one, job.watcher)
     job.commit(0, {})
     job.watcher.look()
     parts = parts_for(one, job.watcher.published)
-    assert parts[0].elements == sum(len(part.values) for part in parts if isinstance(part, VariablePart)) > 0
+    assert begin_of(parts).elements == sum(elements_in(part) for part in parts) > 0
     feed(one, parts)
     assert_same(one, job.watcher)
 
 
-def begin_of(parts: list[Part]) -> Begin:
-    assert isinstance(parts[0], Begin)
-    return parts[0]
+def begin_of(parts: list[pb.SubscribeReply]) -> pb.ShardBegin:
+    assert parts[0].HasField("begin")
+    return parts[0].begin
+
+
+def elements_in(part: pb.SubscribeReply) -> int:
+    return len(part.variable.values) // 4
+
+
+def with_partitions(begin: pb.ShardBegin, partitions: Iterable[pb.PartitionBegin]) -> pb.SubscribeReply:
+    """Return a beginning that tells of these partitions."""
+    changed = pb.ShardBegin()
+    changed.CopyFrom(begin)
+    del changed.partitions[:]
+    changed.partitions.extend(partitions)
+    return pb.SubscribeReply(begin=changed)
 
 
 @pytest.mark.parametrize(
@@ -202,18 +215,18 @@ def begin_of(parts: list[Part]) -> Begin:
 def test_partitions_that_cannot_be_right_are_refused(follows: bool, twice: bool, told: str) -> None:
     job, one = Job(), replica()
     begin = begin_of(parts_for(one, job.watcher.published))
-    partitions = tuple(ahead._replace(follows=follows) for ahead in begin.partitions) * (2 if twice else 1)
+    for ahead in begin.partitions:
+        ahead.follows = follows
     with pytest.raises(MalformedFrame, match=told):
-        feed(one, [begin._replace(partitions=partitions)])
+        feed(one, [with_partitions(begin, [*begin.partitions] * (2 if twice else 1))])
 
 
 def test_values_that_were_not_told_of_are_refused() -> None:
     job, one = Job(), replica()
     parts = parts_for(one, job.watcher.published)
-    begin = begin_of(parts)
-    some = next(part for part in parts if isinstance(part, VariablePart))
+    some = next(part for part in parts if part.HasField("variable"))
     with pytest.raises(MalformedFrame, match="was not told to follow"):
-        feed(one, [begin._replace(partitions=()), some])
+        feed(one, [with_partitions(begin_of(parts), ()), some])
 
 
 def test_a_server_that_was_started_again_sends_only_what_changed() -> None:
@@ -221,7 +234,7 @@ def test_a_server_that_was_started_again_sends_only_what_changed() -> None:
     feed(one, parts_for(one, job.watcher.published))
     job.commit(0, {KEYS[0][1]: (2.0, 2.0)}, gone=[KEYS[0][0]])
     job.restart()
-    begins = [part for part in parts_for(one, job.watcher.published) if isinstance(part, Begin)]
+    begins = [part.begin for part in parts_for(one, job.watcher.published) if part.HasField("begin")]
     assert [(ahead.whole, ahead.rows, ahead.gone) for ahead in begins[0].tables] == [(False, 1, 1)]
     feed(one, parts_for(one, job.watcher.published))
     assert_same(one, job.watcher)
@@ -237,7 +250,7 @@ def test_a_subscriber_of_a_server_whose_files_go_another_way_gets_all_rows() -> 
     restored.incarnation, restored.number = 2, 5
     job.committer.commit(restored, [job.step, job.step + 1], {KEYS[0][2]: (3.0, 3.0)})
     job.restart()
-    begins = [part for part in parts_for(one, job.watcher.published) if isinstance(part, Begin)]
+    begins = [part.begin for part in parts_for(one, job.watcher.published) if part.HasField("begin")]
     assert [begin.tables[0].whole for begin in begins] == [True]
     feed(one, parts_for(one, job.watcher.published))
     assert_same(one, job.watcher)
@@ -277,7 +290,7 @@ def test_another_plan_counts_only_with_all_its_shards() -> None:
         committer.commit(ShardLife(shard), range(9), {int(keys_of_shard(shard, 1, 3)[0]): (float(shard), 0.0)})
     assert job.watcher.look()
     parts = parts_for(one, job.watcher.published)
-    ends = [place for place, part in enumerate(parts) if part is None]
+    ends = [place for place, part in enumerate(parts) if part.HasField("end")]
     assert len(ends) == 3
     assert not feed(one, parts[: ends[1] + 1])
     assert [str(version.id) for version in one.versions] == ["p1/s0/i1/c1", "p1/s1/i1/c1"]
@@ -291,9 +304,9 @@ def test_a_part_that_is_missing_is_found(lost: int) -> None:
     job.commit(0, {key: (1.0, 2.0) for key in KEYS[0]})
     job.watcher.look()
     parts = parts_for(one, job.watcher.published, part_bytes=32)
-    kinds = [type(part) for part in parts[: parts.index(None)]]
-    assert lost < len(kinds)
-    assert {RowsPart, VariablePart} < set(kinds)
+    kinds = [part.WhichOneof("part") for part in parts]
+    assert lost < kinds.index("end")
+    assert {"rows", "variable"} < set(kinds[: kinds.index("end")])
     with pytest.raises(MalformedFrame):
         feed(one, parts[:lost] + parts[lost + 1 :])
     assert one.shards == ()
@@ -316,20 +329,15 @@ def test_bytes_that_are_no_keys_are_refused(length: int) -> None:
 def test_variables_that_the_shards_have_not_all_of_are_refused() -> None:
     job, one = Job(), replica()
     parts = parts_for(one, job.watcher.published)
-    place = next(place for place, part in enumerate(parts) if isinstance(part, VariablePart))
-    taken = [part for part in parts[place:] if isinstance(part, VariablePart)][:1]
-    partition = taken[0].partition
-    left = [part for part in parts if not (isinstance(part, VariablePart) and part.partition == partition)]
-    many = sum(len(part.values) for part in parts if isinstance(part, VariablePart) and part.partition == partition)
-    cut = [
-        part._replace(
-            elements=part.elements - many,
-            partitions=tuple(ahead for ahead in part.partitions if ahead.partition != partition),
-        )
-        if isinstance(part, Begin) and n == 0
-        else part
-        for n, part in enumerate(left)
-    ]
-    with pytest.raises(MalformedFrame, match=partition.variable):
-        feed(one, cut)
+    first = next(part.variable for part in parts if part.HasField("variable"))
+    partition = first.variable, first.row_start, first.row_stop
+
+    def of_it(message: pb.VariablePart | pb.PartitionBegin) -> bool:
+        return (message.variable, message.row_start, message.row_stop) == partition
+
+    left = [part for part in parts[1:] if not (part.HasField("variable") and of_it(part.variable))]
+    cut = with_partitions(begin_of(parts), [ahead for ahead in begin_of(parts).partitions if not of_it(ahead)])
+    cut.begin.elements -= sum(elements_in(part) for part in parts if part.HasField("variable") and of_it(part.variable))
+    with pytest.raises(MalformedFrame, match=first.variable):
+        feed(one, [cut, *left])
     assert one.shards == ()

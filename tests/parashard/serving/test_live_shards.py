@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parashard._proto import serving_pb2 as pb
 from parashard.errors import Unreachable, WrongRun
-from parashard.serving import live_shard, messages
+from parashard.serving import live_shard
 from parashard.serving.checkpoint_watcher import Published
-from parashard.serving.differences import Part, difference, lacks
-from parashard.serving.replica import Begin, Replica
+from parashard.serving.differences import Replica, difference, lacks
 from parashard.serving.shard_watcher import ShardWatcher
 from parashard_server.serving import live_reads
 from parashard_server.state.rows import live_rows
@@ -40,8 +40,8 @@ def replica() -> Replica:
     return Replica(ROW_ELEMENTS, VARIABLES, fresh=True)
 
 
-def parts_for(one: Replica, published: Published) -> list[Part]:
-    held = messages.shown_of(messages.held_messages(one.held()))
+def parts_for(one: Replica, published: Published) -> list[pb.SubscribeReply]:
+    held = one.held()
     return [
         part
         for shard in lacks(published.shards, held)
@@ -49,9 +49,9 @@ def parts_for(one: Replica, published: Published) -> list[Part]:
     ]
 
 
-def feed(one: Replica, parts: Iterable[Part]) -> None:
+def feed(one: Replica, parts: Iterable[pb.SubscribeReply]) -> None:
     for part in parts:
-        messages.feed(one, ROW_ELEMENTS, messages.part_message(part))
+        one.feed(part)
 
 
 def assert_had(job: LiveShards, published: Published) -> None:
@@ -97,12 +97,12 @@ def test_what_is_published_is_what_the_shard_had_at_that_version(made: list) -> 
             parts = parts_for(one, watcher.published)
             feed(one, parts[: what[0]])
         for held in one.shards:
-            id_ = held.state.version.id
-            assert job.published(held.state) == job.had[id_.shard, id_.incarnation, id_.number], id_
+            id_ = held.version.id
+            assert job.published(held) == job.had[id_.shard, id_.incarnation, id_.number], id_
     watcher.look()
     assert_had(job, watcher.published)
     feed(one, parts_for(one, watcher.published))
-    assert [job.published(held.state) for held in one.shards] == job.of(watcher.published)
+    assert [job.published(held) for held in one.shards] == job.of(watcher.published)
     assert [shard.version.id.number for shard in watcher.published.shards] == [len(made) for made in job.pushed]
 
 
@@ -182,12 +182,11 @@ class TestAfterAReturn:
         assert 1 <= watcher._shards[0].differing_buckets <= len(TABLES)
         assert (watcher.resyncs, str(watcher.published.versions[0].id)) == (1, "p1/s0/i2/c2")
         parts = parts_for(one, watcher.published)
-        begin = parts[0]
-        assert isinstance(begin, Begin)
+        begin = parts[0].begin
         assert all(not ahead.whole and ahead.rows + ahead.gone <= 1 for ahead in begin.tables)
         feed(one, parts)
         assert one.resyncs == 1
-        assert [job.published(held.state) for held in one.shards] == job.of(watcher.published)
+        assert [job.published(held) for held in one.shards] == job.of(watcher.published)
 
     def test_a_reader_of_committed_versions_does_not_take_fewer_steps(self) -> None:
         job = LiveShards()
@@ -294,9 +293,9 @@ def test_a_variable_that_does_not_move_is_not_sent_again() -> None:
     feed(one, parts_for(one, watcher.published))
     job.push(0, [])
     watcher.look()
-    begin = parts_for(one, watcher.published)[0]
-    assert {ahead.partition.variable for ahead in begin.partitions if not ahead.follows} == {"frozen"}
-    assert {ahead.partition.variable for ahead in begin.partitions if ahead.follows} == {"bias", "weight"}
+    begin = parts_for(one, watcher.published)[0].begin
+    assert {ahead.variable for ahead in begin.partitions if not ahead.follows} == {"frozen"}
+    assert {ahead.variable for ahead in begin.partitions if ahead.follows} == {"bias", "weight"}
 
 
 def test_another_run_at_the_same_place_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:

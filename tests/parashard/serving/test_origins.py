@@ -19,8 +19,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.load import as_toml, load_job
 from parashard.launch.run_folders import write_report
 from parashard.protocol import rpc
-from parashard.serving.origins import Origin, origin_of
-from parashard.serving.server import Ports
+from parashard.serving.server import Origin, Ports, origin_of
 from parashard.store import open_store
 from support.checkpoint_cases import PLAN, model_of
 from support.serving_cases import Committer, ShardLife
