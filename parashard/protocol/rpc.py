@@ -22,14 +22,7 @@ from parashard.process.logs import log
 from parashard.protocol import wire
 from parashard.security.credentials import Credentials
 from parashard.security.grpc_admission import METADATA_BYTES_MAX, AdmissionInterceptor
-from parashard.security.grpc_tls import (
-    RoleInterceptor,
-    RotatingChannel,
-    behavior_of,
-    handler_like,
-    server_credentials,
-    utc_now,
-)
+from parashard.security.grpc_tls import RotatingChannel, check_caller, server_credentials, utc_now
 
 CONTROL_DEADLINE_S = 10.0
 DATA_DEADLINE_S = 60.0
@@ -122,42 +115,6 @@ def _bounded(message: str) -> str:
     return content[:MESSAGE_BYTES_MAX].decode(errors="ignore") + " ..."
 
 
-class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Turns a raised ParashardError into a status with our code; anything else is a bug: logged, and said so.
-
-    gRPC asks at every call; the outermost interceptor keeps what all of them have made of a method.
-    """
-
-    def __init__(self) -> None:
-        self._handlers: dict[str, Any] = {}  # of methods that are served
-
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        method = handler_call_details.method
-        if method not in self._handlers:
-            handler = continuation(handler_call_details)
-            if handler is None:
-                return None
-            self._handlers[method] = self._guarded(method, handler)
-        return self._handlers[method]
-
-    def _guarded(self, method: str, handler: Any) -> Any:
-        behavior = behavior_of(handler)
-
-        def guarded(request: Any, context: grpc.ServicerContext) -> Any:
-            try:
-                return behavior(request, context)
-            except Exception as error:  # noqa: BLE001  # whatever broke, the caller gets an error
-                _answer_with(error, method, context)
-
-        def guarded_stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            try:
-                yield from behavior(request, context)
-            except Exception as error:  # noqa: BLE001
-                _answer_with(error, method, context)
-
-        return handler_like(handler, guarded_stream if handler.response_streaming else guarded)
-
-
 def _answer_with(error: Exception, method: str, context: grpc.ServicerContext) -> NoReturn:
     """End a call with an error of ours; any other is a bug, and logged."""
     if isinstance(error, ParashardError):
@@ -221,11 +178,11 @@ class Server:
         *,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self.admission = AdmissionInterceptor(CALLS_MAX)
-        roles = [RoleInterceptor(now)] if credentials else []
+        check = None if credentials is None else lambda method, context: check_caller(method, context, now())
+        self.admission = AdmissionInterceptor(CALLS_MAX, _answer_with, check)
         self.grpc = grpc.server(
             futures.ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="rpc"),
-            interceptors=[_ErrorInterceptor(), *roles, self.admission],  # the first is the outermost
+            interceptors=[self.admission],
             options=_server_options(request_bytes_max),
             maximum_concurrent_rpcs=WAITING_CALLS_MAX,
         )

@@ -2,7 +2,7 @@
 
 Owns the count and the two deadlines, which are of one message each, and decodes messages. gRPC's own bound counts no
 unread answers; its threads would wait without bound for a message that does not come, and it would keep an unread
-answer without bound. Does not know roles nor errors' statuses: those interceptors come first.
+answer without bound. Knows neither roles nor errors' statuses: it is given functions that do.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from parashard.errors import LimitExceeded, MalformedFrame, NotAllowed, QueueFull, Unreachable
-from parashard.security.grpc_tls import behavior_of
 from parashard.security.identity import PULL, PUSH, SUBSCRIBE
 
 MESSAGE_DEADLINE_S = 20.0  # to receive a message, at most little more than 4 MiB, after the headers or the last one
@@ -28,20 +27,25 @@ LOOK_S = 1.0
 
 
 class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Admits a call below the cap, before its message is received; ends calls of slow peers.
+    """Admits a call that its caller may make, below the cap, before its message is received; ends calls of slow peers.
 
-    Streams are served for the named methods only, which bound the time of a whole call; others would hold a thread
-    without bound.
+    `refuse` answers a call with the error that it raised; `check`, if there is one, raises unless the caller may call
+    the method. Streams are served for the named methods only, which bound the time of a whole call; others would hold a
+    thread without bound.
     """
 
     def __init__(
         self,
         calls_max: int,
+        refuse: Callable[[Exception, str, grpc.ServicerContext], NoReturn],
+        check: Callable[[str, grpc.ServicerContext], None] | None = None,
         streams: Collection[str] = (PUSH, PULL, SUBSCRIBE),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._streams = streams
         self._calls_max = calls_max
+        self._refuse = refuse
+        self._check = check
         self.under_way = 0
         """Calls served now, or with an unread answer."""
         self.refused = 0
@@ -49,6 +53,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         self.slow = 0
         """Calls ended because their peer did not send its message or read its answer in time."""
         self._clock = clock
+        self._handlers: dict[str, Any] = {}  # of methods that are served: gRPC asks at every call
         self._lock = threading.Lock()
         self._until_s: dict[_Call, float] = {}  # deadlines of calls that wait for their peer
         self._stopping = threading.Event()
@@ -56,36 +61,49 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return a handler that is called before the message is received, and receives it within a deadline."""
-        handler = continuation(handler_call_details)
-        named = handler_call_details.method in self._streams
-        if handler is None or (handler.request_streaming and not named):
-            return None
-        answers_with_stream = handler.response_streaming and named
-        serve = _not_served if handler.response_streaming and not named else behavior_of(handler)
+        method = handler_call_details.method
+        if method not in self._handlers:
+            handler = continuation(handler_call_details)
+            if handler is None or (handler.request_streaming and method not in self._streams):
+                return None  # gRPC answers UNIMPLEMENTED
+            self._handlers[method] = self._admitting(method, handler)
+        return self._handlers[method]
+
+    def _admitting(self, method: str, handler: Any) -> Any:
+        serve = handler.unary_unary or handler.stream_unary or handler.unary_stream or handler.stream_stream
+        answers_with_stream = handler.response_streaming and method in self._streams
+        if handler.response_streaming and not answers_with_stream:
+            serve = _not_served
         decode = handler.request_deserializer
 
         def admitted(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-            call = self._begin(context)
             try:
-                request: Any = self._received(messages, call)
-                if not handler.request_streaming:
-                    request = _decoded(decode, next(request)) if decode else next(request)
-                return serve(request, context)
-            finally:
-                self._waits(call, ANSWER_DEADLINE_S)
+                call = self._begin(method, context)
+                try:
+                    request: Any = self._received(messages, call)
+                    if not handler.request_streaming:
+                        request = _decoded(decode, next(request)) if decode else next(request)
+                    return serve(request, context)
+                finally:
+                    self._waits(call, ANSWER_DEADLINE_S)
+            except Exception as error:  # noqa: BLE001  # whatever broke, the caller gets an error
+                self._refuse(error, method, context)
 
         def admitted_stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-            call = self._begin(context)
             try:
-                request: Any = self._received(messages, call)
-                if not handler.request_streaming:
-                    request = _decoded(decode, next(request)) if decode else next(request)
-                for answer in serve(request, context):
+                call = self._begin(method, context)
+                try:
+                    request: Any = self._received(messages, call)
+                    if not handler.request_streaming:
+                        request = _decoded(decode, next(request)) if decode else next(request)
+                    for answer in serve(request, context):
+                        self._waits(call, ANSWER_DEADLINE_S)
+                        yield answer  # it is on its way when gRPC asks for the next
+                        self._waits(call, None)
+                finally:
                     self._waits(call, ANSWER_DEADLINE_S)
-                    yield answer  # it is on its way when gRPC asks for the next
-                    self._waits(call, None)
-            finally:
-                self._waits(call, ANSWER_DEADLINE_S)
+            except Exception as error:  # noqa: BLE001
+                self._refuse(error, method, context)
 
         # Bytes: if gRPC itself decodes, an invalid message is answered and logged as an internal error.
         if answers_with_stream:
@@ -119,7 +137,9 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         while not self._stopping.wait(LOOK_S):
             self.look()
 
-    def _begin(self, context: grpc.ServicerContext) -> _Call:
+    def _begin(self, method: str, context: grpc.ServicerContext) -> _Call:
+        if self._check is not None:
+            self._check(method, context)
         metadata_bytes = sum(len(key) + len(value) for key, value in context.invocation_metadata())
         # gRPC's own bound is per frame, so that much more passes.
         if metadata_bytes > METADATA_BYTES_MAX:

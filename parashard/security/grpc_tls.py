@@ -28,30 +28,15 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Refuses every call that the roles in the caller's certificate do not allow.
+def check_caller(method: str, context: grpc.ServicerContext, now: datetime) -> None:
+    """Refuse a call that the roles in the caller's certificate do not allow, or whose certificate has expired.
 
     A role that may not make the call gets `NotAllowed`. An expired certificate gets `NotReady`: TLS checks the time
     only in a full handshake, neither on an open connection nor when a session is resumed, which Python's gRPC cannot
     disable. After a late renewal the caller's retries succeed.
     """
-
-    def __init__(self, now: Callable[[], datetime] = utc_now) -> None:
-        self._now = now
-
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        handler = continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None:  # gRPC answers UNIMPLEMENTED
-            return None
-        behavior = behavior_of(handler)
-
-        def checked(request: Any, context: grpc.ServicerContext) -> Any:
-            _check_time(context, self._now())
-            check_call(method, uris_of(context))
-            return behavior(request, context)
-
-        return handler_like(handler, checked)
+    _check_time(context, now)
+    check_call(method, uris_of(context))
 
 
 def uris_of(context: grpc.ServicerContext) -> list[str]:
@@ -86,29 +71,6 @@ def _end(certificate: bytes, others: bytes) -> datetime:
         link = max(found, key=lambda issuer: issuer.not_valid_after_utc)
         end = min(end, link.not_valid_after_utc)
     return end
-
-
-def behavior_of(handler: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
-    """Return the function of a handler."""
-    behavior: Callable[[Any, grpc.ServicerContext], Any] = (
-        handler.unary_unary or handler.stream_unary or handler.unary_stream or handler.stream_stream
-    )
-    return behavior
-
-
-_MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {  # by what is a stream: the request, the response
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-
-
-def handler_like(handler: Any, behavior: Callable[[Any, grpc.ServicerContext], Any]) -> Any:
-    """Return a handler with another function, and the kind and serializers of the first."""
-    return _MAKERS[handler.request_streaming, handler.response_streaming](
-        behavior, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-    )
 
 
 def server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
