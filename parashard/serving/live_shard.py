@@ -37,37 +37,16 @@ Ask = Callable[[pb.ReadRequest], pb.ReadReply]
 
 @dataclass
 class LiveShard:
-    """One shard, as it was last read.
-
-    Parameters
-    ----------
-    plan : Plan
-    shard : int
-        Which of its shards.
-    run_id : str
-    tables : mapping of str to EmbeddingTable
-        The job's.
-    name : str
-        Of this reader: tokens that subscribers show begin with it.
-
-    Attributes
-    ----------
-    published : PublishedShard or None
-        None until it was read once.
-    incarnation : int
-        That of `published`.
-    differing_buckets : int
-        How many buckets the last comparison found to differ.
-    """
+    """One shard, as it was last read."""
 
     plan: Plan
-    shard: int
+    shard: int  # which of the plan's
     run_id: str
-    tables: Mapping[str, EmbeddingTable]
-    name: str
-    published: PublishedShard | None = None
-    incarnation: int = 0
-    differing_buckets: int = 0
+    tables: Mapping[str, EmbeddingTable]  # the job's
+    name: str  # of this reader: tokens that subscribers show begin with it
+    published: PublishedShard | None = None  # until it was read once
+    incarnation: int = 0  # that of `published`
+    differing_buckets: int = 0  # how many the last comparison found
     _position: int = 0  # 0: what changes from here on is not noted
     _known: int | None = None  # version of the weights
     _flat: Float32s = field(default_factory=lambda: np.empty(0, np.float32))

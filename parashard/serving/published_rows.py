@@ -29,26 +29,13 @@ NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 class Block(NamedTuple):
-    """Rows in ascending order of keys.
+    """Rows in ascending order of keys; the arrays' first axis is that of the rows."""
 
-    Parameters
-    ----------
-    keys : ndarray of uint64, shape (rows,)
-        Mixed, each once.
-    values : ndarray of float32, shape (rows, row_elements)
-    last_use : ndarray of uint32, shape (rows,)
-        Time of each row's last push.
-    changed : ndarray of int64, shape (rows,)
-        The change that made each row what it is.
-    there : ndarray of bool, shape (rows,)
-        False: the key has no row.
-    """
-
-    keys: Keys
-    values: Float32s
-    last_use: NDArray[np.uint32]
-    changed: NDArray[np.int64]
-    there: NDArray[np.bool_]
+    keys: Keys  # mixed, each once
+    values: Float32s  # shape (rows, row_elements)
+    last_use: NDArray[np.uint32]  # time of each row's last push
+    changed: NDArray[np.int64]  # the change that made each row what it is
+    there: NDArray[np.bool_]  # False: the key has no row
 
     def taken(self, which: Any) -> Block:
         """Return some of the rows."""
@@ -56,15 +43,7 @@ class Block(NamedTuple):
 
 
 class RowChange(NamedTuple):
-    """Rows as they are from then on, and keys that have none any more; both ascending, no key in both.
-
-    Parameters
-    ----------
-    keys : ndarray of uint64, shape (rows,)
-    values : ndarray of float32, shape (rows, row_elements)
-    last_use : ndarray of uint32, shape (rows,)
-    gone : ndarray of uint64, shape (keys,)
-    """
+    """Rows as they are from then on, and keys that have none any more; both ascending, no key in both."""
 
     keys: Keys
     values: Float32s
@@ -74,28 +53,14 @@ class RowChange(NamedTuple):
 
 @dataclass(frozen=True)
 class PublishedRows:
-    """Rows of a table: a sorted base, and over it a small sorted overlay of what changed since.
-
-    Parameters
-    ----------
-    base, overlay : Block
-        A key of the overlay counts there, whatever the base has.
-    gone : ndarray of uint64, shape (keys,)
-        Keys that lost their row, ascending.
-    gone_changed : ndarray of int64, shape (keys,)
-        The change by which each did.
-    floor : int
-        Keys that lost their row by a change up to this one may be forgotten.
-    rows : int
-        How many there are.
-    """
+    """Rows of a table: a sorted base, and over it a small sorted overlay of what changed since."""
 
     base: Block
-    overlay: Block
-    gone: Keys
-    gone_changed: NDArray[np.int64]
-    floor: int
-    rows: int
+    overlay: Block  # a key of it counts here, whatever the base has
+    gone: Keys  # keys that lost their row, ascending
+    gone_changed: NDArray[np.int64]  # the change by which each did
+    floor: int  # keys that lost their row by a change up to this one may be forgotten
+    rows: int  # how many there are
 
     @classmethod
     def empty(cls, row_elements: int) -> Self:

@@ -32,27 +32,13 @@ PUSHES_MAX = 1 << 64
 
 @dataclass(frozen=True)
 class ShardVersion:
-    """A committed checkpoint of a shard, or its live state after a number of pushes.
+    """A committed checkpoint of a shard, or its live state after a number of pushes."""
 
-    Parameters
-    ----------
-    id : CheckpointId
-        Later versions have greater ids. A live one's number is that of the pushes.
-    pushes : int
-        Pushes (in `sync:N`: rounds) applied.
-    applied : tuple of (int, int)
-        The steps in it, half-open intervals, ascending.
-    written_at : float
-        Seconds since 1970, by the clock of the shard; of a live one by the server's, when it was read.
-    parts_from : int
-        0: all is of one moment. Else the weights, which were read in parts, have this many pushes at least.
-    """
-
-    id: CheckpointId
-    pushes: int
-    applied: tuple[tuple[int, int], ...]
-    written_at: float
-    parts_from: int = 0
+    id: CheckpointId  # later versions have greater ids; a live one's number is that of the pushes
+    pushes: int  # applied; in `sync:N` rounds
+    applied: tuple[tuple[int, int], ...]  # the steps in it, half-open intervals, ascending
+    written_at: float  # seconds since 1970, by the clock of the shard; of a live one by the server's, when it was read
+    parts_from: int = 0  # 0: all is of one moment; else the weights, read in parts, have at least so many pushes
 
     @classmethod
     def of(cls, manifest: ShardManifest) -> ShardVersion:
@@ -72,26 +58,13 @@ class ShardVersion:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A shard's rows of a table, and what is needed to tell a subscriber what it lacks.
-
-    Parameters
-    ----------
-    rows : PublishedRows
-    files : tuple of TableFile
-        Those that made them; of live rows none.
-    marks : mapping of str to int
-        By token of an earlier state: the number of the first change with it.
-    change : int
-        Number of the newest change.
-    token : str
-        What a subscriber shows that has these rows: of committed ones `token_of` the files.
-    """
+    """A shard's rows of a table, and what is needed to tell a subscriber what it lacks."""
 
     rows: PublishedRows
-    files: tuple[TableFile, ...] = ()
-    marks: Mapping[str, int] = field(default_factory=dict)
-    change: int = 0
-    token: str = ""
+    files: tuple[TableFile, ...] = ()  # those that made the rows; of live rows none
+    marks: Mapping[str, int] = field(default_factory=dict)  # token of an earlier state -> first change with it
+    change: int = 0  # number of the newest
+    token: str = ""  # what a subscriber shows that has these rows; of committed ones `token_of` the files
 
     def marked(self, rows: PublishedRows, files: tuple[TableFile, ...], change: int, token: str = "") -> PublishedTable:
         """Return the table after a change. Marks are of the first change with a token, so that none is left out."""
@@ -105,22 +78,12 @@ class PublishedTable:
 
 @dataclass(frozen=True)
 class PublishedShard:
-    """A shard as one of its versions has it; nothing of it ever changes.
-
-    Parameters
-    ----------
-    version : ShardVersion
-    variables : mapping of Partition to ndarray of float32
-        Flat or shaped, row-major, read-only.
-    tables : mapping of str to PublishedTable
-    digests : mapping of Partition to str
-        `digest_of` each partition's values.
-    """
+    """A shard as one of its versions has it; nothing of it ever changes."""
 
     version: ShardVersion
-    variables: Mapping[Partition, Float32s]
+    variables: Mapping[Partition, Float32s]  # flat or shaped, row-major, read-only
     tables: Mapping[str, PublishedTable] = field(default_factory=dict)
-    digests: Mapping[Partition, str] = field(default_factory=dict)
+    digests: Mapping[Partition, str] = field(default_factory=dict)  # `digest_of` each partition's values
 
 
 def age_of(id_: CheckpointId, parts_from: int) -> tuple[CheckpointId, int]:

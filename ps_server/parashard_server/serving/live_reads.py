@@ -32,15 +32,7 @@ _Result = TypeVar("_Result")
 
 
 class LiveReads:
-    """Reads for readers.
-
-    Parameters
-    ----------
-    plane : RequestHandler
-        Says whether the shard takes requests.
-    host : ShardHost
-        The shard and its lock.
-    """
+    """Reads for readers; `plane` says whether the shard takes requests."""
 
     def __init__(self, plane: RequestHandler, host: ShardHost) -> None:
         self._plane = plane
