@@ -51,13 +51,7 @@ def plan_message(plan: Plan) -> coordinator_pb2.Plan:
 
 
 def plan_from(message: coordinator_pb2.Plan) -> Plan:
-    """Return the plan in a message.
-
-    Raises
-    ------
-    MalformedFrame
-        If it names a variable that it does not declare, or declares one that cannot be.
-    """
+    """Return the plan in a message; MalformedFrame if it names or declares a variable that cannot be."""
     try:
         variables = _variables_from(message)
     except ConfigurationError as error:

@@ -7,13 +7,13 @@ transport. Called by `parashard.client.shard_client`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from parashard.encodings import codec
-from parashard.errors import MalformedFrame, UnknownVariable
+from parashard.errors import MalformedFrame, UnknownVariable, shortened
 from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_shard, first_rows, floats_of
 from parashard.plan.variables import Float32s
 from parashard.protocol.buffers import Buffers
@@ -45,12 +45,12 @@ class TableSet:
             table.name: first_rows(table, seed) for table in tables
         }
 
-    def check(self, keys: Mapping[str, Keys]) -> None:
-        """Raise UnknownVariable if keys are of a table that the job lacks."""
-        unknown = sorted(keys.keys() - self.by_name.keys())
+    def check(self, names: Iterable[str]) -> None:
+        """Raise UnknownVariable if the job lacks a table of these names."""
+        unknown = sorted(set(names) - self.by_name.keys())
         if unknown:
             known = ", ".join(sorted(self.by_name)) or "none"
-            raise UnknownVariable(f"table {unknown[0]!r} is none of the job's: {known}")
+            raise UnknownVariable(f"table {shortened(unknown[0])!r} is none of the job's: {known}")
 
     def first_rows(self, table: str, keys: Keys) -> Float32s:
         """Return what rows of a table are before they are first pushed."""

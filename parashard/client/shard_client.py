@@ -61,50 +61,23 @@ class Reached(NamedTuple):
 
 
 class ShardClient:
-    """A connection to all shards of a job.
-
-    Parameters
-    ----------
-    run_id, job_digest : str
-        What every request names.
-    plan : Plan
-        How variables are cut.
-    worker : str
-        The worker's name, for the shards' logs.
-    retry_budget_s : float
-        How long a request to one shard may be sent again, while it is busy, away, or begins another incarnation.
-    cancelled : Event, optional
-        Once set, nothing is retried any more.
-    now_s : callable, optional
-        The seconds that the retry budget is counted in, such as those of an `AwakeClock`; None: monotonic ones.
-    look : callable, optional
-        Returns the shards' present view, or raises RetryLater; without it a shard that has another incarnation is not
-        found.
-    connect : Connect
-        Makes transports; a test's fake comes in here.
-    tracer : Tracer, optional
-        Makes the spans of its steps.
-    tables : TableSet
-        The job's embedding tables.
-    tells_norms : bool
-        Each push says the norm of its gradient on all shards, by which they clip that of its batch.
-    """
+    """A connection to all shards of a job."""
 
     def __init__(
         self,
-        run_id: str,
+        run_id: str,  # this and the digest: what every request names
         job_digest: str,
-        plan: Plan,
-        worker: str,
+        plan: Plan,  # how variables are cut
+        worker: str,  # its name, for the shards' logs
         *,
-        retry_budget_s: float = 30.0,
-        cancelled: threading.Event | None = None,
-        now_s: Callable[[], float] | None = None,
-        look: Callable[[], View] | None = None,
+        retry_budget_s: float = 30.0,  # of a request to one shard that is busy, away, or begins another incarnation
+        cancelled: threading.Event | None = None,  # once set, nothing is retried any more
+        now_s: Callable[[], float] | None = None,  # what the budget is counted in; None: monotonic seconds
+        look: Callable[[], View] | None = None,  # the present view, or RetryLater; without it no new one is found
         connect: Connect = GrpcTransport,
         tracer: Tracer | None = None,
         tables: TableSet = NO_TABLES,
-        tells_norms: bool = False,
+        tells_norms: bool = False,  # each push says the norm of its whole gradient, by which shards clip its batch's
     ) -> None:
         self._run_id = run_id
         self._job_digest = job_digest

@@ -40,28 +40,17 @@ _Reply = TypeVar("_Reply")
 class CoordinatorClient:
     """A channel to the coordinator.
 
-    Parameters
-    ----------
-    address : str
-        host:port.
-    retry_budget_s : float
-        How long one call may be sent again.
-    cancelled : Event, optional
-        Once set, nothing is sent again any more.
-    where : str
-        A run directory, if the address is from there: a coordinator that was started again has another one.
-    credentials : Credentials, optional
-        Shown to the coordinator; needed where it demands them.
-    tell : callable (text), optional
-        Called once a call that has to be sent again, with what it waits for; a log has it in any case.
+    `where` is the run directory that the address is from, if there is one: a coordinator that was started again has
+    another address. `tell` is called once a call that has to be sent again, with what it waits for; a log has it in any
+    case.
     """
 
     def __init__(
         self,
         address: str,
         *,
-        retry_budget_s: float = 60.0,
-        cancelled: threading.Event | None = None,
+        retry_budget_s: float = 60.0,  # how long one call may be sent again
+        cancelled: threading.Event | None = None,  # once set, nothing is sent again any more
         where: str = "",
         credentials: Credentials | None = None,
         tell: Callable[[str], None] | None = None,
@@ -188,30 +177,28 @@ class CoordinatorClient:
             self._tell(f"{why}; asking again" + (f" until {until:%H:%M:%S}" if until else ""))
 
 
-def address_in(folder: Path) -> str | None:
-    """Return the address of the coordinator in a run directory; None if there is none that can be read."""
+def _told_in(folder: Path, what: str) -> str:
+    """Return what the last coordinator of a run directory has written of itself; "" if that cannot be read."""
     try:
-        return str(json.loads((folder / ADDRESS_FILE).read_text())["address"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def run_id_in(where: str) -> str:
-    """Return the id of the run whose directory this is; "" for an address, whose run is not known."""
-    try:
-        return str(json.loads((Path(where) / ADDRESS_FILE).read_text())["run_id"])
+        return str(json.loads((folder / ADDRESS_FILE).read_text())[what])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
+def address_in(folder: Path) -> str | None:
+    """Return the address of the coordinator in a run directory; None if there is none that can be read."""
+    return _told_in(folder, "address") or None
+
+
+def run_id_in(where: str) -> str:
+    """Return the id of the run whose directory this is; "" for an address, whose run is not known."""
+    return _told_in(Path(where), "run_id")
+
+
 def http_port_in(folder: Path, run_id: str) -> int:
     """Return the HTTP port of the last coordinator of a run, of whose directory this is; 0: not known."""
-    try:
-        where = json.loads((folder / ADDRESS_FILE).read_text())
-        port = int(str(where["http"]).rpartition(":")[2]) if where["run_id"] == run_id else 0
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-    return port if 0 < port < 65536 else 0
+    port = _told_in(folder, "http").rpartition(":")[2] if run_id_in(str(folder)) == run_id else ""
+    return int(port) if port.isdecimal() and 0 < int(port) < 65536 else 0
 
 
 def find_coordinator(where: str, wait_s: float = 30.0, cancelled: threading.Event | None = None) -> str:

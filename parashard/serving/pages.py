@@ -21,7 +21,6 @@ from parashard.serving.served import ServedRun
 from parashard.serving.service import check_keys
 from parashard.serving.versions import look_up, variable_of
 
-BODY_BYTES_MAX = 2 << 20
 ELEMENTS_MAX = 1 << 20
 """Of a variable in one answer."""
 

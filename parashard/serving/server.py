@@ -26,12 +26,12 @@ from parashard.protocol.coordinator_client import CoordinatorClient, find_coordi
 from parashard.protocol.rpc import Server, join_address
 from parashard.security.credentials import Credentials
 from parashard.serving.checkpoint_watcher import CheckpointWatcher
-from parashard.serving.pages import BODY_BYTES_MAX, Pages
+from parashard.serving.pages import Pages
 from parashard.serving.served import POLL_S, SLOW_POLL_S, ServedRun
 from parashard.serving.service import ServingService
 from parashard.serving.shard_watcher import LiveSource, ShardWatcher
 from parashard.store import open_store
-from parashard.telemetry.http import NO_QUESTIONS, HttpPort, Metrics, Questions
+from parashard.telemetry.http import HttpPort, Metrics
 
 REQUEST_BYTES_MAX = 4 << 20
 
@@ -153,10 +153,9 @@ class Ports:
         serving_pb2_grpc.add_ServingServicer_to_server(ServingService(run), self._grpc.grpc)  # type: ignore[no-untyped-call]
         metrics = Metrics("serve")
         metrics.add(partial(serving_families, self.run))
-        questions = Questions(pages.posts(), BODY_BYTES_MAX) if lookups_over_http else NO_QUESTIONS
-        gets = pages.gets() if lookups_over_http else {}
+        gets, posts = (pages.gets(), pages.posts()) if lookups_over_http else ({}, {})
         try:
-            self._http = HttpPort(host, http_port, metrics, pages.ready, gets, questions)
+            self._http = HttpPort(host, http_port, metrics, pages.ready, gets, posts)
         except BaseException:
             self._grpc.grpc.stop(None)
             raise

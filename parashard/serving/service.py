@@ -17,7 +17,7 @@ from parashard.serving import messages
 from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.differences import difference, lacks
 from parashard.serving.served import ServedRun
-from parashard.serving.versions import check_table, check_variable, elements_of, look_up
+from parashard.serving.versions import check_variable, elements_of, look_up
 
 KEYS_MAX = 1 << 16
 """Of one request."""
@@ -89,8 +89,7 @@ class ServingService(serving_pb2_grpc.ServingServicer):
             raise WrongRun(
                 f"{kinds[self._run.watcher.fresh]} are served here; the subscriber has {kinds[request.fresh]}"
             )
-        for table in request.tables:
-            check_table(self._run.tables, table)
+        self._run.tables.check(request.tables)
         if not self._subscribers.acquire(blocking=False):
             raise QueueFull(f"{SUBSCRIBERS_MAX} subscribers are served already")
         try:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from parashard._proto import shard_pb2 as pb
 from parashard._proto import shard_pb2_grpc
-from parashard.client.proto_conversion import plan_from
+from parashard.client.proto_conversion import plan_from, view_from
 from parashard.client.pulled_rows import TableSet
 from parashard.errors import ParashardError, StalePlan, WrongRun
 from parashard.plan.embedding import EmbeddingTable
@@ -24,13 +24,7 @@ from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.security.credentials import Credentials
 from parashard.serving.checkpoint_watcher import Published, Sight
 from parashard.serving.live_shard import Ask, LiveShard
-
-
-class ShardPlace(NamedTuple):
-    """Where a shard is, and its incarnation."""
-
-    address: str
-    incarnation: int
+from parashard.transports.base import ShardAddress
 
 
 class LiveSource:
@@ -46,9 +40,9 @@ class LiveSource:
         reply = self._coordinator.get_job()
         return reply.run_id, plan_from(reply.plan)
 
-    def view(self, run_id: str) -> list[ShardPlace]:
+    def view(self, run_id: str) -> Sequence[ShardAddress]:
         """Return where the shards are, in their order; raises as the call."""
-        found = [ShardPlace(at.address, at.incarnation) for at in self._coordinator.get_view(run_id).shards]
+        found = view_from(self._coordinator.get_view(run_id)).shards
         for left in self._channels.keys() - {place.address for place in found}:
             self._channels.pop(left).close()
         return found
@@ -79,7 +73,7 @@ class ShardWatcher:
         self._name = secrets.token_hex(8)
         self._plan: Plan | None = None
         self._shards: list[LiveShard] = []
-        self._places: list[ShardPlace] = []
+        self._places: Sequence[ShardAddress] = ()
         self._read_at: dict[int, float] = {}
         self.published: Published | None = None
         self.sight = Sight(problem="no look at the shards yet")
@@ -128,7 +122,7 @@ class ShardWatcher:
         self._places = places
         return ""
 
-    def _read(self, shard: LiveShard, place: ShardPlace) -> bool:
+    def _read(self, shard: LiveShard, place: ShardAddress) -> bool:
         before = shard.incarnation
         changed = shard.look(self._source.ask(place.address), place.incarnation, self._clock())
         self._read_at[shard.shard] = self._clock()

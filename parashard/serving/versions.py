@@ -180,7 +180,7 @@ class LookedUp(NamedTuple):
 
 def look_up(tables: TableSet, shards: Sequence[PublishedShard], table: str, keys: Keys) -> LookedUp:
     """Return rows of mixed keys, in any order and with repetitions."""
-    check_table(tables, table)
+    tables.check([table])
     rows = np.empty((len(keys), tables.by_name[table].row_elements), np.float32)
     present = np.zeros(len(keys), np.bool_)
     stops = np.array([stop for _, stop in bucket_ranges(len(shards))])
@@ -192,13 +192,6 @@ def look_up(tables: TableSet, shards: Sequence[PublishedShard], table: str, keys
     if absent.any():
         rows[absent] = tables.first_rows(table, keys[absent])
     return LookedUp(rows, present, tuple(held.version.id for held in shards))
-
-
-def check_table(tables: TableSet, table: str) -> None:
-    """Raise UnknownVariable unless the job has such a table."""
-    if table not in tables.by_name:
-        known = ", ".join(sorted(tables.by_name)) or "none"
-        raise UnknownVariable(f"table {shortened(table)!r} is none of the job's: {known}")
 
 
 def variable_of(variables: Mapping[str, Variable], shards: Sequence[PublishedShard], name: str) -> Float32s:

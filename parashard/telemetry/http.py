@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,6 +32,7 @@ QUEUED_MAX = 128  # the library's 5 would have probes wait a second and more for
 POLL_S = 0.05  # how long `stop` may have to wait
 REQUEST_TIMEOUT_S = 5.0
 REQUEST_BYTES_MAX = 16 << 10  # its first line and its headers; the library alone would take 6 MiB
+QUESTION_BYTES_MAX = 2 << 20  # the body of a POST
 CONNECTIONS_MAX = 64
 
 HEADERS = {
@@ -48,14 +48,8 @@ Page = Callable[[str], tuple[int, str, bytes]]
 """Takes what follows the path's question mark; returns an HTTP status, a content type and a body."""
 
 
-class Questions(NamedTuple):
-    """What answers to POST, by path, and the most bytes of a question."""
-
-    answers: Mapping[str, Callable[[bytes], tuple[int, str, bytes]]] = MappingProxyType({})
-    bytes_max: int = 0
-
-
-NO_QUESTIONS = Questions()
+Question = Callable[[bytes], tuple[int, str, bytes]]
+"""The same of a POST: takes its body."""
 
 
 class Metrics:
@@ -119,7 +113,7 @@ class HttpPort:
         metrics: Metrics,
         ready: Callable[[], str],  # returns why the process is not ready, or ""
         pages: dict[str, Page] | None = None,
-        questions: Questions = NO_QUESTIONS,
+        questions: Mapping[str, Question] | None = None,
     ) -> None:
         def scraped(query: str) -> tuple[int, str, bytes]:
             return 200, *metrics.scrape()
@@ -133,7 +127,7 @@ class HttpPort:
 
         own: dict[str, Page] = {"/metrics": scraped, "/livez": livez, "/readyz": readyz}
         try:
-            self._server = _Server(host, port, own | (pages or {}), questions)
+            self._server = _Server(host, port, own | (pages or {}), questions or {})
         except OSError as error:
             raise Unavailable(f"cannot listen on {join_address(host, port)} for HTTP: {error.strerror}") from None
         self.address = join_address(host, self._server.server_address[1])
@@ -157,7 +151,7 @@ class _Server(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     request_queue_size = QUEUED_MAX
 
-    def __init__(self, host: str, port: int, pages: Mapping[str, Page], questions: Questions) -> None:
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page], questions: Mapping[str, Question]) -> None:
         self.address_family = address_family(host)
         self.pages = pages
         self.questions = questions
@@ -201,8 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        questions = self.server.questions
-        answers = questions.answers.get(self.path)
+        answers = self.server.questions.get(self.path)
         if answers is None:
             self.send_error(501, explain="only questions are answered here, and none on this path")
             return
@@ -213,8 +206,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not (length.isascii() and length.isdecimal() and len(length) < 16):
             self.send_error(411, explain="a question has its length in Content-Length")
             return
-        if int(length) > questions.bytes_max:
-            self.send_error(413, explain=f"{length} bytes; allowed: at most {questions.bytes_max}")
+        if int(length) > QUESTION_BYTES_MAX:
+            self.send_error(413, explain=f"{length} bytes; allowed: at most {QUESTION_BYTES_MAX}")
             return
         body = self._request.read_body(int(length))
         if len(body) < int(length):

@@ -19,8 +19,9 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import RowSlice
 from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.live_shard import Ask
-from parashard.serving.shard_watcher import ShardPlace, ShardWatcher
+from parashard.serving.shard_watcher import ShardWatcher
 from parashard.serving.versions import PublishedShard
+from parashard.transports.base import ShardAddress
 from parashard_server.core.shard import Shard
 from parashard_server.serving.live_reads import LiveReads
 from parashard_server.serving.shard_host import AdmissionLock, ShardHost
@@ -101,9 +102,9 @@ class LiveShards:
         """Return the run and its plan."""
         return RUN, self.plan
 
-    def view(self, run_id: str) -> list[ShardPlace]:
+    def view(self, run_id: str) -> list[ShardAddress]:
         """Return where the shards are."""
-        return [ShardPlace(str(n), host.shard.identity.incarnation) for n, host in enumerate(self.hosts)]
+        return [ShardAddress(str(n), host.shard.identity.incarnation) for n, host in enumerate(self.hosts)]
 
     def ask(self, address: str) -> Ask:
         """Return a function that asks a shard through messages."""

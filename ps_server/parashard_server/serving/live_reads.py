@@ -39,17 +39,7 @@ class LiveReads:
         self._host = host
 
     def read(self, request: pb.ReadRequest, timeout_s: float) -> pb.ReadReply:
-        """Answer a request.
-
-        Raises
-        ------
-        NotReady, QueueFull
-            If the shard is stopping, or its lock was not free in time.
-        WrongRun, StalePlan, StaleIncarnation
-            If it is not meant for this incarnation of this shard.
-        MalformedFrame, UnknownVariable
-            If it asks for what is not there.
-        """
+        """Answer a request; raises as `RequestHandler.check`, and MalformedFrame for what is not there."""
         self._plane.check(_target(request, self._host.shard))
         match request.WhichOneof("what"):
             case "changes":

@@ -24,39 +24,19 @@ from parashard.transports.memory import Bytes
 class PushMemory:
     """What pushes hold, within a budget.
 
-    Invariant: `held_bytes + kept_bytes <= total_bytes`, or one push alone is larger.
-
-    Parameters
-    ----------
-    total_bytes : int
-        The budget. A job whose largest push does not fit is refused at its start (`parashard_coordinator.run.resolve`);
-        here a push alone is always admitted, so that rounding to pages keeps none out.
-
-    Attributes
-    ----------
-    held_bytes : int
-        Bytes that pushes hold now.
-    held_bytes_max : int
-        The most that was held at once.
-    kept_bytes : int
-        Bytes of the buffers that wait for the next push.
-    refused : int
-        How often something was refused for want of this memory.
+    Invariant: `held_bytes + kept_bytes <= total_bytes`, or one push alone is larger. A job whose largest push does not
+    fit is refused at its start (`parashard_coordinator.run.resolve`); here a push alone is always admitted, so that
+    rounding to pages keeps none out.
     """
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
-        self.held_bytes = 0
-        self.held_bytes_max = 0
-        self.kept_bytes = 0
-        self.refused = 0
+        self.held_bytes = 0  # by pushes, now
+        self.held_bytes_max = 0  # the most at once
+        self.kept_bytes = 0  # of the buffers that wait for the next push
+        self.refused = 0  # how often something was, for want of this memory
         self._kept: list[mmap.mmap] = []  # the one used last comes last
         self._lock = threading.Lock()
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes of the budget that are free."""
-        return max(0, self.total_bytes - self.held_bytes)
 
     def take(self, size_bytes: int) -> None:
         """Take so much, or raise QueueFull if the budget has not so much left; nothing is taken then."""
@@ -132,17 +112,8 @@ class Slots:
 
     A slot is held for as long as its connection, so two things are left to others. Invariants: all slots together leave
     `left_bytes` of the budget, so that a push which comes another way never waits for a connection to end; a worker's
-    second slot leaves room for the first of every worker that has none yet, which would else go another way for as long
-    as this incarnation of the shard.
-
-    Parameters
-    ----------
-    memory : PushMemory
-        Where slots are counted.
-    left_bytes : int
-        What they leave: the largest push that comes another way.
-    workers : int
-        How many workers the job has.
+    second slot leaves room for the first of every one of the job's `workers` that has none yet, which would else go
+    another way for as long as this incarnation of the shard.
     """
 
     def __init__(self, memory: PushMemory, *, left_bytes: int = 0, workers: int = 1) -> None:
@@ -151,8 +122,7 @@ class Slots:
         self._workers = workers
         self._lock = threading.Lock()
         self._holders: Counter[str] = Counter()
-        self.held_bytes = 0
-        """Bytes of the slots in use."""
+        self.held_bytes = 0  # of the slots in use
 
     @contextmanager
     def take(self, size_bytes: int, worker: str) -> Iterator[tuple[int, Bytes]]:

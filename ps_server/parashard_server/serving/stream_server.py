@@ -32,33 +32,20 @@ ACCEPT_PAUSE_S = 0.1  # after the machine had no descriptor for a connection tha
 class StreamServer:
     """A server of streams.
 
-    Parameters
-    ----------
-    listening : socket
-        Bound and listening; the server closes it.
-    serve : callable
-        Talks with one peer until it ends. A `ParashardError` that it raises is sent to the peer; then the connection is
-        closed.
-    connections_max : int
-        How many there may be. One more evicts the oldest that has not said a valid HELLO yet, so that silent peers
-        lock no worker out. Where there is none it is refused with `QueueFull`.
-    name : str
-        Of its threads, and in logs.
-    tls : callable, optional
-        Then every connection is inside TLS, with the context that it returns, which requires a certificate.
-    calls : sequence of str
-        What is asked for on its streams, as RPCs: with TLS, a peer's certificate must allow each of them.
+    `serve` talks with one peer until it ends. A `ParashardError` that it raises is sent to the peer; then the
+    connection is closed. One beyond `connections_max` evicts the oldest that has not said a valid HELLO yet, so that
+    silent peers lock no worker out. Where there is none it is refused with `QueueFull`.
     """
 
     def __init__(
         self,
-        listening: socket.socket,
+        listening: socket.socket,  # the server closes it
         serve: Callable[[Stream], None],
         *,
         connections_max: int,
-        name: str,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-        calls: Sequence[str] = (),
+        name: str,  # of its threads, and in logs
+        tls: Callable[[], ssl.SSLContext] | None = None,  # its context requires a certificate
+        calls: Sequence[str] = (),  # the RPCs that its streams stand for: a peer's certificate must allow each of them
     ) -> None:
         self._listening = listening
         self.address = address_of(listening.getsockname())

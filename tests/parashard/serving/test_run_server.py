@@ -35,10 +35,11 @@ from parashard.plan.optimizers import SGD
 from parashard.plan.variables import Initializer
 from parashard.protocol import rpc
 from parashard.security.identity import Role
-from parashard.serving import messages, pages, service
+from parashard.serving import messages, service
 from parashard.serving import served as served_module
 from parashard.serving.served import WAIT_S_MAX, ServedRun
 from parashard.serving.server import Ports
+from parashard.telemetry.http import QUESTION_BYTES_MAX
 from support.certificates import WRONG_CA, Certificates
 from support.checkpoint_cases import model_of
 from support.in_process import SEED
@@ -186,7 +187,7 @@ def test_more_keys_than_a_request_may_have(served: Job, stub: Any) -> None:
 
 def test_a_body_that_is_too_long_is_not_read(served: Job) -> None:
     request = urllib.request.Request(f"http://{served.ports.http_address}/v1/rows", data=b"x" * 10)
-    request.add_unredirected_header("Content-Length", str(pages.BODY_BYTES_MAX + 1))
+    request.add_unredirected_header("Content-Length", str(QUESTION_BYTES_MAX + 1))
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=DEADLINE_S)
     with refused.value as answer:

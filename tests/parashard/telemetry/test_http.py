@@ -18,7 +18,7 @@ from parashard.errors import Unavailable
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
 from parashard.telemetry import http
-from parashard.telemetry.http import HEADERS, NO_QUESTIONS, REQUEST_BYTES_MAX, HttpPort, Metrics
+from parashard.telemetry.http import HEADERS, REQUEST_BYTES_MAX, HttpPort, Metrics
 from support.certificates import Certificates
 from support.ipv6 import needs_ipv6
 from support.shown_metrics import shown_value
@@ -214,5 +214,5 @@ def test_metrics_tell_of_no_certificate_where_there_is_none() -> None:
 
 
 def test_a_connection_that_is_gone_when_it_is_taken_holds_nothing_up():
-    with http._Server("127.0.0.1", 0, {}, NO_QUESTIONS) as server, pytest.raises(BlockingIOError):
+    with http._Server("127.0.0.1", 0, {}, {}) as server, pytest.raises(BlockingIOError):
         server.get_request()  # there is none
