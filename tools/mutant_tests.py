@@ -21,7 +21,6 @@ CORES = (
     "parashard/plan/permutation.py",
     "parashard/plan/steps.py",
     "parashard/protocol/buffers.py",
-    "parashard/transports/weight_memory.py",
 )
 ROOTS = {"coordinator": "parashard_coordinator", "ps_server": "parashard_server", "worker": "parashard_worker"}
 

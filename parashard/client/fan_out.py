@@ -1,7 +1,7 @@
 """Fan a request out to all shards, and retry those that are busy, away or in another incarnation.
 
 The only place where a pull or a push is sent again. Owns the order of beginning, waiting and retrying, and for how
-long. Knows neither pushes nor pulls. Called by `parashard.client.shard_client`, from many threads.
+long. Knows neither pushes nor pulls. Thread-safe.
 """
 
 from __future__ import annotations

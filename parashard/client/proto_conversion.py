@@ -1,6 +1,6 @@
 """Conversions between the package's values and the protobuf messages of the control plane.
 
-The only file that builds or reads `Plan` messages; knows no RPC. Called by the coordinator, the shards and the workers.
+The only file that builds or reads `Plan` messages; knows no RPC.
 """
 
 from __future__ import annotations

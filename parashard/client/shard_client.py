@@ -1,7 +1,7 @@
 """ShardClient: pulls variables from all shards and pushes gradients to all shards.
 
 Cuts by the plan, encodes gradients, sends by a transport; `parashard.client.fan_out` waits and retries. Knows no lease
-and no model. Called by the worker's loop and by tools. A push is sent whole or reported as failed, with the shard
+and no model. A push is sent whole or reported as failed, with the shard
 named; to send it again is always safe, because the step is its identity.
 """
 

@@ -1,7 +1,4 @@
-"""Buffers: several memory areas treated as one byte sequence, to be sent or filled without an intermediate copy.
-
-Pure. Made by the client (the rows of gradients, the rows of variables), used by every transport.
-"""
+"""Buffers: several memory areas treated as one byte sequence, to be sent or filled without an intermediate copy."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Translates between the values of `parashard.protocol.messages`, protobuf headers and, for gRPC, frames of bytes. Every
 length is checked before anything is read by it; a frame that is not ours raises `MalformedFrame`, one over a bound
-`LimitExceeded`. Called by the transports and the shard's services.
+`LimitExceeded`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Anonymous memory that processes of one host share: creating, sealing, checking, mapping and copying.
 
 Knows descriptors and bytes, not what lies in them. A memfd has no name in any folder and goes with its last user, so
-nothing is left to reclaim however a process ends. Used by `parashard.transports.shared_weights`, and by both ends of a
-shared-memory connection for its slot.
+nothing is left to reclaim however a process ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A shard's weights in memory that other processes of its host may read while the shard updates them.
+"""A shard's weights in memory, its own or such that other processes of its host may read while the shard updates them.
 
-Owns the layout of that memory, its creation by the shard and its reading by the worker. Knows no socket: the descriptor
-travels by `parashard.transports.shm` and `parashard_server.serving.stream_services`. `parashard_server.state.storage`
-moves what lies here.
+Owns the layout of shared memory, its creation by the shard and its reading by the worker. Knows no socket: the
+descriptor travels by `parashard.transports.shm` and `parashard_server.serving.stream_services`.
+`parashard_server.state.storage` moves what lies here.
 
 The layout:
 
@@ -26,8 +26,10 @@ import struct
 import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parashard.errors import MalformedFrame, StaleRound
 from parashard.plan.partition import ELEMENT_BYTES
@@ -36,12 +38,31 @@ from parashard.process.logs import log
 from parashard.protocol.buffers import Buffers
 from parashard.transports import memory
 from parashard.transports.memory import Bytes
-from parashard.transports.weight_memory import PrivateWeights, Versions
 
 MAGIC = b"PSW1\0\0\0\0"
 ATTEMPTS_MAX = 3  # copies of one partition, before its reader asks the shard for it
 
 _HEAD = struct.Struct("<8sQQ")
+
+
+Versions = NDArray[np.uint64]
+
+
+class WeightMemory(Protocol):
+    """A shard's weights, and by which versions their partitions have moved: the writer's side of the sequence locks."""
+
+    weights: Float32s  # every partition's values, end to end
+    begun: Versions  # by partition: the version whose write was the last to begin; 0 at first
+    done: Versions  # and to end
+
+
+class PrivateWeights:
+    """Weights that no other process sees; `offsets` say where each partition begins, and where the last one ends."""
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        self.weights: Float32s = np.zeros(offsets[-1], np.float32)
+        self.begun: Versions = np.zeros(len(offsets) - 1, np.uint64)
+        self.done: Versions = np.zeros(len(offsets) - 1, np.uint64)
 
 
 class SharedWeights:

@@ -21,8 +21,7 @@ from parashard.process.compute_threads import threads_for
 from parashard.protocol.messages import Target
 from parashard.store import Store
 from parashard.transports.base import allows
-from parashard.transports.shared_weights import weight_memory
-from parashard.transports.weight_memory import WeightMemory
+from parashard.transports.shared_weights import WeightMemory, weight_memory
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import BatchUpdates, ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.serving.push_memory import PushMemory

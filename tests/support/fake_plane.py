@@ -16,8 +16,7 @@ from parashard.plan.optimizers import SGD
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Ack, FoundRows, PullRun, Push, PushResult, Target, VectorRun, Weights
 from parashard.transports.base import Greeting
-from parashard.transports.shared_weights import SharedWeights
-from parashard.transports.weight_memory import PrivateWeights
+from parashard.transports.shared_weights import PrivateWeights, SharedWeights
 from parashard_server.state.rows.embedding_tables import EmbeddingTables
 
 TARGET = Target("run", "digest", 1, 0, 7)

@@ -1,8 +1,7 @@
 """LiveReads: answers readers out of a running shard, for `parashard serve --fresh`.
 
 The shard's lock is held for one piece at a time, of a pull's size at most; hashing and sorting are done without it.
-Changes neither weights nor rows, so that a fault here is the caller's answer, and does not end the process. Called by
-`parashard_server.serving.grpc_service`.
+Changes neither weights nor rows, so that a fault here is the caller's answer, and does not end the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """RequestHandler: pushes and pulls on the shard that is served now, over any transport.
 
-Calls the core in the request's turn, and counts time. Knows no wire. Called by the gRPC service and the stream
-services, from many threads.
+Calls the core in the request's turn, and counts time. Knows no wire. Thread-safe.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Owns the sockets, the threads, their bounds, and the refusal of one connection too many. Knows no messages: those are
 of `serve`, in `parashard_server.serving.stream_services`.
-Called by `parashard_server.serving.listeners`.
 """
 
 from __future__ import annotations

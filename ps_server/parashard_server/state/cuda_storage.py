@@ -22,7 +22,7 @@ import numpy as np
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import VectorRun
-from parashard.transports.weight_memory import Versions, WeightMemory
+from parashard.transports.shared_weights import Versions, WeightMemory
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import InitialRows, Storage
 

@@ -23,7 +23,7 @@ from parashard.plan.partition import ELEMENT_BYTES, Partition, Placed, Plan
 from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, average_factor
 from parashard.plan.variables import Float32s, Variable, initial_rows
 from parashard.protocol.messages import DType, Slice, VectorRun
-from parashard.transports.weight_memory import PrivateWeights, WeightMemory
+from parashard.transports.shared_weights import PrivateWeights, WeightMemory
 from parashard_server.state.optimizer import Optimizer
 
 

@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 from parashard.errors import MalformedFrame, StaleRound
 from parashard.protocol.buffers import Buffers
 from parashard.transports import memory, shared_weights
-from parashard.transports.shared_weights import SharedWeights, WeightsReader, can_share, memory_bytes, weight_memory
-from parashard.transports.weight_memory import PrivateWeights
+from parashard.transports.shared_weights import (
+    PrivateWeights,
+    SharedWeights,
+    WeightsReader,
+    can_share,
+    memory_bytes,
+    weight_memory,
+)
 
 needs_sharing = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
 
