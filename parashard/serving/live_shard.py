@@ -287,16 +287,11 @@ def _merged(parts: Sequence[RowChange]) -> RowChange:
 def _whole(kept: Block, read: Sequence[RowChange]) -> PublishedRows:
     """Return a table of rows that are kept and of others that were read."""
     keys = np.concatenate([kept.keys, *(rows.keys for rows in read)])
+    values = np.concatenate([kept.values, *(rows.values for rows in read)])
+    last_use = np.concatenate([kept.last_use, *(rows.last_use for rows in read)])
     order = np.argsort(keys, kind="stable")
-    block = Block(
-        keys,
-        np.concatenate([kept.values, *(rows.values for rows in read)]),
-        np.concatenate([kept.last_use, *(rows.last_use for rows in read)]),
-        np.zeros(len(keys), np.int64),
-        np.ones(len(keys), np.bool_),
-    ).taken(order)
-    empty = PublishedRows.empty(kept.values.shape[1])
-    return PublishedRows(block, empty.overlay, empty.gone, empty.gone_changed, 0, len(keys))
+    change = RowChange(keys[order], values[order], last_use[order], NO_KEYS)
+    return PublishedRows.empty(values.shape[1]).with_change(change, 0)
 
 
 def _places(keys: Keys, first: int, stop: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -187,15 +187,9 @@ def _sorted_blocks(some: Block, others: Block) -> Block:
     """Return the rows of two blocks that have no key in common."""
     if not len(some.keys) or not len(others.keys):
         return some if len(some.keys) else others
-    order = np.argsort(np.concatenate([some.keys, others.keys]), kind="stable")
-    both = Block(
-        np.concatenate([some.keys, others.keys]),
-        np.concatenate([some.values, others.values]),
-        np.concatenate([some.last_use, others.last_use]),
-        np.concatenate([some.changed, others.changed]),
-        np.concatenate([some.there, others.there]),
-    )
-    return both.taken(order)
+    pairs: Iterable[Any] = zip(some, others, strict=True)
+    both = Block(*(np.concatenate(pair) for pair in pairs))
+    return both.taken(np.argsort(both.keys, kind="stable"))
 
 
 DIGEST_BYTES = 16

@@ -125,7 +125,10 @@ class TcpService:
 
     def serve(self, stream: Stream) -> None:
         """Answer requests until the peer leaves or does not keep to the protocol; an error ends the connection."""
-        self._welcome(stream)
+        deadline_s = hello_deadline_s()
+        greeted(stream, self._plane, deadline_s=deadline_s)
+        welcome = stream_pb2.Welcome(push_bytes_max=self._plane.push_bytes_max)
+        stream.send(Kind.WELCOME, welcome, deadline_s=deadline_s)
         scratch: memoryview | None = None  # not before the first pull: a connection alone costs no memory
         for head, deadline_s in requests(stream, self._plane):
             if head.kind is Kind.PUSH:
@@ -133,12 +136,6 @@ class TcpService:
             else:
                 scratch = scratch or memoryview(bytearray(max(1, min(PIECE_BYTES, self._plane.push_bytes_max))))
                 self._pull(stream, head, scratch, deadline_s)
-
-    def _welcome(self, stream: Stream) -> None:
-        deadline_s = hello_deadline_s()
-        greeted(stream, self._plane, deadline_s=deadline_s)
-        welcome = stream_pb2.Welcome(push_bytes_max=self._plane.push_bytes_max)
-        stream.send(Kind.WELCOME, welcome, deadline_s=deadline_s)
 
     def _push(self, stream: Stream, head: Head, deadline_s: float) -> None:
         header, allowed_bytes = head.header, self._plane.push_bytes_max
@@ -195,8 +192,10 @@ class ShmService:
 
         Raises QueueFull if there is no room for its slot, or there was none for weights that can be shared.
         """
-        worker, weights = self._greeted(stream)
-        with self._slots.take(self._plane.push_bytes_max, worker) as (descriptor, slot):
+        hello, weights = greeted(stream, self._plane, deadline_s=hello_deadline_s()), self._weights()
+        if weights is None:
+            raise QueueFull("this incarnation of the shard got no shared memory for its weights")
+        with self._slots.take(self._plane.push_bytes_max, hello.worker) as (descriptor, slot):
             welcome = stream_pb2.Welcome(
                 push_bytes_max=slot.nbytes,
                 slot_bytes=slot.nbytes,
@@ -212,14 +211,6 @@ class ShmService:
                     self._push(stream, head, slot, deadline_s)
                 else:
                     self._pull(stream, head, slot, rows_at, deadline_s)
-
-    def _greeted(self, stream: Stream) -> tuple[str, SharedWeights]:
-        """Receive HELLO; return the worker's name, and the memory that it may have."""
-        hello = greeted(stream, self._plane, deadline_s=hello_deadline_s())
-        weights = self._weights()
-        if weights is None:
-            raise QueueFull("this incarnation of the shard got no shared memory for its weights")
-        return hello.worker, weights
 
     def _push(self, stream: Stream, head: Head, slot: Bytes, deadline_s: float) -> None:
         if head.payload_bytes:  # it lies in the slot
