@@ -93,33 +93,20 @@ def _read_only(values: Any) -> Any:
 
 
 class Pulled:
-    """Variables as pulled.
+    """Variables and rows as pulled.
 
-    Attributes
-    ----------
-    variables : dict of str to ndarray of float32
-        By name, in their declared shapes; owned by the caller until `release`, and to be given back unchanged. In
-        `async` and `ssp` parts of one shard may be of neighbouring versions.
-    rows : dict of str to ndarray of float32, shape (keys, row_elements)
-        By table: the rows whose keys were asked for, in their order; the caller's.
-    keys : mapping of str to ndarray of uint64
-        By table: these keys.
-    versions : tuple of int
-        By shard: the lowest version among what was pulled from it.
-    incarnations : tuple of int
-        By shard: the incarnation that answered; 0: several, one after the other.
-    waited_s : float
-        How long a shard waited for the version that was asked for.
+    The variables are the caller's until `release`, and to be given back unchanged; in `async` and `ssp` parts of one
+    shard may be of neighbouring versions. The rows are the caller's.
     """
 
     def __init__(self, weights: PullBuffer, sets: PullBuffers, rows: PulledRows, waited_s: float = 0.0) -> None:
-        self.variables = weights.variables
-        self.rows, self.keys = rows.values, rows.keys
-        self.versions = tuple(version or 0 for version in weights.versions)
-        self.incarnations = weights.incarnations
+        self.variables = weights.variables  # by name, in their declared shapes
+        self.rows, self.keys = rows.values, rows.keys  # by table: shape (keys, row_elements), and the keys in order
+        self.versions = tuple(version or 0 for version in weights.versions)  # by shard: the lowest of what it sent
+        self.incarnations = weights.incarnations  # by shard: the one that answered; 0: several, one after the other
         self._weights: PullBuffer | None = weights
         self._sets = sets
-        self.waited_s = waited_s
+        self.waited_s = waited_s  # a shard, for the version that was asked for
 
     def include(self, parts: Sequence[RowPart], versions: Sequence[int], incarnations: Sequence[int]) -> None:
         """Count, too, what those parts of the rows were pulled from that came in requests of their own."""

@@ -139,7 +139,8 @@ def load(folder: Path, now: datetime | None = None) -> Material:
     ca, authorities = trusted_in(folder / CA_FILE)
     (chain, _), (key, mode) = (_content(folder / name) for name in (CERTIFICATE_FILE, KEY_FILE))
     check_key_mode(folder / KEY_FILE, mode)
-    certificate = _certificate(folder / CERTIFICATE_FILE, chain)
+    certificates = _certificates(folder / CERTIFICATE_FILE, chain)
+    certificate = certificates[0]  # the first is the holder's
     _check_time(folder / CERTIFICATE_FILE, certificate, now or datetime.now(UTC))
     for authority in authorities:
         _check_time(folder / CA_FILE, authority, now or datetime.now(UTC))
@@ -149,7 +150,7 @@ def load(folder: Path, now: datetime | None = None) -> Material:
             f"{folder / CERTIFICATE_FILE}: it names no role; needed: an alternative name such as {SCHEME}://worker/NAME"
         )
     server, client = _context(folder, ssl.PROTOCOL_TLS_SERVER), _context(folder, ssl.PROTOCOL_TLS_CLIENT)
-    shown = [*_certificates(folder / CERTIFICATE_FILE, chain), *authorities]
+    shown = [*certificates, *authorities]
     return Material(ca, chain, key, identities, min(one.not_valid_after_utc for one in shown), server, client)
 
 
@@ -196,10 +197,6 @@ def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
         raise ConfigurationError(
             f"{path} has no certificate that can be read, or a damaged one; needed: PEM, -----BEGIN CERTIFICATE-----"
         ) from None
-
-
-def _certificate(path: Path, content: bytes) -> x509.Certificate:
-    return _certificates(path, content)[0]  # the first is the holder's
 
 
 def _check_time(path: Path, certificate: x509.Certificate, now: datetime) -> None:

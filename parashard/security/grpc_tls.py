@@ -135,7 +135,9 @@ class RotatingChannel:
                 if material is not self._material:
                     self._material = material
                     self._channels.append(self._opened())
-                self._close_unused()
+                for unused in [channel for channel in self._channels[:-1] if not channel.calls]:
+                    self._channels.remove(unused)
+                    unused.channel.close()
             self._channels[-1].calls += 1
             return self._channels[-1]
 
@@ -143,11 +145,6 @@ class RotatingChannel:
         """Record the end of a call."""
         with self._lock:
             channel.calls -= 1
-
-    def _close_unused(self) -> None:
-        for channel in [channel for channel in self._channels[:-1] if not channel.calls]:
-            self._channels.remove(channel)
-            channel.channel.close()
 
     def _opened(self) -> _Channel:
         material = self._material

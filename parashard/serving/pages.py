@@ -14,12 +14,11 @@ import numpy as np
 
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.errors import InvalidRequest, LimitExceeded, NotReady, ParashardError, UnknownVariable, shortened
-from parashard.plan.embedding import Keys, mixed
+from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.served import ServedRun
-from parashard.serving.service import check_keys
-from parashard.serving.versions import look_up, variable_of
+from parashard.serving.versions import variable_of
 
 ELEMENTS_MAX = 1 << 20
 """Of a variable in one answer."""
@@ -77,10 +76,7 @@ class Pages:
         }
 
     def _rows(self, asked: tuple[str, Keys]) -> dict[str, Any]:
-        table, keys = asked
-        published = self._run.published()
-        check_keys(self._run, table, len(keys))
-        found = look_up(self._run.tables, published.shards, table, mixed(keys))
+        published, found = self._run.look_up(*asked)
         return {"rows": _plain(found.rows), "present": found.present.tolist(), "versions": _versions(published)}
 
     def _variable(self, asked: Mapping[str, str]) -> dict[str, Any]:

@@ -12,16 +12,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from parashard.client.pulled_rows import TableSet
-from parashard.errors import MalformedFrame, NotReady, ParashardError
+from parashard.errors import LimitExceeded, MalformedFrame, NotReady, ParashardError, shortened
+from parashard.plan.embedding import Keys, mixed
+from parashard.plan.partition import ELEMENT_BYTES
 from parashard.process.logs import log
 from parashard.serving.checkpoint_watcher import CheckpointWatcher, Published
 from parashard.serving.shard_watcher import ShardWatcher
-from parashard.serving.versions import Behind, behind
+from parashard.serving.versions import Behind, LookedUp, behind, look_up
 
 POLL_S = 0.2
 """Between two looks at a folder."""
 SLOW_POLL_S = 2.0
 """Between two looks at an object store, or where the last one found something wrong."""
+KEYS_MAX = 1 << 16
+"""Of one request."""
+ANSWER_BYTES_MAX = 4 << 20
 WAIT_S_MAX = 30.0
 """How long a request may wait for something newer."""
 ASK_S = 1.0
@@ -75,6 +80,16 @@ class ServedRun:
             what = "nothing" if self.watcher.fresh else "no checkpoint"
             raise NotReady(f"{what} of job {self.job!r} can be served yet: {self.watcher.sight.problem}")
         return published
+
+    def look_up(self, table: str, keys: Keys) -> tuple[Published, LookedUp]:
+        """Return what is served now, and its rows of a user's keys."""
+        published, known = self.published(), self.tables.by_name.get(table)
+        most = KEYS_MAX if known is None else min(KEYS_MAX, ANSWER_BYTES_MAX // (ELEMENT_BYTES * known.row_elements))
+        if len(keys) > most:
+            raise LimitExceeded(
+                f"{len(keys):,} keys of table {shortened(table)!r}; allowed: at most {most:,} in one request"
+            )
+        return published, look_up(self.tables, published.shards, table, mixed(keys))
 
     def wait(
         self, newer: Callable[[Published], bool], wait_s: float, asks: Callable[[], bool] = lambda: True

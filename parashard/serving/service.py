@@ -11,17 +11,13 @@ import numpy as np
 from parashard._proto import serving_pb2 as pb
 from parashard._proto import serving_pb2_grpc
 from parashard.errors import LimitExceeded, QueueFull, WrongRun, shortened
-from parashard.plan.embedding import mixed
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.serving import messages
 from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.differences import difference, lacks
-from parashard.serving.served import ServedRun
-from parashard.serving.versions import check_variable, elements_of, look_up
+from parashard.serving.served import ANSWER_BYTES_MAX, ServedRun
+from parashard.serving.versions import check_variable, elements_of
 
-KEYS_MAX = 1 << 16
-"""Of one request."""
-ANSWER_BYTES_MAX = 4 << 20
 SUBSCRIBERS_MAX = 32
 """Differences that are waited for or sent at once: each may hold a version that is no longer served."""
 
@@ -51,10 +47,7 @@ class ServingService(serving_pb2_grpc.ServingServicer):
 
     def GetRows(self, request: pb.GetRowsRequest, context: grpc.ServicerContext) -> pb.GetRowsReply:
         """Return rows of a table."""
-        published = self._run.published()
-        keys = messages.keys_of(request.keys)
-        check_keys(self._run, request.table, len(keys))
-        found = look_up(self._run.tables, published.shards, request.table, mixed(keys))
+        published, found = self._run.look_up(request.table, messages.keys_of(request.keys))
         return pb.GetRowsReply(
             row_elements=found.rows.shape[1],
             rows=messages.bytes_of(found.rows),
@@ -107,11 +100,3 @@ class ServingService(serving_pb2_grpc.ServingServicer):
 
     def _sight(self, published: Published) -> pb.Sight:
         return messages.sight_message(published, self._run.watcher.sight, self._run.now_s)
-
-
-def check_keys(run: ServedRun, table: str, keys: int) -> None:
-    """Refuse more keys than one request may ask for."""
-    known = run.tables.by_name.get(table)
-    most = KEYS_MAX if known is None else min(KEYS_MAX, ANSWER_BYTES_MAX // (ELEMENT_BYTES * known.row_elements))
-    if keys > most:
-        raise LimitExceeded(f"{keys:,} keys of table {shortened(table)!r}; allowed: at most {most:,} in one request")

@@ -174,7 +174,7 @@ def test_what_http_refuses_says_what_is_allowed(
 
 
 def test_more_keys_than_a_request_may_have(served: Job, stub: Any) -> None:
-    keys = service.KEYS_MAX + 1
+    keys = served_module.KEYS_MAX + 1
     status, answer = asked(served, "/v1/rows", json.dumps({"table": TABLE, "keys": [1] * keys}).encode())
     assert (status, answer["error"]) == (
         400,
