@@ -157,7 +157,8 @@ class ShardLifecycle:
                 shard.skip(step, learning_rate)
 
             round_ = self.host.shard.updates.round
-            self.host.go_on(begin, f"began round {round_} again: step {step} is skipped")
+            text = f"began round {round_} again: step {step} is skipped"
+            self.host.replace(self.host.shard, text, taking_over=begin)
             log.info("round-begins-again", round=round_, step=step, incarnation=new)
 
 

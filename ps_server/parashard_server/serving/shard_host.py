@@ -119,9 +119,9 @@ class ShardHost:
                 time.sleep(0.001)  # the queue was full; requests leave it within milliseconds
 
     def replace(self, shard: Shard, restored: str, *, taking_over: Callable[[Shard], None]) -> None:
-        """Serve another incarnation from now on; requests that name the earlier one are refused.
+        """Serve another incarnation from now on, the same `Shard` or a new one; requests to the earlier are refused.
 
-        `taking_over` is called with the new one, under the lock, before any request reaches it.
+        `taking_over` is called with it, under the lock, before any request reaches it.
         """
 
         def swap(earlier: Shard) -> None:
@@ -129,14 +129,4 @@ class ShardHost:
             self.shard, self.restored = shard, restored
 
         self.run_exclusive(swap)
-        self.changed.set()
-
-    def go_on(self, begin: Callable[[Shard], None], restored: str) -> None:
-        """Let the same shard go on as its next incarnation: run `begin` on it under the lock."""
-
-        def change(shard: Shard) -> None:
-            begin(shard)
-            self.restored = restored
-
-        self.run_exclusive(change)
         self.changed.set()
