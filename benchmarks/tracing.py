@@ -21,8 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from benchmarks.tables import spread, table, write
 from parashard._proto import coordinator_pb2, tensor_pb2
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Target
+from parashard.protocol.messages import Ack, Buffers, PullRun, Push, PushResult, Target
 from parashard.telemetry.tracer import Tracer
 from parashard.telemetry.tracing import NO_SPAN, traceparent
 

@@ -20,7 +20,7 @@ CORES = (
     "parashard/plan/partition.py",
     "parashard/plan/permutation.py",
     "parashard/plan/steps.py",
-    "parashard/protocol/buffers.py",
+    "parashard/protocol/messages.py",
 )
 ROOTS = {"coordinator": "parashard_coordinator", "ps_server": "parashard_server", "worker": "parashard_worker"}
 

@@ -17,8 +17,7 @@ from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, Fetched, PullRun, Push, Weights
+from parashard.protocol.messages import Ack, Buffers, Fetched, PullRun, Push, Weights
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, View, no_rows
 from parashard_coordinator.core.calls import Announcement

@@ -16,7 +16,7 @@ import numpy as np
 from parashard.client.pulled_rows import PulledRows, RowPart
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s
-from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import Buffers
 
 ALIGNMENT_BYTES = 64  # what XLA asks of memory that it reads in place; of other memory it makes a copy in each step
 KEPT_MAX = 18  # free sets: a pipeline of depth d has 2 d + 1 in use, of which 8 is the greatest, and an evaluation one

@@ -16,11 +16,11 @@ from parashard.encodings import codec
 from parashard.errors import MalformedFrame, UnknownVariable, shortened
 from parashard.plan.embedding import KEY_BYTES, EmbeddingTable, Keys, cut_by_shard, first_rows, floats_of
 from parashard.plan.variables import Float32s
-from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
     MESSAGE_BYTES_MAX,
     NO_KEYS,
     ROWS_BYTES_MAX,
+    Buffers,
     FoundRows,
     Push,
     RowSlice,

@@ -25,10 +25,10 @@ from parashard.plan.variables import Float32s, global_norm
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.protocol import rpc
-from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
     NO_KEYS,
     Ack,
+    Buffers,
     Fetched,
     PullRun,
     Push,

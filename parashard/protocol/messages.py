@@ -6,7 +6,9 @@ Knows nothing of bytes: `parashard.protocol.wire` translates to and from frames.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,7 +17,6 @@ from numpy.typing import NDArray
 
 from parashard.plan.embedding import KEY_BYTES, Keys
 from parashard.plan.partition import ELEMENT_BYTES, Partition
-from parashard.protocol.buffers import Buffers
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Greatest payload of one gRPC message."""
@@ -31,6 +32,36 @@ NO_KEYS: Mapping[str, Keys] = MappingProxyType({})
 """Of a pull of no rows."""
 NO_ROWS: Mapping[str, FoundRows] = MappingProxyType({})
 """Of its answer."""
+
+
+class Buffers:
+    """A run of bytes in pieces, several memory areas that are sent or filled without a copy between.
+
+    The pieces are contiguous, in order, and writable if they are to be filled.
+    """
+
+    def __init__(self, pieces: Iterable[memoryview | bytes | bytearray] = ()) -> None:
+        views = [memoryview(piece) for piece in pieces]
+        self.pieces: tuple[memoryview, ...] = tuple(view.cast("B") for view in views if view.nbytes)
+        self._starts = (0, *accumulate(piece.nbytes for piece in self.pieces))
+        self.nbytes = self._starts[-1]
+
+    def whole(self) -> memoryview:
+        """Return the run as one view; only several pieces are copied."""
+        return self.pieces[0] if len(self.pieces) == 1 else memoryview(b"".join(self.pieces))
+
+    def run(self, begin: int, end: int) -> Sequence[memoryview]:
+        """Return views of the bytes [begin, end), in order, or raise ValueError if they are not all in the run."""
+        if not 0 <= begin <= end <= self.nbytes:
+            raise ValueError(f"bytes [{begin}, {end}) are not within {self.nbytes}")
+        views = []
+        index = bisect_right(self._starts, begin) - 1
+        while begin < end:
+            start, piece = self._starts[index], self.pieces[index]
+            stop = min(end, start + piece.nbytes)
+            views.append(piece[begin - start : stop - start])
+            begin, index = stop, index + 1
+        return views
 
 
 class DType(enum.Enum):

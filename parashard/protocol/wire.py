@@ -20,7 +20,6 @@ from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.embedding import BFLOAT16, Keys, dtype_name
 from parashard.plan.partition import Partition
-from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
     MESSAGE_BYTES,
     MESSAGE_BYTES_MAX,
@@ -28,6 +27,7 @@ from parashard.protocol.messages import (
     NO_ROWS,
     ROWS_BYTES_MAX,
     Ack,
+    Buffers,
     DType,
     FoundRows,
     PullRun,

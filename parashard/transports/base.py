@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, Fetched, FoundRows, PullRun, Push, Target
+from parashard.protocol.messages import Ack, Buffers, Fetched, FoundRows, PullRun, Push, Target
 
 TransportKind = Literal["auto", "shm", "tcp", "grpc"]
 """What `cluster.transport` may be; with "auto" each worker takes the first of the others that can be."""

@@ -15,8 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, StaleRequest, Unreachable
 from parashard.process.logs import log
 from parashard.protocol import rpc
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, Fetched, PullRun, Push
+from parashard.protocol.messages import Ack, Buffers, Fetched, PullRun, Push
 from parashard.security.credentials import Credentials
 from parashard.transports.base import (
     Connect,

@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar
 from parashard.errors import MalformedFrame, Unreachable
 from parashard.process import failpoints
 from parashard.protocol import rpc, wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import MESSAGE_BYTES, NO_KEYS, Ack, Fetched, PullRun, Push, fetched
+from parashard.protocol.messages import MESSAGE_BYTES, NO_KEYS, Ack, Buffers, Fetched, PullRun, Push, fetched
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parashard.errors import MalformedFrame
-from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import Buffers
 
 SIZE_SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 """With these the memory cannot be truncated while a process has it mapped, which would die of SIGBUS."""

@@ -35,7 +35,7 @@ from parashard.errors import MalformedFrame, StaleRound
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
 from parashard.process.logs import log
-from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import Buffers
 from parashard.transports import memory
 from parashard.transports.memory import Bytes
 

@@ -22,8 +22,7 @@ from parashard.errors import LimitExceeded, MalformedFrame, StaleRound, Unreacha
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.process import failpoints
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, Ack, Fetched, FoundRows, PullRun, Push
+from parashard.protocol.messages import NO_KEYS, Ack, Buffers, Fetched, FoundRows, PullRun, Push
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange, StreamTransport

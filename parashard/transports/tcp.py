@@ -23,8 +23,7 @@ import numpy as np
 
 from parashard.errors import LimitExceeded, MalformedFrame, Unreachable
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, Ack, Fetched, PullRun, Push, fetched
+from parashard.protocol.messages import NO_KEYS, Ack, Buffers, Fetched, PullRun, Push, fetched
 from parashard.security.identity import Role, identities_in, in_words
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange, StreamTransport

@@ -14,8 +14,7 @@ from parashard.plan.embedding import EmbeddingTable, Keys, cut_by_shard, first_r
 from parashard.plan.optimizers import SGD, Adagrad
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Initializer
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, PushResult, RowSlice
+from parashard.protocol.messages import Buffers, PullRun, PushResult, RowSlice
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
 from support.in_process import push_for

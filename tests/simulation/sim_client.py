@@ -22,8 +22,7 @@ from parashard.plan.embedding import cut_by_shard
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, PullRun, Push, RowSlice, Slice
+from parashard.protocol.messages import Ack, Buffers, PullRun, Push, RowSlice, Slice
 from parashard.transports import memory
 from parashard.transports.base import View
 from parashard_server.state.rows.embedding_tables import RowGradients

@@ -19,8 +19,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import JobFailed, ParashardError, RetryLater
 from parashard.plan.partition import Plan
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Push, Slice, Target
+from parashard.protocol.messages import Buffers, Push, Slice, Target
 from parashard.store import Store
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.callback_progress import DecidedRate

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from parashard.plan.embedding import Keys, mixed
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, FoundRows, PullRun, Push, PushResult, Slice
+from parashard.protocol.messages import NO_KEYS, Buffers, FoundRows, PullRun, Push, PushResult, Slice
 from parashard.transports.base import Pending, Transport
 from support.fake_plane import TARGET, FakePlane
 from support.transport_peers import Peer

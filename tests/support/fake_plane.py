@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike
 from parashard.errors import ParashardError, QueueFull, ShapeMismatch, StaleIncarnation
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import SGD
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, FoundRows, PullRun, Push, PushResult, Target, VectorRun, Weights
+from parashard.protocol.messages import Ack, Buffers, FoundRows, PullRun, Push, PushResult, Target, VectorRun, Weights
 from parashard.transports.base import Greeting
 from parashard.transports.shared_weights import PrivateWeights, SharedWeights
 from parashard_server.state.rows.embedding_tables import EmbeddingTables

@@ -16,8 +16,7 @@ from parashard.plan.optimizers import SGD, OptimizerSpec
 from parashard.plan.partition import Partitioner, Plan, place, split, whole
 from parashard.plan.variables import Initializer, Variable
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, PullRun, Push, Slice, Target
+from parashard.protocol.messages import Ack, Buffers, PullRun, Push, Slice, Target
 from parashard.transports.base import Greeting, ShardAddress, View
 from parashard.transports.grpc import GrpcTransport
 from parashard_server.core.shard import Shard

@@ -15,8 +15,7 @@ from parashard.plan.optimizers import SGD, Adagrad
 from parashard.plan.partition import Plan, fixed_shards, place, split
 from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import RowSlice
+from parashard.protocol.messages import Buffers, RowSlice
 from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.live_shard import Ask
 from parashard.serving.shard_watcher import ShardWatcher

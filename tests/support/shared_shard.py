@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from parashard.plan.partition import Partition
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Slice
+from parashard.protocol.messages import Buffers, PullRun, Push, PushResult, Slice
 from parashard.transports.base import ShardAddress
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.shm import ShmTransport

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from parashard.plan.partition import Partition
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, PullRun, Push, Slice, Target
+from parashard.protocol.messages import Ack, Buffers, PullRun, Push, Slice, Target
 from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport

@@ -24,8 +24,7 @@ from parashard.job.schema import Job
 from parashard.models.declaration import DeclaredJob
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import NO_KEYS, Ack, Fetched, PullRun, Push, Weights
+from parashard.protocol.messages import NO_KEYS, Ack, Buffers, Fetched, PullRun, Push, Weights
 from parashard.store import Store
 from parashard.store.claims import Claims, claim_incarnation
 from parashard.transports.base import Pending, ReadRows, ShardAddress, View, no_rows

@@ -20,8 +20,7 @@ from google.protobuf.message import Message
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, QueueFull
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import MESSAGE_BYTES_MAX, PullRun, Weights
+from parashard.protocol.messages import MESSAGE_BYTES_MAX, Buffers, PullRun, Weights
 from parashard.protocol.rpc import SLOWEST_BYTES_PER_S, data_deadline_s
 from parashard.transports import memory
 from parashard.transports.memory import Bytes

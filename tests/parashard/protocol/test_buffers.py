@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import Buffers
 from parashard.transports import memory
 
 pieces_of_bytes = st.lists(st.binary(max_size=12), max_size=6)

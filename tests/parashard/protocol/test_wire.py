@@ -14,10 +14,10 @@ from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.embedding import RowDtype, kept_as, kept_dtype
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
     MESSAGE_BYTES_MAX,
     Ack,
+    Buffers,
     DType,
     FoundRows,
     PullRun,

@@ -8,8 +8,18 @@ import pytest
 
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, DType, PullRun, Push, PushResult, Slice, Target, VectorRun, Weights
+from parashard.protocol.messages import (
+    Ack,
+    Buffers,
+    DType,
+    PullRun,
+    Push,
+    PushResult,
+    Slice,
+    Target,
+    VectorRun,
+    Weights,
+)
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "wire-format.md").read_text()
 HEX_ROW = re.compile(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} ){1,16}) (.+)")

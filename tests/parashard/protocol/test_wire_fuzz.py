@@ -16,8 +16,18 @@ from hypothesis import strategies as st
 from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.partition import Partition
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, FoundRows, PullRun, Push, PushResult, Slice, Target, VectorRun, Weights
+from parashard.protocol.messages import (
+    Ack,
+    Buffers,
+    FoundRows,
+    PullRun,
+    Push,
+    PushResult,
+    Slice,
+    Target,
+    VectorRun,
+    Weights,
+)
 
 TARGET = Target("run-1", "d" * 64, 5, 1, 3)
 PULL = PullRun(TARGET, 3, 12, 16, 64, 250)

@@ -7,7 +7,7 @@ import pytest
 
 from parashard._proto import coordinator_pb2, tensor_pb2
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import Buffers
 from parashard_server.serving import stream_services
 from support.conformance_cases import DEADLINE_S, ELEMENTS, OFFSETS, pull_of, push_of
 from support.in_process import use_small_messages

@@ -20,8 +20,7 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, PushResult
+from parashard.protocol.messages import Ack, Buffers, PushResult
 from parashard.transports import choosing
 from parashard.transports.base import ShardAddress
 from parashard.transports.choosing import SHM, TCP, Candidate, ChosenTransport, connect_by

@@ -15,8 +15,7 @@ import pytest
 from parashard.client.shard_client import ShardClient
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Variable
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, DType, Fetched, PushResult, Slice
+from parashard.protocol.messages import Ack, Buffers, DType, Fetched, PushResult, Slice
 from parashard.transports.base import Transport, View
 from support.conformance_cases import DEADLINE_S, ELEMENTS, METHODS, OFFSETS, pull_of, push_of
 from support.fake_plane import GREETING, TARGET

@@ -20,8 +20,7 @@ from parashard.errors import (
     StaleRound,
     Unreachable,
 )
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, VectorRun, Weights
+from parashard.protocol.messages import Buffers, PullRun, Push, VectorRun, Weights
 from support.conformance_cases import DEADLINE_S, METHODS, Talk, pull_of, push_of
 from support.fake_plane import GREETING, TARGET
 

@@ -10,8 +10,7 @@ import pytest
 from parashard.errors import QueueFull, Unreachable
 from parashard.plan.variables import Variable
 from parashard.protocol import wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Target
+from parashard.protocol.messages import Ack, Buffers, PullRun, Push, PushResult, Target
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.grpc import GrpcTransport
 from support.in_process import plan_of, variables_of

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import MalformedFrame, StaleRound
-from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import Buffers
 from parashard.transports import memory, shared_weights
 from parashard.transports.shared_weights import (
     PrivateWeights,

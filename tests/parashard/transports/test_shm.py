@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from parashard.errors import LimitExceeded, MalformedFrame, NonFiniteGradient, QueueFull, StaleRound, Unreachable
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Weights
+from parashard.protocol.messages import Buffers, PullRun, Push, PushResult, Weights
 from parashard.transports.shared_weights import can_share
 from support.fake_plane import TARGET
 from support.shared_shard import (

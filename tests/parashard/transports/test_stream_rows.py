@@ -13,8 +13,7 @@ import pytest
 
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import ROWS_BYTES_MAX
+from parashard.protocol.messages import ROWS_BYTES_MAX, Buffers
 from parashard.transports.base import ShardAddress
 from parashard.transports.connections import Connections
 from parashard.transports.shared_weights import SharedWeights, can_share

@@ -12,8 +12,7 @@ import pytest
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, NotReady, StaleRound, Unreachable
 from parashard.plan.partition import Partition
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Slice
+from parashard.protocol.messages import Ack, Buffers, PullRun, Push, PushResult, Slice
 from parashard.transports import tcp
 from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Kind, Stream, refusal

@@ -10,8 +10,7 @@ import pytest
 from parashard.plan.optimizers import Adam
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import DType, Push, PushResult
+from parashard.protocol.messages import Buffers, DType, Push, PushResult
 from parashard_server.core.shard import Shard
 from support.in_process import plan_of, pull, push, push_for, shard_of, slices_of, state_of, variables_of
 

@@ -21,8 +21,7 @@ from parashard.errors import (
 from parashard.plan.optimizers import Adam
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Push, Slice
+from parashard.protocol.messages import Buffers, Push, Slice
 from parashard_server.core.shard import Shard
 from support.in_process import plan_of, push, push_for, shard_of, slices_of, state_of, variables_of
 

@@ -28,8 +28,7 @@ from parashard.errors import (
 from parashard.plan.embedding import EmbeddingTable, Keys, cut_by_shard, first_rows, mixed
 from parashard.plan.optimizers import SGD, Adagrad
 from parashard.plan.variables import Float32s, Initializer, Variable
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import DType, PullRun, Push, PushResult, RowSlice
+from parashard.protocol.messages import Buffers, DType, PullRun, Push, PushResult, RowSlice
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates
 from parashard_server.durability.checkpoint_writer import write_cut

@@ -9,8 +9,7 @@ from parashard.errors import MalformedFrame, StaleIncarnation, StalePlan, StaleR
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.optimizers import SGD, Adam, Momentum
 from parashard.plan.variables import Variable
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, PullRun, PushResult
+from parashard.protocol.messages import Ack, Buffers, PullRun, PushResult
 from parashard_server.core.shard import STALENESS_MAX, Shard
 from parashard_server.core.update_policies import BatchUpdates
 from support.in_process import (

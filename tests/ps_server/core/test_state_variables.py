@@ -11,8 +11,7 @@ from parashard.errors import ShapeMismatch
 from parashard.plan.optimizers import Adam, AdamW
 from parashard.plan.state import counter_values
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PushResult
+from parashard.protocol.messages import Buffers, PushResult
 from parashard_server.core.shard import Shard
 from support.in_process import plan_of, pull, push, push_for, shard_of, slices_of, state_of, variables_of
 

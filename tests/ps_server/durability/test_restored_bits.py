@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan.embedding import Keys, mixed
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Push, PushResult, RowSlice
+from parashard.protocol.messages import Buffers, Push, PushResult, RowSlice
 from parashard_server.core.shard import Shard
 from support.in_process import push_for
 from support.row_pieces import next_piece

@@ -15,8 +15,7 @@ from parashard.checkpoints.verify import damage_in_store, restarts_from
 from parashard.errors import StoreFailed
 from parashard.plan.embedding import Keys, cut_by_shard, mixed
 from parashard.plan.intervals import IntervalSet
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import RowSlice
+from parashard.protocol.messages import Buffers, RowSlice
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.core.rounds import Rounds

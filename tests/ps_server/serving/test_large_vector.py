@@ -14,8 +14,7 @@ from parashard.checkpoints.catalogue import CheckpointId
 from parashard.client.proto_conversion import plan_message
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Variable
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Slice
+from parashard.protocol.messages import Buffers, PullRun, Push, PushResult, Slice
 from parashard.store import open_store
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.tcp import TcpTransport

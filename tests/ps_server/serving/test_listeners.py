@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from parashard.errors import ConfigurationError, NotAllowed, Unavailable
-from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import Buffers
 from parashard.security import identity
 from parashard.security.credentials import Credentials
 from parashard.security.identity import ALLOWED, PULL, PUSH, Role

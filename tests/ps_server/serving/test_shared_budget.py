@@ -20,8 +20,7 @@ from parashard.job.sections import QUEUE_GRAIN_BYTES
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Variable
 from parashard.protocol import rpc, wire
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import Ack, Push, PushResult, Slice
+from parashard.protocol.messages import Ack, Buffers, Push, PushResult, Slice
 from parashard.security import grpc_admission
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.grpc import SERVICE, GrpcTransport

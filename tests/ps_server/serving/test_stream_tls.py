@@ -9,8 +9,7 @@ import pytest
 
 from parashard.errors import MalformedFrame, NotAllowed, Unreachable
 from parashard.plan.partition import Partition
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, Slice
+from parashard.protocol.messages import Buffers, PullRun, Push, Slice
 from parashard.security.identity import PULL, PUSH, Role
 from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Kind, Stream, answer, greet

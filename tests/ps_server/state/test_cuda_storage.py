@@ -15,8 +15,7 @@ from parashard.errors import NonFiniteGradient, ShapeMismatch, StaleRound, Unkno
 from parashard.plan.optimizers import FTRL, LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, OptimizerSpec, RMSProp
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Initializer, Variable
-from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import DType, PullRun, PushResult, Slice, Weights
+from parashard.protocol.messages import Buffers, DType, PullRun, PushResult, Slice, Weights
 from parashard.transports.shared_weights import SharedWeights, WeightsReader, can_share
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
