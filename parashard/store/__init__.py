@@ -105,14 +105,15 @@ def is_segment(text: str) -> bool:
     return len(text) <= SEGMENT_CHARACTERS_MAX and _SEGMENT.fullmatch(text) is not None
 
 
+from parashard.store.local import LocalStore  # noqa: E402  # these two take the names above
+from parashard.store.remote import ObjectStore  # noqa: E402
+
+
 def open_store(url: str) -> Store:
     """Open the store at a path, ``file://PATH``, or a URL of an object store, such as ``s3://BUCKET/FOLDER``.
 
     Nothing is read or written yet.
     """
-    from parashard.store.local import LocalStore  # both import this module
-    from parashard.store.remote import ObjectStore
-
     scheme, separator, rest = url.partition("://")
     if not separator:
         return LocalStore(url)
