@@ -1,9 +1,9 @@
 """Core: the coordinator's decisions, as functions of (state, call, now).
 
 Pure: no gRPC, no clock, no disk, no randomness. Here is what calls of shards, workers and launchers do to the state of
-the job, which `parashard_coordinator.core.job_record` has; `callbacks`, `evaluation_results` and `early_stop` beside it
-have the rest. `parashard_coordinator.endpoints.service` translates calls, and `parashard_coordinator.exclusive_core`
-holds a lock around this object.
+the job, which `parashard_coordinator.core.job_record` has; `results` and `auto_jobs` beside it have the rest.
+`parashard_coordinator.endpoints.service` translates calls, and `parashard_coordinator.exclusive_core` holds a lock
+around this object.
 """
 
 from __future__ import annotations
@@ -153,8 +153,7 @@ class Core:
         job = self.job
         worker = job.workers.heard(call.worker, call.incarnation, call.sequence, now_s)
         job.resolved(NO_WORKER)
-        for phase, seconds in call.phases_s.items():
-            worker.phases_s[phase] = seconds
+        worker.phases_s.update(call.phases_s)
         job.leases.times.waited(worker.name, worker.phases_s["lease"])
         for step in call.completed:
             self._completed(worker, step, now_s)

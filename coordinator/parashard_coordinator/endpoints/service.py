@@ -77,8 +77,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._job = job
         self._status = status
         self._tracer = tracer
-        self._waiters = 0
-        self._counting = threading.Lock()
+        self._may_wait = threading.Semaphore(WAITERS_MAX)
 
     def add_to(self, server: Server) -> None:
         """Register every method with a server."""
@@ -184,17 +183,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             worker = core.job.workers.by_name[request.worker]
             return core.grant(worker, request.want, now_s, answer.revoked, steps_only=request.steps_only)
 
-        with self._counting:
-            if self._waiters >= WAITERS_MAX:
-                return answer._replace(retry_after_s=CROWDED_RETRY_AFTER_S)
-            self._waiters += 1
+        if not self._may_wait.acquire(blocking=False):
+            return answer._replace(retry_after_s=CROWDED_RETRY_AFTER_S)
         try:
             later = self._core.run_until(
                 again, lambda found: found is None or not _nothing(found), min(request.wait_s, WAIT_MAX_S)
             )
         finally:
-            with self._counting:
-                self._waiters -= 1
+            self._may_wait.release()
         return later or answer
 
     # --- people and the launcher ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -130,7 +131,7 @@ def test_every_wait_is_bounded(it: Served) -> None:
 
 def test_only_so_many_wait_at_once(it: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     assert WAITERS_MAX < SERVER_THREADS, "others must be served meanwhile"
-    monkeypatch.setattr(parashard_coordinator.endpoints.service, "WAITERS_MAX", 1)
+    monkeypatch.setattr(it.service, "_may_wait", threading.Semaphore(1))
     it.client.register_worker(worker_request("worker-1"))
     with asking(it) as ask:
         reply = ask()
