@@ -35,6 +35,7 @@ from parashard.errors import (
 )
 from parashard.plan.variables import Float32s
 from parashard.transports.base import View
+from parashard_worker.evaluating import result_of
 from parashard_worker.leased import RETRY_PAUSE_S, Joined, LeasedWork, LeaseLimits
 
 CALL_DEADLINE_S = 0.3
@@ -274,7 +275,7 @@ class WorkerProcess(Process):
                 return
             await self.world.sleep(self.world.rng.uniform(*EVALUATE_S))
             best = self._habits.stops_early and self.world.rng.random() < 0.4
-            self._work.evaluated(work, metrics | {"accuracy": float(best)})
+            self._work.evaluated(result_of(work, metrics=metrics | {"accuracy": float(best)}))
         self._notify()
 
     def _round(self, step: int) -> int | None:
