@@ -46,7 +46,7 @@ def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done
     coordinator = start(
         *("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
         *(word for text in sets for word in ("--set", text)),
-        *("--linger-s", "10"),  # in which the shard, that asks once a second, hears of the end
+        *("--linger-s", "5"),  # in which the shard, that asks once a second, hears of the end
         *("--host", host),
     )
     eventually((tmp_path / ADDRESS_FILE).exists, "the coordinator serves")  # others wait for it, but not for ever

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import signal
 import subprocess
@@ -19,7 +18,6 @@ from support.command_run import ROOT
 from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]
-STEPS_BETWEEN_KILLS = range(200, 1701, 500)  # of 3072
 QUICK_DIGITS = 20  # steps of 1350
 
 
@@ -27,52 +25,6 @@ QUICK_DIGITS = 20  # steps of 1350
 def digits(tmp_path: Path) -> LongJob:
     """Return digits that go on, with little for the machine to do, until they are let end."""
     return LongJob(tmp_path, "digits.toml", QUICK_DIGITS)
-
-
-def test_the_ledger_balances_with_one_worker_after_another_killed(  # P1, P4, P5
-    start_run: Start, tmp_path: Path
-) -> None:
-    job = LongJob(tmp_path, "ledger.toml", quick_until=0)
-    run = start_run(job.file, "--workers", "3", *sets(job__epochs=3))
-    draw = random.Random(1)
-    for steps in STEPS_BETWEEN_KILLS:
-        job.quick_until(steps)
-        run.wait_for_steps(steps)
-        run.kill("worker", draw.choice(["worker-0", "worker-1", "worker-2"]))
-    run.until(lambda status: any(worker.incarnation > 1 for worker in status.workers), "a killed worker is there again")
-    job.let_end()
-    report = run.report()
-    assert report["ledger_wrong"] == 0
-    assert report["worker_restarts"] >= 1
-    assert not run.left_over()
-
-
-def test_the_ledger_balances_in_ssp(start_run: Start, tmp_path: Path) -> None:
-    job = LongJob(tmp_path, "ledger.toml", quick_until=500)
-    run = start_run(job.file, "--consistency", "ssp:8", *sets(job__epochs=1))
-    run.wait_for_steps(200)
-    run.kill("worker", "worker-1")
-    run.wait_for_event("worker-1 ended: killed by SIGKILL")
-    job.let_end()
-    report = run.report()
-    assert report["ledger_wrong"] == 0
-
-
-def test_sync_ends_with_the_fault_free_bits_when_a_worker_is_killed(  # P10, P11
-    start_run: Start, tmp_path: Path
-) -> None:
-    arguments = ["--consistency", "sync:4", *sets(job__epochs=20)]
-    expected = start_run("examples/digits.toml", *arguments).report()["weights_sha256"]
-    job = LongJob(tmp_path, "digits.toml", quick_until=200)
-    run = start_run(job.file, *arguments)
-    run.wait_for_steps(100)
-    run.kill("worker", "worker-0")
-    run.wait_for_event("worker-0 ended: killed by SIGKILL")
-    run.until(lambda status: any(w.name == "worker-0" and w.live for w in status.workers), "worker-0 is there again")
-    job.let_end()
-    report = run.report()
-    assert report["weights_sha256"] == expected
-    assert report["worker_restarts"] == 1
 
 
 def worker(status: pb.GetStatusReply, name: str) -> pb.WorkerStatus:

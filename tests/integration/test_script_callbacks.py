@@ -85,12 +85,11 @@ def changed(run: ScriptRun) -> bool:
         client.close()
 
 
-@pytest.mark.parametrize("consistency", ["sync:2", "async"])
 def test_a_step_has_one_learning_rate_whatever_is_killed(  # P37, P38
-    start: Callable[..., ScriptRun], tmp_path: Path, consistency: str
+    start: Callable[..., ScriptRun], tmp_path: Path
 ) -> None:
     (tmp_path / "slow").touch()
-    run = start("6", consistency, text=LEDGER + FIT)
+    run = start("6", "async")
     eventually(lambda: changed(run), "the rate has changed", told=run.complaint)
     for name in ("worker-0", "shard-1", "coordinator", "worker-1", "shard-0"):
         run.kill(name)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import pytest
-
 from support.cluster_run import eventually
 from support.script_run import LEDGER, ScriptRun
 
@@ -21,14 +19,11 @@ print(json.dumps([history.history, history.report]))
 
 
 # No worker dies with its coordinator: what it reported within two seconds is then known to neither (docs/callbacks.md).
-@pytest.mark.parametrize("killed", [["shard-0", "coordinator"], ["coordinator", "shard-1"]])
-def test_an_epoch_s_loss_and_the_examples_count_each_step_once(
-    start: Callable[..., ScriptRun], killed: list[str]
-) -> None:
+def test_an_epoch_s_loss_and_the_examples_count_each_step_once(start: Callable[..., ScriptRun]) -> None:
     run = start(NUMBERED, "3", "async")
     (run.folder / "slow").touch()
     eventually(lambda: run.steps_complete() > 10, "steps are complete", told=run.complaint)
-    for name in killed:
+    for name in ("coordinator", "shard-1"):
         run.kill(name)
     (run.folder / "slow").unlink()
     assert run.wait() == 0, run.complaint()

@@ -15,6 +15,7 @@ from parashard.job.load import load_job
 from parashard.job.policy import Policy
 from parashard.process.run_files import JOB_FILE
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.store.arrays import read_arrays
 from support.cluster_run import DEADLINE_S, eventually
 from support.command_run import DIES_WITH_US
 from support.report_oracle import store_of, unsaved
@@ -99,19 +100,18 @@ data = Lines()
     assert json.loads((run.runs()[-1] / "report.json").read_text())["steps_total"] == 20 * 15
 
 
-@pytest.mark.parametrize("consistency", ["auto", "async", "sync:4"])
-def test_every_example_counts_once_whatever_is_killed(start: Callable[..., ScriptRun], consistency: str) -> None:
-    quiet = start(LEDGER + IN_PARTS + TELL, "20", consistency)
-    expected = done(quiet)
-    assert expected[0] == 20.0
-    slow = quiet.folder / "slow"
-    slow.touch()
+@pytest.mark.parametrize("consistency", ["auto", "sync:4"])
+def test_every_example_counts_once_whatever_is_killed(
+    start: Callable[..., ScriptRun], tmp_path: Path, consistency: str
+) -> None:
+    (tmp_path / "slow").touch()
     run = start(LEDGER + IN_PARTS + TELL, "20", consistency)
-    eventually(lambda: len(run.runs()) == 2 and reached(run, QUICK - 8), "steps are done", told=run.complaint)
+    eventually(lambda: reached(run, QUICK - 8), "steps are done", told=run.complaint)
     for name in ("worker-0", "shard-1", "coordinator", "worker-1"):
         run.kill(name)
-    slow.unlink()
-    assert done(run) == expected
+    (tmp_path / "slow").unlink()
+    assert done(run)[0] == 20.0
+    assert read_arrays(run.runs()[-1] / "weights.safetensors")["counts"].tolist() == [20.0] * 60
     report = json.loads((run.runs()[-1] / "report.json").read_text())
     assert (report["coordinator_restarts"], report["shard_restarts"] > 0) == (1, True)
 
@@ -128,10 +128,6 @@ def test_after_ctrl_c_it_goes_on_with_the_policy_that_it_began_with(
     assert "KeyboardInterrupt: stopped at step" in last
     [folder] = run.runs()
     assert last.endswith(f". Continue: parashard resume runs/{folder.name}")
-    run.resume(f"runs/{folder.name}")
-    eventually(lambda: run.steps_complete() >= QUICK - 8, "it goes on", told=run.complaint)
-    run.interrupt()
-    assert run.wait() != 0
     (tmp_path / "slow").unlink()
     again = start("# resumed by hand\n" + LEDGER + FIT + TELL, "20", "auto", "resume")
     assert done(again)[0] == 20.0
@@ -139,12 +135,11 @@ def test_after_ctrl_c_it_goes_on_with_the_policy_that_it_began_with(
     assert load_job(folder / JOB_FILE, environ={}).job.consistency.policy == Policy("async")
 
 
-@pytest.mark.parametrize("consistency", ["auto", "async"])
 def test_a_script_that_was_stopped_at_a_checkpoint_goes_on_with_another_number_of_shards(
-    start: Callable[..., ScriptRun], tmp_path: Path, consistency: str
+    start: Callable[..., ScriptRun], tmp_path: Path
 ) -> None:
     (tmp_path / "slow").touch()
-    run = start(LEDGER + IN_PARTS + TELL, "20", consistency)
+    run = start(LEDGER + IN_PARTS + TELL, "20", "auto")
     eventually(lambda: reached(run, QUICK - 8), "steps are done", told=run.complaint)
     command = [sys.executable, "-m", "parashard", "checkpoint", "create", "--stop", str(run.runs()[0])]
     with subprocess.Popen([*DIES_WITH_US, *command], stdout=subprocess.PIPE, text=True) as asked:
@@ -184,10 +179,6 @@ MISTAKES = {
         f"the script raised ValueError: no such file (train.py:{OWN_LINE}); a worker is your script, run again: what "
         "may happen only once comes after `import parashard as ps`, under `if not ps.is_worker():`",
     ),
-    "other calls in a worker": (
-        "if ps.is_worker(): trainer.evaluate(data)\n" + FIT,
-        "call 1 of train.py is evaluate in this worker and fit in the process that started it",
-    ),
     "no call in a worker": (
         "if not ps.is_worker(): " + FIT,
         "train.py ended before its call 1, fit, which this worker is for",
@@ -208,10 +199,6 @@ MISTAKES = {
         "        return np.array([i]), 0.0\n"
         "data = Lines()\n" + FIT,
         f"data: example 33: KeyError: 33 (train.py:{OWN_LINE + 3})",
-    ),
-    "a gradient of another shape": (
-        "Ledger.loss_and_gradients = lambda self, v, b, xp: (0.5, {'counts': np.zeros(3, np.float32)})\n" + FIT,
-        "returned a gradient for 'counts' of shape (3,); the variable has (60,)",
     ),
 }
 
@@ -271,16 +258,8 @@ def test_an_edited_script_is_a_changed_job_until_that_is_accepted(
     assert refused.wait() == 1
     assert refused.complaint().splitlines()[-1].endswith("or go on with it: accept_code_change=True")
     accepting = FIT.replace("verbose=0", "accept_code_change=True")
-    other_data = start(LEDGER + "data = (data[0][::-1], data[1])\n" + edit + accepting + TELL, "20", "async", "resume")
-    assert other_data.wait() == 1
-    assert "the data differ" in other_data.complaint().splitlines()[-1]
     accepted = start(LEDGER + edit + accepting + TELL, "20", "async", "resume")
     assert done(accepted)[0] == 20.0
     assert "going on with code that was changed" in accepted.output()
     [folder] = accepted.runs()
     assert "accepted_code_sha256" in json.loads((folder / "report.json").read_text())
-
-
-def test_the_example_that_containers_run_trains_here_too(start: Callable[..., ScriptRun]) -> None:
-    text = (Path(__file__).resolve().parents[2] / "examples" / "digits_layers.py").read_text()
-    assert done(start(text, "--epochs", "10", "--consistency", "sync:2"))["accuracy"] >= 0.95

@@ -27,14 +27,12 @@ def parashard(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.smoke), "grpc"])
-def test_certificates_change_and_no_push_is_lost(
-    start_run: Start, certificates: Certificates, tmp_path: Path, transport: str
-) -> None:
+@pytest.mark.smoke
+def test_certificates_change_and_no_push_is_lost(start_run: Start, certificates: Certificates, tmp_path: Path) -> None:
     folder = tmp_path / "tls"
     certificates.renew(folder, list(Role))
     job = LongJob(tmp_path, "ledger.toml", quick_until=1000)
-    sizes = sets(job__epochs=2, cluster__transport=transport)
+    sizes = sets(job__epochs=2, cluster__transport="tcp")
     run = start_run(job.file, "--tls-dir", str(folder), *sizes)
     run.credentials = Credentials(folder)
     log = run.dir / "logs" / "worker-0.log"
@@ -45,7 +43,7 @@ def test_certificates_change_and_no_push_is_lost(
     job.let_end()
     report = run.report()
     assert (report["ledger_wrong"], report["state"]) == (0, "done")
-    assert f"kind={transport}" in log.read_text()
+    assert "kind=tcp" in log.read_text()
 
 
 def test_a_job_goes_on_while_expired_certificates_keep_processes_from_coming_back(

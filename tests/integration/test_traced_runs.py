@@ -31,10 +31,8 @@ def below(spans: list[Sent], above: Sent) -> Counter[tuple[str, str]]:
     return Counter((s.service, s.name) for s in spans if s.parent == above.id and s.trace == above.trace)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
-def test_every_step_is_one_trace_of_all_processes(start_run: Start, collector: Collector, transport: str) -> None:
-    settings = {"cluster__transport": transport, "cluster__speculate_after": 0, "consistency__policy": "async"}
-    run = start_run(*EPOCH, "--trace", *sets(**settings))
+def test_every_step_is_one_trace_of_all_processes(start_run: Start, collector: Collector) -> None:
+    run = start_run(*EPOCH, "--trace", *sets(cluster__speculate_after=0, consistency__policy="async"))
     report = run.report()
     total, run_id = report["steps_total"], json.loads((run.dir / ADDRESS_FILE).read_text())["run_id"]
     spans = collector.spans

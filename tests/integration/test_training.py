@@ -112,20 +112,10 @@ def test_the_demo_reaches_its_accuracy_and_writes_its_files(start_run: Start, tm
     assert not run.left_over()
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_ssp_never_lets_the_step_lag_pass_its_bound(start_run: Start, depth: int) -> None:  # P9
-    extra = sets(job__epochs=8, cluster__pipeline_depth=depth)
+def test_ssp_never_lets_the_step_lag_pass_its_bound(start_run: Start) -> None:  # P9
+    extra = sets(job__epochs=8, cluster__pipeline_depth=2)
     report = start_run("examples/digits.toml", "--consistency", "ssp:4", "--workers", "3", *extra).report()
     assert report["step_lag"]["max"] <= 4
-
-
-def test_sync_ends_with_the_same_bits_for_any_number_of_workers_and_shards(start_run: Start) -> None:  # P10, P11, P13
-    digests = set()
-    for workers, shards in ((1, 1), (2, 3), (3, 2)):
-        arguments = ["--consistency", "sync:4", "--workers", str(workers), "--shards", str(shards)]
-        report = start_run("examples/digits.toml", *arguments, *sets(job__epochs=4)).report()
-        digests.add(report["weights_sha256"])
-    assert len(digests) == 1
 
 
 def test_an_own_model_starts_from_its_array_and_from_a_file(start_run: Start, tmp_path: Path) -> None:
@@ -155,11 +145,6 @@ def test_a_step_that_hangs_is_given_up(start_run: Start, tmp_path: Path) -> None
     assert run.process.returncode == 1
     assert "step 7 has taken over 3 s; step 7 failed 2 times" in run.complaint()
     assert not run.left_over()
-
-
-def test_a_poison_step_can_be_skipped_and_is_counted(start_run: Start, tmp_path: Path) -> None:  # P6
-    report = start_run(own_job(tmp_path, poison=7), *sets(job__on_bad_step="skip")).report()
-    assert report["skipped_steps"] == 1
 
 
 def test_a_target_ends_the_job_early_and_drains_it(start_run: Start) -> None:  # P7, P8

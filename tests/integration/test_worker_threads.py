@@ -20,7 +20,6 @@ from parashard.api import backends, fits
 from parashard.api import trainer as module
 from parashard.api.backends import LOG_FILE
 from parashard.api.script import Script
-from parashard.layers import Dense, ReLU
 from parashard.process import failpoints
 from parashard.process.run_files import LOGS
 from support.report_oracle import store_of, unsaved
@@ -212,27 +211,6 @@ def test_after_ctrl_c_it_goes_on() -> None:
     assert len(list(Path.cwd().glob("runs/*"))) == 1
 
 
-class Raises(ps.callbacks.Callback):
-    """One that raises."""
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        raise ValueError("full")
-
-
-@MORE
-def test_what_a_callback_raises_ends_all_of_it() -> None:
-    with pytest.raises(ValueError, match="full"):
-        fit(trainer(Ledger()), callbacks=[Raises()])
-
-
-@MORE
-def test_callbacks_and_evaluations_are_those_of_any_run() -> None:
-    stopper = ps.callbacks.EarlyStopping("val_least", mode="max", baseline=3.0, patience=0)
-    mine = trainer(Ledger(), "sync:2")
-    history = mine.fit(DATA, epochs=EPOCHS, batch_size=SIZE, validation_data=DATA, callbacks=[stopper], verbose=0)
-    assert history.history["val_least"] == [1.0, 2.0]
-
-
 @MORE
 def test_the_process_is_as_it_was() -> None:
     def drawn(step: int) -> None:
@@ -274,17 +252,3 @@ def test_what_no_thread_can_have_is_refused_before_there_is_a_run() -> None:
     thread.join(DEADLINE_S)
     assert "from the script's main thread" in str(refused[0])
     assert not Path("runs").exists()
-
-
-@MORE
-def test_by_default_one_worker_trains_as_one_process_does() -> None:
-    layers = [Dense(16, initializer="he_normal"), ReLU(), Dense(2)]
-    model = ps.Sequential(layers, input_shape=(4,), loss="softmax_cross_entropy", metrics=["accuracy"])
-    x = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
-    losses = []
-    for strategy in (ps.OneDeviceStrategy(), ps.ParameterServerStrategy(1, 1, workers_as="threads")):
-        trainer = ps.Trainer(model, ps.Momentum(0.1, momentum=0.9), strategy)
-        history = trainer.fit((x, (x.sum(1) > 0).astype(np.int64)), epochs=4, batch_size=16, verbose=0)
-        assert history.report["staleness"]["max"] == 0
-        losses.append(history.history["loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
