@@ -5,9 +5,7 @@ Ten thousand flips: `PYTHONPATH=.:tests python tests/damage/checkpoint_damage.py
 
 from checkpoint_damage import FILES, PAGE_BYTES, Damage, flip_bits, lose_pages, truncate_files
 
-from support.tiers import by_tier
-
-FLIPS = by_tier(quick=100, full=500)
+FLIPS = 100
 
 
 def test_truncation_at_each_page_boundary_and_at_each_of_the_last_64_bytes():

@@ -9,9 +9,7 @@ from broken_rules import BROKEN_RULES
 from sim_run import simulate
 
 from support.logs import quiet_log
-from support.tiers import by_tier
 
-CAUGHT = by_tier(quick=1, full=2)
 OTHER_SEEDS = 300
 
 
@@ -25,7 +23,7 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.parametrize("rule", BROKEN_RULES)
 def test_without_the_rule_an_oracle_fails(rule: str) -> None:
     """P1-P15, P23-P26, P29, P33, P37, P39."""
-    broken, caught = BROKEN_RULES[rule], 0
+    broken = BROKEN_RULES[rule]
     seeds = dict.fromkeys(
         (*broken.seeds, *range(OTHER_SEEDS))
     )  # a change of the product changes what a seed's run meets
@@ -36,10 +34,9 @@ def test_without_the_rule_an_oracle_fails(rule: str) -> None:
             continue
         on = simulate(seed, setting)
         assert on.violations == [], f"seed {seed}"
-        caught += bool(on.fired[broken.needs])  # what the rule is for has happened
-        if caught == CAUGHT:
+        if on.fired[broken.needs]:  # what the rule is for has happened
             return
-    pytest.fail(f"with {rule} off, the oracle {broken.sees} failed in {caught} runs only")
+    pytest.fail(f"with {rule} off, the oracle {broken.sees} failed in no run")
 
 
 def test_every_rule_that_can_be_seen_is_switched_off() -> None:

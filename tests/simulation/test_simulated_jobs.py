@@ -18,11 +18,10 @@ from sim_world import Faults
 from parashard.job.policy import Policy
 from parashard_server.state.rows import embedding_tables
 from support.logs import quiet_log
-from support.tiers import by_tier
 
-SEEDS_MIN = by_tier(quick=6, full=12)
+SEEDS_MIN = 6
 SEEDS_MAX = 120  # where a fault has not struck by then
-SEEDS_OFTEN = by_tier(quick=4, full=8)  # of a setting whose faults strike far more often
+SEEDS_OFTEN = 4  # of a setting whose faults strike far more often
 SEEDS_OFTEN_MAX = 240  # a change of the product changes what a seed meets
 FAULTS = (
     "lost",

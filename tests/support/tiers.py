@@ -1,7 +1,7 @@
 """The two tiers: how much `make test` draws, and how much `make test-all`.
 
-The tier is the profile of Hypothesis that is loaded (`tests/conftest.py`), so one flag of pytest chooses both examples
-and seeds: `--hypothesis-profile full`.
+The tier is the profile of Hypothesis that is loaded (`tests/conftest.py`), so one flag of pytest chooses:
+`--hypothesis-profile full`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from hypothesis import settings
 QUICK = "quick"
 
 settings.register_profile(QUICK, deadline=None, max_examples=40, derandomize=True)
-settings.register_profile("full", deadline=None, max_examples=200, print_blob=True)
+settings.register_profile("full", deadline=None, max_examples=100, print_blob=True)
 
 
 def by_tier(*, quick: int, full: int) -> int:
-    """Return a number of the tier that runs, such as how many seeds there are."""
+    """Return a number of the tier that runs, such as how many kills there are."""
     return full if settings.get_current_profile_name() == "full" else quick
 
 

@@ -26,7 +26,7 @@ from parashard.process.shell import ExitCode
 from support.tiers import by_tier
 
 DEADLINE_S = 30.0
-KILLS = by_tier(quick=8, full=60)
+KILLS = by_tier(quick=8, full=20)
 KILLS_S = 0.6  # a server takes half of that to start
 STARTS = by_tier(quick=20, full=500)
 WAITS = "import os, sys\nprint('up', flush=True)\nwhile os.read(int(sys.argv[-1]), 1): pass\n"

@@ -65,7 +65,7 @@ ids = st.sets(st.integers(0, 39), min_size=1, max_size=14)
 
 @pytest.mark.parametrize("rule", RULES)
 @given(st.lists(ids, min_size=1, max_size=14), st.integers(1, 5))
-@fewer(2)
+@fewer(4)
 def test_rows_that_come_and_go_have_the_bits_of_the_reference(rule: str, pushes: list[set[int]], swept: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(records, "SWEPT_LEAST", swept)
@@ -143,7 +143,7 @@ rounds = st.lists(
 
 @pytest.mark.parametrize("rule", RULES)
 @given(rounds)
-@fewer(2)
+@fewer(4)
 def test_a_life_from_a_checkpoint_decides_like_the_one_that_wrote_it(rule: str, lives: list) -> None:
     """What is saved, beside pushes or not, is the rows at the cut; and a replay from there ends alike."""
     with pytest.MonkeyPatch.context() as patched:
