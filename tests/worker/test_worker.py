@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +26,11 @@ from parashard.process.starts import WorkerStart
 from parashard.protocol.messages import PushResult
 from parashard_worker import leasing, membership
 from parashard_worker.loading import OwnTask
-from parashard_worker.worker import Worker, WorkerEnd
+from parashard_worker.worker import TEXT_MAX, TOLD_MAX, Worker, WorkerEnd, warnings_told, worker_families
 from support.in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of
+from support.loop_cases import Job as LoopJob
 from support.resolved_job import resolved_here
+from support.shown_metrics import shown_families
 from support.small_cluster import SmallCluster, small_cluster
 from support.small_job import SMALL_JOB
 from support.waiting import DEADLINE_S, eventually
@@ -200,3 +204,52 @@ def test_a_worker_that_was_suspended_while_a_shard_was_away_has_its_retry_budget
     client.use(shards.view())
     assert client.push(0, {}, None).acks[0].result is PushResult.APPLIED
     assert next(answers, None) is None, "it was away, and the worker suspended meanwhile"
+
+
+def test_a_warning_is_told_once_with_the_user_s_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_, **__: shown.append(str(message)))
+    warnings.simplefilter("always")
+    before, told = warnings.showwarning, list[str]()
+    with warnings_told(told.append):
+        for _ in range(2):
+            warnings.warn("too\n  few", stacklevel=1)
+        warnings.warn("old", FutureWarning, stacklevel=1)
+    warnings.warn("later", stacklevel=1)
+    assert warnings.showwarning is before
+    assert [re.sub(r"\(.*test_worker.py:\d+\)", "(here)", text) for text in told] == [
+        "UserWarning: too few (here)",
+        "FutureWarning: old (here)",
+    ]
+    assert shown == ["too\n  few", "too\n  few", "old", "later"], "the log has all"
+
+
+def test_their_number_and_length_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "showwarning", lambda *_, **__: None)
+    warnings.simplefilter("always")
+    told: list[str] = []
+    with warnings_told(told.append):
+        for number in range(TOLD_MAX + 5):
+            warnings.warn(f"{number}{'x' * 10 * TEXT_MAX}", stacklevel=1)
+    assert len(told) == TOLD_MAX
+    assert max(map(len, told)) < TEXT_MAX + 100
+
+
+def test_the_loops_counters_are_reported() -> None:
+    session = LoopJob(*range(3)).run().loop.session
+    session.phases_s.update(pull=1.5)
+    session.transfers.transfer_s = 2.5
+    session.transfers.staleness_pushes = 5
+    session.computed = 4
+    families = shown_families(worker_families(session, "worker-7"))
+    samples = {(s.name, s.labels.get("phase")): s for family in families for s in family.samples}
+    assert all(family.type == "counter" and family.documentation for family in families)
+    assert {s.labels["worker"] for s in samples.values()} == {"worker-7"}
+    assert samples["parashard_worker_steps_total", None].value == 3
+    assert samples["parashard_worker_examples_total", None].value == 12
+    assert samples["parashard_worker_phase_seconds_total", "pull"].value == 1.5
+    assert samples["parashard_worker_transfer_seconds_total", None].value == 2.5
+    assert samples["parashard_worker_computed_steps_total", None].value == 4
+    assert samples["parashard_worker_staleness_pushes_total", None].value == 5
+    phases = {phase for _, phase in samples if phase}
+    assert phases == {"lease", "pull", "compute", "push"}

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from parashard.cli import run as run_commands
+from parashard.display.text_table import print_table
 from parashard.launch.run import Outcome
 from support.command_line import run_command
 from support.small_job import SMALL_JOB
@@ -60,3 +62,11 @@ def test_a_finished_job_whose_progress_could_not_be_printed_is_done(
         ran = run_command(monkeypatch, capsys, "run", "job.toml")
         monkeypatch.undo()
     assert ran.exit_code == 0
+
+
+def test_a_table_in_a_pipe_is_not_wrapped(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    table = Table("key", "value", box=None)
+    table.add_row("optimizer.schedule.warmup_steps", "x" * 200)
+    print_table(table)
+    assert f"optimizer.schedule.warmup_steps {'x' * 200}" in " ".join(capsys.readouterr().out.split())

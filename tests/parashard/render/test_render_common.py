@@ -8,7 +8,7 @@ import pytest
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import LoadedJob, load_job
-from parashard.render.common import SOURCES_MISSING, STORE_SCHEMES, parsed_image
+from parashard.render.common import SOURCES_MISSING, STORE_SCHEMES, filled, parsed_image, template, templates
 from parashard.render.compose import ComposeOptions, render_compose
 from parashard.render.kubernetes import cluster_overrides
 from parashard.store import CREATE_IS_CONDITIONAL
@@ -92,3 +92,38 @@ def test_a_reference_has_a_name_and_may_have_a_tag_and_a_digest(reference, name,
 def test_what_is_no_reference_is_refused(reference):
     with pytest.raises(ConfigurationError, match=f"^flag --image: found {reference!r}; allowed: NAME, NAME:TAG or"):
         parsed_image("--image", reference)
+
+
+def test_a_value_inside_a_line_is_put_there():
+    assert filled("name: @{name}-shard # of @{name}", {"name": "digits"}) == "name: digits-shard # of digits\n"
+
+
+def test_lines_take_the_indentation_of_their_place():
+    assert (
+        filled("spec:\n  @{pod}\nend:", {"pod": "a: 1\n  b: 2\n\nc: 3\n"})
+        == "spec:\n  a: 1\n    b: 2\n\n  c: 3\nend:\n"
+    )
+
+
+def test_an_empty_value_takes_its_line_with_it():
+    assert filled("a: 1\n  @{extra}\nb: 2", {"extra": ""}) == "a: 1\nb: 2\n"
+
+
+def test_values_name_others():
+    assert filled("@{pod}", {"pod": "- @{part}", "part": "x"}) == "- x\n"
+
+
+def test_what_kubernetes_fills_in_is_left_alone():
+    assert filled("--host=$(POD_IP)", {}) == "--host=$(POD_IP)\n"
+
+
+def test_a_place_without_a_value_is_a_mistake_of_ours():
+    with pytest.raises(KeyError, match="nowhere"):
+        filled("a: @{nowhere}", {})
+
+
+def test_a_folders_templates_are_found_in_the_installed_package():
+    found = templates("components")
+    assert "components/gpu/worker.yaml" in found
+    assert found == sorted(found)
+    assert "nvidia.com/gpu" in template("patches/gpu_worker.yaml")

@@ -1,4 +1,4 @@
-"""Processes whose output goes to a full disk, for which /dev/full stands: none raises, none runs on in part."""
+"""Standard streams that are closed, or whose disk is full."""
 
 from __future__ import annotations
 
@@ -52,3 +52,16 @@ def test_a_process_ends_with_its_own_exit_code(serve: str, code: int) -> None:  
             [sys.executable, "-c", serve + END], stdout=full, stderr=full, timeout=DEADLINE_S, check=False
         )
     assert ended.returncode == code
+
+
+PROGRAM = """
+import os
+os.closerange(0, 3)
+import parashard
+assert os.open(os.devnull, os.O_RDONLY) > 2
+assert all(os.get_inheritable(number) for number in range(3))
+"""
+
+
+def test_what_is_opened_later_gets_no_number_of_theirs() -> None:
+    assert subprocess.run([sys.executable, "-c", PROGRAM], check=False, timeout=60).returncode == 0
