@@ -223,7 +223,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         _left_out("P7-no-checkpoint"), "ledger", "async", "checkpoint", (3, 0, 2), "ack: applied"
     ),
     "P7-decision-not-stored": BrokenRule(
-        _left_out("P7-decision-not-stored"), "ledger", "async", "stop", (153, 8), "coordinator_crash", STOPS
+        _left_out("P7-decision-not-stored"), "ledger", "async", "stop", (133, 222), "coordinator_crash", STOPS
     ),
     "P8-drain-leases-nothing": BrokenRule(
         replace(REAL, core=PausingCore), "ledger", "async", "progress", (5, 2), "drained checkpoint", DRAINS
@@ -316,7 +316,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         {**SKIPS, "bad_step_kills": True, "bad_step_fails": 1.0},
     ),
     "P25-held-evaluations-kept": BrokenRule(
-        replace(REAL, core=KeptEvaluations), "torn", "async", "report", (25, 63), "void evaluation", JUDGED
+        replace(REAL, core=KeptEvaluations), "torn", "async", "report", (133, 141), "void evaluation", JUDGED
     ),
     "P29-a-time-of-its-own": BrokenRule(
         replace(REAL, tables=OwnTime),
