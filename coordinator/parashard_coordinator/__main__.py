@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.proto_conversion import plan_message
-from parashard.errors import ConfigurationError, StoreFailed, Unavailable
+from parashard.errors import BadData, ConfigurationError, StoreFailed, Unavailable
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
@@ -156,13 +156,7 @@ def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tupl
     begun = unclaimed.find_run(drawn, resume=resume)
     if begun is not None:
         kept = unclaimed.catalogue.initial_manifest(begun.job_digest)
-    restarted = begun is not None and not resume  # with the data that its launcher has started the job with
-    if start.declaration is not None:
-        declared = read_declaration(start.declaration, rows=kept is None)
-    elif restarted and (start.run_dir / RECORD_FILE).exists():
-        declared = read_declaration(start.run_dir)
-    else:
-        declared = declare_named(job, start.model_folder)
+    declared = declared_job(start, job, rows=kept is None)
     resolved = resolve(job, declared, start.init, kept=kept)
     identity = RunIdentity(resolved.digest, resolved.identity, as_toml(job))
     # Before a claim, which would fence the coordinator of a run that this one is not of.
@@ -182,6 +176,19 @@ def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tupl
     return run_id, resolved._replace(initial={}, initial_rows={}, initial_slots={}), run_store  # the store has them
 
 
+def declared_job(start: CoordinatorStart, job: Job, *, rows: bool) -> DeclaredJob:
+    """Return the declaration that the launcher, or the coordinator that it started before, has made; or make one."""
+    if start.declaration is not None:
+        return read_declaration(start.declaration, rows=rows)
+    if start.again:
+        try:
+            return read_declaration(start.run_dir)
+        except BadData as error:
+            log.warning("declaration-not-read", error=error.message, then="data and model are opened")
+    (start.run_dir / RECORD_FILE).unlink(missing_ok=True)  # of an earlier run, or one that is resumed
+    return declare_named(job, start.model_folder)
+
+
 def keep_declaration(run_dir: Path, declared: DeclaredJob) -> None:
     """Write it for the next coordinator of the run, which then opens no data; the store has what the model begins with.
 
@@ -192,7 +199,7 @@ def keep_declaration(run_dir: Path, declared: DeclaredJob) -> None:
     try:
         write_declaration(run_dir, replace(declared, arrays={}, rows={}, slots={}))
     except StoreFailed as error:
-        log.warning("declaration-not-kept", error=error.message, then="a restart opens the data")
+        log.warning("declaration-not-kept", error=error.message, then="a restart opens data and model")
 
 
 def watch_pods(cluster: KubernetesCluster, core: ExclusiveCore, workers: int) -> PodWatch:

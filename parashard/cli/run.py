@@ -6,6 +6,7 @@ Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -85,7 +86,7 @@ def run(
         for line in not_taken(named, loaded, folder):
             console.print(Text(line), soft_wrap=True)
     else:
-        keep = run_dir is not None and run_dir.exists()
+        keep = run_dir is not None and os.path.exists(run_dir)  # False of a name that is too long
         folder = new_run_dir(run_dir, name)
 
     view = _view(console, json_)

@@ -71,7 +71,9 @@ def shown(value: Any) -> str:
 
 
 def check_path(path: Path, where: str) -> None:
-    """Refuse a path with bytes that are no text: job files, arguments and reports cannot hold it."""
+    """Refuse a path with bytes that are no text, which job files, arguments and reports cannot hold, or with a NUL."""
+    if "\0" in str(path):
+        raise ConfigurationError(f"{where}: the path {str(path)!r} has a NUL, which no file's name has")
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -19,6 +19,7 @@ from parashard.job.forms import Form, fields_by_key, forms_at
 from parashard.job.keys import KEY, NAMED, at, dotted, key_parts, leaves, plain, shown, toml_value
 
 DEFAULT = "default"
+KEY_CHARACTERS_MAX = 500
 PREFIX = "PARASHARD_"
 SEPARATOR = "__"
 
@@ -129,6 +130,8 @@ def parse_set(text: str) -> Override:
     ('model.hidden', [64, 32], '--set')
     """
     key = KEY.match(text)
+    if key is not None and len(key.group()) > KEY_CHARACTERS_MAX:
+        raise ConfigurationError(f"flag --set: {shown(text)}: no key has {len(key.group()):,} characters")
     if key is None or not text.startswith("=", key.end()):
         raise ConfigurationError(f"flag --set: found {shown(text)}; allowed: key.path=value, such as cluster.shards=4")
     return key.group(), toml_value(text[key.end() + 1 :]), "--set"

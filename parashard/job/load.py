@@ -219,6 +219,7 @@ def _with_absolute_paths(options: _Options, above: tuple[str, ...], layers: Laye
 def _with_absolute_store(job: Job, layers: Layers, folder: Path) -> Job:
     """Make a checkpoint folder's path absolute; a URL is absolute as it is."""
     url, parts = job.checkpoint.url, ("checkpoint", "url")
+    check_path(Path(url), f"{layers.origin(parts)}: {dotted(*parts)}")
     if not url or "://" in url:
         return job
     path = _absolute(Path(url), _folder_of(parts, layers, folder), parts, layers)

@@ -136,7 +136,7 @@ def _key(location: tuple[Any, ...], table: Any, *, keep_last: bool) -> tuple[str
     parts: list[str] = []
     node: Any = table
     for depth, part in enumerate(location, start=1):
-        if (isinstance(node, dict) and part in node) or isinstance(node, list):
+        if (isinstance(node, dict) and part in node) or (isinstance(node, list) and isinstance(part, int)):
             node = node[part]
         elif not (keep_last and depth == len(location)):
             continue

@@ -12,6 +12,7 @@ import builtins
 import ctypes
 import gc
 import importlib
+import importlib.util
 import os
 import runpy
 import select
@@ -46,9 +47,11 @@ class ForkServer:
 
     def serve(self) -> Callable[[], None] | None:
         """Answer requests until the launcher ends (None), or return in a new child what it is to do."""
+        either = select.poll()  # select() has no descriptors from 1024 on
+        for descriptor in (self._requests.fileno(), self._lifeline):
+            either.register(descriptor, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._requests.fileno(), self._lifeline], [], [])
-            if self._lifeline in ready:
+            if self._lifeline in dict(either.poll()):
                 return None
             try:
                 request, log, go = read_request(self._requests)
@@ -67,11 +70,13 @@ class ForkServer:
 
     def _prepare(self, request: Request) -> None:
         """Import what a child needs; what cannot be imported here fails there, where its log is."""
-        due = [name for name in request.preload if name not in self._prepared]
-        for name in due:
+        due = {name: file for name, file in request.preload.items() if name not in self._prepared}
+        for name, file in due.items():
             self._prepared.add(name)
             with suppress(Exception):  # whatever a library raises
                 module, _, function = name.partition(":")
+                if file and not _is_found_in(file, module):
+                    continue  # a script's own folders come first, which this process does not know
                 imported = importlib.import_module(module)
                 if function:
                     getattr(imported, function)()
@@ -112,6 +117,11 @@ class ForkServer:
             end_process(ExitCode.RETRY)
         os.close(go)
         become(request, log)
+
+
+def _is_found_in(file: str, module: str) -> bool:
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin == file
 
 
 def _forked() -> int:
@@ -164,6 +174,8 @@ def show(words: Sequence[str], first: int = ARGUMENTS) -> None:
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[first]), int(fields[first + 1])
+    if end <= start:  # a system that does not say
+        return
     content = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - start - 1]
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, content, len(content))
@@ -207,7 +219,8 @@ def _run(command: Sequence[str]) -> None:
     parashard._started.note()
     script = importlib.import_module("parashard.api.script")
     script.SCRIPT.begin(script.given())  # from here on it tells why the script ends before its call
-    exec(compile(Path(file).read_bytes(), file, "exec"), main.__dict__)  # as the interpreter does
+    # As the interpreter does: without the __future__ imports of this module.
+    exec(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
 
 
 if __name__ == "__main__":

@@ -19,15 +19,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 LENGTH = struct.Struct("!I")
 LENGTH_MAX = 16 << 20
-ANSWER_S = 120.0
-"""A server that has not answered for so long, in which it may import a framework, is given up."""
+IMPORT_S, FORK_S = 120.0, 10.0
+"""A server that has not answered for so long, with something to import and without, is given up."""
 SERVERS_MAX = 3
 """How many are asked for one child, where each ends."""
 POLL_S = 0.002
@@ -65,7 +65,10 @@ pandas, PyArrow, scikit-learn and Keras do, and our own."""
 
 
 class Lost(Exception):
-    """One server did not answer, several ended before they had forked a child, or a child is not this process's."""
+    """One server did not answer, several ended before they had forked a child, or a child is not this process's.
+
+    Its text is the reason.
+    """
 
 
 class Request(NamedTuple):
@@ -79,14 +82,15 @@ class Request(NamedTuple):
         Where it works; "": where the server does.
     environ : mapping of str to str
         Its whole environment.
-    preload : sequence of str
-        Modules to import before, once for all children; with ":" and a function, to call that.
+    preload : mapping of str to str
+        Modules to import before, once for all children, each with the file that it must be in, "": any; with ":" and a
+        function, to call that.
     """
 
     command: Sequence[str]
     folder: str
     environ: Mapping[str, str]
-    preload: Sequence[str]
+    preload: Mapping[str, str]
 
 
 class Fork:
@@ -156,6 +160,7 @@ class Forks:
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._threaded: set[str] = set()
+        self._imported: set[str] = set()  # by the present server
         self._begun: dict[int, Fork] = {}
         self._lock = threading.Lock()
 
@@ -170,17 +175,18 @@ class Forks:
         Raises OSError if the system has no room for one more process; Lost if no server could do it.
         """
         with self._lock:
-            lost = 0
+            lost, how = 0, ""
             while lost < SERVERS_MAX:
                 if self._socket is None:
                     self._start_server()
                 try:
                     found = self._answer(request, log)
                 except TimeoutError:
+                    seconds = self._socket.gettimeout()
                     self._end_server()
-                    break
+                    raise Lost(f"the fork server did not answer in {seconds:.0f} s") from None
                 except OSError:  # it has ended
-                    self._end_server()
+                    how = self._end_server()
                     lost += 1
                     continue
                 except BaseException:  # such as Ctrl-C: its answer is still to come
@@ -192,7 +198,7 @@ class Forks:
                     raise OSError(int(found["errno"]), os.strerror(int(found["errno"])))
                 self._threaded.add(str(found["threaded"]))
                 self._end_server()  # the next one does not import it
-        raise Lost
+        raise Lost(f"{SERVERS_MAX} fork servers ended, the last with {how}")
 
     def close(self) -> None:
         """End the server; its children go on."""
@@ -202,17 +208,19 @@ class Forks:
     def _answer(self, request: Request, log: int) -> Fork | dict[str, Any]:
         """Ask for a child, and let it begin; or return why there is none."""
         assert self._socket is not None
-        preload = [name for name in request.preload if name not in self._threaded]
+        preload = {name: file for name, file in request.preload.items() if name not in self._threaded}
+        self._socket.settimeout(FORK_S if preload.keys() <= self._imported else IMPORT_S)
+        self._imported |= preload.keys()
         read, write = os.pipe()  # on which the child waits until it may begin
         try:
-            with subreaper():
+            with SUBREAPER:
                 send_message(self._socket, request._replace(preload=preload)._asdict(), [log, read])
                 found = read_message(self._socket, self._socket.recv(LENGTH.size, socket.MSG_WAITALL))
             if "pid" not in found:
                 return found
             child = Fork(int(found["pid"]))
             if not child.is_own:  # a system without subreapers; it will not begin
-                raise Lost
+                raise Lost("its children are not this process's")
             self._begun[child.pid] = child
             with suppress(BrokenPipeError):  # it was killed
                 os.write(write, b"1")
@@ -238,18 +246,19 @@ class Forks:
             except BaseException:
                 ours.close()
                 raise
-        ours.settimeout(ANSWER_S)
-        self._socket = ours
+        self._socket, self._imported = ours, set()
 
-    def _end_server(self) -> None:
+    def _end_server(self) -> str:
+        """End the server if there is one; return how it ended."""
         if self._server is None or self._socket is None:
-            return
+            return ""
         self._socket.close()
         self._server.kill()
-        self._server.wait()
+        code = self._server.wait()
         group, self._server, self._socket = self._server.pid, None, None
         self._wait_for_unknown(group)
         self._begun.clear()
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
     def _wait_for_unknown(self, group: int) -> None:
         """Wait for children of a server that was killed between its two forks: they never begin, and end."""
@@ -265,9 +274,9 @@ class Forks:
                     os.waitpid(ended.si_pid, 0)
 
 
-def of_script(imported: Mapping[str, object]) -> list[str]:
-    """Return what a server imports for a program that has imported so much."""
-    return [name for name in OF_SCRIPTS if name in imported]
+def of_script(imported: Mapping[str, object]) -> dict[str, str]:
+    """Return what a server imports for a program that has imported these modules, each with its file."""
+    return {name: getattr(imported[name], "__file__", None) or "" for name in OF_SCRIPTS if name in imported}
 
 
 def read_request(connection: socket.socket) -> tuple[Request, int, int]:
@@ -306,14 +315,27 @@ def send_message(connection: socket.socket, content: Mapping[str, Any], descript
     connection.sendall(text)
 
 
-@contextmanager
-def subreaper() -> Iterator[None]:
-    """Within, orphans among this process's descendants become its children."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = ctypes.c_int()
-    libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        libc.prctl(PR_SET_CHILD_SUBREAPER, before.value)
+class Subreaper:
+    """While any thread is within, orphans among this process's descendants become its children."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._within = 0
+        self._before = ctypes.c_int()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._within:
+                libc = ctypes.CDLL(None, use_errno=True)
+                libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(self._before))
+                libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+            self._within += 1
+
+    def __exit__(self, *of: object) -> None:
+        with self._lock:
+            self._within -= 1
+            if not self._within:
+                ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, self._before.value)
+
+
+SUBREAPER = Subreaper()

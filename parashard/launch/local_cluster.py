@@ -31,6 +31,8 @@ from parashard.process.shell import ExitCode
 LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it
 END_GRACE_S = 5.0
 POLL_S = 0.02
+WITHOUT_SERVER_S = 60.0
+"""After a fork server that did not answer, or servers that ended, none is asked for so long."""
 
 MODULES = {"coordinator": "parashard_coordinator", "shard": "parashard_server", "worker": "parashard_worker"}
 """Module of each role, for `python -m`."""
@@ -92,7 +94,7 @@ class LocalCluster:
         self._not_started: list[Ended] = []
         self._lifeline_read, self._lifeline_write = os.pipe()
         self._forks: Forks | None = None
-        self._without_server = False
+        self._fork_from_s = 0.0
         self.variables: Mapping[str, Mapping[str, str]] = {}
         self.script: ScriptCommand | None = None
         self.start_thread: StartThread | None = None
@@ -190,14 +192,16 @@ class LocalCluster:
         _check_room()
         with self._opened_log(name) as log:
             self._log_starts[name] = log.tell()
-            if not self._without_server and (not is_script or _is_plain(command)):
+            if time.monotonic() >= self._fork_from_s and (not is_script or _is_plain(command)):
                 try:
-                    preload = [*SERVICES] if module in MODULES.values() else []
-                    preload += of_script(sys.modules) if is_script else []
+                    preload = dict.fromkeys(SERVICES, "") if module in MODULES.values() else {}
+                    preload |= of_script(sys.modules) if is_script else {}
                     return self._server().start(Request(command, folder or _folder(), environ, preload), log.fileno())
-                except Lost:
-                    self._without_server = True
-                    self.tell("warning: no process can be forked here: each one is started anew, which takes longer")
+                except Lost as error:
+                    self._fork_from_s = time.monotonic() + WITHOUT_SERVER_S
+                    self.tell(
+                        f"warning: {error}: processes are started anew for {WITHOUT_SERVER_S:.0f} s, which takes longer"
+                    )
             return subprocess.Popen(
                 command,
                 cwd=folder or None,

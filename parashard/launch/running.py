@@ -92,7 +92,12 @@ class Running:
         rename_durably(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
         self._run_id = str(where["run_id"])
         self._start = replace(
-            self._start, job=self._start.run_dir / JOB_FILE, run_id=self._run_id, resume=False, from_checkpoint=""
+            self._start,
+            job=self._start.run_dir / JOB_FILE,
+            run_id=self._run_id,
+            again=True,
+            resume=False,
+            from_checkpoint="",
         )
         self._client = CoordinatorClient(
             str(where["address"]), where=str(self._run_dir), credentials=self._run.credentials

@@ -173,6 +173,7 @@ class CoordinatorStart(Start):
     job: Path = _flag("the job file", Path)
     run_dir: Path = _flag("where the run's files go", Path)
     run_id: str = _flag("the run; the same at every start of its coordinator", str, "")
+    again: bool = _flag("the launcher has started this run's coordinator before", bool, False)
     resume: bool = _flag("take up the run that the checkpoint store has", bool, False)
     from_checkpoint: str = _flag("the drained checkpoint that a new placement starts from", str, "")
     init: Path | None = _flag("safetensors file with the first weights", Path, None)

@@ -158,18 +158,25 @@ def test_a_run_of_what_another_process_declares_opens_neither_data_nor_model(sto
     np.testing.assert_array_equal(shard_values(store, resolved)["drawn"], 7.0)
 
 
-def test_a_restarted_coordinator_opens_neither_data_nor_model(store: Store, model_folder: Path) -> None:
+def test_a_coordinator_that_its_launcher_starts_again_opens_neither(store: Store, model_folder: Path) -> None:
     first, _ = taken_up(store, model_folder, "first")
     (model_folder / "drawing.py").unlink()
-    again, _ = taken_up(store, model_folder, "first", model_folder=None)
+    again, _ = taken_up(store, model_folder, "first", model_folder=None, again=True)
     assert (again.spec, again.digest, again.warnings) == (first.spec, first.digest, first.warnings)
     np.testing.assert_equal(shard_values(store, again), shard_values(store, first))
 
 
-def test_a_resumed_run_opens_its_data_again(store: Store, model_folder: Path) -> None:  # they may be others by now
+@pytest.mark.parametrize("how", [{"resume": True, "run_id": ""}, {}], ids=["resumed", "as in a container"])
+def test_another_start_opens_them_and_refuses_others(store: Store, model_folder: Path, how: dict[str, Any]) -> None:
     taken_up(store, model_folder, "first")
     sys.modules.pop("drawing", None)
     (model_folder / "drawing.py").write_text(MODEL.replace("(6, 2)", "(6, 3)"))
-    with pytest.raises(ConfigurationError, match="model"):
-        taken_up(store, model_folder, "first", resume=True, run_id="")
-    taken_up(store, model_folder, "first")  # the declaration that is kept is the run's
+    with pytest.raises(ConfigurationError, match="the code of the model differs"):
+        taken_up(store, model_folder, "first", **how)
+
+
+def test_a_damaged_declaration_is_made_anew(store: Store, model_folder: Path) -> None:
+    first, _ = taken_up(store, model_folder, "first")
+    (model_folder / "first" / "declaration.json").write_text("{")
+    again, _ = taken_up(store, model_folder, "first", again=True)
+    assert again.digest == first.digest

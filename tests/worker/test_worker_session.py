@@ -115,6 +115,17 @@ def test_what_a_session_holds_is_given_back_when_it_ends(cluster: SmallCluster) 
     assert done == [True] * STEPS
 
 
+@pytest.mark.parametrize("examples", [-1, 3.5, "x", True, 2**32])
+def test_a_bad_number_of_examples_leaves_the_step_to_be_pushed(cluster: SmallCluster, examples: Any) -> None:
+    with session_of(cluster) as session:
+        for step in session.steps():
+            if step.number == 0:
+                with pytest.raises(ConfigurationError, match="examples="):
+                    session.push(step, {}, examples=examples)
+            assert session.push(step, {})
+    assert cluster.steps_applied() == STEPS
+
+
 def test_no_push_moves_nothing_and_is_in(cluster: SmallCluster) -> None:
     before = weights_of(cluster).copy()
     with session_of(cluster, data=False) as session:

@@ -100,8 +100,8 @@ class LeasedWork:
         self.reason = ""
         self.failure: ParashardError | None = None
         self.hung = ""
-        self.must_rejoin = False
         self._rejoin_at_once = False
+        self.must_rejoin = False
         """The coordinator does not know this worker: it has to join again before the next call."""
 
     @property

@@ -60,6 +60,7 @@ from parashard_worker.round_weights import round_weights
 from parashard_worker.session import LeasedStep, Reading, Session
 
 LOOK_S = 0.5
+EXAMPLES_MAX = 2**32 - 1
 SCRIPT = "script"
 """Source of data, and kind of model, that only their own program has."""
 
@@ -296,6 +297,8 @@ class ProgramSession:
             raise ConfigurationError(
                 f"step {step.number} is not the session's present one: a step is pushed once, before the next one"
             )
+        if examples is not None and (type(examples) is not int or not 0 <= examples <= EXAMPLES_MAX):
+            raise ConfigurationError(f"session.push: examples={examples!r}; allowed: 0 to {EXAMPLES_MAX:,}")
         try:
             arrays = None if gradients is None else self._checked(step.number, loss, gradients)
         except InvalidRequest as error:

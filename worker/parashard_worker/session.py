@@ -208,14 +208,14 @@ class Session:
 
         With a depth above 0 it settles beside later steps. None for `gradients`: the step moves nothing.
         """
+        done = pb.CompletedStep(
+            step=step.number, loss=loss, examples=examples, skipped=step.grant.skip, metrics=metrics
+        )
         self._present = None
         self.computed += 1
         failpoints.hit("worker.compute.done")
         while len(self._pushing) >= max(1, self._depth):
             self._settle()
-        done = pb.CompletedStep(
-            step=step.number, loss=loss, examples=examples, skipped=step.grant.skip, metrics=metrics
-        )
         started_s = time.perf_counter()
         pushed = self._executor.submit(self.transfers.push, step.grant, gradients, step.pulled)
         self._pushing.append((step, done, pushed))

@@ -25,6 +25,8 @@ MISTAKES = {
     "--set without =": (["--set", "job.epochs"], ["--set", "key.path=value"]),
     "--set without a key": (["--set", "=3"], ["--set", "key.path=value"]),
     "--set below a value": (["--set", "job.epochs.more=3"], ["job.epochs", "no table"]),
+    "a key of a thousand parts": (["--set", f"{'a.' * 1000}a=1"], ["--set", "2,001 characters"]),
+    "a NUL in a URL": (["--set", 'checkpoint.url="s3://a\\u0000b"'], ["checkpoint.url", "NUL"]),
     "bad consistency": (["--consistency", "sometimes"], ["--consistency", "sometimes", "ssp:"]),
     "consistency without a bound": (["--consistency", "ssp"], ["--consistency", "ssp:"]),
     "consistency with a bad bound": (["--consistency", "sync:0"], ["--consistency", "sync:0"]),
@@ -162,3 +164,7 @@ def test_usage_errors_are_exit_code_2_too(parashard, arguments):
     ran = parashard(*arguments)
     assert (ran.exit_code, ran.out) == (ExitCode.CONFIGURATION, "")
     assert "Traceback" not in ran.err
+
+
+def test_a_run_directory_with_too_long_a_name_is_refused(parashard):
+    assert_refused(parashard("run", "job.toml", "--run-dir", "l" * 300), "run directory", "too long")

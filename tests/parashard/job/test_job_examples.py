@@ -8,6 +8,7 @@ import pytest
 from parashard.data import open_source
 from parashard.data.clicks import ClicksSource, true_auc
 from parashard.data.options import ClicksOptions
+from parashard.errors import ConfigurationError
 from parashard.job.embeddings import tables_of
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
@@ -98,3 +99,8 @@ def test_adult_is_read_as_its_file_says(tmp_path: Path) -> None:
     np.testing.assert_array_equal(inputs["keys"], source.examples(np.array([0]))[0]["keys"])
     model = build_model(job.model, source.spec, job.job.seed, EXAMPLES, tables_of(job))
     assert model.initial_variables()["dense_0.weight"].shape == (5 + 8 * 8, 64)
+
+
+def test_a_list_where_text_is_due_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.missing: found \[\[\]\]; allowed: text"):
+        load_job(EXAMPLES / "adult.toml", [parse_set("data.missing=[[]]")], {})

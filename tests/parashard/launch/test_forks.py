@@ -4,8 +4,11 @@ The children are modules of a few lines, and most servers import nothing for the
 """
 
 import contextlib
+import ctypes
+import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -46,7 +49,7 @@ class Place:
         name = f"child_{len(list(self.folder.glob('child_*')))}"
         (self.folder / f"{name}.py").write_text(source)
         command = [sys.executable, "-P", "-m", name, *arguments, str(self.lifeline)]
-        return Request(command, str(self.folder), {**os.environ}, preload)
+        return Request(command, str(self.folder), {**os.environ}, dict.fromkeys(preload, ""))
 
     def start(self, request: Request) -> Fork:
         """Fork it."""
@@ -121,14 +124,15 @@ def test_more_words_than_there_is_room_for_are_cut_off(place: Place) -> None:
 
 def test_its_modules_see_the_words_and_variables_of_a_fresh_process(place: Place, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        "import os, sys, parashard\nfrom parashard.api.script import SCRIPT\n"
+        "import os, sys, parashard\nclass Noted:\n    size: int\nassert Noted.__annotations__ == {'size': int}\n"
+        "from parashard.api.script import SCRIPT\n"
         "print(__name__, __file__, sys.argv, sys.path[0], 'PARASHARD_WORKER_ARGUMENTS' in os.environ)\n"
         "print(SCRIPT.is_worker, SCRIPT.path, parashard._started.main_text == open(__file__, 'rb').read())\n"
         "os._exit(0 if sys.stdout.flush() is None else 1)\n"
     )
     arguments = '["--connect", "127.0.0.1:7", "--name", "worker-0"]'
     environ = {**os.environ, "PARASHARD_WORKER_ARGUMENTS": arguments}
-    request = Request([sys.executable, "script.py", "a"], str(tmp_path), environ, ("parashard.api.trainer",))
+    request = Request([sys.executable, "script.py", "a"], str(tmp_path), environ, {"parashard.api.trainer": ""})
     assert place.start(request).wait(DEADLINE_S) == 0, place.log.read_text()
     first, second = place.log.read_text().splitlines()
     assert first == f"__main__ script.py ['script.py', 'a'] {tmp_path} False"
@@ -192,26 +196,25 @@ def test_a_server_that_was_killed_is_replaced_and_its_children_live(place: Place
     assert child.wait(DEADLINE_S) == -signal.SIGTERM
 
 
-def test_a_server_that_does_not_answer_is_given_up(place: Place) -> None:
+def test_a_server_that_does_not_answer_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert place.said("print('first')") == "first\n"
     os.kill(place.forks.server_pid, signal.SIGSTOP)
-    assert place.forks._socket is not None
-    place.forks._socket.settimeout(0.05)
-    with pytest.raises(Lost):
+    monkeypatch.setattr(forks_module, "FORK_S", 0.05)  # nothing is to be imported
+    with pytest.raises(Lost, match="did not answer in 0 s"):
         place.start(place.request("print('never')"))
     assert place.forks.server_pid == 0
 
 
 def test_servers_that_end_again_and_again_are_given_up(place: Place, tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text("import os\nos._exit(1)")
-    with pytest.raises(Lost):
+    with pytest.raises(Lost, match="3 fork servers ended, the last with exit code 1"):
         place.start(place.request("print('never')", preload=("deadly",)))
     assert place.forks.server_pid == 0
 
 
 def test_a_child_of_another_process_does_not_begin(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a system without subreapers."""
-    monkeypatch.setattr(forks_module, "subreaper", contextlib.nullcontext)
+    monkeypatch.setattr(forks_module, "SUBREAPER", contextlib.nullcontext())
     with pytest.raises(Lost):
         place.start(place.request("print('never')"))
     assert place.log.read_text() == ""
@@ -241,7 +244,7 @@ def test_a_child_that_the_launcher_does_not_know_does_nothing(place: Place) -> N
     ours, theirs = socket.socketpair()
     request = place.request("print('ran')")
     read, write = os.pipe()
-    with forks_module.subreaper():
+    with forks_module.SUBREAPER:
         between = os.fork()
         if between == 0:
             ours.close()
@@ -269,7 +272,48 @@ def test_a_length_that_is_not_allowed_ends_the_connection() -> None:
 
 
 def test_a_script_has_the_frameworks_that_its_program_has_imported() -> None:
-    assert of_script({"torch": 1, "keras": 1, "parashard.torch": 1, "json": 1}) == ["torch", "parashard.torch"]
+    assert of_script({"torch": json, "keras": json, "parashard.torch": 1, "json": json}) == {
+        "torch": json.__file__,
+        "parashard.torch": "",
+    }
+
+
+def test_a_module_of_the_script_s_own_folder_is_left_to_the_child(place: Place, tmp_path: Path) -> None:
+    for folder in ("here", "other"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "vendored.py").write_text("")
+    request = place.request("import sys\nprint('vendored' in sys.modules)")
+    for file, imported in (("other/vendored.py", False), ("vendored.py", True)):
+        child = place.start(request._replace(preload={"vendored": str(tmp_path / file)}))
+        assert child.wait(DEADLINE_S) == 0
+        assert place.log.read_text().split()[-1] == str(imported)
+        place.forks.close()  # the next server has imported nothing
+
+
+def test_a_server_forks_where_the_program_has_many_open_files(place: Place) -> None:
+    """Its socket has a number that select() does not take."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] < 1100:
+            opened.append(os.dup(opened[0]))
+        assert place.said("print('forked')") == "forked\n"
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_several_threads_that_start_children_leave_the_process_as_it_was() -> None:
+    libc, found = ctypes.CDLL(None), ctypes.c_int(-1)
+    with forks_module.SUBREAPER:
+        with forks_module.SUBREAPER:
+            pass
+        libc.prctl(forks_module.PR_GET_CHILD_SUBREAPER, ctypes.byref(found))
+        assert found.value == 1  # for the other thread
+    libc.prctl(forks_module.PR_GET_CHILD_SUBREAPER, ctypes.byref(found))
+    assert found.value == 0
 
 
 # --- for long ---

@@ -401,8 +401,11 @@ def test_a_child_runs_without_a_log_where_none_can_be_written(cluster, module, t
 
 
 def test_without_a_fork_server_children_are_started_anew(cluster, module, monkeypatch):
+    asked: list[object] = []
+
     def lost(*_: object) -> NoReturn:
-        raise Lost
+        asked.append(_)
+        raise Lost("the fork server did not answer in 10 s")
 
     told: list[str] = []
     cluster.tell = told.append
@@ -410,4 +413,12 @@ def test_without_a_fork_server_children_are_started_anew(cluster, module, monkey
     for number in range(2):
         cluster.start(f"worker-{number}", module("raise SystemExit(3)"), [])
         assert reaped(cluster)[0].exit_code == 3
-    assert told == ["warning: no process can be forked here: each one is started anew, which takes longer"]
+    assert (len(asked), told) == (
+        1,
+        [
+            "warning: the fork server did not answer in 10 s: processes are started anew for 60 s, which takes longer",
+        ],
+    )
+    monkeypatch.setattr(cluster, "_fork_from_s", 0.0)  # they are over
+    cluster.start("worker-2", module("raise SystemExit(3)"), [])
+    assert (reaped(cluster)[0].exit_code, len(asked)) == (3, 2)
