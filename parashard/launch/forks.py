@@ -161,6 +161,7 @@ class Forks:
         self._socket: socket.socket | None = None
         self._threaded: set[str] = set()
         self._imported: set[str] = set()  # by the present server
+        self._patience_s = IMPORT_S
         self._begun: dict[int, Fork] = {}
         self._lock = threading.Lock()
 
@@ -182,9 +183,8 @@ class Forks:
                 try:
                     found = self._answer(request, log)
                 except TimeoutError:
-                    seconds = self._socket.gettimeout()
                     self._end_server()
-                    raise Lost(f"the fork server did not answer in {seconds:.0f} s") from None
+                    raise Lost(f"the fork server did not answer in {self._patience_s:.0f} s") from None
                 except OSError:  # it has ended
                     how = self._end_server()
                     lost += 1
@@ -209,7 +209,8 @@ class Forks:
         """Ask for a child, and let it begin; or return why there is none."""
         assert self._socket is not None
         preload = {name: file for name, file in request.preload.items() if name not in self._threaded}
-        self._socket.settimeout(FORK_S if preload.keys() <= self._imported else IMPORT_S)
+        self._patience_s = FORK_S if preload.keys() <= self._imported else IMPORT_S
+        self._socket.settimeout(self._patience_s)
         self._imported |= preload.keys()
         read, write = os.pipe()  # on which the child waits until it may begin
         try:
