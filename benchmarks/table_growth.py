@@ -149,7 +149,7 @@ def grown(tables: EmbeddingTables, most: int, gradients: Any, rng: Any) -> tuple
             {
                 "rows": tables.rows,
                 "keys_per_s": KEYS * len(times_s) / sum(times_s),
-                "bytes_per_row": tables.memory_bytes / tables.rows,
+                "bytes_per_row": tables.by_name["rows"].memory_bytes / tables.rows,
                 "longest_push_ms": 1000 * max(times_s),
                 "reads_per_s": reads_per_s(tables, rng),
             }

@@ -221,7 +221,7 @@ class Checkpointer:
         self.record.seconds = time.monotonic() - started_s
         self._last, self._last_incarnation = stored, cut.identity.incarnation
         log.info("checkpoint", id=str(CheckpointId.of(stored)), steps=len(cut.applied), s=round(self.record.seconds, 3))
-        self._collect(cut, self._options.keep)
+        self.saved.collect(keep=self._options.keep, rounds=cut.round is not None)
         return stored
 
     def _free_space(self, cut: Cut) -> None:
@@ -233,7 +233,7 @@ class Checkpointer:
             newest = good[-1].id
             damage = list(damage_in_shard(self._catalogue, newest))
             if not damage:
-                self._collect(cut, keep=1, earlier_chain=False)
+                self.saved.collect(keep=1, rounds=cut.round is not None, earlier_chain=False)
                 return
             log.warning("checkpoint-damaged", id=str(newest), what=damage[0])
             self.saved.distrust(newest, chain=False)
@@ -272,7 +272,3 @@ class Checkpointer:
         if owner is not None:
             with suppress(QueueFull):
                 self._host.run_exclusive(lambda _: owner.ended(cut.tables, files))
-
-    def _collect(self, cut: Cut, keep: int, *, earlier_chain: bool = True) -> None:
-        """Delete checkpoints that nothing needs."""
-        self.saved.collect(keep=keep, rounds=cut.round is not None, earlier_chain=earlier_chain)
