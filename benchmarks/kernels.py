@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.tables import RESULTS, load_before, table, write
-from parashard.process.compute_threads import cores
+from parashard.process.resources import cores
 from parashard_server.state.kernels import fused
 from parashard_server.state.kernels.rules import RULES
 from tests.support import reference_rules as reference

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from benchmarks.tables import median_and_worst, table
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import JobFailed, RetryLater, StaleRequest
-from parashard.launch.run_processes import processes_of, send
-from parashard.protocol.coordinator_client import CoordinatorClient, address_in
+from parashard.launch.programs import processes_of, send
+from parashard.protocol.coordinator_client import CoordinatorClient, coordinator_in
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "digits_torch.py"
 WORKERS_MANY = 8
@@ -51,7 +51,7 @@ class ScriptJob:
     def status(self) -> pb.GetStatusReply | None:
         """Return how the job goes; None without an answer."""
         run_dir = self.run_dir
-        if self._client is None and run_dir is not None and (address := address_in(run_dir)) is not None:
+        if self._client is None and run_dir is not None and (address := coordinator_in(run_dir).get("address")):
             self._client = CoordinatorClient(address, where=str(run_dir))
         try:
             return None if self._client is None else self._client.get_status()

@@ -30,7 +30,7 @@ from parashard.data.clicks import ClicksSource
 from parashard.data.options import ClicksOptions
 from parashard.plan.embedding import KEY_BYTES, Keys, mixed
 from parashard.plan.variables import Float32s
-from parashard.process.allocator import EVERY_STEP, keep_freed_memory
+from parashard.process.resources import EVERY_STEP, keep_freed_memory
 
 ROUND_STEPS = (1, 2, 4, 8)
 DEPTHS = (0, 1, 2, 4)

@@ -29,8 +29,8 @@ from parashard_coordinator.core.rounds import Rounds
 from parashard_coordinator.endpoints.service import CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.exclusive_core import ExclusiveCore
-from parashard_worker.leased import LeaseLimits
-from parashard_worker.leasing import Joined, Leasing
+from parashard_worker.leased import Joined, LeaseLimits
+from parashard_worker.leasing import Leasing
 
 RESULTS = Path(__file__).parent / "results" / "scheduling.json"
 RUN_ID = "benchmark"

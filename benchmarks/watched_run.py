@@ -29,7 +29,7 @@ from parashard.launch.run import run_job
 from parashard.launch.run_folders import owned
 from parashard.launch.runs import Run
 from parashard.protocol import rpc
-from parashard.protocol.coordinator_client import CoordinatorClient, address_in, run_id_in
+from parashard.protocol.coordinator_client import CoordinatorClient, coordinator_in, run_id_in
 
 POLL_S = 0.005
 WAIT_S = 60.0
@@ -147,7 +147,7 @@ class Watch:
     def _reach(self) -> CoordinatorClient | None:
         """Return a client once the first coordinator has written its address; the client follows later ones."""
         if self._coordinator is None:
-            address = address_in(self._run_dir)
+            address = coordinator_in(self._run_dir).get("address")
             if address is not None:
                 self._coordinator = CoordinatorClient(address, where=str(self._run_dir))
         return self._coordinator

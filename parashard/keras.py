@@ -56,7 +56,7 @@ from parashard.models.keras_variables import (
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s
-from parashard.process.model_lock import holding_model_lock
+from parashard.process.threads import holding_model_lock
 from parashard.protocol.messages import NO_KEYS
 
 __all__ = ["Embedding", "Model"]

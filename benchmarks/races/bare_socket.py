@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.peers import seam
 from benchmarks.races.in_place import InPlace
-from parashard.process.allocator import EVERY_STEP, keep_freed_memory
+from parashard.process.resources import EVERY_STEP, keep_freed_memory
 
 PUSH, PULL, DONE = b"p", b"w", b"d"
 

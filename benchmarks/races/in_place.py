@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.peers import seam
 from parashard.plan.optimizers import SGD
 from parashard.plan.variables import Variable
-from parashard.process.compute_threads import cores
+from parashard.process.resources import cores
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
 

@@ -19,7 +19,7 @@ from benchmarks.races.ours import STEPS, Cluster
 from parashard.layers.row_sums import sum_by_place
 from parashard.models.looking_up import distinct_keys
 from parashard.plan.embedding import mixed
-from parashard.process.allocator import EVERY_STEP, keep_freed_memory
+from parashard.process.resources import EVERY_STEP, keep_freed_memory
 
 KEYS_MAX = 1 << 17
 

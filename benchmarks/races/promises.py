@@ -28,7 +28,7 @@ from benchmarks.training import clean_up_when_ended
 from parashard.plan.optimizers import SGD, Adam, OptimizerSpec
 from parashard.plan.partition import place, split, whole
 from parashard.plan.variables import Variable
-from parashard.process.compute_threads import cores
+from parashard.process.resources import cores
 from parashard_server.core.shard import ShardCounters
 from parashard_server.core.update_policies import ImmediateUpdates
 from parashard_server.state.kernels import fused

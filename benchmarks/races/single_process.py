@@ -22,8 +22,7 @@ from parashard.job.schema import Job
 from parashard.models.building import build_model
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable, initial_rows
-from parashard.process.allocator import EVERY_STEP, keep_freed_memory
-from parashard.process.compute_threads import cores, limit_threads
+from parashard.process.resources import EVERY_STEP, cores, keep_freed_memory, limit_threads
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
 

@@ -29,9 +29,9 @@ from parashard.models.declaration import (
 )
 from parashard.process import failpoints
 from parashard.process.arguments import advertised_address, credentials_of, write_address
-from parashard.process.compute_threads import limit_threads
 from parashard.process.durable import retry_while_disk_fails
 from parashard.process.logs import log
+from parashard.process.resources import limit_threads
 from parashard.process.run_files import CHECKPOINTS
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import CoordinatorStart

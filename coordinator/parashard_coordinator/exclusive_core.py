@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import log
+from parashard.process.shell import AwakeClock
 from parashard_coordinator.core.core import Core
 
 STALL_S = 2.0  # the main loop calls many times a second: later than this, the process stood still

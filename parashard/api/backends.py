@@ -29,17 +29,15 @@ from parashard.job.policy import Policy
 from parashard.launch.local_cluster import StartThread
 from parashard.launch.run import INTERRUPTED, run_job
 from parashard.launch.runs import Run, job_credentials
-from parashard.launch.thread_child import ThreadChild
 from parashard.models.base import for_thread
 from parashard.models.user_errors import named_with_line, warn
 from parashard.plan.steps import parts_of_batch
-from parashard.process.allocator import EVERY_STEP, keep_freed_memory
-from parashard.process.compute_threads import threads_for
 from parashard.process.logs import as_logfmt, log, logged_to
-from parashard.process.model_lock import holding_model_lock
+from parashard.process.resources import EVERY_STEP, keep_freed_memory, threads_for
 from parashard.process.run_files import LOGS, short_path
 from parashard.process.shell import ERROR_CHARACTERS_MAX, ExitCode, Stop, ended_by
 from parashard.process.starts import WorkerStart
+from parashard.process.threads import ThreadChild, holding_model_lock
 
 LOG_FILE = "workers.log"
 """Of all worker threads of a run."""

@@ -166,7 +166,8 @@ class TrainedRows:
         dimension = self._tables[name].row_elements
         keys, rows = np.empty(0, np.uint64), np.empty((0, dimension), np.float32)
         if self._run_dir is not None:
-            keys, rows = self._stored(self._run_dir).whole(name)
+            stored = self._stored(self._run_dir).whole(name)
+            keys, rows = stored.keys, stored.values
         return HeldTable(keys, rows, lambda absent: self._drawn.first_rows(name, absent))
 
     def all_held(self) -> dict[str, HeldTable]:
@@ -178,7 +179,7 @@ class TrainedRows:
         if self._run_dir is None:
             return {}
         stored = self._stored(self._run_dir)
-        rows = {name: stored.with_state(name) for name in self._tables}
+        rows = {name: stored.whole(name) for name in self._tables}
         return {name: of_table for name, of_table in rows.items() if len(of_table.keys)}
 
     @staticmethod

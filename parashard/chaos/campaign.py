@@ -1,66 +1,113 @@
-"""Campaign: begins, ends and counts the faults of a schedule.
+"""Campaign: faults with their targets, times and durations, drawn from a seed; their begin, their end and their number.
 
-Knows neither clock nor thread (`now_s` is an argument), and processes and links only through `Injector`.
+Knows neither clock nor thread (`now_s` is an argument), and processes and links only through their cluster.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from typing import Protocol
 
+from parashard.chaos.proxied_cluster import ProxiedCluster
 from parashard.chaos.proxy import NO_LINK_FAULTS, LinkFaults
-from parashard.chaos.schedule import DISK_KINDS, LINK_KINDS, PROCESS_KINDS, ScheduledFault
+
+LENGTHS_S: Mapping[str, tuple[float, float]] = {
+    "kill_worker": (0.0, 0.0),
+    "kill_shard": (0.0, 0.0),
+    "kill_coordinator": (0.0, 0.0),
+    "pause_worker": (0.2, 5.0),
+    "pause_shard": (0.2, 3.0),
+    "pause_coordinator": (0.2, 3.0),
+    "hang_worker": (0.0, 0.0),
+    "hang_shard": (0.0, 0.0),
+    "hang_coordinator": (0.0, 0.0),
+    "stray_shard": (0.0, 0.0),
+    "stray_coordinator": (0.0, 0.0),
+    "partition": (0.2, 5.0),
+    "one_way": (0.2, 5.0),
+    "reset": (0.0, 0.0),
+    "delay": (1.0, 5.0),
+    "duplicate": (1.0, 5.0),
+    "fill_disk": (1.0, 5.0),
+}
+"""Every kind of fault, and its shortest and longest duration in seconds; 0: it has no end."""
+
+PROCESS_KINDS = tuple(kind for kind in LENGTHS_S if kind.startswith(("kill_", "pause_", "hang_", "stray_")))
+"""Kinds of faults of a process."""
+
+DISK_KINDS = ("fill_disk",)
+"""Kinds of faults of the run directory's file system, which must be a small one; only on request."""
+
+LINK_KINDS = tuple(kind for kind in LENGTHS_S if kind not in (*PROCESS_KINDS, *DISK_KINDS))
+"""Kinds of faults of a link."""
+
+DISK = "disk"
+
+
+@dataclass(frozen=True)
+class ScheduledFault:
+    """One fault."""
+
+    at_s: float  # when it begins, in seconds after the start of the campaign
+    kind: str  # one of `LENGTHS_S`
+    target: str  # name of the process or of the link, or "disk"
+    length_s: float  # its duration
+    towards_backend: bool  # of "one_way": which direction is closed
+
+
+def scheduled_faults(
+    seed: int, mean_interval_s: float, kinds: Sequence[str], processes: Sequence[str], links: Sequence[str]
+) -> Iterator[ScheduledFault]:
+    """Yield faults without end, in order of time; the same for the same arguments.
+
+    Times between beginnings are exponential: a fault does not wait for the end of the last one, nor for the job to
+    recover. Kinds are equally likely, and so are the targets of a kind.
+    """
+    draw = random.Random(seed)
+    at_s = 0.0
+    while True:
+        at_s += draw.expovariate(1.0 / mean_interval_s)
+        kind = draw.choice(kinds)
+        target = draw.choice(targets_of(kind, processes, links))
+        yield ScheduledFault(at_s, kind, target, draw.uniform(*LENGTHS_S[kind]), draw.random() < 0.5)
+
+
+def targets_of(kind: str, processes: Sequence[str], links: Sequence[str]) -> Sequence[str]:
+    """Return the possible targets of a kind of fault."""
+    if kind in DISK_KINDS:
+        return (DISK,)
+    if kind in LINK_KINDS:
+        return links
+    role = kind.partition("_")[2]
+    return [name for name in processes if name.partition("-")[0] == role]
+
 
 DELAY_S = 0.1  # of bytes, each way, while a "delay" lasts
 RETRY_S = 0.1
 RESTART_S_MAX = 10.0  # wait for a target process that is being restarted
 
 
-class Injector(Protocol):
-    """Injects faults into processes, links and the disk."""
-
-    def ready(self) -> bool:
-        """Return whether every initial process of the job is running."""
-
-    def signal(self, process: str, number: int) -> bool:
-        """Send a signal to a process; return whether it was running."""
-
-    def stray(self, process: str) -> bool:
-        """Start a duplicate process of a service, which claims an incarnation and dies; return whether it started."""
-
-    def set_faults(self, link: str, faults: LinkFaults) -> None:
-        """Set the present faults of a link."""
-
-    def reset(self, link: str) -> None:
-        """Reset every connection of a link."""
-
-    def fill_disk(self) -> None:
-        """Fill the file system of the run directory."""
-
-    def free_disk(self) -> None:
-        """Free that space."""
-
-
 class Campaign:
     """Execution of a schedule of faults.
 
-    The schedule's clock starts when the injector is ready, and is paused while a fault waits for a process that is
+    The schedule's clock starts when the cluster is ready, and is paused while a fault waits for a process that is
     being restarted.
     """
 
     def __init__(
         self,
-        injector: Injector,
+        cluster: ProxiedCluster,
         schedule: Iterator[ScheduledFault],
         faults_max: int | None,
         tell: Callable[[ScheduledFault], None] = lambda fault: None,
     ) -> None:
-        self._injector = injector
+        self._cluster = cluster
         self._schedule = schedule
         self._faults_max = faults_max
         self._tell = tell
@@ -73,7 +120,7 @@ class Campaign:
     def advance(self, now_s: float) -> float:
         """Do what is due; return the seconds until the next event, infinity if there is none."""
         if self._began_s is None:
-            if not self._injector.ready():
+            if not self._cluster.ready():
                 return RETRY_S
             self._began_s = now_s
         for end in [end for end in self._lasting if end[0] <= now_s]:
@@ -107,22 +154,22 @@ class Campaign:
     def _begin(self, fault: ScheduledFault, now_s: float) -> bool:
         """Begin a fault; return whether its target was running."""
         if fault.kind.startswith("stray_"):
-            if not self._injector.stray(fault.target):
+            if not self._cluster.stray(fault.target):
                 return False
         elif fault.kind in PROCESS_KINDS:
             # A hang has no end: its supervisor has to detect it. (The end of an earlier pause would resume the process:
             # the two are then one longer pause.)
             number = signal.SIGKILL if fault.kind.startswith("kill_") else signal.SIGSTOP
-            if not self._injector.signal(fault.target, number):
+            if not self._cluster.signal(fault.target, number):
                 return False
         if fault.length_s > 0:
             self._lasting.append((now_s + fault.length_s, fault))
         if fault.kind in DISK_KINDS:
-            self._injector.fill_disk()
+            self._cluster.fill_disk()
         if fault.kind in LINK_KINDS:
             self._settle(fault)
             if fault.kind in ("reset", "duplicate"):  # only a new connection is carried twice
-                self._injector.reset(fault.target)
+                self._cluster.reset(fault.target)
         return True
 
     def _settle(self, fault: ScheduledFault) -> None:
@@ -131,13 +178,13 @@ class Campaign:
         others = [s for _, s in self._lasting if s.target == fault.target and (s.kind in LINK_KINDS) == link]
         if link:
             faults = (_LINK_FAULTS[other.kind](other) for other in others)
-            self._injector.set_faults(fault.target, reduce(operator.or_, faults, NO_LINK_FAULTS))
+            self._cluster.set_faults(fault.target, reduce(operator.or_, faults, NO_LINK_FAULTS))
         elif others:
             pass  # the last one to end brings relief
         elif fault.kind in DISK_KINDS:
-            self._injector.free_disk()
+            self._cluster.free_disk()
         else:
-            self._injector.signal(fault.target, signal.SIGCONT)
+            self._cluster.signal(fault.target, signal.SIGCONT)
 
 
 _LINK_FAULTS: dict[str, Callable[[ScheduledFault], LinkFaults]] = {

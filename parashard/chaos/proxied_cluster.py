@@ -17,8 +17,8 @@ from pathlib import Path
 from parashard.chaos.proxy import Link, LinkFaults, Proxy
 from parashard.errors import ConfigurationError
 from parashard.launch.local_cluster import END_GRACE_S, LocalCluster, Process
-from parashard.launch.thread_child import ThreadChild
 from parashard.process import failpoints
+from parashard.process.threads import ThreadChild
 
 SMALL_BYTES_MAX = 256 << 20
 PIECE_BYTES = (1 << 20, 4096, 1)
@@ -124,7 +124,7 @@ class ProxiedCluster(LocalCluster):
             stray.wait()
         super().end(grace_s)
 
-    # --- Injector ---
+    # --- faults, of which `parashard.chaos.campaign` decides ---
 
     def ready(self) -> bool:
         """Return whether every initial process of the job is running."""
@@ -163,11 +163,9 @@ class ProxiedCluster(LocalCluster):
             way.reset()
 
     def fill_disk(self) -> None:
-        """Fill the file system of the run directory."""
         self._disk.fill()
 
     def free_disk(self) -> None:
-        """Remove the filler file."""
         self._disk.free()
 
     def _open(self, proxy: Proxy, name: str, backend: str, key: str) -> Link:

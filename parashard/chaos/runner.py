@@ -1,6 +1,6 @@
 """Runs a job as `launch.run` does, behind a proxy and under a campaign of faults, and adds the faults to its report.
 
-Owns the campaign's thread and the record of faults. Decides neither which fault strikes which target (`schedule`) nor
+Owns the campaign's thread and the record of faults. Decides neither which fault strikes which target nor
 its effect (`campaign`).
 """
 
@@ -15,10 +15,17 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from parashard.chaos.campaign import Campaign
+from parashard.chaos.campaign import (
+    DISK_KINDS,
+    LENGTHS_S,
+    LINK_KINDS,
+    Campaign,
+    ScheduledFault,
+    scheduled_faults,
+    targets_of,
+)
 from parashard.chaos.proxied_cluster import ProxiedCluster, check_small
 from parashard.chaos.proxy import Proxy
-from parashard.chaos.schedule import DISK_KINDS, LENGTHS_S, LINK_KINDS, ScheduledFault, scheduled_faults, targets_of
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
@@ -50,7 +57,7 @@ class ChaosOptions:
     seed: int  # determines the schedule; which steps a fault meets depends on the machine
     mean_interval_s: float  # mean time between the beginnings of two faults; > 0
     faults_max: int | None  # stop after so many; None: when the job ends
-    kinds: tuple[str, ...]  # of `parashard.chaos.schedule.LENGTHS_S`; not empty
+    kinds: tuple[str, ...]  # of `parashard.chaos.campaign.LENGTHS_S`; not empty
 
 
 FLAGS: Mapping[str, tuple[str, ...]] = {

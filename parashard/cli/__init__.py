@@ -1,1 +1,1 @@
-"""The command line. Each file has one group of commands."""
+"""The command line. A command parses, calls and prints; it decides nothing."""

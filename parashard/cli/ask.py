@@ -1,7 +1,4 @@
-"""The commands `parashard status` and `parashard scale`, which ask the coordinator of a job.
-
-Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
-"""
+"""The commands `parashard status` and `parashard scale`, which ask the coordinator of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from parashard.cli.options import TlsDir, complete_runs, told_how_to_continue
+from parashard.cli.options import Coordinator, TlsDir, told_how_to_continue
 from parashard.display.screen import StatusScreen
 from parashard.display.status_tables import print_summary, status_dict
 from parashard.errors import Unreachable, WrongRun
@@ -22,18 +19,9 @@ from parashard.launch.stopping import resume_command
 from parashard.process.arguments import credentials_in
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 
-Where = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="ADDR|RUN",
-        help="The coordinator: host:port, a run directory or a name under runs/; default: the newest run.",
-        autocompletion=complete_runs,
-    ),
-]
-
 
 def status(
-    where: Where = None,
+    where: Coordinator = None,
     tls_dir: TlsDir = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -62,7 +50,7 @@ def status(
 
 def scale(
     workers: Annotated[int, typer.Option(min=0, max=4096, help="Workers to keep alive, 0 to 4096.")],
-    where: Where = None,
+    where: Coordinator = None,
     tls_dir: TlsDir = None,
 ) -> None:
     """Change the number of workers of a running job, on a local cluster or on Kubernetes."""

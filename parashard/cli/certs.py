@@ -1,7 +1,4 @@
-"""The command line of certificates: `parashard certs`, an authority of one's own for development.
-
-Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
-"""
+"""The command line of certificates: `parashard certs`, an authority of one's own for development."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from parashard.cli.app import App
+from parashard.cli.main import App
 from parashard.security.certs import has_authority, make_authority
 from parashard.security.certs import issue as issue_certificate
 from parashard.security.identity import OF_A_JOB, SERVING, Identity, Role, in_words

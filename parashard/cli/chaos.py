@@ -1,24 +1,32 @@
-"""The command `parashard chaos`: a job under faults on purpose, and what became of it.
-
-Parses, calls, prints; decides nothing but that a broken promise is a failure. Loaded by `parashard.cli.main`.
-"""
+"""The command `parashard chaos`: a job under faults on purpose, and what became of it."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
-from parashard.cli.options import Sets, TlsDir, begin_run, loaded_job
-from parashard.display.live import NoView, console_for, open_view
+from parashard.chaos.runner import THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
+from parashard.cli.main import complain
+from parashard.cli.options import (
+    Consistency,
+    JobFile,
+    ReportJson,
+    RunDir,
+    Sets,
+    Shards,
+    TlsDir,
+    Workers,
+    begin_run,
+    job_flags,
+    loaded_job,
+)
+from parashard.display.live import console_for, open_view
 from parashard.display.status_tables import metric_figures
 from parashard.figures import count
-from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.launch.run import Outcome
 from parashard.launch.run_folders import new_run_dir
@@ -31,7 +39,7 @@ PROMISES = ("ledger_wrong", "rows_wrong", "torn")
 
 
 def chaos(
-    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
+    job: JobFile,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Repeats the schedule of faults; default: drawn, and told.")
     ] = None,
@@ -59,19 +67,16 @@ def chaos(
         bool,
         typer.Option("--disk", help="Fill the file system of --run-dir for up to 5 s: a small one of its own."),
     ] = False,
-    shards: Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")] = None,
-    workers: Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")] = None,
-    consistency: Annotated[str | None, typer.Option(help="auto, async, ssp:K or sync:N (consistency.policy).")] = None,
+    shards: Shards = None,
+    workers: Workers = None,
+    consistency: Consistency = None,
     set_: Sets = None,
-    run_dir: Annotated[Path | None, typer.Option(help="The run's own directory; must be empty or new.")] = None,
+    run_dir: RunDir = None,
     tls_dir: TlsDir = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
+    json_: ReportJson = False,
 ) -> None:
     """Run a job under faults, of all kinds but --disk unless some are asked for; tell whether promises were kept."""
-    flags: list[Override] = [*UNDER_CHAOS, *(parse_set(text) for text in set_ or ())]
-    for key, value in (("cluster.shards", shards), ("cluster.workers", workers), ("consistency.policy", consistency)):
-        if value is not None:
-            flags.append((key, value, CHAOS_FLAG))
+    flags = [*UNDER_CHAOS, *job_flags(shards, workers, consistency, None, set_)]
     loaded = loaded_job(job, flags)
     automatic = loaded.job.cluster.transport == "auto"
     if automatic:
@@ -85,7 +90,7 @@ def chaos(
     keep = run_dir is not None and run_dir.exists()
     folder = new_run_dir(run_dir, loaded.job.job.name)
     console = console_for(sys.stderr if json_ else sys.stdout)
-    view = open_view(console) if not json_ or console.is_terminal else NoView()
+    view = open_view(console, only_terminal=json_)
     if automatic:
         view.say('chaos: cluster.transport is "auto" and runs as "tcp": shared memory would go past the links')
     begins = Run(loaded, folder, credentials=credentials)
@@ -99,7 +104,7 @@ def chaos(
     if code != ExitCode.DONE or broken:
         why = "; ".join([*broken, *([outcome.reason] if code != ExitCode.DONE else [])])
         see = "" if outcome.is_refused else f"; see {folder}"
-        print(f"parashard: {why}; --seed {options.seed}{see}", file=sys.stderr, flush=True)  # noqa: T201
+        complain(f"{why}; --seed {options.seed}{see}")
         code = code or int(ExitCode.FAILED)
     raise typer.Exit(code)
 

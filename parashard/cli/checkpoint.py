@@ -1,7 +1,6 @@
 """The command line of checkpoints: `parashard checkpoint create`, `ls`, `verify`, `export`.
 
-Parses, calls, prints; decides nothing. But for `create`, which asks the coordinator, works on a store alone: no process
-of the run needs to be up.
+But for `create`, which asks the coordinator, they work on a store alone: no process of the run needs to be up.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.table import Table
-from rich.text import Text
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
 from parashard.checkpoints.state import plan_of, whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store, restarts_from
-from parashard.cli.app import App
-from parashard.cli.options import TlsDir, complete_runs, told_how_to_continue
+from parashard.cli.main import App
+from parashard.cli.options import Coordinator, TlsDir, complete_runs, told_how_to_continue
 from parashard.data.data_files import write_rows
 from parashard.display.text_table import print_table
 from parashard.errors import (
@@ -73,14 +70,7 @@ Where = Annotated[
 
 @checkpoint.command()
 def create(
-    where: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ADDR|RUN",
-            help="The coordinator: host:port, a run directory or a name under runs/; default: the newest run.",
-            autocompletion=complete_runs,
-        ),
-    ] = None,
+    where: Coordinator = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, callback=finite, help="How long to wait.")] = 300.0,
     stop: Annotated[
         bool, typer.Option("--stop", help="Stop the run once it is stored: it goes on with any number of shards.")
@@ -139,12 +129,8 @@ def ls(
     if json_:
         typer.echo(json.dumps(rows))
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("id", "steps", "round", "size", "written", ""):
-        table.add_column(name, justify="right" if name in ("steps", "round", "size") else "left")
-    for row in rows:
-        table.add_row(*(Text(text) for text in _cells(row)))
-    print_table(table)
+    names = ("id", "steps", "round", "size", "written", "")
+    print_table(names, map(_cells, rows), right=("steps", "round", "size"))
 
 
 @checkpoint.command()

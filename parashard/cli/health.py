@@ -1,7 +1,4 @@
-"""The command `parashard health`, which container engines and people ask about one service.
-
-Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
-"""
+"""The command `parashard health`, which container engines and people ask about one service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that commands of several files share, and the job that they load. Called by the `cli` files."""
+"""Options that commands of several files share, and the job that they load."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, load_job
 from parashard.launch.run_folders import LOCK_FILE, discard_unbegun, launcher_of, owned, runs_here
 from parashard.launch.stopping import resume_command
+from parashard.process.shell import LogFormat
 from parashard.process.starts import TLS_VARIABLE, TRACE_VARIABLE
 
 if TYPE_CHECKING:
@@ -49,6 +50,22 @@ def told_how_to_continue(place: str) -> Iterator[None]:
         raise Unreachable(f"{error}; its `parashard run` is gone. Continue: {command}") from None
 
 
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory, or a name under runs/.", autocompletion=complete_runs)
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ADDR|RUN",
+        help="The coordinator: host:port, a run directory or a name under runs/; default: the newest run.",
+        autocompletion=complete_runs,
+    ),
+]
+RunDir = Annotated[Path | None, typer.Option(help="The run's own directory; must be empty or new.")]
+ReportJson = Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")]
+LogFormatName = Annotated[
+    LogFormat, typer.Option(help="text for people; logfmt or json: a line of fields for each event.")
+]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
 Shards = Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")]
 Workers = Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")]
@@ -97,19 +114,7 @@ def loaded_job(path: Path, flags: Sequence[Override], *, begun: bool = False) ->
 
 
 def begin_run(run_dir: Path, view: JobView, run: Callable[[], Outcome], *, keep: bool) -> Outcome:
-    """Run a new job, and give the terminal back; a job that is refused leaves no directory.
-
-    Parameters
-    ----------
-    run_dir : Path
-        The new run's.
-    view : JobView
-        Where `run` shows how it goes.
-    run : callable
-        Returns how it ended, or raises a ConfigurationError.
-    keep : bool
-        True: the directory was there before, and stays, empty.
-    """
+    """Run a new job, and give the terminal back; where it is refused, `keep` leaves its directory, empty."""
     refused = False
     try:
         with owned(run_dir):

@@ -1,7 +1,4 @@
-"""The commands `parashard render`: a job as manifests for a platform that runs containers.
-
-Parses, calls, writes files, prints; decides nothing. Loaded by `parashard.cli.main`.
-"""
+"""The commands `parashard render`: a job as manifests for a platform that runs containers."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from parashard.cli.app import App
+from parashard.cli.main import App
 from parashard.cli.options import Sets
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
@@ -28,7 +25,7 @@ from parashard.render.kubernetes import (
     render_kubernetes,
 )
 
-render_app = App(help="Write a job as manifests for a platform.", no_args_is_help=True)
+render = App(help="Write a job as manifests for a platform.", no_args_is_help=True)
 
 _DEFAULT = KubernetesOptions()
 
@@ -47,12 +44,12 @@ class AccessMode(StrEnum):
     ONE = "ReadWriteOnce"
 
 
-@render_app.callback()
-def render() -> None:
+@render.callback()
+def _render() -> None:
     """Write a job as manifests for a platform that runs containers."""
 
 
-@render_app.command()
+@render.command()
 def k8s(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
     output: Annotated[
@@ -119,7 +116,7 @@ def k8s(
     typer.echo(f"{folder}: kubectl apply -k {folder / 'base'}, or one of {folder / 'overlays'}")
 
 
-@render_app.command()
+@render.command()
 def compose(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file; its folder is what containers see.")],
     output: Annotated[

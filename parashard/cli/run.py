@@ -1,7 +1,4 @@
-"""The commands `parashard run` and `parashard resume`: train a job on a local cluster.
-
-Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
-"""
+"""The commands `parashard run` and `parashard resume`: train a job on a local cluster."""
 
 from __future__ import annotations
 
@@ -17,11 +14,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from parashard.cli.app import complain
+from parashard.cli.main import complain
 from parashard.cli.options import (
     Consistency,
     DeviceName,
     JobFile,
+    ReportJson,
+    RunDir,
     Sets,
     Shards,
     TlsDir,
@@ -32,7 +31,7 @@ from parashard.cli.options import (
     job_flags,
     loaded_job,
 )
-from parashard.display.live import JobView, NoView, console_for, open_view
+from parashard.display.live import console_for, open_view
 from parashard.display.status_tables import not_learned, print_summary
 from parashard.errors import ConfigurationError
 from parashard.job.digest import NAMED_MAX
@@ -51,7 +50,6 @@ Output = Annotated[Path | None, typer.Option(help="Where to copy the final weigh
 FromCheckpoint = Annotated[
     str, typer.Option(metavar="jN", help="With other --shards than before: start from this drained checkpoint.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")]
 
 
 def run(
@@ -61,7 +59,7 @@ def run(
     consistency: Consistency = None,
     device: DeviceName = None,
     set_: Sets = None,
-    run_dir: Annotated[Path | None, typer.Option(help="The run's own directory; must be empty or new.")] = None,
+    run_dir: RunDir = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run that was stopped: --run-dir, or this job's newest one.")
     ] = False,
@@ -70,7 +68,7 @@ def run(
     output: Output = None,
     tls_dir: TlsDir = None,
     trace: Trace = False,
-    json_: Json = False,
+    json_: ReportJson = False,
 ) -> None:
     """Train a job on a local cluster, and show how it goes."""
     flags = job_flags(shards, workers, consistency, device, set_)
@@ -89,7 +87,6 @@ def run(
         keep = run_dir is not None and os.path.exists(run_dir)  # False of a name that is too long
         folder = new_run_dir(run_dir, name)
 
-    view = _view(console, json_)
     begins = Run(
         loaded,
         folder,
@@ -101,9 +98,9 @@ def run(
         trace=trace,
     )
     if resume:
-        with closing(view), owned(folder):
-            outcome = run_job(begins, view)
+        outcome = _gone_on(begins, console, json_=json_)
     else:
+        view = open_view(console, only_terminal=json_)
         outcome = begin_run(folder, view, lambda: run_job(begins, view), keep=keep)
     _tell_end(outcome, name, console, json_)
 
@@ -125,7 +122,7 @@ def resume(
     output: Output = None,
     tls_dir: TlsDir = None,
     trace: Trace = False,
-    json_: Json = False,
+    json_: ReportJson = False,
 ) -> None:
     """Go on with a run that was stopped, with the values that it began with and the flags of now over them."""
     folder, console = unfinished_run(run), _console(json_)
@@ -144,8 +141,7 @@ def resume(
         output=output,
         trace=trace,
     )
-    with closing(_view(console, json_)) as view, owned(folder):
-        outcome = run_job(goes_on, view)
+    outcome = _gone_on(goes_on, console, json_=json_)
     _tell_end(outcome, loaded.job.job.name, console, json_)
 
 
@@ -158,8 +154,10 @@ def _flags_of_a_script(flags: Sequence[Override], from_checkpoint: str, unknown:
     return ResumeFlags(flags, from_checkpoint)
 
 
-def _view(console: Console, json_: bool) -> JobView:
-    return open_view(console) if not json_ or console.is_terminal else NoView()
+def _gone_on(run: Run, console: Console, *, json_: bool) -> Outcome:
+    """Go on with a run to its end, in its folder."""
+    with closing(open_view(console, only_terminal=json_)) as view, owned(run.folder):
+        return run_job(run, view)
 
 
 def _console(json_: bool) -> Console:

@@ -1,7 +1,4 @@
-"""The commands `parashard runs` and `parashard kill`: which runs there are on this machine, and one process's end.
-
-Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
-"""
+"""The commands `parashard runs` and `parashard kill`: which runs there are on this machine, and one process's end."""
 
 from __future__ import annotations
 
@@ -10,22 +7,21 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from parashard.cli.app import App
+from parashard.cli.main import App
 from parashard.cli.options import complete_runs
 from parashard.display.text_table import print_table
 from parashard.errors import ConfigurationError
-from parashard.job.load import job_of_run
-from parashard.launch.programs import program_of, readers_of
+from parashard.launch.programs import program_of, readers_of, send
 from parashard.launch.run_folders import (
     is_done,
+    job_name_in,
     launcher_of,
     locked,
     newest_run,
@@ -34,8 +30,6 @@ from parashard.launch.run_folders import (
     run_named,
     runs_here,
 )
-from parashard.launch.run_processes import send
-from parashard.process.run_files import JOB_FILE
 
 runs = App(help="List and remove the runs under runs/.")
 
@@ -85,15 +79,13 @@ def list_(json_: Json = False) -> None:
     if json_:
         typer.echo(json.dumps(rows))
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("run", "state", "steps", "began", "size"):
-        table.add_column(name, justify="right" if name in ("steps", "size") else "left", no_wrap=name == "run")
-    for row in rows:
-        began = f"{datetime.fromtimestamp(row['began_at']):%Y-%m-%d %H:%M}"
-        steps = "" if row["steps"] is None else f"{row['steps']:,} of {row['steps_total']:,}"
-        size = f"{row['size_bytes'] / 2**20:,.1f} MiB"
-        table.add_row(Text(row["run"]), Text(row["state"]), Text(steps), Text(began), Text(size))
-    print_table(table)
+    print_table(("run", "state", "steps", "began", "size"), map(_cells, rows), right=("steps", "size"), whole=("run",))
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    steps = "" if row["steps"] is None else f"{row['steps']:,} of {row['steps_total']:,}"
+    began = f"{datetime.fromtimestamp(row['began_at']):%Y-%m-%d %H:%M}"
+    return row["run"], row["state"], steps, began, f"{row['size_bytes'] / 2**20:,.1f} MiB"
 
 
 @runs.command()
@@ -157,7 +149,7 @@ def _row(run: Path) -> dict[str, Any]:
     return {
         "run": run.name,
         "run_dir": str(run.absolute()),
-        "job": _job_in(run),
+        "job": job_name_in(run),
         "state": state,
         "reason": report.get("reason", ""),
         "steps": min(applied) if applied and state != "running" else None,
@@ -165,13 +157,6 @@ def _row(run: Path) -> dict[str, Any]:
         "began_at": run_began_at(run),
         "size_bytes": sum(_size(file) for file in run.rglob("*")),
     }
-
-
-def _job_in(run: Path) -> str:
-    try:
-        return job_of_run(run / JOB_FILE).job.job.name
-    except ConfigurationError:  # of another version
-        return ""
 
 
 def _size(file: Path) -> int:

@@ -1,7 +1,4 @@
-"""The command `parashard serve`: a run's rows and variables, to be read.
-
-Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
-"""
+"""The command `parashard serve`: a run's rows and variables, to be read."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from parashard.cli.options import TlsDir, complete_runs
+from parashard.cli.options import LogFormatName, TlsDir, complete_runs
 from parashard.process.arguments import check_host, credentials_in
 from parashard.process.shell import LogFormat, log_to_standard_error
 from parashard.security.identity import Role
@@ -40,9 +37,7 @@ def serve(
         bool, typer.Option("--insecure", help="Listen off loopback, on a network where everyone is trusted.")
     ] = False,
     tls_dir: TlsDir = None,
-    log_format: Annotated[
-        LogFormat, typer.Option(help="text for people; logfmt or json: a line of fields for each event.")
-    ] = LogFormat.TEXT,
+    log_format: LogFormatName = LogFormat.TEXT,
 ) -> None:
     """Serve rows and variables of a run to read, from its checkpoints, while it runs and after.
 

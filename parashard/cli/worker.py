@@ -1,7 +1,4 @@
-"""The command `parashard worker`, which becomes a worker's process.
-
-Parses and executes; decides nothing. Loaded by `parashard.cli.main`.
-"""
+"""The command `parashard worker`, which becomes a worker's process."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from parashard.cli.options import DeviceName, Sets, TlsDir, Trace, complete_runs
+from parashard.cli.options import DeviceName, LogFormatName, Sets, TlsDir, Trace, complete_runs
 from parashard.errors import ConfigurationError
 from parashard.launch.local_cluster import MODULES, WORKER_ARGUMENTS
 from parashard.launch.run_folders import place_of
@@ -38,9 +35,7 @@ def worker(
     model_folder: Annotated[Path | None, typer.Option(help="Where a model of your own lies on this machine.")] = None,
     tls_dir: TlsDir = None,
     trace: Trace = False,
-    log_format: Annotated[
-        LogFormat, typer.Option(help="text for people; logfmt or json: a line of fields for each event.")
-    ] = LogFormat.TEXT,
+    log_format: LogFormatName = LogFormat.TEXT,
     host: Annotated[
         str, typer.Option(help="Where it serves /metrics and /readyz; auto: what this machine's name stands for.")
     ] = "127.0.0.1",

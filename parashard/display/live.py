@@ -158,8 +158,10 @@ def console_for(stream: TextIO) -> Console:
     return Console(file=lossy(stream, "lines of the view"))
 
 
-def open_view(console: Console) -> JobView:
-    """Return the view that fits a console."""
+def open_view(console: Console, *, only_terminal: bool = False) -> JobView:
+    """Return the view that fits a console; with `only_terminal` one that shows nothing anywhere else."""
+    if only_terminal and not console.is_terminal:
+        return NoView()
     if console.is_jupyter:
         return NotebookView(console)
     return TerminalView(console) if console.is_terminal else PlainView(console)

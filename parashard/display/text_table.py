@@ -5,13 +5,14 @@ Pure. Knows widths, not what is shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 class Column(NamedTuple):
@@ -104,8 +105,19 @@ def _aligned(text: str, width: int, column: Column) -> str:
 UNBOUNDED = 10_000  # cells
 
 
-def print_table(table: Table) -> None:
-    """Print a table, wrapped to the terminal; where the output is none, such as a pipe to grep, not wrapped."""
+def print_table(
+    names: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    right: Collection[str] = (),
+    whole: Collection[str] = (),
+) -> None:
+    """Print a table; it is wrapped to a terminal, and not where the output is another, such as a pipe to grep."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in whole, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     console = Console()
     if not console.is_terminal:
         console.width = UNBOUNDED

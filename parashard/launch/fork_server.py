@@ -27,7 +27,7 @@ from pathlib import Path
 
 import parashard
 from parashard.launch.forks import Request, read_request, send_message
-from parashard.process.compute_threads import limit_threads, threads_for
+from parashard.process.resources import limit_threads, threads_for
 from parashard.process.shell import ExitCode, die_with_parent, end_process
 
 NUMBER = struct.Struct("i")  # a process id, or the negative number of an error

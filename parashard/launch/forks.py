@@ -2,8 +2,7 @@
 
 Owns the server's process, its socket and the form of what crosses it: a length, JSON, and descriptors. A child is this
 process's own, which waits for it and ends it as any other. It begins only once this process knows it: so a server that
-dies, or does not answer in time, is replaced and asked again, and nothing runs twice. Called by
-`parashard.launch.local_cluster`.
+dies, or does not answer in time, is replaced and asked again, and nothing runs twice.
 """
 
 from __future__ import annotations
@@ -72,25 +71,13 @@ class Lost(Exception):
 
 
 class Request(NamedTuple):
-    """One child to fork.
+    """One child to fork."""
 
-    Attributes
-    ----------
-    command : sequence of str
-        `python -P -m MODULE ARGUMENTS` or `python SCRIPT ARGUMENTS`, as /proc shows it.
-    folder : str
-        Where it works; "": where the server does.
-    environ : mapping of str to str
-        Its whole environment.
-    preload : mapping of str to str
-        Modules to import before, once for all children, each with the file that it must be in, "": any; with ":" and a
-        function, to call that.
-    """
-
-    command: Sequence[str]
-    folder: str
-    environ: Mapping[str, str]
+    command: Sequence[str]  # `python -P -m MODULE ARGUMENTS` or `python SCRIPT ARGUMENTS`, as /proc shows it
+    folder: str  # where it works; "": where the server does
+    environ: Mapping[str, str]  # its whole environment
     preload: Mapping[str, str]
+    """Modules to import before, once for all, each with its file, "": any; "MODULE:FUNCTION" is called, too."""
 
 
 class Fork:
@@ -146,12 +133,8 @@ class Fork:
 class Forks:
     """Starts children by way of a fork server, which it starts with the first.
 
-    Parameters
-    ----------
-    lifeline : int
-        Its read end, which the children inherit.
-    variables : mapping of str to str
-        Set for the server, besides this process's environment: what libraries read when they are imported.
+    The children inherit the lifeline's read end. `variables` are set for the server, besides this process's
+    environment: what libraries read when they are imported.
     """
 
     def __init__(self, lifeline: int, variables: Mapping[str, str]) -> None:
@@ -291,10 +274,7 @@ def read_request(connection: socket.socket) -> tuple[Request, int, int]:
 
 
 def read_message(connection: socket.socket, head: bytes) -> dict[str, Any]:
-    """Return a message whose length has been read.
-
-    Raises OSError at the end of the connection, and of a length that is not allowed.
-    """
+    """Return a message whose length has been read; OSError at the connection's end, or of a length not allowed."""
     if len(head) < LENGTH.size:
         raise OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     (length,) = LENGTH.unpack(head)

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from parashard.launch.forks import SERVICES, Fork, Forks, Lost, Request, of_script
-from parashard.launch.thread_child import ThreadChild
 from parashard.process.best_effort import BestEffort, why_failed
-from parashard.process.compute_threads import thread_variables
+from parashard.process.resources import thread_variables
 from parashard.process.run_files import LOGS
 from parashard.process.shell import ExitCode
+from parashard.process.threads import ThreadChild
 
 LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it
 END_GRACE_S = 5.0
@@ -72,17 +72,7 @@ class Ended:
 
 
 class LocalCluster:
-    """Children by name, such as "coordinator", "shard-0" or "worker-1".
-
-    Attributes
-    ----------
-    variables : mapping of str to mapping
-        Additional environment variables, by module.
-    script : ScriptCommand, optional
-        What a worker is in place of the module; it finds its arguments in the environment (`WORKER_ARGUMENTS`).
-    start_thread : callable, optional
-        Starts workers as threads of this process.
-    """
+    """Children by name, such as "coordinator", "shard-0" or "worker-1"."""
 
     def __init__(self, run_dir: Path) -> None:
         self._logs = run_dir / LOGS
@@ -96,8 +86,11 @@ class LocalCluster:
         self._forks: Forks | None = None
         self._fork_from_s = 0.0
         self.variables: Mapping[str, Mapping[str, str]] = {}
+        """Additional environment variables, by module."""
         self.script: ScriptCommand | None = None
+        """What a worker is in place of the module; it finds its arguments in the environment (`WORKER_ARGUMENTS`)."""
         self.start_thread: StartThread | None = None
+        """Starts workers as threads of this process."""
         self.tell: Callable[[str], None] = lambda text: None
         """Called with a message for the user."""
         self._log_files = BestEffort("log files", self._told)

@@ -1,6 +1,6 @@
 """The model of a run that is done, with its weights: what it predicts for rows or arrays.
 
-Owns which runs can, and what their outputs mean. Called by `parashard predict`.
+Owns which runs can, and what their outputs mean.
 """
 
 from __future__ import annotations
@@ -43,37 +43,18 @@ Predict = Callable[[dict[str, Float32s], Any], AnyArray]
 
 
 class Predictions(NamedTuple):
-    """What a model says about examples.
+    """What a model says about examples."""
 
-    Parameters
-    ----------
-    outputs : ndarray, shape (examples, ...)
-        The model's own: logits of classes, or values in the targets' unit.
-    rows : list of list of str
-        A header, and a row for each example.
-    notes : sequence of str
-        What a user must know of the file: its cells that are missing or unknown to the model.
-    """
-
-    outputs: AnyArray
-    rows: list[list[str]]
-    notes: Sequence[str] = ()
+    outputs: AnyArray  # the model's own, (examples, ...): logits of classes, or values in the targets' unit
+    rows: list[list[str]]  # a header, and a row for each example
+    notes: Sequence[str] = ()  # what a user must know of the file: its cells that are missing or unknown to the model
 
 
 def predict_file(run_dir: Path, file: Path) -> Predictions:
-    """Return what a run's model predicts for a file.
+    """Return what a run's model predicts for a file: a table with the run's columns, or for arrays a .npy file.
 
-    Parameters
-    ----------
-    file : Path
-        A CSV or Parquet file with the columns that the run was trained on, or for arrays a .npy file.
-
-    Raises
-    ------
-    ConfigurationError
-        The run has no weights yet, or a model that cannot predict here.
-    BadData
-        The file does not go with the data of the run.
+    Raises ConfigurationError if the run has no weights yet, or a model that cannot predict here; BadData if the file
+    does not go with the run's data.
     """
     weights = run_dir / WEIGHTS_FILE
     if not weights.is_file():
@@ -210,13 +191,7 @@ def _rows(outputs: AnyArray, spec: DataSpec) -> list[list[str]]:
 
 
 def write_predictions(predictions: Predictions, output: Path) -> None:
-    """Write a .npy file of the outputs, or a CSV file of their meaning.
-
-    Raises
-    ------
-    ConfigurationError
-        It cannot be written.
-    """
+    """Write a .npy file of the outputs, or a CSV file of their meaning."""
     try:
         if output.suffix == ".npy":
             np.save(output, predictions.outputs, allow_pickle=False)
@@ -228,13 +203,7 @@ def write_predictions(predictions: Predictions, output: Path) -> None:
 
 
 def print_predictions(predictions: Predictions, stream: TextIO | None) -> None:
-    """Write a CSV file of the predictions' meaning to standard output: all of it, or an error.
-
-    Raises
-    ------
-    ConfigurationError
-        The stream's encoding lacks a letter of a class, and nothing is written; or the stream takes no more.
-    """
+    """Write a CSV file of the predictions' meaning to standard output: all of it, or an error."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(predictions.rows)
     if stream is None:

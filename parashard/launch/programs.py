@@ -1,7 +1,7 @@
-"""Programs: which program a run belongs to, how to start that program again, and whether it still runs.
+"""Programs: which program a run belongs to, how to start it again, whether it still runs; and a run's own processes.
 
-A program's later calls read the folders of its earlier runs, so these stay as long as it runs. Called by
-`parashard.api`, `parashard.launch.stopping` and the command line.
+A program's later calls read the folders of its earlier runs, so these stay as long as it runs. The processes of a run
+in progress on this machine are the children of its launcher in /proc.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
-from parashard.launch.run_folders import RUNS_VARIABLE
+from parashard.launch.local_cluster import MODULES, WORKER_ARGUMENTS
+from parashard.launch.run_folders import RUNS_VARIABLE, launcher_of, read_record
 from parashard.process.durable import write_durably
 from parashard.process.run_files import CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, short_path
 
@@ -24,6 +26,7 @@ NOT_RESUMED = "ps.Coordinator"
 RESUME_VARIABLE = "PARASHARD_RESUME"
 """In the environment of a program: 1, or the run that it goes on with."""
 FLAGS_VARIABLE = "PARASHARD_RESUME_FLAGS"
+PROC = Path("/proc")
 
 
 class ResumeFlags(NamedTuple):
@@ -34,26 +37,14 @@ class ResumeFlags(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The program of a run.
+    """The program of a run."""
 
-    Attributes
-    ----------
-    call : str
-        The call that the run is of: fit, ps.Cluster or ps.Coordinator.
-    script : str
-        The path of its script; "": it has none, such as a notebook.
-    words, folder : tuple of str, str
-        The command that starts it again, and where; empty where it has no script.
-    pid, began : int
-        The process, and when that began (clock ticks since the machine did): process ids are used again.
-    """
-
-    call: str
-    script: str = ""
-    words: tuple[str, ...] = ()
-    folder: str = ""
+    call: str  # of which the run is: fit, ps.Cluster or ps.Coordinator
+    script: str = ""  # its path; "": it has none, such as a notebook
+    words: tuple[str, ...] = ()  # the command that starts it again; empty where it has no script
+    folder: str = ""  # where that is started
     pid: int = 0
-    began: int = 0
+    began: int = 0  # when it began, in clock ticks since the machine did: process ids are used again
 
     @property
     def is_running(self) -> bool:
@@ -64,8 +55,8 @@ class Program(NamedTuple):
 def process_began(pid: int) -> int:
     """Return when a process began, in clock ticks since the machine did; 0 if there is none."""
     with suppress(OSError, ValueError, IndexError):
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(after_name[19]) if after_name[0] not in "ZX" else 0  # a zombie runs no more
+        state, began = (_stat(PROC / str(pid))[place] for place in (0, 19))
+        return int(began) if state not in "ZX" else 0  # a zombie runs no more
     return 0
 
 
@@ -76,8 +67,8 @@ def write_program(run_dir: Path, program: Program) -> None:
 
 def program_of(run_dir: Path) -> Program | None:
     """Return the program of a run; None: the run has a job file."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        found = json.loads((run_dir / PROGRAM_FILE).read_text())
+    found = read_record(run_dir / PROGRAM_FILE)
+    with suppress(ValueError, TypeError, KeyError):
         return Program(
             str(found["call"]),
             str(found["script"]),
@@ -86,10 +77,8 @@ def program_of(run_dir: Path) -> Program | None:
             int(found["pid"]),
             int(found["began"]),
         )
-    with suppress(OSError, ValueError, TypeError, KeyError):  # of a version without that record
-        path = Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"])
-        return Program("fit", str(path)) if path.suffix == ".py" else None
-    return None
+    path = str(read_record(run_dir / ORIGIN_FILE).get("job_file", ""))  # of a version without that record
+    return Program("fit", path) if path.endswith(".py") else None
 
 
 def answers_in(run_dir: Path) -> list[dict[str, Any]]:
@@ -102,10 +91,7 @@ def answers_in(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def start_again(run_dir: Path, program: Program, flags: ResumeFlags) -> NoReturn:
-    """Become the program of a run, started again to go on with that run.
-
-    Raises ConfigurationError if it cannot be started again.
-    """
+    """Become the program of a run, started again to go on with it; ConfigurationError if that cannot be."""
     where = short_path(run_dir)
     if program.call == NOT_RESUMED:
         raise ConfigurationError(f"{where} is of {NOT_RESUMED}, which cannot go on with a run: start its program anew")
@@ -148,3 +134,70 @@ def readers_of(run_dir: Path, others: Sequence[Path]) -> list[Path]:
         for other in others
         if any(Path(str(answer.get("run_dir", "/"))).resolve() == asked for answer in answers_in(other))
     ]
+
+
+def processes_of(run_dir: Path) -> dict[str, int]:
+    """Return the process ids of a run by name, such as shard-0; ConfigurationError if it is not in progress here."""
+    launcher = launcher_of(run_dir)
+    if launcher is None:
+        raise ConfigurationError(f"{run_dir} is not in progress on this machine; `parashard resume` goes on with a run")
+    found = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):  # it has ended meanwhile
+                if _parent_of(entry) == launcher:
+                    name = name_in(_words(entry / "cmdline")) or name_in_variables(_words(entry / "environ"))
+                    found.update({name: int(entry.name)} if name else {})
+    return dict(sorted(found.items()))
+
+
+def send(run_dir: Path, name: str, number: signal.Signals) -> int:
+    """Send a signal to a process of a run, and return its process id; ConfigurationError if there is none."""
+    processes = processes_of(run_dir)
+    if name not in processes:
+        raise ConfigurationError(f"{run_dir} has no process {name!r} now; it has {', '.join(processes) or 'none'}")
+    pid = processes[name]
+    try:
+        descriptor = os.pidfd_open(pid)
+        try:
+            # The descriptor cannot come to mean another process; check once more that it is of this run.
+            if _parent_of(PROC / str(pid)) != launcher_of(run_dir):
+                raise ProcessLookupError(pid)
+            signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        raise ConfigurationError(f"{run_dir}: {name} has just ended") from None
+    return pid
+
+
+def name_in(words: list[str]) -> str:
+    """Return the name of a process in its command line, as `LocalCluster` starts it; "" for any other."""
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    role = next((role for role, started in MODULES.items() if started == module), "")
+    if role == "coordinator":
+        return role
+    flag = {"shard": "--index", "worker": "--name"}.get(role)
+    if flag is None or flag not in words[:-1]:
+        return ""
+    label = words[words.index(flag) + 1]
+    return f"shard-{label}" if role == "shard" else label
+
+
+def name_in_variables(variables: list[str]) -> str:
+    """Return the name of a worker in the environment that `LocalCluster` started its script with; "" for any other."""
+    given = next((text for text in variables if text.startswith(f"{WORKER_ARGUMENTS}=")), "")
+    return name_in(["-m", MODULES["worker"], *json.loads(given.partition("=")[2])]) if given else ""
+
+
+def _words(file: Path) -> list[str]:
+    return file.read_bytes().decode(errors="replace").split("\0")
+
+
+def _parent_of(entry: Path) -> int:
+    return int(_stat(entry)[1])
+
+
+def _stat(entry: Path) -> list[str]:
+    """Return the fields after the bracketed command, which may have any character."""
+    return (entry / "stat").read_text().rpartition(")")[2].split()

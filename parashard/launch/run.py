@@ -1,7 +1,7 @@
 """`parashard run`: checks before a run, the run, and its end: signals, exit code, report, weights.
 
 Owns the order, and the cleanup of all processes. `parashard.launch.running` keeps the processes alive,
-`parashard.launch.run_folders` chooses the directory. Called by the command line and by `parashard.chaos.runner`.
+`parashard.launch.run_folders` chooses the directory.
 """
 
 from __future__ import annotations
@@ -71,12 +71,8 @@ def run_job(
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, all its processes have ended.
 
-    Parameters
-    ----------
-    run : Run
-        The run; the caller holds the lock of its folder (`parashard.launch.run_folders.owned`).
-    control : RunControl, optional
-        Of a program that calls this in a thread of its own: it stops the run, and signals are the program's business.
+    The caller holds the lock of the run's folder (`parashard.launch.run_folders.owned`). With a `control` a program
+    calls this in a thread of its own: it stops the run, and signals are the program's business.
     """
     run_dir = run.folder
     _check_local(run)
@@ -147,7 +143,9 @@ class _EndingSignals:
     """Signals that end a run in an orderly way, until `restore`; none where a program has them."""
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:
-        self._before = {number: signal.signal(number, _interrupt_once) for number in numbers}
+        self._before: dict[signal.Signals, Any] = {}
+        for number in numbers:
+            self._before[number] = signal.signal(number, self._interrupt_once)
 
     def ignore(self) -> None:
         """Do nothing at any of them."""
@@ -159,23 +157,14 @@ class _EndingSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-
-def _interrupt_once(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt for the first of the signals; the report and the summary are written despite more."""
-    _ignore_signals()
-    raise KeyboardInterrupt
-
-
-def _ignore_signals() -> None:
-    for number in ENDING_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    def _interrupt_once(self, number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt for the first of the signals; the report and the summary are written despite more."""
+        self.ignore()
+        raise KeyboardInterrupt
 
 
 def _prepared(run: Run, cluster: LocalCluster | None) -> LocalCluster:
-    """Write the job's file and declaration durably, and return the cluster.
-
-    Raises ConfigurationError if they cannot be written at all, StoreFailed if not at present, such as on a full disk.
-    """
+    """Write the job's file and declaration durably, and return the cluster."""
     try:
         write_durably(run.folder / NEW_JOB_FILE, as_toml(run.job).encode())
         keep_origin(run.folder, run.loaded)

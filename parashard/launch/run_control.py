@@ -25,12 +25,8 @@ EAGER_S = 0.01  # between two looks at the job while the program may be waiting 
 class RunControl:
     """The steps of a job that are scheduled, those that are complete, and the wish to stop.
 
-    Parameters
-    ----------
-    open_length : bool
-        True: only scheduled steps are leased, and the job ends once the schedule is closed and they are in.
-    on_report : callable, optional
-        Called in the run's thread with the complete steps, whenever the coordinator has told of them.
+    With `open_length` only scheduled steps are leased, and the job ends once the schedule is closed and they are in.
+    `on_report` is called in the run's thread with the complete steps, whenever the coordinator has told of them.
     """
 
     def __init__(self, *, open_length: bool = False, on_report: Callable[[IntervalSet], None] | None = None) -> None:
@@ -113,7 +109,4 @@ class RunFollower(Protocol):
     callbacks: Callbacks
 
     def look(self, follow: Follow) -> None:
-        """Ask what has happened, and act on it; called many times a second until the job is over.
-
-        Raises CallbackFailed if what it calls raised; RetryLater if the coordinator does not answer now.
-        """
+        """Ask what has happened, and act on it, many times a second; CallbackFailed if a callback raised."""

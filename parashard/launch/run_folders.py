@@ -1,7 +1,6 @@
 """Run directories: their creation, lookup, locks and files.
 
-Knows files and their names (`parashard.process.run_files`), and of processes only which one holds a lock. Called by
-`parashard.launch.run`, by the run in progress, by workers and by the command line.
+Knows files and their names (`parashard.process.run_files`), and of processes only which one holds a lock.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ def new_run_dir(asked: Path | None, name: str) -> Path:
 
 
 def resumed_run_dir(asked: Path | None, name: str) -> Path:
-    """Return the directory of a stopped run: the requested one, or the job's newest under `runs/`.
-
-    Raises ConfigurationError if there is none.
-    """
+    """Return the directory of a stopped run, asked for or the job's newest; ConfigurationError if there is none."""
     kept = runs_of(name) if asked is None else [asked] if (asked / JOB_FILE).is_file() else []
     if not kept:
         raise ConfigurationError(
@@ -68,14 +64,7 @@ def runs_of(name: str) -> list[Path]:
 
 
 def discard_unbegun(run_dir: Path, *, keep: bool) -> None:
-    """Remove a new run's directory if its job was never accepted, so that it has only logs of the refusal.
-
-    Parameters
-    ----------
-    run_dir : Path
-    keep : bool
-        True: the directory existed before, and was empty; only empty it.
-    """
+    """Remove a new run's directory if its job was never accepted; with `keep` only empty it, as it was before."""
     if (run_dir / JOB_FILE).exists() or launcher_of(run_dir) is not None:  # another one began meanwhile
         return
     shutil.rmtree(run_dir, ignore_errors=True)  # a remainder does not matter: every run has a new directory
@@ -117,10 +106,7 @@ def runs_here() -> list[Path]:
 
 
 def unfinished_run(asked: str | None) -> Path:
-    """Return the run to resume: the requested one, or the newest under `runs/` that is not done.
-
-    Raises ConfigurationError if there is none, or the requested one is done.
-    """
+    """Return the run to resume, asked for or the newest that is not done; ConfigurationError if there is none."""
     if asked is not None:
         run_dir = run_named(asked)
         if is_done(run_dir):
@@ -151,9 +137,10 @@ def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
     The environment was applied when the run began. Models are looked up in the same place as then.
     """
     loaded = as_begun(job_of_run(run_dir / JOB_FILE, overrides), run_dir)
-    with suppress(OSError, ValueError, KeyError, TypeError):  # a run of a version without this file
-        return loaded._replace(path=Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"]))
-    return loaded
+    origin = read_record(run_dir / ORIGIN_FILE)
+    return (
+        loaded._replace(path=Path(origin["job_file"])) if "job_file" in origin else loaded
+    )  # else of a version without this file
 
 
 def keep_origin(run_dir: Path, loaded: LoadedJob) -> None:
@@ -167,8 +154,8 @@ def run_began_at(run_dir: Path) -> float:
 
     Without a record it is the time of the job file, which is rewritten when the run is resumed.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return float(json.loads((run_dir / ORIGIN_FILE).read_text())["began_at"])
+    if "began_at" in (origin := read_record(run_dir / ORIGIN_FILE)):
+        return float(origin["began_at"])
     with suppress(OSError):
         return os.path.getmtime(run_dir / JOB_FILE)
     return 0.0
@@ -183,10 +170,7 @@ def newest_run() -> Path:
 
 
 def locked(run_dir: Path) -> int:
-    """Lock a run directory for one launcher; return the descriptor, which holds the lock until it is closed.
-
-    Raises ConfigurationError if another one has it.
-    """
+    """Lock a run directory, until the returned descriptor is closed; ConfigurationError if another process has it."""
     descriptor = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,10 +183,7 @@ def locked(run_dir: Path) -> int:
 
 
 def launcher_lock(run_dir: Path) -> int:
-    """Lock a run directory as `locked` does, and record this process as the launcher.
-
-    Raises ConfigurationError if another one has it; OSError if the directory cannot be written.
-    """
+    """Lock a run directory as `locked` does, and record this process as the launcher."""
     descriptor = locked(run_dir)
     os.truncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -279,27 +260,23 @@ def how_it_ended(run_dir: Path) -> tuple[str, str] | None:
     return str(report["state"]), str(report.get("reason", ""))
 
 
+def read_record(file: Path) -> dict[str, Any]:
+    """Return a JSON object in a run directory; empty if there is none yet, or an incomplete one."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_report(run_dir: Path) -> dict[str, Any]:
     """Return the report in a run directory, or an empty one if it has none yet."""
-    try:
-        report: dict[str, Any] = json.loads((run_dir / REPORT_FILE).read_text())
-    except (OSError, ValueError):  # there is none, or an incomplete one
-        return {}
-    return report
+    return read_record(run_dir / REPORT_FILE)
 
 
 def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
     """Replace a run's report atomically; durable when this returns. After OSError the old one is there."""
     write_durably(run_dir / REPORT_FILE, (json.dumps(report, indent=2) + "\n").encode())
-
-
-def coordinator_in(run_dir: Path) -> dict[str, Any]:
-    """Return the coordinator's address file in a run directory; empty if it has none yet."""
-    try:
-        where: dict[str, Any] = json.loads((run_dir / ADDRESS_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return where
 
 
 def job_name_in(run_dir: Path) -> str:

@@ -1,6 +1,6 @@
 """What the launcher watches in a run, and what it tells people: missing workers, a silent coordinator, refused peers.
 
-Pure but for RefusedHandshakes, which reads a log: `now_s` is an argument. Called by `parashard.launch.running`.
+Pure but for RefusedHandshakes, which reads a log: `now_s` is an argument.
 Implements rule P22 of docs/protocol.md.
 """
 

@@ -17,17 +17,15 @@ from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
 from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
 from parashard.launch.run_control import CallbackFailed, RunControl, RunFollower
-from parashard.launch.run_folders import coordinator_in
 from parashard.launch.run_watch import IMPORT_S, AwaitedWorkers, CoordinatorSilence, RefusedHandshakes
 from parashard.launch.runs import Run
 from parashard.process.arguments import is_loopback
-from parashard.process.awake_clock import AwakeClock
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
 from parashard.process.durable import rename_durably
 from parashard.process.run_files import JOB_FILE, LOGS, NEW_JOB_FILE, REPORT_FILE
-from parashard.process.shell import ExitCode
+from parashard.process.shell import AwakeClock, ExitCode
 from parashard.process.starts import CoordinatorStart, ShardStart, WorkerStart
-from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.protocol.coordinator_client import CoordinatorClient, coordinator_in
 from parashard.protocol.rpc import CONTROL_DEADLINE_S
 
 SUPERVISE_S = 0.05

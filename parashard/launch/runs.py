@@ -2,7 +2,6 @@
 
 Owns the environment of its processes, too: threads, hashes of texts, a cache for JAX. What a user has set stays, but
 for numbers of threads that the job file names. A frozen value, which `parashard run`, `fit` and tests hold alike.
-Called by `parashard.launch.run`, which runs it.
 """
 
 from __future__ import annotations
@@ -18,50 +17,26 @@ from parashard.job.load import LoadedJob
 from parashard.job.schema import Job
 from parashard.launch.local_cluster import MODULES, ScriptCommand, StartThread
 from parashard.models.declaration import DeclaredJob
-from parashard.process.compute_threads import thread_variables, threads_for
+from parashard.process.resources import thread_variables, threads_for
 from parashard.process.run_files import CHECKPOINTS
 from parashard.security.credentials import Credentials
 from parashard.security.identity import OF_A_JOB, in_words
 
 
 class Run(NamedTuple):
-    """A run of a job that is about to begin, or to go on.
+    """A run of a job that is about to begin, or to go on."""
 
-    Attributes
-    ----------
-    loaded : LoadedJob
-        The job and the path of its file (a user's model is looked up beside it).
-    folder : Path
-        Gets the resolved job file, logs, history, checkpoints, report and weights; empty unless `resume`.
-    declared : DeclaredJob, optional
-        Data and model of a script; None: the job file names them.
-    credentials : Credentials, optional
-        Of all processes, with the four roles of a job (`job_credentials`).
-    resume : bool
-        True: go on with the run in `folder` from its checkpoints.
-    from_checkpoint : str
-        The drained checkpoint that another placement starts from; empty: the newest.
-    init, output : Path, optional
-        Weights to start from; destination of a copy of the final weights.
-    trace : bool
-        True: all processes send spans.
-    script : ScriptCommand, optional
-        Workers are this script, run again.
-    start_thread : callable, optional
-        Workers are threads of this process, which this starts.
-    """
-
-    loaded: LoadedJob
-    folder: Path
-    declared: DeclaredJob | None = None
-    credentials: Credentials | None = None
-    resume: bool = False
-    from_checkpoint: str = ""
-    init: Path | None = None
-    output: Path | None = None
-    trace: bool = False
-    script: ScriptCommand | None = None
-    start_thread: StartThread | None = None
+    loaded: LoadedJob  # the job and the path of its file, beside which a user's model is looked up
+    folder: Path  # gets the resolved job file, logs, history, checkpoints, report and weights; empty unless `resume`
+    declared: DeclaredJob | None = None  # data and model of a script; None: the job file names them
+    credentials: Credentials | None = None  # of all processes, with the four roles of a job (`job_credentials`)
+    resume: bool = False  # go on with the run in `folder` from its checkpoints
+    from_checkpoint: str = ""  # the drained checkpoint that another placement starts from; empty: the newest
+    init: Path | None = None  # weights to start from
+    output: Path | None = None  # where a copy of the final weights goes
+    trace: bool = False  # all processes send spans
+    script: ScriptCommand | None = None  # workers are this script, run again
+    start_thread: StartThread | None = None  # starts workers as threads of this process
 
     @property
     def job(self) -> Job:

@@ -1,7 +1,6 @@
 """Progress saved by a run that is not done: its report, and one line that says how to resume it.
 
-Reads the manifests of the run's checkpoints, once its processes are gone. Decides nothing; called by
-`parashard.launch.run`.
+Reads the manifests of the run's checkpoints, once its processes are gone.
 """
 
 from __future__ import annotations
@@ -37,13 +36,7 @@ def saved_in(checkpoint_url: str) -> Saved:
 
 
 def stopped_line(run_dir: Path, saved: Saved, steps_complete: int, steps_total: int) -> str:
-    """Return a run's progress, how much of it is saved, and the command that resumes it.
-
-    Parameters
-    ----------
-    steps_complete, steps_total : int
-        As last reported by its coordinator; more may have been saved since.
-    """
+    """Return a run's progress as its coordinator told it last, how much is saved, and the command that resumes it."""
     if isinstance(saved, ParashardError):
         note = f" (what is saved is not known: {saved})"
     else:
@@ -64,10 +57,7 @@ def with_continuation(run_dir: Path, report: Mapping[str, Any], reason: str) -> 
 
 
 def report_of_saved(run_dir: Path, report: dict[str, Any], saved: Saved) -> dict[str, Any]:
-    """Update the report of a run that is not done by the steps that its shards saved; write and return it.
-
-    The coordinator wrote it before the shards ended, which went on saving.
-    """
+    """Bring a report up to the steps that shards have saved since it was written; write and return it."""
     if not report or not saved or isinstance(saved, ParashardError):
         return report
     corrected = {**report, "steps_applied": [len(steps) for steps in saved]}

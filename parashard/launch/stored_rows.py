@@ -1,7 +1,4 @@
-"""Rows of embedding tables in a run's last checkpoint, for those who have only its folder.
-
-Called by `parashard.launch.prediction`, `parashard.api.trained_state` and `parashard checkpoint export`.
-"""
+"""Rows of embedding tables in a run's last checkpoint, for those who have only its folder."""
 
 from __future__ import annotations
 
@@ -51,38 +48,26 @@ class StoredTables:
         _fill(rows, keys, iterate_job_rows(self._catalogue, self._newest))
         return rows
 
-    def whole(self, table: str) -> tuple[Keys, Float32s]:
-        """Return all mixed keys of a table, ascending, and their rows."""
-        found = [rows for name, rows in iterate_job_rows(self._catalogue, self._newest) if name == table]
-        if not found:
-            dimension = next(one.row_elements for one in self._tables if one.name == table)
-            return np.empty(0, np.uint64), np.empty((0, dimension), np.float32)
-        keys = np.concatenate([rows.keys for rows in found])
-        order = np.argsort(keys)
-        return keys[order], floats_of(np.concatenate([rows.values for rows in found])[order])
-
-    def with_state(self, table: str) -> KeyedRows:
+    def whole(self, table: str) -> KeyedRows:
         """Return all rows of a table, their keys ascending, with the optimizer's state of each."""
         found = [rows for name, rows in iterate_job_rows(self._catalogue, self._newest) if name == table]
         if not found:
-            return KeyedRows(*self.whole(table))
-        order = np.argsort(np.concatenate([rows.keys for rows in found]))
-        slots = {slot: np.concatenate([rows.slots[slot] for rows in found])[order] for slot in found[0].slots}
+            dimension = next(one.row_elements for one in self._tables if one.name == table)
+            return KeyedRows(np.empty(0, np.uint64), np.empty((0, dimension), np.float32))
+        keys = np.concatenate([rows.keys for rows in found])
+        order = np.argsort(keys)
         return KeyedRows(
-            np.concatenate([rows.keys for rows in found])[order],
+            keys[order],
             floats_of(np.concatenate([rows.values for rows in found])[order]),
             np.concatenate([rows.t for rows in found])[order],
-            slots,
+            {slot: np.concatenate([rows.slots[slot] for rows in found])[order] for slot in found[0].slots},
         )
 
 
 def with_rows(
     run_dir: Path, job: Job, model: Model, variables: Mapping[str, Float32s], batches: Iterable[Batch]
 ) -> tuple[dict[str, Float32s], Sequence[Batch]]:
-    """Return variables with the rows that batches need, and the batches with the places of their keys among those.
-
-    Raises ConfigurationError, DamagedCheckpoint, StoreFailed as `StoredTables`.
-    """
+    """Return variables with the rows that batches need, and the batches with the places of their keys among those."""
     by_name = {table.name: table for table in tables_of(job)}
     check_looks_up(model, by_name)
     seen = list(batches)
@@ -108,10 +93,7 @@ def pieces_of_table(catalogue: Catalogue, job: JobManifest, table: str) -> Itera
 
 
 def whole_table(catalogue: Catalogue, job: JobManifest, table: str) -> tuple[Keys, NDArray[Any]]:
-    """Return a table's keys, as the model named them, ascending, and their rows as they are kept.
-
-    Raises ConfigurationError if the checkpoint has no row of such a table.
-    """
+    """Return a table's keys, as the model named them, ascending, and their rows; ConfigurationError without a row."""
     parts = list(pieces_of_table(catalogue, job, table))
     keys = np.concatenate([keys for keys, _ in parts])
     order = np.argsort(keys)

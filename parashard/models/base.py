@@ -14,7 +14,7 @@ from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import Keys
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s, Slots, Variable
-from parashard.process.model_lock import holding_model_lock
+from parashard.process.threads import holding_model_lock
 
 if TYPE_CHECKING:
     from parashard.checkpoints.row_files import StoredRows

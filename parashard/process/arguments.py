@@ -2,7 +2,7 @@
 
 Besides `parashard.process.starts` these read the environment: `parashard.process.shell`, which arms failpoints,
 `parashard.launch.run_folders`, for the folder of runs, `parashard.api.jobs`, for what a script leaves open,
-`parashard.telemetry.exporters`, for OpenTelemetry's variables, and the callers of `parashard.process.compute_threads`,
+`parashard.telemetry.exporters`, for OpenTelemetry's variables, and the callers of `parashard.process.resources`,
 for numbers of threads.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.process.best_effort import why_failed
-from parashard.process.durable import disk_failed, replace_durably, retry_while_disk_fails
+from parashard.process.durable import disk_failed, retry_while_disk_fails, write_durably
 from parashard.process.starts import TLS_VARIABLE, Start
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
@@ -56,12 +56,8 @@ def advertised_address(
 def write_address(path: Path, content: dict[str, str | int], stopping: threading.Event | None = None) -> None:
     """Replace an address file atomically; retry while the disk fails, because the process is unreachable without it."""
     text = json.dumps(content).encode()
-
-    def write() -> None:
-        replace_durably(path, lambda temporary: temporary.write_bytes(text))
-
     try:
-        retry_while_disk_fails(write, "address files", stopping or threading.Event())
+        retry_while_disk_fails(lambda: write_durably(path, text), "address files", stopping or threading.Event())
     except OSError as error:
         if disk_failed(error):
             raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error

@@ -92,10 +92,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: threading.Event) -> _Result:
-    """Retry a write with back-off while the disk fails, for at most DISK_RETRY_S_MAX; return its result.
-
-    `write` has changed nothing when it raises.
-    """
+    """Retry a write, which changes nothing when it raises, for at most DISK_RETRY_S_MAX while the disk fails."""
     waiting = BestEffort(what, lambda text, over: log.info(text) if over else log.warning(text))
     waited_s = 0.0
     while True:

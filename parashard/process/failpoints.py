@@ -1,8 +1,7 @@
 """Failpoints: named places in the protocol where a fault can be injected into a running product.
 
 Owns the list of names, the actions, and the markers that bound how often a fault fires in a run. Knows nothing of the
-code around a failpoint. Called by the services at each failpoint (`hit`), by `parashard.process.shell` at their start
-(`arm`), and by tests and `parashard.chaos` that count firings (`firings`).
+code around a failpoint.
 
 Off by default; `hit` then costs one test of an empty dictionary. Armed by the environment of a process:
 
@@ -194,10 +193,7 @@ def _pass_armed(name: str) -> None:
 
 
 def _mark(name: str, times: int) -> int:
-    """Create the next marker of a kind and return its number, from 1; 0 if there are `times` of them already.
-
-    Exclusive creation makes the number unique among concurrent processes.
-    """
+    """Create the next marker, a new file, and return its number, from 1; 0 if there are `times` of them already."""
     folder = _folder / name
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(len(list(folder.iterdir())) + 1, times + 1):

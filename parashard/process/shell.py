@@ -1,4 +1,4 @@
-"""The shell around a service process: signals, the lifeline, logging, exit codes.
+"""The shell around a service process: signals, the lifeline, logging, exit codes, a clock for its waits.
 
 Each service's `__main__` builds its objects and hands a function to `run_service`; nothing else installs handlers of
 signals or configures logging. Does not know what the arguments are: that is `parashard.process.arguments`.
@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
@@ -90,6 +91,31 @@ class Stop:
     def wait(self, timeout_s: float) -> bool:
         """Wait for the request, at most `timeout_s`; return whether it came."""
         return self.event.wait(timeout_s)
+
+
+class AwakeClock:
+    """Monotonic seconds without those in which this process stood still; safe from many threads.
+
+    A reading later than `stall_s` after the one before shows that it stood still (stopped by a signal, a paused
+    machine). It received no message then, which is no silence of its peers: coordinator, worker and launcher judge
+    silence, hung steps and retry budgets by such a clock, and a suspended cluster goes on where it was.
+    """
+
+    def __init__(self, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stall_s = stall_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read_s = clock()
+        self._stood_still_s = 0.0
+
+    def now_s(self) -> float:
+        """Return the time now."""
+        with self._lock:
+            now_s = self._clock()
+            if now_s - self._read_s > self._stall_s:
+                self._stood_still_s += now_s - self._read_s
+            self._read_s = now_s
+            return now_s - self._stood_still_s
 
 
 def run_service(

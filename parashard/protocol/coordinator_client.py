@@ -14,16 +14,15 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tenacity
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
-from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import log
-from parashard.process.shell import Stop
+from parashard.process.shell import AwakeClock, Stop
 from parashard.process.starts import ConnectedStart
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
@@ -133,7 +132,7 @@ class CoordinatorClient:
 
     def reconnect_if_moved(self) -> bool:
         """Connect to where the run directory says that the coordinator is now, and tell if that is somewhere else."""
-        address = address_in(Path(self._where)) if self._where else None
+        address = coordinator_in(Path(self._where)).get("address") if self._where else None
         with self._moving:
             if address is None or address == self.address:
                 return False
@@ -177,28 +176,25 @@ class CoordinatorClient:
             self._tell(f"{why}; asking again" + (f" until {until:%H:%M:%S}" if until else ""))
 
 
-def _told_in(folder: Path, what: str) -> str:
-    """Return what the last coordinator of a run directory has written of itself; "" if that cannot be read."""
+def coordinator_in(folder: Path) -> dict[str, Any]:
+    """Return what the coordinator in a run directory says of itself; empty if there is nothing that can be read."""
     try:
-        return str(json.loads((folder / ADDRESS_FILE).read_text())[what])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def address_in(folder: Path) -> str | None:
-    """Return the address of the coordinator in a run directory; None if there is none that can be read."""
-    return _told_in(folder, "address") or None
+        found = json.loads((folder / ADDRESS_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def run_id_in(where: str) -> str:
     """Return the id of the run whose directory this is; "" for an address, whose run is not known."""
-    return _told_in(Path(where), "run_id")
+    return str(coordinator_in(Path(where)).get("run_id", ""))
 
 
 def http_port_in(folder: Path, run_id: str) -> int:
     """Return the HTTP port of the last coordinator of a run, of whose directory this is; 0: not known."""
-    port = _told_in(folder, "http").rpartition(":")[2] if run_id_in(str(folder)) == run_id else ""
-    return int(port) if port.isdecimal() and 0 < int(port) < 65536 else 0
+    where = coordinator_in(folder)
+    port = str(where.get("http", "")).rpartition(":")[2]
+    return int(port) if where.get("run_id") == run_id and port.isdecimal() and int(port) < 65536 else 0
 
 
 def find_coordinator(where: str, wait_s: float = 30.0, cancelled: threading.Event | None = None) -> str:

@@ -28,25 +28,13 @@ INSECURE, SECURE = "--insecure", "--tls-dir=/tls"
 
 @dataclass(frozen=True)
 class ComposeOptions:
-    """Settings of a compose file that are not in a job file.
+    """Settings of a compose file that are not in a job file."""
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the file; its paths are relative to it.
-    image, cuda_image : str
-        References of the images.
-    source : Path, optional
-        The source tree, to build the images and for the profile `monitoring`; None: neither.
-    sets : sequence of str
-        KEY=VALUE, over the job file.
-    """
-
-    folder: Path
+    folder: Path  # of the file; its paths are relative to it
     image: str = "parashard"
     cuda_image: str = "parashard-cuda"
-    source: Path | None = None
-    sets: Sequence[str] = ()
+    source: Path | None = None  # the source tree, to build the images and for the profile `monitoring`; None: neither
+    sets: Sequence[str] = ()  # KEY=VALUE, over the job file
 
 
 def source_tree() -> Path | None:

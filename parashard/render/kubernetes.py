@@ -68,46 +68,21 @@ _WITH_SET = {"restart_policy": "", "stopped_exit_code": ""}
 
 @dataclass(frozen=True)
 class KubernetesOptions:
-    """Settings of manifests that are not in a job file.
+    """Settings of manifests that are not in a job file; the flags of `parashard render k8s` say more."""
 
-    Parameters
-    ----------
-    image, cuda_image : str
-        References of the images, such as ``registry.example.org/team/parashard:0.1.0``.
-    coordinator_memory, shard_memory, worker_memory : str
-        Memory of one pod, as Kubernetes writes it: ``2Gi``.
-    storage : str
-        Size of the checkpoint store's volume claim; unused with a store of objects.
-    storage_class : str
-        Its storage class; empty: the cluster's default.
-    access_mode : str
-        ``ReadWriteMany``, or ``ReadWriteOnce`` on a cluster of one node.
-    data_claim : str
-        Volume claim that is mounted, read-only, at /data; empty: none.
-    store_secret : str
-        Secret whose keys are environment variables of the coordinator and the shards, such as AWS_ACCESS_KEY_ID, for a
-        store of objects; empty: none.
-    store_port : int, optional
-        Port that a store of objects is reached at; None: 443.
-    api_ports : sequence of int
-        Ports that the API server is reached at, besides 443 and 6443.
-    certificates : Certificates, optional
-        Issuer of the pods' certificates; None: cert-manager, or none for a job with `cluster.insecure`.
-    """
-
-    image: str = "parashard:latest"
+    image: str = "parashard:latest"  # a reference, such as registry.example.org/team/parashard:0.1.0
     cuda_image: str = "parashard-cuda:latest"
-    coordinator_memory: str = "1Gi"
+    coordinator_memory: str = "1Gi"  # of one pod, as Kubernetes writes it
     shard_memory: str = "2Gi"
     worker_memory: str = "2Gi"
-    storage: str = "10Gi"
-    storage_class: str = ""
+    storage: str = "10Gi"  # of the checkpoints' volume claim; unused with an object store
+    storage_class: str = ""  # empty: the cluster's default
     access_mode: str = "ReadWriteMany"
-    data_claim: str = ""
-    store_secret: str = ""
-    store_port: int | None = None
-    api_ports: Sequence[int] = ()
-    certificates: Certificates | None = None
+    data_claim: str = ""  # volume claim that is mounted, read-only, at /data; empty: none
+    store_secret: str = ""  # its keys are variables of coordinator and shards, for an object store; empty: none
+    store_port: int | None = None  # of an object store; None: 443
+    api_ports: Sequence[int] = ()  # of the API server, besides 443 and 6443
+    certificates: Certificates | None = None  # None: cert-manager, or none for a job with `cluster.insecure`
 
 
 def cluster_overrides(loaded: LoadedJob) -> list[Override]:

@@ -22,10 +22,9 @@ from parashard.checkpoints.retention import CommonRounds
 from parashard.client.proto_conversion import interval_messages
 from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.process import failpoints
-from parashard.process.allocator import MESSAGES, keep_freed_memory
 from parashard.process.arguments import advertised_address, credentials_of
-from parashard.process.compute_threads import limit_threads
 from parashard.process.logs import log
+from parashard.process.resources import MESSAGES, keep_freed_memory, limit_threads
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import ShardStart
 from parashard.protocol.coordinator_client import CoordinatorClient, client_of

@@ -17,7 +17,7 @@ from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.plan.partition import ELEMENT_BYTES, Partition
 from parashard.plan.variables import Float32s, Variable
-from parashard.process.compute_threads import threads_for
+from parashard.process.resources import threads_for
 from parashard.protocol.messages import Target
 from parashard.store import Store
 from parashard.transports.base import allows

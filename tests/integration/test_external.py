@@ -12,7 +12,7 @@ import pytest
 
 from parashard.launch.local_cluster import MODULES
 from parashard.process.shell import ExitCode
-from parashard.protocol.coordinator_client import ADDRESS_FILE, address_in
+from parashard.protocol.coordinator_client import ADDRESS_FILE, coordinator_in
 from parashard.store import open_store
 from support.cluster_run import DEADLINE_S, eventually
 from support.command_run import ROOT
@@ -88,7 +88,7 @@ def test_processes_whose_coordinator_stays_away_end_as_those_that_were_asked_to(
     history = tmp_path / "history.jsonl"
     eventually(lambda: history.exists() and '"steps_complete": 1' in history.read_text(), "the job is on its way")
     coordinator.kill()
-    late = start("worker", "--connect", str(address_in(tmp_path)), "--give-up-s", "1")
+    late = start("worker", "--connect", coordinator_in(tmp_path)["address"], "--give-up-s", "1")
     assert [process.wait(DEADLINE_S) for process in (shard, worker, late)] == [0, 0, 0]
     assert "event=giving-up" in late.stderr.read()
     assert list(tmp_path.glob("checkpoints/shards/p0001/s0000/i00000001-*/manifest.json")), "it has saved what it had"

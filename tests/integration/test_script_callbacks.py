@@ -175,7 +175,7 @@ print(json.dumps([trainer.evaluate(data)["least"], restarts, history.history["va
 """
 IMPORTS = """
 import signal
-from parashard.launch.run_processes import send
+from parashard.launch.programs import send
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parashard.process.compute_threads import THREAD_VARIABLES
+from parashard.process.resources import THREAD_VARIABLES
 from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets
 from support.small_job import SMALL_JOB
 

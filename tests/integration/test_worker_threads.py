@@ -29,7 +29,7 @@ EXAMPLES, EPOCHS, SIZE = 60, 5, 4
 STEPS = EPOCHS * EXAMPLES // SIZE
 DATA = np.arange(EXAMPLES)[:, None], np.zeros(EXAMPLES, np.float32)
 
-MORE = pytest.mark.full("a real cluster each; how a thread ends is in tests/parashard/launch/test_thread_child.py")
+MORE = pytest.mark.full("a real cluster each; how a thread ends is in tests/parashard/process/test_thread_child.py")
 
 
 class Ledger:

@@ -24,7 +24,7 @@ from parashard.errors import Fenced, ParashardError, RetryLater, StaleRequest, S
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s
-from parashard.process.awake_clock import AwakeClock
+from parashard.process.shell import AwakeClock
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.auto_jobs import set_lag
 from parashard_coordinator.core.callback_progress import DecidedRate

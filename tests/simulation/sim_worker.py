@@ -35,8 +35,7 @@ from parashard.errors import (
 )
 from parashard.plan.variables import Float32s
 from parashard.transports.base import View
-from parashard_worker.evaluating import result_of
-from parashard_worker.leased import RETRY_PAUSE_S, Joined, LeasedWork, LeaseLimits
+from parashard_worker.leased import RETRY_PAUSE_S, Joined, LeasedWork, LeaseLimits, result_of
 
 CALL_DEADLINE_S = 0.3
 POLL_S = 1.0
@@ -198,7 +197,7 @@ class WorkerProcess(Process):
         except InvalidRequest as error:
             self._work.failed(step, str(error), self.world.now_s)
         except TooEarly:
-            self._work.gave_back(step, self.world.now_s)
+            self._work.dropped(step, self.world.now_s, queue_too=True)
         except (StaleRequest, RetryLater):  # its next attempt may succeed
             self._work.dropped(step, self.world.now_s)
             await self._refresh()

@@ -125,10 +125,8 @@ class ScriptedLeasing:
         self.announced.append(step)
         return self.known
 
-    def dropped(self, step: int) -> None:
+    def dropped(self, step: int, *, queue_too: bool = False) -> None:
         self.drops.append(step)
-
-    gave_back = dropped
 
     def evaluation_dropped(self, number: int) -> None:
         self.dropped_evaluations.append(number)

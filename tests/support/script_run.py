@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from parashard.errors import ConfigurationError, RetryLater
-from parashard.launch.run_processes import processes_of, send
+from parashard.launch.programs import processes_of, send
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
 from support.cluster_run import DEADLINE_S, eventually

@@ -17,7 +17,7 @@ from parashard.plan.state import counter_rows
 from parashard.plan.variables import Float32s, Variable
 from parashard.store import open_store
 from parashard.store.arrays import read_arrays
-from parashard_worker.evaluating import check_store, keep_evaluated
+from parashard_worker.loop import check_store, keep_evaluated
 
 RUN = "run-1"
 

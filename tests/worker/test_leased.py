@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Unreachable
-from parashard_worker.evaluating import result_of
-from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, LeaseLimits
+from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, LeaseLimits, result_of
 from support.leased_cases import STEP_TIMEOUT_S, TTL_S, Worker, reported
 
 # --- asking ---
@@ -167,7 +166,7 @@ def test_an_outcome_is_reported_at_once_however_many_steps_wait() -> None:
     worker = Worker(ahead=1).granted(0, 1, 2)
     worker.answer(worker.call())
     assert worker.due_in_s > 0.0
-    worker.work.evaluated(pb.EvaluationResult(evaluation=4))
+    worker.work.evaluated(pb.EvaluationResult(evaluation=4, metrics={"loss": 1.0}))
     assert worker.due_in_s == 0.0
 
 
@@ -372,7 +371,7 @@ def test_a_worker_that_does_not_evaluate_says_so_in_each_call() -> None:
 def test_a_step_that_is_given_back_as_too_early_takes_those_behind_it_along() -> None:
     worker = Worker(ahead=1).granted(4, 5, 6)
     assert worker.take() == 4
-    worker.work.gave_back(4, worker.now_s)
+    worker.work.dropped(4, worker.now_s, queue_too=True)
     assert worker.due_in_s == 0.0
     request = worker.call()
     assert (list(request.held), request.want > 0, request.wait_s > 0) == ([], True, True)

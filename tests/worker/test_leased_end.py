@@ -28,7 +28,7 @@ def test_a_lost_answer_is_asked_for_again_soon_with_everything_in_it() -> None: 
     worker.take()
     worker.complete(0)
     worker.work.failed(1, "bad", worker.now_s)
-    worker.work.evaluated(pb.EvaluationResult(evaluation=4))
+    worker.work.evaluated(pb.EvaluationResult(evaluation=4, metrics={"loss": 1.0}))
     lost = worker.call()
     worker.work.lost(Unreachable("no answer"), worker.now_s)
     assert worker.due_in_s == pytest.approx(RETRY_PAUSE_S)  # one renewal, not a lease time

@@ -14,8 +14,8 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError, Superseded, UnknownWorker, Unreachable, WrongRun
-from parashard_worker.leased import LeaseLimits
-from parashard_worker.leasing import Joined, Leasing
+from parashard_worker.leased import Joined, LeaseLimits
+from parashard_worker.leasing import Leasing
 from support.waiting import DEADLINE_S, eventually
 
 
@@ -103,7 +103,7 @@ def test_steps_go_from_the_coordinator_to_the_loop_and_back(
     request = coordinator.call()
     assert [c.step for c in request.completed] == [0]
     assert request.phases.compute == 2.0
-    assert (leasing.state, leasing.over) == (pb.JOB_STATE_RUNNING, False)
+    assert (leasing.work.state, leasing.over) == (pb.JOB_STATE_RUNNING, False)
 
 
 def test_a_step_of_many_wakes_no_thread(coordinator: ScriptedCoordinator, start: Callable[..., Leasing]) -> None:
@@ -134,7 +134,7 @@ def test_a_lost_answer_is_asked_for_again(coordinator: ScriptedCoordinator, star
     assert coordinator.call().sequence == first.sequence + 1
     coordinator.answer(3)
     assert take_step(leasing) == 3
-    assert leasing.failure is None
+    assert leasing.work.failure is None
 
 
 def test_silence_is_broken_by_a_renewal(coordinator: ScriptedCoordinator, start: Callable[..., Leasing]) -> None:  # P5
@@ -163,7 +163,7 @@ def test_a_step_that_was_suspended_with_its_worker_is_not_hung(
         request = coordinator.call()
         assert (list(request.failed), list(request.held), request.leaving) == ([], [0], False)
         coordinator.answer()
-    assert (leasing.hung, leasing.failure) == ("", None)
+    assert (leasing.work.hung, leasing.work.failure) == ("", None)
 
 
 def test_a_step_that_hangs_leaves_the_stacks_of_all_threads_in_the_log(
@@ -207,7 +207,7 @@ def test_every_report_reaches_the_coordinator(coordinator: ScriptedCoordinator, 
     leasing.completed(pb.CompletedStep(step=0))
     leasing.failed(1, "bad")
     leasing.dropped(2)
-    leasing.evaluated(pb.EvaluationResult(evaluation=9))
+    leasing.evaluated(pb.EvaluationResult(evaluation=9, metrics={"loss": 1.0}))
     coordinator.answer()
     request = coordinator.call()
     assert [c.step for c in request.completed] == [0]
@@ -227,7 +227,7 @@ def test_leaving_during_a_call_makes_one_more_that_gives_everything_back(
     assert (request.leaving, list(request.held)) == (True, [])
     coordinator.answer()
     leasing.leave(DEADLINE_S)
-    assert (leasing._thread.is_alive(), leasing.failure, leasing.take(0.0)) == (False, None, None)
+    assert (leasing._thread.is_alive(), leasing.work.failure, leasing.take(0.0)) == (False, None, None)
 
 
 @pytest.mark.parametrize("state", [pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED])
@@ -238,7 +238,7 @@ def test_the_jobs_end_wakes_threads_that_wait_for_work(
     coordinator.call()
     coordinator.answer(state=state, reason="that is all")
     assert leasing.take(DEADLINE_S) is None
-    assert (leasing.over, leasing.state, leasing.reason) == (True, state, "that is all")
+    assert (leasing.over, leasing.work.state, leasing.work.reason) == (True, state, "that is all")
 
 
 def test_a_later_incarnation_of_this_worker_ends_it(
@@ -248,7 +248,7 @@ def test_a_later_incarnation_of_this_worker_ends_it(
     coordinator.call()
     coordinator.refuse(Superseded("worker-0 has a later incarnation"))
     assert leasing.take(DEADLINE_S) is None
-    assert isinstance(leasing.failure, Superseded)
+    assert isinstance(leasing.work.failure, Superseded)
     leasing._thread.join(DEADLINE_S)
 
 
@@ -277,7 +277,7 @@ def test_a_coordinator_that_was_started_again_is_joined_again(
     assert next(joins, None) is None
     coordinator.answer(2)
     assert [take_step(leasing) for _ in range(2)] == [1, 2]
-    assert leasing.failure is None
+    assert leasing.work.failure is None
 
 
 def test_a_coordinator_that_refuses_to_take_the_worker_in_ends_it(
@@ -290,7 +290,7 @@ def test_a_coordinator_that_refuses_to_take_the_worker_in_ends_it(
     coordinator.call()
     coordinator.refuse(UnknownWorker("worker-0 is not known"))
     assert leasing.take(DEADLINE_S) is None
-    assert isinstance(leasing.failure, WrongRun)
+    assert isinstance(leasing.work.failure, WrongRun)
 
 
 def test_without_work_and_without_a_wait_nothing_is_taken(

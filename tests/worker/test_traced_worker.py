@@ -14,8 +14,8 @@ from parashard.client.shard_client import ShardClient
 from parashard.errors import NotReady, ParashardError
 from parashard.protocol.messages import PullRun, Push
 from parashard.telemetry.tracer import trace_id
-from parashard_worker.leased import LeaseLimits
-from parashard_worker.leasing import Joined, Leasing
+from parashard_worker.leased import Joined, LeaseLimits
+from parashard_worker.leasing import Leasing
 from parashard_worker.loop import StepLoop
 from support.in_process import DIGEST, RUN
 from support.loop_cases import Job, evaluation

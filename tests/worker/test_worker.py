@@ -24,9 +24,11 @@ from parashard.models.networks import SoftmaxRegression
 from parashard.process.shell import Stop
 from parashard.process.starts import WorkerStart
 from parashard.protocol.messages import PushResult
-from parashard_worker import leasing, membership
+from parashard_worker import leasing
+from parashard_worker import worker as worker_module
+from parashard_worker.leased import Joined
 from parashard_worker.loading import OwnTask
-from parashard_worker.worker import TEXT_MAX, TOLD_MAX, Worker, WorkerEnd, warnings_told, worker_families
+from parashard_worker.worker import TEXT_MAX, TOLD_MAX, Membership, Worker, WorkerEnd, warnings_told, worker_families
 from support.in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of
 from support.loop_cases import Job as LoopJob
 from support.resolved_job import resolved_here
@@ -195,11 +197,11 @@ def test_a_worker_that_was_suspended_while_a_shard_was_away_has_its_retry_budget
 
     shards.before = away
     monkeypatch.setattr(leasing, "time", SimpleNamespace(monotonic=lambda: virtual_time.now_s))
-    monkeypatch.setattr(membership, "connect_by", lambda kind, credentials: shards.connect)
+    monkeypatch.setattr(worker_module, "connect_by", lambda kind, credentials: shards.connect)
     coordinator: Any = SimpleNamespace(get_view=no_view)
     told = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-    joined = leasing.Joined(RUN, "worker-0", 1, 10.0)
-    member = membership.Membership(coordinator, told, job(), plan)
+    joined = Joined(RUN, "worker-0", 1, 10.0)
+    member = Membership(coordinator, told, job(), plan)
     _, client = member.connected(joined, Stop(), leasing.end_process)
     client.use(shards.view())
     assert client.push(0, {}, None).acks[0].result is PushResult.APPLIED

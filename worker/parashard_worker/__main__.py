@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from parashard.errors import JobFailed
 from parashard.launch.run_folders import how_it_ended
-from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.arguments import credentials_of
 from parashard.process.logs import log
+from parashard.process.resources import EVERY_STEP, keep_freed_memory
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import WorkerStart
 from parashard.protocol.coordinator_client import client_of

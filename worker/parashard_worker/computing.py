@@ -1,7 +1,7 @@
 """Task: a step's gradient and an evaluation's metrics, by the job's model on the worker's device.
 
 Owns the way of a batch and of variables to the device and of gradients back, and every check of what a model returns.
-Knows neither leases nor shards. Called by `parashard_worker.loop`.
+Knows neither leases nor shards.
 """
 
 from __future__ import annotations
@@ -68,31 +68,18 @@ class Task(NamedTuple):
     def gradients(
         self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None] = lambda: None
     ) -> tuple[float | None, int, dict[str, Float32s] | None]:
-        """Compute a step.
+        """Compute a step: return its loss (None: the model does not tell), its number of examples and its gradients.
+
+        Gradients are finite float32, of every variable that is not frozen; clipped to `clip_norm` together and weighed
+        for their round or batch, but for state without a gradient. Empty of a step without examples; None: the step
+        moves nothing. On a CPU they may be views of `values`, if the model made them so.
+
+        `values`, which are only read, are every variable, and of each table the rows that the batch needs. `meanwhile`
+        is called once the model has returned, before its results are waited for, which may still be being computed.
 
         Raises WrongResult if the model returns no loss, or not one gradient of each variable; NonFiniteGradient if the
         loss's gradient has a value that is not finite, though the examples have none; BadExample if it has one since an
         example does.
-
-        Parameters
-        ----------
-        batch : Batch
-            Its examples, as `batch_of` reads them.
-        values : mapping of str to ndarray of float32
-            Every variable, and of each table the rows that the batch needs, as pulled; only read.
-        meanwhile : callable
-            Called once the model has returned, before its results are waited for, which may still be being computed.
-
-        Returns
-        -------
-        loss : float, or None
-            None: the model does not tell.
-        examples : int
-            How many the step has.
-        gradients : dict of str to ndarray of float32, or None
-            Finite, of every variable that is not frozen; clipped to `clip_norm` together and weighed for their round
-            or batch, but for state without a gradient. Empty of a step without examples. On a CPU they may be views of
-            `values`, if the model made them so. None: the step moves nothing.
         """
         if not rows_of(batch.inputs):
             return None, 0, {}
@@ -125,10 +112,7 @@ class Task(NamedTuple):
             raise
 
     def step_metrics(self, examples: int) -> dict[str, Sums]:
-        """Return the metrics of the step whose gradients were computed last; none of a model that tells none.
-
-        Raises WrongResult if the model returns what is no mapping of names to numbers.
-        """
+        """Return the metrics of the step whose gradients were computed last; none of a model that tells none."""
         if not hasattr(self.model, "step_metrics") or not isinstance(self.model, TellsMetrics):  # the latter is slow
             return {}
         totals = Totals()
@@ -141,23 +125,11 @@ class Task(NamedTuple):
         computing: Callable[[], AbstractContextManager[None]],
         keys: Mapping[str, Keys] = NO_KEYS,
     ) -> dict[str, float]:
-        """Judge values of the variables by all held-out examples.
+        """Judge values of the variables by all held-out examples; a metric that is of none of them is NaN.
 
-        Raises WrongResult if the model returns what is no mapping of names to numbers.
-
-        Parameters
-        ----------
-        values : mapping of str to ndarray of float32
-            Every variable, and of each table the rows of `keys`, as pulled; only read.
-        computing : callable
-            Entered around the reading of examples and what the model computes of them, some at a time.
-        keys : mapping of str to ndarray of uint64
-            As `held_out_keys` returns them.
-
-        Returns
-        -------
-        dict of str to float
-            Over all of these examples; NaN of a metric that is of none of them, such as AUC of one class.
+        `values`, which are only read, are every variable, and of each table the rows of `keys`, which `held_out_keys`
+        has returned. `computing` is entered around the reading of examples and what the model computes of them, some at
+        a time. Raises WrongResult if the model returns what is no mapping of names to numbers.
         """
         totals = Totals()
         variables = self.device.variables_from_host(values)

@@ -1,8 +1,7 @@
 """Device: where gradients are computed, on the CPU or one CUDA GPU; models get the array namespace `xp`.
 
 On a GPU, copies go through pinned host buffers on a stream of their own, and the host waits once in a step: for loss
-and gradients together. Knows no model and no shard. Called by `parashard_worker.computing`, in the thread of the loop's
-steps.
+and gradients together. Knows no model and no shard.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import threadpoolctl
@@ -25,33 +24,6 @@ from parashard.plan.variables import Float32s
 from parashard.process import cuda
 
 
-class Device(Protocol):
-    """Arrays in, arrays out, and the namespace in between."""
-
-    xp: Any
-    name: str
-
-    def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
-        """Return the variables as arrays of `xp`, ready for computing."""
-
-    def batch_from_host(self, batch: Batch) -> Batch:
-        """Return the batch with inputs and targets as arrays of `xp`."""
-
-    def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
-        """Return a loss and gradients as a number and NumPy arrays of float32; the step's one synchronisation.
-
-        Parameters
-        ----------
-        loss : float, or array of shape ()
-            As the model returned it.
-        gradients : mapping of str to array
-            Of `xp`; the arrays returned for them are valid until the caller drops them.
-        """
-
-    def fingerprint(self) -> str:
-        """Describe all that decides the bits of a gradient here."""
-
-
 class Cpu:
     """NumPy on the host."""
 
@@ -60,15 +32,18 @@ class Cpu:
         self.name = "cpu"
 
     def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
-        """Return them as they are."""
+        """Return the variables as arrays of `xp`, ready for computing."""
         return variables
 
     def batch_from_host(self, batch: Batch) -> Batch:
-        """Return it as it is."""
+        """Return the batch with inputs and targets as arrays of `xp`."""
         return batch
 
     def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
-        """Return them as a float and as float32."""
+        """Return a loss and gradients of `xp` as a number and NumPy arrays of float32; the step's one synchronisation.
+
+        The arrays are valid until the caller drops them.
+        """
         return float(loss), {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()}
 
     def fingerprint(self) -> str:
@@ -152,19 +127,16 @@ class Gpu:
         then.wait_event(event)
 
 
+Device = Cpu | Gpu
+"""Arrays in, arrays out, and the namespace in between; its fingerprint says all that decides the bits of a gradient."""
+
+
 def open_device(asked: str, worker: str = "") -> Device:
-    """Return the device that a job file or a flag names.
+    """Return the device that a job file or a flag names, for a worker such as "worker-3".
 
-    Raises ConfigurationError if a GPU is asked for and there is none, or the name is not one of these; Unavailable if a
-    GPU that is asked for, or its driver, is at fault.
-
-    Parameters
-    ----------
-    asked : str
-        "cpu", "cuda:N", "cuda" (one of the GPUs: workers of a machine are spread over them by their numbers), or
-        "auto": as "cuda" where that can be, else the CPU.
-    worker : str
-        Name of the worker, such as "worker-3".
+    "cuda" is one of the GPUs: workers of a machine are spread over them by their numbers; "auto" is the same where that
+    can be, else the CPU. Raises ConfigurationError if a GPU is asked for and there is none, or the name is not one of
+    these; Unavailable if a GPU that is asked for, or its driver, is at fault.
     """
     if asked == "cpu":
         return Cpu()

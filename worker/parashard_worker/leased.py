@@ -2,14 +2,14 @@
 
 Pure: `now_s` is an argument, nothing here waits, sends or locks. One call is under way at a time; it reports what is
 complete, renews what is held and asks for more when few steps are left. A call whose answer is lost is made again
-with everything in it: all of it is safe to say twice. Called by `parashard_worker.leasing` alone.
+with everything in it: all of it is safe to say twice.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Fenced, ParashardError, RetryLater, UnknownWorker
@@ -38,23 +38,19 @@ class Joined(NamedTuple):
 class LeaseLimits(NamedTuple):
     """How much a worker holds, and how long it may take.
 
-    Attributes
-    ----------
-    batch : int
-        Most steps to hold at once.
-    ahead : int
-        Ask for more when no more than so many steps wait in the queue; the coordinator may say another number.
-    step_timeout_s : float
-        A step or an evaluation that exceeds this counts as hung: it is reported as failed, the worker leaves, and
-        `hung` says why; the step loop itself will not notice.
-    retry_budget_s : float
-        How long the coordinator may be away before the worker gives up.
+    A step or an evaluation that exceeds `step_timeout_s` counts as hung: it is reported as failed, the worker leaves,
+    and `hung` says why; the step loop itself will not notice.
     """
 
-    batch: int
-    ahead: int
+    batch: int  # most steps to hold at once
+    ahead: int  # ask for more when no more than so many wait in the queue; the coordinator may say another number
     step_timeout_s: float
-    retry_budget_s: float = 60.0
+    retry_budget_s: float = 60.0  # how long the coordinator may be away before the worker gives up
+
+
+def result_of(grant: pb.EvaluationGrant, **found: Any) -> pb.EvaluationResult:
+    """Return the outcome of a granted evaluation, of the weights that the grant names."""
+    return pb.EvaluationResult(evaluation=grant.evaluation, incarnations=grant.incarnations, **found)
 
 
 class LeasedWork:
@@ -156,15 +152,12 @@ class LeasedWork:
         self._end_work(step, now_s)
         self._failed.append(pb.FailedStep(step=step, reason=reason[:REASON_CHARACTERS_MAX], kind=kind))
 
-    def dropped(self, step: int, now_s: float) -> None:
-        """Give a step back: it is in already, or must be leased again."""
+    def dropped(self, step: int, now_s: float, *, queue_too: bool = False) -> None:
+        """Give a step back: it is in already, or must be leased again; `queue_too`: another one is due first."""
         self._end_work(step, now_s)
-
-    def gave_back(self, step: int, now_s: float) -> None:
-        """Give back a step and those in the queue: another one is due first."""
-        self._end_work(step, now_s)
-        self._queue = deque(work for work in self._queue if isinstance(work, pb.EvaluationGrant))
-        self._ask_again = True
+        if queue_too:
+            self._empty_queue()
+            self._ask_again = True
 
     def evaluated(self, result: pb.EvaluationResult) -> None:
         """Report the outcome of an evaluation."""
@@ -326,7 +319,10 @@ class LeasedWork:
     def _free_what_waits(self, now_s: float) -> None:
         """Hold no queue behind a computation that takes longer than a lease: others may have those steps."""
         if self._computing is not None and now_s - self._computing[1] > self._joined.lease_ttl_s:
-            self._queue = deque(work for work in self._queue if isinstance(work, pb.EvaluationGrant))
+            self._empty_queue()
+
+    def _empty_queue(self) -> None:
+        self._queue = deque(work for work in self._queue if isinstance(work, pb.EvaluationGrant))
 
     def _check_hung(self, now_s: float) -> None:
         """Report a step in the works for too long as failed and leave: its loop will not come back for more."""
@@ -341,6 +337,5 @@ class LeasedWork:
             self.failed(work.step, self.hung, now_s)
         else:
             self.hung = f"an evaluation {too_long}"
-            judged = work.incarnations
-            self.evaluated(pb.EvaluationResult(evaluation=work.evaluation, incarnations=judged, error=self.hung))
+            self.evaluated(result_of(work, error=self.hung))
         self._leaving = True

@@ -19,18 +19,15 @@ from typing import TYPE_CHECKING
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError, RetryLater
 from parashard.process import failpoints
-from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import log
 from parashard.process.run_files import short_path
-from parashard.process.shell import ExitCode
+from parashard.process.shell import AwakeClock, ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.telemetry.tracing import NO_SPAN
 from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, LeaseLimits, Work
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
-
-__all__ = ["Joined", "Leasing", "Work"]
 
 SLACK_S = 1e-3  # a call that is due so little earlier wakes no thread
 REPLY_DEADLINE_MIN_S = 1.0
@@ -57,19 +54,8 @@ def log_stacks() -> None:
 class Leasing:
     """The worker's side of leases.
 
-    Parameters
-    ----------
-    join : callable
-        Joins the job again, at a coordinator that was started anew.
-    on_hung : callable, optional
-        Called with the reason once a hung step has been reported; by default it ends the process.
-
-    Attributes
-    ----------
-    phases : callable
-        Returns where the step loop's time went, in seconds by phase; every call reports it.
-    clock : AwakeClock
-        Of this worker: whatever it waits for is judged by it.
+    `join` joins the job again, at a coordinator that was started anew; `on_hung` is called with the reason once a hung
+    step has been reported, and ends the process by default.
     """
 
     def __init__(
@@ -87,16 +73,18 @@ class Leasing:
         self._join = join
         self._on_hung = on_hung or end_process
         self._tracer = tracer
-        self._run_id, self._worker = joined.run_id, joined.name
+        self._run_id, self.worker = joined.run_id, joined.name
         self._retry_budget_s = limits.retry_budget_s
         self._changed = threading.Condition()
         self._reply_deadline_s = max(
             REPLY_DEADLINE_MIN_S, joined.lease_ttl_s / 3
         )  # a lost reply costs less than a lease
-        # The clock is read before and after every call, which may be held at the coordinator for a while.
+        # By it this worker judges all waits. It is read around every call, which may be held at the coordinator.
         self.clock = AwakeClock(self._reply_deadline_s + IDLE_WAIT_S + STALL_S, time.monotonic)
-        self._work = LeasedWork(joined, limits, self.clock.now_s(), evaluates=evaluates)
+        self.work = LeasedWork(joined, limits, self.clock.now_s(), evaluates=evaluates)
+        """Its `hung`, `state`, `reason` and `failure` tell how it ended."""
         self.phases: Callable[[], Mapping[str, float]] = dict
+        """Returns where the step loop's time went, in seconds by phase; every call reports it."""
         self._pausing_until_s = -math.inf  # until when the thread that asks will sleep; it does not
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
 
@@ -107,48 +95,28 @@ class Leasing:
     @property
     def over(self) -> bool:
         """There will be no more work for this worker."""
-        return self._work.over
-
-    @property
-    def failure(self) -> ParashardError | None:
-        """What ended this worker, if something did."""
-        return self._work.failure
-
-    @property
-    def hung(self) -> str:
-        """What the model has been at for too long, so that this worker leaves; "" if nothing."""
-        return self._work.hung
-
-    @property
-    def state(self) -> pb.JobState:
-        """How the job stands, as of the last answer."""
-        return self._work.state
+        return self.work.over
 
     @property
     def depth(self) -> int:
         """Steps whose pulls and pushes may overlap with computing, as of the last answer."""
-        return self._work.depth
+        return self.work.depth
 
     @property
     def view(self) -> int:
         """Number of the shards' view, as of the last answer."""
-        return self._work.view
-
-    @property
-    def reason(self) -> str:
-        """What the coordinator said of it."""
-        return self._work.reason
+        return self.work.view
 
     def take(self, timeout_s: float) -> Work | None:
         """Return the next piece of work, waiting for it at most so long; None if there is none."""
         with self._changed:
-            work = self._work.take(self.clock.now_s())
-            if work is None and timeout_s > 0 and not self._work.over:
-                self._changed.wait_for(lambda: self._work.over or self._work.waiting, timeout_s)
-                work = self._work.take(self.clock.now_s())
+            work = self.work.take(self.clock.now_s())
+            if work is None and timeout_s > 0 and not self.work.over:
+                self._changed.wait_for(lambda: self.work.over or self.work.waiting, timeout_s)
+                work = self.work.take(self.clock.now_s())
             self._wake()
         if self._tracer is not None and isinstance(work, pb.Grant):
-            self._tracer.begin_step(self._run_id, self._worker, work)
+            self._tracer.begin_step(self._run_id, self.worker, work)
         return work
 
     @contextmanager
@@ -159,27 +127,27 @@ class Leasing:
         death is not the step's.
         """
         with self._changed:
-            self._work.computing(work, self.clock.now_s())
+            self.work.computing(work, self.clock.now_s())
         try:
             step = work.step if isinstance(work, pb.Grant) else None
-            with NO_SPAN if self._tracer is None else self._tracer.phase("compute", self._worker, step):
+            with NO_SPAN if self._tracer is None else self._tracer.phase("compute", self.worker, step):
                 yield
         finally:
             with self._changed:
-                self._work.computing(None, self.clock.now_s())
+                self.work.computing(None, self.clock.now_s())
                 self._wake()
-                self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._retry_budget_s)
+                self._changed.wait_for(lambda: not self.work.retracting or self.work.over, self._retry_budget_s)
 
     @contextmanager
     def reading(self, work: Work) -> Iterator[None]:
         """Watch over the reading of examples, and of the keys that they need: as `computing`, before it."""
         with self._changed:
-            self._work.reading(work, self.clock.now_s())
+            self.work.reading(work, self.clock.now_s())
         try:
             yield
         finally:
             with self._changed:
-                self._work.reading(None, self.clock.now_s())
+                self.work.reading(None, self.clock.now_s())
 
     def announce(self, step: int) -> bool:
         """Tell the coordinator that a step is computed now, and wait until it knows; False: there is no work.
@@ -187,15 +155,15 @@ class Leasing:
         From here until `computing` is left, this process's death counts as a failed attempt at the step.
         """
         with self._changed:
-            self._work.announce(step)
+            self.work.announce(step)
             self._wake()
-            self._changed.wait_for(lambda: self._work.announced or self._work.over, self._retry_budget_s)
-            return self._work.announced and not self._work.over
+            self._changed.wait_for(lambda: self.work.announced or self.work.over, self._retry_budget_s)
+            return self.work.announced and not self.work.over
 
     def completed(self, step: pb.CompletedStep) -> None:
         """Report a step that every shard acknowledged."""
         with self._changed:
-            self._work.completed(step, self.clock.now_s())
+            self.work.completed(step, self.clock.now_s())
             self._wake()
         if self._tracer is not None:
             self._tracer.end_step(step.step, "completed", loss=step.loss, examples=step.examples)
@@ -203,23 +171,15 @@ class Leasing:
     def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
         """Report a step that could not be computed."""
         with self._changed:
-            self._work.failed(step, reason, self.clock.now_s(), kind)
+            self.work.failed(step, reason, self.clock.now_s(), kind)
             self._wake()
         if self._tracer is not None:
             self._tracer.end_step(step, "failed", reason)
 
-    def dropped(self, step: int) -> None:
-        """Give a step back: it is in already, or must be leased again."""
+    def dropped(self, step: int, *, queue_too: bool = False) -> None:
+        """Give a step back: it is in already, or must be leased again; `queue_too`: with those that wait behind it."""
         with self._changed:
-            self._work.dropped(step, self.clock.now_s())
-            self._wake()
-        if self._tracer is not None:
-            self._tracer.end_step(step, "dropped")
-
-    def gave_back(self, step: int) -> None:
-        """Give back a step and those that wait behind it: another one is due first."""
-        with self._changed:
-            self._work.gave_back(step, self.clock.now_s())
+            self.work.dropped(step, self.clock.now_s(), queue_too=queue_too)
             self._wake()
         if self._tracer is not None:
             self._tracer.end_step(step, "dropped")
@@ -227,36 +187,36 @@ class Leasing:
     def evaluated(self, result: pb.EvaluationResult) -> None:
         """Report the outcome of an evaluation."""
         with self._changed:
-            self._work.evaluated(result)
+            self.work.evaluated(result)
             self._wake()
 
     def evaluation_dropped(self, number: int) -> None:
         """Give an evaluation back."""
         with self._changed:
-            self._work.evaluation_dropped(number)
+            self.work.evaluation_dropped(number)
             self._wake()
 
     def drifted(self, drift: pb.StepDrift) -> None:
         """Report a measured drift, with the next call."""
         with self._changed:
-            self._work.drifted(drift)
+            self.work.drifted(drift)
 
     def warned(self, text: str) -> None:
         """Report what Python warned of, with the next call."""
         with self._changed:
-            self._work.warned(text)
+            self.work.warned(text)
 
     def leave(self, timeout_s: float) -> None:
         """Report what is done, give back what is held, and end the thread, within `timeout_s`."""
         with self._changed:
-            self._work.leave()
+            self.work.leave()
             self._changed.notify_all()  # the step loop, too, if it waits
         self._thread.join(timeout_s)
 
     def _wake(self) -> None:
         """Have the next call made in time: most changes make none due, and waking a thread costs more than a look."""
         now_s = self.clock.now_s()
-        if now_s + self._work.due_in_s(now_s) < self._pausing_until_s - SLACK_S:
+        if now_s + self.work.due_in_s(now_s) < self._pausing_until_s - SLACK_S:
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -264,7 +224,7 @@ class Leasing:
             self._ask_until_over()
         except BaseException as error:  # a bug: in a process of other threads the loop must not wait for this one
             with self._changed:
-                self._work.failure = RetryLater(f"the thread that leases steps has died: {error!r}")
+                self.work.failure = RetryLater(f"the thread that leases steps has died: {error!r}")
                 self._changed.notify_all()
             raise
 
@@ -272,24 +232,24 @@ class Leasing:
         unanswered = ""
         while True:
             with self._changed:
-                while (pause_s := self._work.due_in_s(now_s := self.clock.now_s())) > 0:
+                while (pause_s := self.work.due_in_s(now_s := self.clock.now_s())) > 0:
                     self._pausing_until_s = now_s + pause_s
                     self._changed.wait(pause_s)
                     self._pausing_until_s = -math.inf
-                request = self._work.request(self.clock.now_s(), self.phases())
+                request = self.work.request(self.clock.now_s(), self.phases())
                 self._changed.notify_all()
             if request is None:
-                if self._work.hung:
+                if self.work.hung:
                     log_stacks()
-                    self._on_hung(self._work.hung)
+                    self._on_hung(self.work.hung)
                 return
             failpoints.hit("worker.lease.reporting")
             try:
-                if self._work.must_rejoin:
+                if self.work.must_rejoin:
                     joined = self._join()
                     log.info("joined-again", worker=joined.name, incarnation=joined.incarnation)
                     with self._changed:
-                        self._work.joined_again(joined)
+                        self.work.joined_again(joined)
                     continue  # the request had the worker's earlier name and incarnation
                 reply = self._client.lease(request, self._reply_deadline_s)
             except ParashardError as error:
@@ -297,12 +257,12 @@ class Leasing:
                     log.warning("no-lease-reply", error=str(error))
                 unanswered = str(error)
                 with self._changed:
-                    self._work.lost(error, self.clock.now_s())
+                    self.work.lost(error, self.clock.now_s())
                     self._changed.notify_all()
             else:
                 unanswered = ""
                 if reply.granted:
                     failpoints.hit("worker.lease.granted")
                 with self._changed:
-                    self._work.accept(request, reply, self.clock.now_s())
+                    self.work.accept(request, reply, self.clock.now_s())
                     self._changed.notify_all()

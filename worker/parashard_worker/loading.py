@@ -1,7 +1,6 @@
 """Loads a worker's task: the job's data, model and device, checked against the coordinator's description.
 
-What a program has already, its model or its data, is not loaded again. Knows no shard and makes no call. Called by
-`parashard_worker.worker`.
+What a program has already, its model or its data, is not loaded again. Knows no shard and makes no call.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from parashard.models.building import build_model, code_sha256
 from parashard.models.looking_up import check_looks_up
 from parashard.plan.partition import Plan
 from parashard.plan.steps import StepPlan
-from parashard.process.compute_threads import limit_threads, thread_variables, threads_for
 from parashard.process.logs import log
+from parashard.process.resources import limit_threads, thread_variables, threads_for
 from parashard.process.starts import WorkerStart
 from parashard_worker.computing import Task
 from parashard_worker.device import Device, open_device
@@ -36,22 +35,12 @@ from parashard_worker.round_weights import round_weights
 
 
 class OwnTask(NamedTuple):
-    """What a program computes as a worker; None: what the job names.
+    """What a program computes as a worker; None: what the job names."""
 
-    Attributes
-    ----------
-    model, source : Model, DataSource, optional
-        What computes gradients, and the examples.
-    model_sha256 : str
-        What the job's declaration says of the model's code.
-    check : callable, optional
-        Raises if the coordinator's job is not the program's.
-    """
-
-    model: Model | None = None
-    source: DataSource | None = None
-    model_sha256: str = ""
-    check: Callable[[Job], None] | None = None
+    model: Model | None = None  # computes gradients
+    source: DataSource | None = None  # the examples
+    model_sha256: str = ""  # what the job's declaration says of the model's code
+    check: Callable[[Job], None] | None = None  # raises if the coordinator's job is not the program's
 
 
 NAMED_BY_JOB = OwnTask()

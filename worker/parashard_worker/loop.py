@@ -1,12 +1,14 @@
-"""StepLoop: a worker's loop: each step of its session computed by the job's model, and pushed.
+"""StepLoop: a worker's loop: each step of its session computed by the job's model, and pushed; evaluations judged.
 
-Beside it `Probe` measures how much updates change a gradient, at the steps for which the coordinator asks. Knows no
-lease, which is `parashard_worker.session`'s, and no arithmetic, which is `parashard_worker.computing`'s.
+The evaluated weights are stored before their result is reported: what is best is then what was judged. `Probe`
+measures how much updates change a gradient, at the steps for which the coordinator asks. Knows no lease, which is
+`parashard_worker.session`'s, and no arithmetic, which is `parashard_worker.computing`'s.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -14,18 +16,33 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.checkpoints.catalogue import Catalogue, evaluated_name
 from parashard.client.pulled import Pulled
 from parashard.client.shard_client import ShardClient
 from parashard.data.base import Batch, any_thread, reads_ahead
-from parashard.errors import ConfigurationError
+from parashard.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    ParashardError,
+    RetryLater,
+    StaleIncarnation,
+    StaleRequest,
+    WrongModel,
+)
 from parashard.metrics import VALUES_MAX, Sums, kind_of
-from parashard.plan.variables import Float32s
+from parashard.models.user_errors import described
+from parashard.plan.variables import Float32s, Variable, as_exported
 from parashard.process.logs import log
+from parashard.store import open_store
+from parashard.store.arrays import to_bytes
 from parashard_worker.computing import Task, WrongResult
-from parashard_worker.evaluating import Keep, evaluate
+from parashard_worker.leased import REASON_CHARACTERS_MAX, result_of
 from parashard_worker.leasing import Leasing
 from parashard_worker.session import LeasedStep, Reading, Session
 from parashard_worker.transfers import Transfers
+
+Keep = Callable[[int, Mapping[str, Float32s]], str]
+"""Stores evaluated weights, and returns their file in the store; "" where it could not."""
 
 
 class ComputesSteps(Protocol):
@@ -175,3 +192,65 @@ def drift_of(before: Mapping[str, Float32s], after: Mapping[str, Float32s]) -> f
     changed = sum(float(np.square(after[name] - g, dtype=np.float64).sum()) for name, g in before.items())
     whole = sum(float(np.square(g, dtype=np.float64).sum()) for g in before.values())
     return math.sqrt(changed / whole) if whole else math.nan
+
+
+def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing: Leasing, keep: Keep) -> None:
+    """Judge the weights that the grant names, and report it; keep them before, where the grant says so."""
+    round_ = grant.round if grant.for_round else None
+    try:
+        with leasing.reading(grant):
+            keys = task.held_out_keys()
+    except BaseException as error:  # noqa: BLE001  # the model's code
+        _failed(grant, leasing, error)
+        return
+    try:
+        pulled = client.pull(round_=round_, keys=keys)
+        if pulled.incarnations != tuple(grant.incarnations):
+            raise StaleIncarnation("a shard has another incarnation than the one whose weights are to be judged")
+    except (InvalidRequest, StaleRequest, RetryLater) as error:  # not the model's fault: another attempt may succeed
+        log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
+        leasing.evaluation_dropped(grant.evaluation)
+        client.refresh()
+        return
+    try:
+        metrics = task.metrics({**pulled.variables, **pulled.rows}, lambda: leasing.computing(grant), keys)
+    except BaseException as error:  # noqa: BLE001  # the model's code
+        _failed(grant, leasing, error)
+        return
+    weights = keep(grant.evaluation, pulled.variables) if grant.store else ""
+    judged_steps = 0 if grant.for_round else min(pulled.versions) * task.steps.parts  # a version is a batch
+    pulled.release()
+    leasing.evaluated(result_of(grant, metrics=metrics, weights=weights, judged_steps=judged_steps))
+
+
+def _failed(grant: pb.EvaluationGrant, leasing: Leasing, error: BaseException) -> None:
+    log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
+    wrong = isinstance(error, WrongResult | WrongModel)  # by the shapes: a retry would fail, too
+    kind = pb.FAILURE_KIND_WRONG_RESULT if wrong else pb.FAILURE_KIND_MODEL
+    leasing.evaluated(result_of(grant, error=described(error)[:REASON_CHARACTERS_MAX], kind=kind))
+
+
+def keep_evaluated(
+    checkpoint_url: str, run_id: str, variables: Mapping[str, Variable], evaluation: int, values: Mapping[str, Float32s]
+) -> str:
+    """Store weights under a name of their own and return it; "" where that fails (P21), which is logged.
+
+    Nothing is written where the store is not the run's, as in a folder of the same name on another machine. Counters
+    are whole numbers in the file, as in `weights.safetensors`.
+    """
+    name = evaluated_name(evaluation, os.urandom(4).hex())
+    arrays = {variable: np.ascontiguousarray(value) for variable, value in as_exported(values, variables).items()}
+    try:
+        store = open_store(checkpoint_url)
+        Catalogue(store).of_run(run_id)
+        store.create(name, to_bytes(arrays))
+    except ParashardError as error:
+        log.warning("evaluated-not-stored", evaluation=evaluation, error=str(error))
+        return ""
+    return name
+
+
+def check_store(reply: pb.GetJobReply) -> None:
+    """Raise ConfigurationError where this worker could not store the weights that the run's callbacks keep."""
+    if reply.stores_evaluated:
+        Catalogue(open_store(reply.checkpoint_url)).of_run(reply.run_id)

@@ -53,11 +53,11 @@ from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard_worker.computing import NOT_FLOATING_POINT, Task, sendable
 from parashard_worker.device import Cpu
-from parashard_worker.evaluating import check_store, evaluate, keep_evaluated
 from parashard_worker.loading import ANY_WORKER, job_of, load_task
-from parashard_worker.membership import Membership
+from parashard_worker.loop import check_store, evaluate, keep_evaluated
 from parashard_worker.round_weights import round_weights
 from parashard_worker.session import LeasedStep, Reading, Session
+from parashard_worker.worker import Membership, tell_hung
 
 LOOK_S = 0.5
 EXAMPLES_MAX = 2**32 - 1
@@ -194,7 +194,7 @@ class ProgramSession:
             member = membership.join(self._name, own, device.name)
             self._name = member.name
             evaluates = self._task is not None
-            leasing, client = membership.connected(member, stop, _tell_hung, evaluates=evaluates)
+            leasing, client = membership.connected(member, stop, tell_hung, evaluates=evaluates)
             policy = job.consistency.policy
             keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, self._plan.variables)
             self._session = Session(
@@ -223,8 +223,8 @@ class ProgramSession:
         except ParashardError:
             if error is not None or over is None:
                 raise
-        if error is None and ((over is not None and over[0] != "done") or leasing.state == pb.JOB_STATE_FAILED):
-            state, reason = over or ("failed", leasing.reason)
+        if error is None and ((over is not None and over[0] != "done") or leasing.work.state == pb.JOB_STATE_FAILED):
+            state, reason = over or ("failed", leasing.work.reason)
             raise JobFailed(f"the job is {state}: {reason}")
 
     def steps(self) -> Iterator[Step]:
@@ -408,7 +408,3 @@ def _tell_waiting(text: str) -> None:
     with suppress(OSError, ValueError):  # nobody reads it
         sys.stderr.write(f"ps.connect: {text}\n")
         sys.stderr.flush()
-
-
-def _tell_hung(reason: str) -> None:
-    log.critical("hung", reason=reason)

@@ -24,13 +24,7 @@ class UnevenBatches(ConfigurationError):
 
 
 class RoundWeights:
-    """Factors of the steps of rounds.
-
-    Parameters
-    ----------
-    batches : DataSource, optional
-        Data of which an index is a whole batch; None: an index is an example.
-    """
+    """Factors of the steps of rounds; `batches` are data of which an index is a whole batch."""
 
     def __init__(self, steps: StepPlan, round_steps: int, batches: DataSource | None = None) -> None:
         self._steps, self._round_steps = steps, round_steps

@@ -1,7 +1,6 @@
 """Transfers: the pull and the push of a leased step, and the report of one that did not go through.
 
-What a step loop and a session do alike, in whatever threads they do it. Knows no model. Called by
-`parashard_worker.loop` and `parashard_worker.session`.
+What a step loop and a session do alike, in whatever threads they do it. Knows no model.
 """
 
 from __future__ import annotations
@@ -24,15 +23,7 @@ from parashard_worker.leasing import Leasing
 
 
 class Transfers:
-    """One worker's pulls and pushes.
-
-    Attributes
-    ----------
-    transfer_s : float
-        Duration of every step's pull and push, added up, waited for or not; without waits for other workers' parts.
-    staleness_pushes : int
-        Staleness of every push, the greatest of its shards', added up.
-    """
+    """One worker's pulls and pushes."""
 
     def __init__(self, client: ShardClient, leasing: Leasing, round_steps: int | None) -> None:
         self._client = client
@@ -40,7 +31,9 @@ class Transfers:
         self._round_steps = round_steps
         self._adding = threading.Lock()
         self.transfer_s = 0.0
+        """Duration of every step's pull and push, added up, waited for or not; without waits for other workers."""
         self.staleness_pushes = 0
+        """Staleness of every push, the greatest of its shards', added up."""
 
     def pull(self, grant: pb.Grant, keys: Mapping[str, Keys] = NO_KEYS) -> Pulled | None:
         """Pull after the lease, which bounds the staleness; a step to skip needs no weights.
@@ -99,7 +92,7 @@ class Transfers:
         elif isinstance(error, JobFailed):  # such as a table that is full (P34): no step would go better
             self._leasing.failed(step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
         elif isinstance(error, TooEarly):
-            self._leasing.gave_back(step)
+            self._leasing.dropped(step, queue_too=True)  # another one is due first
         elif isinstance(error, StaleRequest | RetryLater):
             # The round is over, or the shard has another incarnation: the step will be leased again
             # with a newer view.

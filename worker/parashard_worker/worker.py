@@ -1,4 +1,4 @@
-"""Worker: one worker of one job, from the job's description to its end.
+"""Worker: one worker of one job, from the job's description to its end; and a program's part in one (`Membership`).
 
 Owns the order: load the task, join, lease, compute and push until the job is over or a stop is asked for, leave. The
 model and the data are a program's own or those that the job names, so a worker is a process (`parashard_worker`) or an
@@ -22,8 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.proto_conversion import view_from
+from parashard.client.pulled_rows import TableSet
+from parashard.client.shard_client import ShardClient
+from parashard.job.embeddings import tables_of
 from parashard.job.layers import parse_set
+from parashard.job.schema import Job
 from parashard.models.user_errors import users_line
+from parashard.plan.partition import Plan
 from parashard.process import failpoints
 from parashard.process.logs import bound, log
 from parashard.process.shell import Stop
@@ -31,16 +37,18 @@ from parashard.process.starts import WorkerStart
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort, Metrics
-from parashard_worker.evaluating import check_store, keep_evaluated
+from parashard.transports.base import View
+from parashard.transports.choosing import connect_by
+from parashard_worker.leased import Joined, LeaseLimits
 from parashard_worker.leasing import Leasing, end_process
 from parashard_worker.loading import ANY_WORKER, NAMED_BY_JOB, OwnTask, job_of, limit_compute_threads, load_task
-from parashard_worker.loop import StepLoop
-from parashard_worker.membership import LEAVE_S, Membership
+from parashard_worker.loop import StepLoop, check_store, keep_evaluated
 from parashard_worker.session import Session
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
+LEAVE_S = 2.0  # for the last report
 AUTO_DEPTH = 1  # most steps beside the present one in `auto`, where the coordinator says how many
 TOLD_MAX = 10  # warnings
 TEXT_MAX = 300  # characters of one
@@ -52,6 +60,93 @@ def tell_hung(reason: str) -> None:
     log.critical("hung", reason=reason)
 
 
+class Membership:
+    """A worker in a job."""
+
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        reply: pb.GetJobReply,
+        job: Job,
+        plan: Plan,
+        *,
+        credentials: Credentials | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._reply = reply
+        self._job = job
+        self._plan = plan
+        self._credentials = credentials
+        self._tracer = tracer
+        self._request = pb.RegisterWorkerRequest()
+
+    def join(self, name: str, fingerprint: str, device: str, http_address: str = "") -> Joined:
+        """Join the job by a name; "": the next free one, which stays this worker's."""
+        self._request = pb.RegisterWorkerRequest(
+            run_id=self._reply.run_id,
+            job_digest=self._reply.job_digest,
+            name=name,
+            fingerprint=fingerprint,
+            http_address=http_address,
+            device=device,
+            token=int.from_bytes(os.urandom(8)),
+        )
+        return self._join()
+
+    def _join(self) -> Joined:
+        """Join, or join again at a coordinator that was started anew."""
+        member = self._coordinator.register_worker(self._request)
+        self._request.name = member.name
+        return Joined(self._reply.run_id, member.name, member.incarnation, member.lease_ttl_s)
+
+    def connected(
+        self, member: Joined, stop: Stop, on_hung: Callable[[str], None], *, evaluates: bool = True
+    ) -> tuple[Leasing, ShardClient]:
+        """Return what leases steps, and what pulls and pushes; nothing is asked yet."""
+        cluster, reply = self._job.cluster, self._reply
+        leasing = Leasing(
+            self._coordinator,
+            member,
+            LeaseLimits(cluster.lease_batch, cluster.pipeline_depth, cluster.step_timeout_s, cluster.retry_budget_s),
+            join=self._join,
+            on_hung=on_hung,
+            tracer=self._tracer,
+            evaluates=evaluates,
+        )
+        client = ShardClient(
+            reply.run_id,
+            reply.job_digest,
+            self._plan,
+            member.name,
+            retry_budget_s=cluster.retry_budget_s,
+            cancelled=stop.event,
+            now_s=leasing.clock.now_s,
+            look=self._view,
+            connect=connect_by(cluster.transport, self._credentials),
+            tracer=self._tracer,
+            tables=TableSet(tables_of(self._job), self._job.job.seed),
+            tells_norms=self._job.batch_clip_norm is not None,
+        )
+        return leasing, client
+
+    @contextmanager
+    def working(self, leasing: Leasing, client: ShardClient) -> Iterator[None]:
+        """Work within; at the end report what is done, give back what is held, and raise what ended the worker."""
+        leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent
+        try:
+            client.use(self._coordinator.patiently(self._view))
+            yield
+        finally:
+            leasing.leave(LEAVE_S)
+            client.close()
+        if leasing.work.failure is not None:
+            raise leasing.work.failure
+
+    def _view(self) -> View:
+        return view_from(self._coordinator.get_view(self._reply.run_id))
+
+
 class WorkerEnd(NamedTuple):
     """How a worker ended: after so many steps of its own, and whether the job has failed by then."""
 
@@ -61,18 +156,12 @@ class WorkerEnd(NamedTuple):
 
 
 class Worker:
-    """One worker of one job; it runs once.
+    """One worker of one job; it runs once. The caller closes the coordinator's client.
 
-    Parameters
-    ----------
-    coordinator : CoordinatorClient
-        Client of the coordinator; the caller closes it.
-    start : WorkerStart
-        What is this worker's own, and not the job's; its addresses are not read.
-    on_hung : callable, optional
-        Called with the reason, in the leasing thread, when a step hangs in the model; default: it is logged, and the
-        worker waits for its model. None: this process is there for the worker alone. It ends then, and with a step that
-        is not done within `cluster.grace_s` after a stop; its environment limits its compute threads, too.
+    `start` is this worker's own, and not the job's; its addresses are not read. `on_hung` is called with the reason, in
+    the leasing thread, when a step hangs in the model; by default it is logged, and the worker waits for its model.
+    None: this process is there for the worker alone. It ends then, and with a step that is not done within
+    `cluster.grace_s` after a stop; its environment limits its compute threads, too.
     """
 
     def __init__(
@@ -136,11 +225,11 @@ class Worker:
                     membership.working(leasing, client),
                 ):
                     loop.run(lambda: stop.asked)
-                reason = stop.reason or leasing.hung or leasing.reason
+                reason = stop.reason or leasing.work.hung or leasing.work.reason
                 log.info("left", steps=loop.session.steps_done, reason=reason)
         finally:
             http.stop()
-        return WorkerEnd(loop.session.steps_done, leasing.state == pb.JOB_STATE_FAILED, reason)
+        return WorkerEnd(loop.session.steps_done, leasing.work.state == pb.JOB_STATE_FAILED, reason)
 
     @contextmanager
     def _left_in_time(self, stop: Stop, leasing: Leasing, grace_s: float) -> Iterator[None]:

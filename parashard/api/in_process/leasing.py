@@ -25,7 +25,8 @@ from parashard_coordinator.core.calls import (
     LeaseCall,
 )
 from parashard_coordinator.endpoints.service import completed_step, evaluation_grants, evaluation_result
-from parashard_worker.leasing import Leasing, Work
+from parashard_worker.leased import Work
+from parashard_worker.leasing import Leasing
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -170,11 +171,9 @@ class LocalLeasing(Leasing):
         self._failed.append(FailedStep(step, reason, FailureKind(kind)))
         self._queue.clear()
 
-    def dropped(self, step: int) -> None:
+    def dropped(self, step: int, *, queue_too: bool = False) -> None:
         """Give a step back, with the rest of its round."""
         self._queue.clear()
-
-    gave_back = dropped
 
     def evaluated(self, result: pb.EvaluationResult) -> None:
         """Report the outcome of an evaluation."""

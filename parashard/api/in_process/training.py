@@ -29,10 +29,10 @@ from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.runs import Run
 from parashard.launch.stopping import resume_command
 from parashard.plan.variables import Float32s, as_exported
-from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.backoff import retry_pause_s
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.durable import disk_failed, sync_upwards, write_durably
+from parashard.process.resources import EVERY_STEP, keep_freed_memory
 from parashard.process.run_files import JOB_FILE
 from parashard.store import open_store
 from parashard_coordinator.core.callback_progress import CallbackOptions
@@ -47,9 +47,8 @@ from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_worker.device import open_device
-from parashard_worker.evaluating import keep_evaluated
 from parashard_worker.loading import task_of
-from parashard_worker.loop import StepLoop
+from parashard_worker.loop import StepLoop, keep_evaluated
 
 NAME = "fit"
 LOOK_S = 0.25  # between two looks at time: the view, checkpoints

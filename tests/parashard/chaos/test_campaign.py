@@ -6,9 +6,16 @@ from itertools import chain, count
 
 import pytest
 
-from parashard.chaos.campaign import DELAY_S, RESTART_S_MAX, RETRY_S, Campaign
+from parashard.chaos.campaign import (
+    DELAY_S,
+    LENGTHS_S,
+    RESTART_S_MAX,
+    RETRY_S,
+    Campaign,
+    ScheduledFault,
+    scheduled_faults,
+)
 from parashard.chaos.proxy import NO_LINK_FAULTS, LinkFaults
-from parashard.chaos.schedule import LENGTHS_S, ScheduledFault, scheduled_faults
 
 SHUT = LinkFaults(requests_held=True, answers_held=True)
 

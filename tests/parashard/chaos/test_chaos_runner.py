@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from parashard.chaos import runner
+from parashard.chaos.campaign import LENGTHS_S
 from parashard.chaos.proxied_cluster import ProxiedCluster, SmallDisk
 from parashard.chaos.runner import FLAGS, ChaosOptions, kinds_of, run_chaos
-from parashard.chaos.schedule import LENGTHS_S
 from parashard.display.live import JobView, NoView
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob, load_job

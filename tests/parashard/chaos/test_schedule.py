@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.chaos.schedule import (
+from parashard.chaos.campaign import (
     DISK,
     DISK_KINDS,
     LENGTHS_S,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from parashard.chaos.campaign import LENGTHS_S
 from parashard.chaos.runner import ChaosOptions
-from parashard.chaos.schedule import LENGTHS_S
 from parashard.cli import chaos as chaos_commands
 from parashard.cli.chaos import broken_promises
 from parashard.job.load import LoadedJob

@@ -133,7 +133,7 @@ def test_after_a_mistake_the_terminal_is_given_back_and_no_folder_is_left(parash
         def close(self) -> None:
             closed.append(True)
 
-    monkeypatch.setattr(f"parashard.cli.{command}.open_view", lambda _: View())
+    monkeypatch.setattr(f"parashard.cli.{command}.open_view", lambda _, **__: View())
     assert_refused(parashard(command, "job.toml", "--set", "cluster.host=198.51.100.7"), "off loopback")
     assert closed
     assert list(Path("runs").iterdir()) == []

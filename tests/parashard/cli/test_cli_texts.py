@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from parashard import __version__
-from parashard.cli.main import app
+from parashard.cli.main import COMMANDS, app
 
 
 @pytest.mark.parametrize("word", ["--version", "version"])
@@ -69,9 +69,9 @@ def test_help_tells_the_whole_first_paragraph_of_a_command(parashard):
 
 def test_help_says_of_a_command_what_its_own_help_says():
     # It does so without the command's file: the table in `parashard.cli.main` has the sentence.
-    commands = typer.main.get_command(app).commands
-    told = {name: found.help for name, found in type(typer.main.get_command(app)).table.items()}
-    own = {name: " ".join(commands[name].help.partition("\n\n")[0].split()) for name in told}
+    told = {name: found.help for name, found in COMMANDS.items()}
+    commands = {name: typer.main.get_command(app).get_command(None, name) for name in COMMANDS}
+    own = {name: " ".join(command.help.partition("\n\n")[0].split()) for name, command in commands.items()}
     assert told == own
 
 

@@ -24,7 +24,7 @@ import pytest
 from parashard.launch import forks as forks_module
 from parashard.launch.fork_server import ForkServer
 from parashard.launch.forks import Fork, Forks, Lost, Request, of_script, read_message, send_message
-from parashard.process.compute_threads import thread_variables
+from parashard.process.resources import thread_variables
 from parashard.process.shell import ExitCode
 from support.tiers import by_tier
 

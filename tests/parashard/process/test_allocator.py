@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from parashard.process.allocator import OWN_SETTINGS
+from parashard.process.resources import OWN_SETTINGS
 from support.command_run import ROOT
 
 PROGRAM = """
 import resource, sys
 import numpy as np
-from parashard.process.allocator import EVERY_STEP, MESSAGES, keep_freed_memory
+from parashard.process.resources import EVERY_STEP, MESSAGES, keep_freed_memory
 kept = {"steps": EVERY_STEP, "messages": MESSAGES}.get(sys.argv[1])
 print(kept is not None and keep_freed_memory(kept))
 def faults():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parashard.process.awake_clock import AwakeClock
+from parashard.process.shell import AwakeClock
 
 
 class Seconds:

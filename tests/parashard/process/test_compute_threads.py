@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from parashard.process import compute_threads
-from parashard.process.compute_threads import THREAD_VARIABLES, thread_variables, threads_for
+from parashard.process import resources
+from parashard.process.resources import THREAD_VARIABLES, thread_variables, threads_for
 
 
 @pytest.fixture(autouse=True)
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute_threads, "cores", lambda: 8)
+    monkeypatch.setattr(resources, "cores", lambda: 8)
 
 
 @pytest.mark.parametrize(

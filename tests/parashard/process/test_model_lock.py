@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from parashard.process import model_lock
-from parashard.process.model_lock import abandon_model_lock, holding_model_lock
+from parashard.process.threads import abandon_model_lock, holding_model_lock
 from support.waiting import DEADLINE_S
 
 
@@ -23,7 +22,7 @@ def test_a_thread_may_enter_again() -> None:
 
 
 def test_one_that_waits_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_lock, "LOCK_WAIT_S", 0.01)
+    monkeypatch.setattr("parashard.process.threads.LOCK_WAIT_S", 0.01)
     taken, over = threading.Event(), threading.Event()
 
     def stays() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.process import compute_threads
+from parashard.process import resources
 from parashard_server.build import ShardBuilder
 from parashard_server.state.kernels import fused
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, trust_ratio
@@ -119,7 +119,7 @@ def test_without_a_norm_the_ratio_is_one() -> None:
 def test_a_shard_uses_its_share_of_the_cores_or_what_the_job_says(
     asked: int, used: int, use_threads: UseThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compute_threads, "cores", lambda: 8)  # of two shards
+    monkeypatch.setattr(resources, "cores", lambda: 8)  # of two shards
     reply = job_reply()
     reply.job_toml = reply.job_toml.replace("shard_threads = 0", f"shard_threads = {asked}")
     ShardBuilder(reply, 0)

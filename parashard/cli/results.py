@@ -1,31 +1,57 @@
-"""The command `parashard plot`: a picture of a run's loss and metrics.
-
-Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
-"""
+"""The commands `parashard predict`, of a run's model for a file, and `parashard plot`, of its loss and metrics."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from parashard.cli.options import complete_runs
+from parashard.cli.main import complain
+from parashard.cli.options import RunName
 from parashard.display.chart import panels_of, svg
 from parashard.errors import ConfigurationError
+from parashard.launch.prediction import predict_file, print_predictions, write_predictions
 from parashard.launch.run_folders import run_named
 from parashard.process.run_files import HISTORY_FILE, short_path
 
 PLOT_FILE = "plot.svg"
 
 
-def plot(
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="A run directory, or a name under runs/.", autocompletion=complete_runs),
+def predict(
+    run: RunName,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A CSV or Parquet file with the run's columns; of a run on arrays a .npy file."
+        ),
     ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="A CSV file of predictions, or a .npy file of the model's outputs.", show_default="standard output"
+        ),
+    ] = None,
+) -> None:
+    """Predict for a file with the weights of a run that is done.
+
+    A class comes with its probability; a number is in the unit of the table.
+    """
+    predictions = predict_file(run_named(run), file)
+    for note in predictions.notes:
+        complain(f"{file}: {note}")
+    if output is not None:
+        write_predictions(predictions, output)
+        typer.echo(f"wrote {output}: {len(predictions.outputs):,} predictions")
+        return
+    print_predictions(predictions, sys.stdout)
+
+
+def plot(
+    run: RunName,
     output: Annotated[
         Path | None, typer.Option(help="The picture.", show_default=f"{PLOT_FILE} in the run directory")
     ] = None,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from parashard.launch.local_cluster import MODULES, LocalCluster
-from parashard.launch.thread_child import ThreadChild, Work
 from parashard.process.shell import ExitCode, Stop
+from parashard.process.threads import ThreadChild, Work
 from support.waiting import DEADLINE_S, eventually
 
 

@@ -1,19 +1,20 @@
-"""The command `parashard init`: a job file for a table.
-
-Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
-"""
+"""The commands `parashard init` and `parashard config`: a job file for a table, and all values of a job."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
+from parashard.cli.options import Consistency, DeviceName, JobFile, Sets, Shards, Workers, job_flags, loaded_job
+from parashard.display.text_table import print_table
 from parashard.errors import ConfigurationError
 from parashard.job.keys import check_path
-from parashard.job.load import job_from_toml
+from parashard.job.load import describe, job_from_toml
 from parashard.job.sections import job_name_from
 from parashard.job.starter import starter_of
 
@@ -50,3 +51,24 @@ def init(
     for line in starter.left_out:
         typer.echo(f"left out: {line}")
     typer.echo(f"{starter.summary}\nwrote {path}; train with: parashard run {path}")
+
+
+def config(
+    job: JobFile,
+    shards: Shards = None,
+    workers: Workers = None,
+    consistency: Consistency = None,
+    device: DeviceName = None,
+    set_: Sets = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show every value of a job and where it came from."""
+    rows = describe(loaded_job(job, job_flags(shards, workers, consistency, device, set_)))
+    if json_:
+        typer.echo(json.dumps({key: {"value": value, "origin": origin} for key, value, origin in rows}, default=str))
+        return
+    table = []
+    for key, value, origin in rows:
+        shown = "" if value is None else json.dumps(value, default=str)
+        table.append((key, shown, Text(origin, "dim" if origin == "default" else "")))
+    print_table(("key", "value", "origin"), table, whole=("key",))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from parashard.errors import ConfigurationError
+from parashard.launch.programs import name_in, processes_of, send
 from parashard.launch.run_folders import launcher_lock
-from parashard.launch.run_processes import name_in, processes_of, send
 
 WAITING = "import signal; print('up', flush=True); signal.pause()"
 
