@@ -40,6 +40,7 @@ strategy = {
     "sync:4": lambda: ps.ParameterServerStrategy(2, 3, "sync:4", partitioner={"kind": "fixed-shards"}),
     "threads": lambda: ps.ParameterServerStrategy(2, 3, "sync:4", workers_as="threads"),
     "layers in processes": lambda: ps.ParameterServerStrategy(2, 2, "sync:2", workers_as="processes"),
+    "layers in fresh processes": lambda: ps.ParameterServerStrategy(2, 2, "sync:2", workers_as="processes"),
     "layers in threads": lambda: ps.ParameterServerStrategy(2, 2, "sync:2", workers_as="threads"),
 }[sys.argv[1]]()
 rng = np.random.default_rng(1)
@@ -59,7 +60,8 @@ print(json.dumps([history.report["weights_sha256"], history.report["evaluations"
 
 def said_by(folder: Path, strategy: str) -> list[object]:
     folder.mkdir()
-    run = ScriptRun(folder, SCRIPT, strategy)
+    fresh = ("-u",) if "fresh" in strategy else ()  # no process of a Python with flags is forked
+    run = ScriptRun(folder, SCRIPT, strategy, flags=fresh)
     try:
         assert run.wait() == 0, run.complaint()
         assert run.processes() == {}
@@ -74,7 +76,7 @@ def said_by(folder: Path, strategy: str) -> list[object]:
     [
         (("one_device", "sync:1"), 54),
         (("mirrored", "central_storage", "multi_worker_mirrored", "sync:4", "threads"), 54),
-        (("layers in processes", "layers in threads"), 54),
+        (("layers in processes", "layers in fresh processes", "layers in threads"), 54),
     ],
 )
 def test_same_steps_same_bits(tmp_path: Path, strategies: tuple[str, ...], steps: int) -> None:

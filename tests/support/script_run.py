@@ -52,11 +52,11 @@ data = np.arange(EXAMPLES)[:, None], np.zeros(EXAMPLES, np.float32)
 class ScriptRun:
     """A script in a folder, with words for its command line."""
 
-    def __init__(self, folder: Path, text: str, *words: str) -> None:
+    def __init__(self, folder: Path, text: str, *words: str, flags: tuple[str, ...] = ()) -> None:
         self.folder = folder
         (folder / "train.py").write_text(text)
         self._out, self._err = (folder / "out").open("w+"), (folder / "err").open("w+")
-        self.process = self._started("train.py", *words)
+        self.process = self._started(*flags, "train.py", *words)
 
     def _started(self, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
