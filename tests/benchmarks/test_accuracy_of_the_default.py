@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks.statistics.cells import Verdict, verdict
-from support.default_accuracy import check_default
+import parashard as ps
+from benchmarks.statistics.cells import OLD_DEFAULT, SCENARIOS, Verdict, verdict
+from benchmarks.statistics.schedule import PLAIN, Schedule
+from benchmarks.statistics.tasks import make
+from benchmarks.statistics.virtual import simulate
+from parashard.job.sections import ClusterOptions
+
+WORKERS = 4
 
 
 @pytest.mark.full("nine trainings; `test_virtual_time` has the bits of each")
 def test_the_default_is_as_good_as_one_machine_and_the_former_one_was_not() -> None:
-    check_default("mlp", epochs=5, seeds=3)
+    def cells(schedule: Schedule) -> list[dict[str, Any]]:
+        found = []
+        for seed in range(3):
+            trial = replace(make("mlp", seed, None), epochs=5)
+            value = simulate(trial, schedule, seed).metrics[trial.metric]
+            is_higher_better, tolerance = trial.higher_is_better, trial.tolerance
+            found.append({"seed": seed, "value": value, "higher_is_better": is_higher_better, "tolerance": tolerance})
+        return found
+
+    plain = cells(PLAIN)
+    found = verdict(cells(default(WORKERS)), plain)
+    assert found.passes, found
+    assert not found.needs_seeds, found
+    assert not verdict(cells(SCENARIOS[OLD_DEFAULT](WORKERS)), plain).passes
+
+
+def default(workers: int) -> Schedule:
+    """Return the schedule of a script that names neither policy nor depth."""
+    depth = ClusterOptions.model_fields["pipeline_depth"].default
+    return Schedule(ps.ParameterServerStrategy().consistency, workers, depth)
 
 
 @pytest.mark.parametrize(

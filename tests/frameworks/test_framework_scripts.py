@@ -40,7 +40,7 @@ def told(run: ScriptRun) -> Any:
     return json.loads(run.output().splitlines()[-1])
 
 
-@pytest.mark.parametrize("start", ["torch", "keras on jax"], indirect=True)
+@pytest.mark.parametrize("start", ["torch"], indirect=True)
 def test_it_learns_and_what_is_the_user_s_own_has_the_weights(start: Callable[..., ScriptRun]) -> None:
     found = told(start("--epochs", "40"))
     assert found["own"] == pytest.approx(found["accuracy"])
@@ -53,6 +53,8 @@ def test_rounds_give_the_same_bits_for_any_number_of_workers_and_whatever_is_kil
 ) -> None:
     rounds = "--consistency", "sync:4", "--epochs", "40"
     expected = told(start(*rounds, "--workers", "1"))
+    assert expected["own"] == pytest.approx(expected["accuracy"])
+    assert expected["accuracy"] > 0.93
     run = start(*rounds, "--workers", "3")
     eventually(lambda: {"worker-0", "worker-1", "shard-1"} <= set(run.processes()), "all are up", told=run.complaint)
     for name in ("worker-1", "shard-1"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from support.script_run import ScriptRun
 
 pytest.importorskip("jax", reason="NO TEST OF ps.TPUStrategy: JAX is not installed; `make test-frameworks` has it")
 pytest.importorskip("torch", reason="NO TEST OF strategies with PyTorch; `make test-frameworks` has it")
+
+pytestmark = pytest.mark.xdist_group("framework strategies")
+SaidBy = Callable[[str, str], list[object]]
 
 SCRIPT = """
 import json, sys
@@ -78,11 +83,18 @@ def run(folder: Path, *words: str, script: str = SCRIPT) -> ScriptRun:
     return started
 
 
-def said_by(folder: Path, *words: str) -> list[object]:
-    done = run(folder, *words)
-    assert done.process.returncode == 0, done.complaint()
-    found: list[object] = json.loads(done.output().splitlines()[-1])
-    return found
+@pytest.fixture(scope="module")
+def said_by(tmp_path_factory: pytest.TempPathFactory) -> SaidBy:
+    """Return a function that runs the script with a framework and a strategy, each pair once."""
+
+    @functools.cache
+    def once(framework: str, strategy: str) -> list[object]:
+        done = run(tmp_path_factory.mktemp("script"), framework, strategy)
+        assert done.process.returncode == 0, done.complaint()
+        found: list[object] = json.loads(done.output().splitlines()[-1])
+        return found
+
+    return once
 
 
 @pytest.mark.parametrize(
@@ -94,8 +106,8 @@ def said_by(folder: Path, *words: str) -> list[object]:
         ("torch", "mirrored", "threads"),
     ],
 )
-def test_one_process_has_the_bits_of_a_cluster(tmp_path: Path, framework: str, here: str, there: str) -> None:
-    assert said_by(tmp_path / "here", framework, here) == said_by(tmp_path / "there", framework, there)
+def test_one_process_has_the_bits_of_a_cluster(said_by: SaidBy, framework: str, here: str, there: str) -> None:
+    assert said_by(framework, here) == said_by(framework, there)
 
 
 def test_the_example_has_one_digest_for_what_is_the_same_arithmetic(
@@ -115,9 +127,9 @@ def test_the_example_has_one_digest_for_what_is_the_same_arithmetic(
     assert len(digests) == 1
 
 
-def test_devices_of_jax_add_up_what_replicas_do(tmp_path: Path) -> None:
-    _, judged, weights = said_by(tmp_path / "tpu", "jax", "tpu")
-    _, due, alone = said_by(tmp_path / "mirrored", "jax", "mirrored")
+def test_devices_of_jax_add_up_what_replicas_do(said_by: SaidBy) -> None:
+    _, judged, weights = said_by("jax", "tpu")
+    _, due, alone = said_by("jax", "mirrored")
     assert [one["steps"] for one in judged] == [one["steps"] for one in due]  # type: ignore[attr-defined]
     for name, values in alone.items():  # type: ignore[attr-defined]
         assert weights[name] == [pytest.approx(row, rel=1e-3, abs=1e-5) for row in values]  # type: ignore[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,25 +34,31 @@ class Net(nn.Module):
 
 x = np.random.default_rng(0).normal(size=(128, 12)).astype(np.float32)
 y = (x[:, 0] > 0) + 2 * (x[:, 1] > 0)
-GIVEN
 torch.set_num_threads(2)
-torch.manual_seed(5)
-before = torch.get_rng_state()
-strategy = ps.ParameterServerStrategy(1, 2, "sync:2", workers_as="threads")
-history = ps.Trainer(model, ps.Adam(0.01), strategy).fit((x, y), epochs=10, batch_size=8, verbose=0)
-kept = bool((torch.get_rng_state() == before).all())
-with ThreadPoolExecutor(1) as new:
-    after = new.submit(torch.get_num_threads).result()
-print(json.dumps([sorted(map(sorted, users.values())), kept, sorted(threads), after]))
+
+def fitted(net, **sizes):
+    users.clear()
+    threads.clear()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    strategy = ps.ParameterServerStrategy(1, 2, "sync:2", workers_as="threads")
+    trainer = ps.Trainer(ps.torch.Model(net, nn.functional.cross_entropy), ps.Adam(0.01), strategy)
+    trainer.fit((x, y), epochs=10, verbose=0, **sizes)
+    kept = bool((torch.get_rng_state() == before).all())
+    with ThreadPoolExecutor(1) as new:
+        after = new.submit(torch.get_num_threads).result()
+    return [sorted(map(sorted, users.values())), kept, sorted(threads), after]
+
+net = Net()
+print(json.dumps({
+    "a class": fitted(Net, batch_size=8),
+    "an instance": fitted(Net(), batch_size=8),
+    "a factory of one": fitted(lambda: net, batch_size=8),
+    "pieces": fitted(Net, batch_size=4, gradient_accumulation=2),
+}))
 """
-GIVEN = {
-    "a class": "model = ps.torch.Model(Net, nn.functional.cross_entropy)",
-    "an instance": "model = ps.torch.Model(Net(), nn.functional.cross_entropy)",
-    "a factory of one": "net = Net()\nmodel = ps.torch.Model(lambda: net, nn.functional.cross_entropy)",
-    "pieces": "model = ps.torch.Model(Net, nn.functional.cross_entropy)",
-}
 KERAS = """
-import json, sys
+import json
 import keras, numpy as np
 import parashard as ps
 
@@ -66,14 +73,14 @@ def net():
 
 x = np.random.default_rng(0).normal(size=(130, 12)).astype(np.float32)
 y = (x[:, 0] > 0) + 2 * (x[:, 1] > 0)
-strategy = {
-    "mirrored": lambda: ps.MirroredStrategy(2, threads=1),
-    "threads": lambda: ps.ParameterServerStrategy(2, 2, "sync:2", workers_as="threads"),
-}[sys.argv[1]]()
-history = ps.Trainer(ps.keras.Model(net), ps.Adam(0.01), strategy).fit(
-    (x, y), epochs=4, batch_size=8, validation_split=0.2, verbose=0
-)
-print(json.dumps([history.report["weights_sha256"], history.report["evaluations"]]))
+
+def report_of(strategy):
+    trainer = ps.Trainer(ps.keras.Model(net), ps.Adam(0.01), strategy)
+    report = trainer.fit((x, y), epochs=4, batch_size=8, validation_split=0.2, verbose=0).report
+    return [report["weights_sha256"], report["evaluations"]]
+
+threads = ps.ParameterServerStrategy(2, 2, "sync:2", workers_as="threads")
+print(json.dumps([report_of(ps.MirroredStrategy(2, threads=1)), report_of(threads)]))
 """
 
 
@@ -89,30 +96,24 @@ def needs(*names: str) -> None:
             pytest.skip(f"NO TEST OF worker threads with {name}: it is not installed; `make test-frameworks` has it")
 
 
-def said_by(folder: Path, text: str, *words: str) -> list[object]:
-    folder.mkdir(exist_ok=True)
-    run = ScriptRun(folder, text, *words)
+def said_by(folder: Path, text: str) -> Any:
+    run = ScriptRun(folder, text)
     try:
         assert run.wait() == 0, run.complaint()
-        found: list[object] = json.loads(run.output().splitlines()[-1])
-        return found
+        return json.loads(run.output().splitlines()[-1])
     finally:
         run.clean_up()
 
 
-@pytest.mark.parametrize("given", GIVEN)
-def test_each_thread_has_a_module_and_generators_and_threads_are_as_they_were(tmp_path: Path, given: str) -> None:
+def test_each_thread_has_a_module_and_generators_and_threads_are_as_they_were(tmp_path: Path) -> None:
     needs("torch")
-    text = TORCH.replace("GIVEN", GIVEN[given])
-    if given == "pieces":
-        text = text.replace("batch_size=8", "batch_size=4, gradient_accumulation=2")
-    users, kept, threads, after = said_by(tmp_path, text)
-    assert users in (
-        [["parashard-worker-0"], ["parashard-worker-1"]],
-        [["parashard-worker-0"]],
-        [["parashard-worker-1"]],
-    )
-    assert (kept, threads, after) == (True, [1], 2)
+    for given, (users, kept, threads, after) in said_by(tmp_path, TORCH).items():
+        assert users in (
+            [["parashard-worker-0"], ["parashard-worker-1"]],
+            [["parashard-worker-0"]],
+            [["parashard-worker-1"]],
+        ), given
+        assert (kept, threads, after) == (True, [1], 2), given
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
@@ -121,4 +122,5 @@ def test_a_keras_model_has_the_bits_of_one_process(
 ) -> None:
     needs("keras", backend)
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    assert said_by(tmp_path / "here", KERAS, "mirrored") == said_by(tmp_path / "there", KERAS, "threads")
+    here, there = said_by(tmp_path, KERAS)
+    assert here == there

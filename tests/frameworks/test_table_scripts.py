@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from support.cluster_run import eventually
 from support.script_run import ScriptRun
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.xdist_group("table scripts"), pytest.mark.timeout(300)]
 pytest.importorskip(
     "torch", reason="NO TEST OF tables in scripts: PyTorch is not installed; `make test-frameworks` has it"
 )
@@ -68,16 +69,14 @@ model = {"jax": jax_model, "torch": torch_model}[sys.argv[1]]()
 trainer = ps.Trainer(model, ps.Adam(0.01), strategy, settings={"checkpoint.every_s": 0.2})
 fit = lambda **more: trainer.fit((x, y), epochs=4, batch_size=16, validation_split=0.2, verbose=0, **more)
 """
-FIRST = """
-fit()
-"""
 SAY = """
-history = fit()
+first, history = fit(), fit()
 report = history.report
 held = {name: array[-80:] for name, array in x.items()}
 judged, outputs = trainer.evaluate((x, y)), trainer.predict(x)
 print(json.dumps({
     "digests": [report["weights_sha256"], report["rows_digest"]],
+    "first": first.history["val_loss"][-1],
     "rows": report["rows"], "val": {name: values[-1] for name, values in history.history.items()},
     "judged": judged, "outputs": outputs.tolist(),
     "tables": {table.name: [part.tolist() for part in trainer.table(table.name)] for table in tables},
@@ -86,10 +85,18 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}.items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}.items():
+            patched.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def torch_with_one_worker(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return what the script says of PyTorch's model when one worker has trained it."""
+    return said_by(tmp_path_factory.mktemp("one") / "run", "torch", "one worker")
 
 
 def ended(folder: Path, *words: str, then: str = SAY) -> ScriptRun:
@@ -102,8 +109,8 @@ def ended(folder: Path, *words: str, then: str = SAY) -> ScriptRun:
     return started
 
 
-def said_by(folder: Path, *words: str, then: str = SAY) -> Any:
-    done = ended(folder, *words, then=then)
+def said_by(folder: Path, *words: str) -> Any:
+    done = ended(folder, *words)
     assert done.process.returncode == 0, done.complaint()
     return json.loads(done.output().splitlines()[-1])
 
@@ -120,31 +127,22 @@ def test_a_cluster_trains_judges_and_gives_back_rows(tmp_path: Path) -> None:
     assert said["own"] == pytest.approx(said["outputs"], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("framework", "others"),
-    [("torch", ("two workers", "threads", "multi-worker", "mirrored")), ("jax", ("two workers", "mirrored"))],
-)
-def test_rows_have_the_same_bits_for_any_number_of_workers_and_shards(
-    tmp_path: Path, framework: str, others: tuple[str, ...]
+@pytest.mark.parametrize("other", ["two workers", "threads", "multi-worker", "mirrored"])
+def test_two_fits_have_the_same_bits_for_any_number_of_workers_and_shards(
+    tmp_path: Path, torch_with_one_worker: Any, other: str
 ) -> None:
-    if framework == "jax":
-        pytest.importorskip("jax", reason="NO TEST OF ps.jax with tables: JAX is not installed")
-    due = said_by(tmp_path / "one", framework, "one worker")
-    for other in others:
-        found = said_by(tmp_path / other, framework, other)
-        assert found == due, other
+    assert torch_with_one_worker["val"]["val_loss"] < torch_with_one_worker["first"], "it goes on from the rows"
+    assert said_by(tmp_path / "run", "torch", other) == torch_with_one_worker
 
 
-def test_a_second_fit_goes_on_from_the_rows_with_the_same_bits(tmp_path: Path) -> None:
-    once = said_by(tmp_path / "once", "torch", "mirrored")
-    due = said_by(tmp_path / "mirrored", "torch", "mirrored", then=FIRST + SAY)
-    assert due["judged"]["loss"] < once["judged"]["loss"]
-    for where in ("two workers", "threads"):
-        assert said_by(tmp_path / where, "torch", where, then=FIRST + SAY) == due
+def test_so_they_have_with_jax(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="NO TEST OF ps.jax with tables: JAX is not installed")
+    due = said_by(tmp_path / "one", "jax", "one worker")
+    for other in ("two workers", "mirrored"):
+        assert said_by(tmp_path / other, "jax", other) == due, other
 
 
-def test_a_killed_worker_and_shard_change_no_bit_of_rows(tmp_path: Path) -> None:
-    due = said_by(tmp_path / "alone", "torch", "two workers")
+def test_a_killed_worker_and_shard_change_no_bit_of_rows(tmp_path: Path, torch_with_one_worker: Any) -> None:
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed/slow").touch()
     run = ScriptRun(tmp_path / "killed", SCRIPT + SAY, "torch", "two workers")
@@ -159,7 +157,7 @@ def test_a_killed_worker_and_shard_change_no_bit_of_rows(tmp_path: Path) -> None
     finally:
         run.clean_up()
     found = json.loads((tmp_path / "killed/out").read_text().splitlines()[-1])
-    assert (found["digests"], found["tables"]) == (due["digests"], due["tables"])
+    assert found == torch_with_one_worker
 
 
 @pytest.mark.parametrize(
