@@ -148,7 +148,10 @@ def test_after_a_crash_of_the_script_an_effect_may_be_lost_and_is_never_repeated
     again = start("6", "sync:2", "resume")
     assert again.wait() == 0, again.complaint()
     assert len(again.runs()) == 1
-    assert told(again, "begin") == told(again, "end") == [str(epoch) for epoch in range(6)]
+    due = [str(epoch) for epoch in range(6)]
+    calls = [told(again, "begin"), told(again, "end")]
+    assert all(epochs == [epoch for epoch in due if epoch in epochs] for epochs in calls)  # none is repeated
+    assert sum(len(due) - len(epochs) for epochs in calls) <= 1  # that of the call that was running
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 7
     assert json.loads(again.output().splitlines()[-1]) == [1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
     weights = read_arrays(again.runs()[-1] / "weights.safetensors")["counts"].tolist()

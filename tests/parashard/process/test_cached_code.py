@@ -32,8 +32,9 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def loop_of(folder: Path, factor: int = 2, **constants: Any) -> Loop:
     """Return a loop as a new process declares it, which calls a rule of another file."""
     rule, caller = folder / "rule.py", folder / "caller.py"
-    rule.write_text(RULE.format(factor=factor))
-    caller.write_text(CALLER)
+    for file, text in {rule: RULE.format(factor=factor), caller: CALLER}.items():
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
     made: dict[str, Any] = {"__name__": cached_code.__name__, **constants}
     exec(compile(rule.read_text(), str(rule), "exec"), made)
     made["rule"] = inlined(made["rule"])
@@ -170,9 +171,10 @@ run(loop_of(folder))
 
 def test_processes_that_write_at_once_or_are_killed_while_they_write_leave_no_broken_cache(tmp_path: Path) -> None:
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    (own := tmp_path / "texts").mkdir()
+    loop_of(own)  # writes the texts, which the others find
     started = []
     for killed_at in (1, 2, 0):  # before the index is in place, before the code is; not at all
-        (own := tmp_path / "texts").mkdir(exist_ok=True)
         command = [sys.executable, "-c", PROGRAM, str(own), str(killed_at)]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         started.append((killed_at, subprocess.Popen(command, env=environ, **pipes)))
