@@ -18,7 +18,7 @@ CORES = (
     "parashard/checkpoints/retention.py",
     "parashard/plan/intervals.py",
     "parashard/plan/partition.py",
-    "parashard/plan/permutation.py",
+    "parashard/plan/seeding.py",
     "parashard/plan/steps.py",
     "parashard/protocol/messages.py",
 )
@@ -28,7 +28,9 @@ ROOTS = {"coordinator": "parashard_coordinator", "ps_server": "parashard_server"
 @cache
 def core_files() -> tuple[str, ...]:
     """Return the paths of the files that are mutated."""
-    return tuple(sorted(str(path.relative_to(ROOT)) for pattern in CORES for path in ROOT.glob(pattern)))
+    files = {pattern: list(ROOT.glob(pattern)) for pattern in CORES}
+    assert all(files.values()), f"no file: {[pattern for pattern, found in files.items() if not found]}"
+    return tuple(sorted(str(path.relative_to(ROOT)) for found in files.values() for path in found))
 
 
 @cache

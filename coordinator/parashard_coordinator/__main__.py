@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -171,7 +172,7 @@ def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tupl
     run_store.keep_initial(resolved.digest, resolved.initial, resolved.initial_rows, resolved.initial_slots)
     run_store.keep_preprocessing(resolved.spec.preprocessing)
     run_store.begin_run(run_id, identity)
-    if start.declaration is None:
+    if start.declaration is None and not start.again:
         keep_declaration(start.run_dir, declared)
     return run_id, resolved._replace(initial={}, initial_rows={}, initial_slots={}), run_store  # the store has them
 
@@ -180,12 +181,11 @@ def declared_job(start: CoordinatorStart, job: Job, *, rows: bool) -> DeclaredJo
     """Return the declaration that the launcher, or the coordinator that it started before, has made; or make one."""
     if start.declaration is not None:
         return read_declaration(start.declaration, rows=rows)
-    if start.again:
+    if start.again and (start.run_dir / RECORD_FILE).exists():
         try:
             return read_declaration(start.run_dir)
         except BadData as error:
             log.warning("declaration-not-read", error=error.message, then="data and model are opened")
-    (start.run_dir / RECORD_FILE).unlink(missing_ok=True)  # of an earlier run, or one that is resumed
     return declare_named(job, start.model_folder)
 
 
@@ -194,12 +194,14 @@ def keep_declaration(run_dir: Path, declared: DeclaredJob) -> None:
 
     Not kept is that of a model that judges final weights, which each coordinator has to build.
     """
-    if declared.auditor is not None:
-        return
     try:
-        write_declaration(run_dir, replace(declared, arrays={}, rows={}, slots={}))
+        if declared.auditor is None:
+            write_declaration(run_dir, replace(declared, arrays={}, rows={}, slots={}))
+            return
     except StoreFailed as error:
         log.warning("declaration-not-kept", error=error.message, then="a restart opens data and model")
+    with suppress(OSError):
+        (run_dir / RECORD_FILE).unlink()  # of an earlier run
 
 
 def watch_pods(cluster: KubernetesCluster, core: ExclusiveCore, workers: int) -> PodWatch:

@@ -311,13 +311,13 @@ class DiskTroubles:
         self._checkpoints: defaultdict[int, Debounce] = defaultdict(Debounce)
 
     def changed(self, shard: int, figures: shard_pb2.InspectReply, now_s: float) -> tuple[str, str, bool] | None:
-        """Return the failure that began or ended since this shard's last record: a key, a text, and whether it is over.
+        """Return the present failure, or the one that has ended: a key, a text, and whether it is over.
 
         A restarted process does not end its predecessor's failure of checkpoints until it has stored one itself.
         """
         if figures.checkpoint_error:
-            if self._checkpoints[shard].begins(now_s):
-                return f"checkpoint-{shard}", f"shard-{shard}: checkpoint failed: {figures.checkpoint_error}", False
-        elif figures.checkpoints and self._checkpoints[shard].ends(now_s):
+            self._checkpoints[shard].begins(now_s)
+            return f"checkpoint-{shard}", f"shard-{shard}: checkpoint failed: {figures.checkpoint_error}", False
+        if figures.checkpoints and self._checkpoints[shard].ends(now_s):
             return f"checkpoint-{shard}", f"shard-{shard}: checkpoints are saved again", True
         return None

@@ -302,13 +302,17 @@ def check_same_job(mine: LoadedJob, other: Job) -> None:
 
 def different_key(mine: LoadedJob, other: Job, there: str = "there") -> str:
     """Return the first key by which steps of two jobs differ, or ""; a policy left open is that of the other job."""
-    theirs = dict(leaves(other.plain()))
-    own = dict(leaves(mine.as_begun(other).job.plain()))
+    theirs, own = _leaves(other), _leaves(mine.as_begun(other).job)
     for key in sorted(theirs.keys() | own.keys()):
         if key[0] in DEFINING and theirs.get(key) != own.get(key):
             said = _ARGUMENTS.get(".".join(key), ".".join(key))
             return f"{said} is {shown(own.get(key))} here and {shown(theirs.get(key))} {there}"
     return ""
+
+
+def _leaves(job: Job) -> dict[tuple[str, ...], Any]:
+    """Return the values of a job's keys; of tables all of them, for earlier versions left out those that were unset."""
+    return dict(leaves({**job.plain(), "tables": {table.name: plain_of(table) for table in embedding_tables(job)}}))
 
 
 def write_job_file(

@@ -166,7 +166,7 @@ class TrainedRows:
         dimension = self._tables[name].row_elements
         keys, rows = np.empty(0, np.uint64), np.empty((0, dimension), np.float32)
         if self._run_dir is not None:
-            stored = self._stored(self._run_dir).whole(name)
+            stored = self._stored(self._run_dir).whole(name, state=False)
             keys, rows = stored.keys, stored.values
         return HeldTable(keys, rows, lambda absent: self._drawn.first_rows(name, absent))
 
@@ -179,7 +179,7 @@ class TrainedRows:
         if self._run_dir is None:
             return {}
         stored = self._stored(self._run_dir)
-        rows = {name: stored.whole(name) for name in self._tables}
+        rows = {name: stored.whole(name, state=True) for name in self._tables}
         return {name: of_table for name, of_table in rows.items() if len(of_table.keys)}
 
     @staticmethod

@@ -302,7 +302,7 @@ class InitialManifest(Record):
 
 
 class RunRecord(Record):
-    """The run that a store belongs to; `identity` is the result of `parashard.job.job_identity`."""
+    """The run that a store belongs to; `identity` is the result of `parashard.job.digest.job_identity`."""
 
     kind = "run"
 

@@ -100,5 +100,5 @@ def _rows() -> np.ndarray:
         if (file := Path(folder) / _FILE).is_file():
             return np.loadtxt(file, np.uint8, delimiter=",")
     raise ConfigurationError(
-        f"the digits data comes with scikit-learn, which is not installed; run: {install('examples')}"
+        f"the digits data comes with scikit-learn, whose file is not found here; run: {install('examples')}"
     )

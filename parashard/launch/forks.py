@@ -70,6 +70,10 @@ class Lost(Exception):
     """
 
 
+class NotOurs(Lost):
+    """Here no server's child can be this process's, on a system without subreapers."""
+
+
 class Request(NamedTuple):
     """One child to fork."""
 
@@ -204,7 +208,7 @@ class Forks:
                 return found
             child = Fork(int(found["pid"]))
             if not child.is_own:  # a system without subreapers; it will not begin
-                raise Lost("its children are not this process's")
+                raise NotOurs("a fork server's children are not this process's")
             self._begun[child.pid] = child
             with suppress(BrokenPipeError):  # it was killed
                 os.write(write, b"1")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from parashard.launch.forks import SERVICES, Fork, Forks, Lost, Request, of_script
+from parashard.launch.forks import SERVICES, Fork, Forks, Lost, NotOurs, Request, of_script
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.resources import thread_variables
 from parashard.process.run_files import LOGS
@@ -191,10 +192,10 @@ class LocalCluster:
                     preload |= of_script(sys.modules) if is_script else {}
                     return self._server().start(Request(command, folder or _folder(), environ, preload), log.fileno())
                 except Lost as error:
-                    self._fork_from_s = time.monotonic() + WITHOUT_SERVER_S
-                    self.tell(
-                        f"warning: {error}: processes are started anew for {WITHOUT_SERVER_S:.0f} s, which takes longer"
-                    )
+                    pause_s = math.inf if isinstance(error, NotOurs) else WITHOUT_SERVER_S
+                    self._fork_from_s = time.monotonic() + pause_s
+                    how_long = "" if math.isinf(pause_s) else f" for {pause_s:.0f} s"
+                    self.tell(f"warning: {error}: processes are started anew{how_long}, which takes longer")
             return subprocess.Popen(
                 command,
                 cwd=folder or None,

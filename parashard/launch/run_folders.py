@@ -137,10 +137,8 @@ def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
     The environment was applied when the run began. Models are looked up in the same place as then.
     """
     loaded = as_begun(job_of_run(run_dir / JOB_FILE, overrides), run_dir)
-    origin = read_record(run_dir / ORIGIN_FILE)
-    return (
-        loaded._replace(path=Path(origin["job_file"])) if "job_file" in origin else loaded
-    )  # else of a version without this file
+    file = read_record(run_dir / ORIGIN_FILE).get("job_file")
+    return loaded._replace(path=Path(file)) if isinstance(file, str) else loaded  # of a version without this file
 
 
 def keep_origin(run_dir: Path, loaded: LoadedJob) -> None:
@@ -154,8 +152,9 @@ def run_began_at(run_dir: Path) -> float:
 
     Without a record it is the time of the job file, which is rewritten when the run is resumed.
     """
-    if "began_at" in (origin := read_record(run_dir / ORIGIN_FILE)):
-        return float(origin["began_at"])
+    began_at = read_record(run_dir / ORIGIN_FILE).get("began_at")
+    if isinstance(began_at, int | float):
+        return float(began_at)
     with suppress(OSError):
         return os.path.getmtime(run_dir / JOB_FILE)
     return 0.0

@@ -48,17 +48,20 @@ class StoredTables:
         _fill(rows, keys, iterate_job_rows(self._catalogue, self._newest))
         return rows
 
-    def whole(self, table: str) -> KeyedRows:
-        """Return all rows of a table, their keys ascending, with the optimizer's state of each."""
+    def whole(self, table: str, *, state: bool) -> KeyedRows:
+        """Return all rows of a table, their keys ascending; with `state` also the optimizer's of each."""
         found = [rows for name, rows in iterate_job_rows(self._catalogue, self._newest) if name == table]
         if not found:
             dimension = next(one.row_elements for one in self._tables if one.name == table)
             return KeyedRows(np.empty(0, np.uint64), np.empty((0, dimension), np.float32))
         keys = np.concatenate([rows.keys for rows in found])
         order = np.argsort(keys)
+        values = floats_of(np.concatenate([rows.values for rows in found])[order])
+        if not state:
+            return KeyedRows(keys[order], values)
         return KeyedRows(
             keys[order],
-            floats_of(np.concatenate([rows.values for rows in found])[order]),
+            values,
             np.concatenate([rows.t for rows in found])[order],
             {slot: np.concatenate([rows.slots[slot] for rows in found])[order] for slot in found[0].slots},
         )

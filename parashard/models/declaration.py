@@ -221,7 +221,11 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
     """Write a declaration's files; the record comes last, and makes it whole."""
     spec, arrays = declared.spec, dict(declared.arrays)
     record = _Declaration(
-        **{name: getattr(spec, name) for name in _OF_SPEC},
+        **{
+            **{name: getattr(spec, name) for name in _OF_SPEC},
+            "input_shape": tuple(int(n) for n in spec.input_shape),  # a program's own data may have a list
+            "cells": dict(spec.cells),
+        },
         fields=tuple(_Field(name=name, shape=shape, dtype=dtype) for name, shape, dtype in spec.fields),
         variables=tuple(
             _Variable.of(variable, encoding=variable.encoding) for variable in in_name_order(declared.variables)

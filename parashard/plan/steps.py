@@ -87,6 +87,9 @@ class StepPlan:
     def __post_init__(self) -> None:
         if not 1 <= self.examples <= MAX_LENGTH:
             raise ConfigurationError(f"a job needs 1 to {MAX_LENGTH} training examples, found {self.examples}")
+        for name in ("batch_size", "epochs", "parts"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, found {getattr(self, name)}")
         if not self.steps_per_pass:
             raise ConfigurationError(
                 f"drop_last leaves no batch: a batch has {self.batch_size} examples, and there are {self.examples}"

@@ -77,8 +77,8 @@ class Variable:
     learning_rate_factor : float
         Multiplies the learning rate for this variable, >= 0.
     encoding : str
-        How its gradients travel: float32, bfloat16, float16, int8 or topk:FRACTION (`parashard.encodings.Encoding`,
-        which checks it where a plan is made).
+        How its gradients travel: float32, bfloat16, float16, int8 or topk:FRACTION. Where a plan is made
+        `parashard.encodings.encoding.Encoding` checks it.
     state : str
         "": it has a gradient. Else it is state without one (`parashard.plan.state.check_state`): "average:M", "counter"
         or "sum". A push carries what its kind says, as float32; it takes no part in the optimizer, decay, clipping

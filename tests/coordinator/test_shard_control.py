@@ -120,10 +120,12 @@ TOLD = ("checkpoint-1", "shard-1: checkpoint failed: no space left on device", F
 OVER = ("checkpoint-1", "shard-1: checkpoints are saved again", True)
 
 
-def test_a_failing_checkpoint_is_reported_once_and_again_when_it_is_over() -> None:
+def test_a_failing_checkpoint_is_told_as_it_fails_now_and_when_it_is_over() -> None:
     troubles = DiskTroubles()
     assert troubles.changed(1, SOUND, 0.0) is None
-    assert [troubles.changed(1, FULL, now_s) for now_s in (1.0, 2.0)] == [TOLD, None]
+    assert [troubles.changed(1, FULL, now_s) for now_s in (1.0, 2.0)] == [TOLD, TOLD]
+    other = InspectReply(checkpoint_error="forbidden")
+    assert troubles.changed(1, other, 2.0) == ("checkpoint-1", "shard-1: checkpoint failed: forbidden", False)
     assert troubles.changed(0, SOUND, 99.0) is None, "of another shard"
     assert troubles.changed(1, SOUND, 2.0 + STEADY_S) == OVER
     assert troubles.changed(1, SOUND, 99.0) is None

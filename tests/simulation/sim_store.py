@@ -26,6 +26,7 @@ class SimulatedStore(MemoryStore):
     def create(self, name: str, content: bytes | memoryview) -> None:
         super().create(name, content)
         if self._world.strikes("store_reply_lost"):
+            self._world.fired["a claim's reply lost"] += name.startswith("claims/")
             if self._world.rng.random() < 0.5:  # a client library asked again by itself, and met its own object
                 raise AlreadyStored(f"{self.url}/{name}: is there already")
             raise StoreFailed(f"{self.url}/{name}: the reply was lost")

@@ -114,7 +114,9 @@ class Claimer(Process):
         while not self.world.calm:
             await self.world.sleep(self.world.rng.uniform(*STRAY_PAUSE_S))
             if self.world.strikes("stray_claim"):
-                claim_incarnation(self._store, self.world.rng.choice(self._names))
+                name = self.world.rng.choice(self._names)
+                self.world.fired["stray coordinator" if name == COORDINATOR else "stray shard"] += 1
+                claim_incarnation(self._store, name)
 
 
 class Stray(Process):

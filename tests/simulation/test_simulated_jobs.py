@@ -43,7 +43,9 @@ FAULTS = (
     "hang",
     "shard_hang",
     "coordinator_hang",
-    "stray_claim",
+    "a claim's reply lost",
+    "stray coordinator",
+    "stray shard",
     "message from the dead",
     "message after its deadline",
 )

@@ -19,7 +19,7 @@ from support import reference_rules as reference
 
 
 class LateDevice:
-    """See `parashard_server.state.cuda_storage.Device`.
+    """See `parashard_server.state.cuda_storage.ShardDevice`.
 
     Attributes
     ----------

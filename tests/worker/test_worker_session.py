@@ -122,7 +122,7 @@ def test_a_bad_number_of_examples_leaves_the_step_to_be_pushed(cluster: SmallClu
             if step.number == 0:
                 with pytest.raises(ConfigurationError, match="examples="):
                     session.push(step, {}, examples=examples)
-            assert session.push(step, {})
+            assert session.push(step, {}, examples=np.int64(8))
     assert cluster.steps_applied() == STEPS
 
 

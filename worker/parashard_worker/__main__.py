@@ -1,6 +1,6 @@
 """Starts a worker: as a process, whose exit code is the outcome, or as a thread of a program.
 
-`main` is the process; `serve` knows no signal and ends nothing, and is called by `parashard.api.worker_threads`, too.
+`main` is the process; `serve` knows no signal and ends nothing, and is called by `parashard.api.backends`, too.
 """
 
 from __future__ import annotations

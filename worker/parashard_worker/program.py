@@ -14,6 +14,7 @@ its own.
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +64,16 @@ LOOK_S = 0.5
 EXAMPLES_MAX = 2**32 - 1
 SCRIPT = "script"
 """Source of data, and kind of model, that only their own program has."""
+
+
+def _whole(examples: object) -> int:
+    try:
+        count = -1 if isinstance(examples, bool) else operator.index(examples)  # type: ignore[arg-type]
+    except TypeError:
+        count = -1
+    if not 0 <= count <= EXAMPLES_MAX:
+        raise ConfigurationError(f"session.push: examples={examples!r}; allowed: a whole number up to {EXAMPLES_MAX:,}")
+    return count
 
 
 @dataclass(frozen=True)
@@ -287,6 +298,8 @@ class ProgramSession:
 
         Raises
         ------
+        ConfigurationError
+            If it is not the present step, or `examples` is no whole number.
         InvalidRequest
             If the gradients are not of the job's variables, or not finite. Nothing was sent, and the step is still the
             present one; if it is not pushed after all, the attempt counts as failed.
@@ -297,14 +310,13 @@ class ProgramSession:
             raise ConfigurationError(
                 f"step {step.number} is not the session's present one: a step is pushed once, before the next one"
             )
-        if examples is not None and (type(examples) is not int or not 0 <= examples <= EXAMPLES_MAX):
-            raise ConfigurationError(f"session.push: examples={examples!r}; allowed: 0 to {EXAMPLES_MAX:,}")
+        count = len(step.indices) if examples is None else _whole(examples)
         try:
             arrays = None if gradients is None else self._checked(step.number, loss, gradients)
         except InvalidRequest as error:
             self._refused = error
             raise
-        why_not = self._push(arrays, loss, len(step.indices) if examples is None else examples)
+        why_not = self._push(arrays, loss, count)
         if isinstance(why_not, InvalidRequest):
             raise why_not
         return why_not is None

@@ -38,7 +38,11 @@ class LiveReads:
         self._host = host
 
     def read(self, request: pb.ReadRequest, timeout_s: float) -> pb.ReadReply:
-        """Answer a request; raises as `RequestHandler.check`, and MalformedFrame for what is not there."""
+        """Answer a request.
+
+        Raises as `RequestHandler.check`, UnknownVariable for a table that is not there, MalformedFrame for a read of
+        nothing, and QueueFull where the shard's lock is not free in time.
+        """
         self._plane.check(_target(request, self._host.shard))
         match request.WhichOneof("what"):
             case "changes":

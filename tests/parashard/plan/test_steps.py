@@ -53,7 +53,7 @@ def test_a_step_that_the_job_does_not_have_is_an_error(step):
 
 @pytest.mark.parametrize(
     ("examples", "batch_size", "epochs", "named"),
-    [(0, 1, 1, "examples"), (2**40 + 1, 1, 1, "examples")],
+    [(0, 1, 1, "examples"), (2**40 + 1, 1, 1, "examples"), (1, 0, 1, "batch_size"), (1, 1, 0, "epochs")],
 )
 def test_wrong_numbers_are_named(examples, batch_size, epochs, named):
     with pytest.raises(ConfigurationError, match=named):

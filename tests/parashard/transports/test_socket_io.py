@@ -1,4 +1,4 @@
-"""SocketIo: every byte once and in order, within a deadline, whatever the pieces and the socket."""
+"""Sockets with TLS and without: every byte once and in order, within a deadline, whatever the pieces and the socket."""
 
 import math
 import os
