@@ -139,7 +139,7 @@ class BackgroundRun:
             self._thread.join(STOP_S)
 
     def weights(self, steps: int = 0, timeout_s: float = 0.0) -> dict[str, Float32s]:
-        """Return the final weights, or those of the shards now, once each shard has so many steps (not in rounds)."""
+        """Return the final weights, or those of the shards now, once each shard has applied `steps` (not in rounds)."""
         if self._control.ended:
             self.check()
             return as_imported(read_arrays(self.run_dir / WEIGHTS_FILE))

@@ -128,7 +128,7 @@ def name_of(called: Any, defined: frozenset[str], what: str) -> str:
 
 
 def found(name: str) -> Any:
-    """Return what has a name such as "module:function"; None: nothing does."""
+    """Return the object with a name such as "module:function", or None."""
     module, _, path = name.partition(":")
     here: Any = _module(module)
     for part in path.split("."):

@@ -115,7 +115,7 @@ class Saved(_FirstVersion):
 
 
 def _judged(by_steps: Mapping[int, _Value], steps: int) -> dict[int, _Value]:
-    """Return the entries of evaluations after at most so many steps."""
+    """Return the entries of evaluations that follow `steps` steps or fewer."""
     return {after: value for after, value in by_steps.items() if after <= steps}
 
 

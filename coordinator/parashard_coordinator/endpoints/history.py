@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
     number: int  # rises by one with each point that was added
     elapsed_s: float  # as the status has it
-    figures: dict[str, float]  # finite numbers by name; what is not known is not in it
+    figures: dict[str, float]  # finite numbers by name, without the unknown ones
 
 
 class Timeline:
@@ -63,7 +63,7 @@ class Timeline:
     def __init__(self) -> None:
         self._recent: deque[Point] = deque()
         self._older: list[Point] = []
-        self._stride = 1  # of so many points that leave `_recent`, one is taken up
+        self._stride = 1  # every `_stride`-th point that leaves `_recent` is kept
         self._skipped = 0
         self.last = 0
 

@@ -176,7 +176,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer, context: Any) -> LeaseAnswer:
         def again(core: Core, now_s: float) -> LeaseAnswer | None:
-            # What is granted to nobody waits for its lease's end.
+            # Steps granted to a caller that has gone would wait until their lease ends.
             gone = context is not None and not context.is_active()
             if gone or not core.job.workers.waits(request.worker, request.incarnation, request.sequence):
                 return None
