@@ -234,7 +234,7 @@ class _InTurn:
 
 @contextmanager
 def _threads_of_pytorch(number: int) -> Iterator[None]:
-    """Have PyTorch compute with `number` threads inside: each new thread of the process begins with PyTorch's number."""
+    """Have PyTorch compute with `number` threads inside: each new thread begins with PyTorch's own number."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         yield
