@@ -1,0 +1,64 @@
+"""Flat: variables by name in one run of memory, so that one copy moves them all.
+
+A run has every variable whole, in the order of the plan; each begins at a multiple of `ALIGNMENT_BYTES`, and what lies
+between two is zero. Pure: knows neither the host's memory nor a device's, which a caller slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from parashard.plan.variables import Variable
+
+ALIGNMENT_BYTES = 256  # where CUDA's own allocations begin; XLA reads memory in place on a CPU from 64 on
+_ALIGNMENT = ALIGNMENT_BYTES // 4
+
+Run = Any
+"""A flat vector of float32 of the host or of a device: slices are views, and `reshape` copies nothing."""
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """Where each variable lies in a run.
+
+    Attributes
+    ----------
+    places : mapping of str to (slice, tuple of int)
+        By variable: its elements in the run, and its shape.
+    elements : int
+        Length of a run.
+    """
+
+    places: Mapping[str, tuple[slice, tuple[int, ...]]]
+    elements: int
+
+    @classmethod
+    def of(cls, variables: Mapping[str, Variable]) -> FlatLayout:
+        """Return the layout of variables in their order."""
+        places: dict[str, tuple[slice, tuple[int, ...]]] = {}
+        begin = 0
+        for name, variable in variables.items():
+            stop = begin + math.prod(variable.shape)
+            places[name] = slice(begin, stop), variable.shape
+            begin = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        return cls(places, begin)
+
+    def over(self, run: Run) -> FlatArrays:
+        """Return the variables as views of a run."""
+        return FlatArrays(self, run, {name: run[place].reshape(shape) for name, (place, shape) in self.places.items()})
+
+
+class FlatArrays(dict[str, Any]):
+    """Arrays by name, of which those of `layout` are views of `run`; what else is here, such as rows, is not."""
+
+    def __init__(self, layout: FlatLayout, run: Run, arrays: Mapping[str, Any]) -> None:
+        super().__init__(arrays)
+        self.layout = layout
+        self.run = run
+
+    def with_rows(self, rows: Mapping[str, Any]) -> FlatArrays:
+        """Return the same variables, and rows of tables beside them."""
+        return FlatArrays(self.layout, self.run, {**self, **rows})
