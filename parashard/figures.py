@@ -67,6 +67,11 @@ def mebibytes(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:,.1f}"
 
 
+def gibibytes(size_bytes: int) -> str:
+    """Return a size in GiB, without the unit: "79.1"."""
+    return f"{size_bytes / 2**30:,.1f}"
+
+
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Return a key for natural sort order: worker-2 before worker-10."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)

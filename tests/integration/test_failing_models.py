@@ -23,6 +23,8 @@ class Line:
     def loss_and_gradients(self, variables, batch, xp):
         if MODE == "dies" and 700 in batch.indices:
             ctypes.string_at(0)
+        if MODE == "lost" and 700 in batch.indices:  # as PyTorch raises it
+            raise RuntimeError("CUDA error: device-side assert triggered")
         if MODE == "raises":
             raise KeyError("bias")
         error = (batch.inputs @ variables["weight"])[:, 0] - batch.targets
@@ -69,7 +71,7 @@ def job(folder: Path, mode: str) -> Path:
             "turned",
             "failing_line.py:9: loss_and_gradients returned a gradient for 'weight' of shape (1, 3); the variable ",
         ),
-        ("raises", "failing_line.py:13: KeyError: 'bias'; the first 5 attempts at steps all failed"),
+        ("raises", "failing_line.py:15: KeyError: 'bias'; the first 5 attempts at steps all failed"),
     ],
 )
 def test_a_model_that_works_at_no_step_ends_the_run_with_its_line(
@@ -99,3 +101,16 @@ def test_a_step_that_kills_its_workers_is_skipped_where_the_job_says_so(start_ru
     report = start_run(job(tmp_path, "dies"), *sets(job__max_attempts=2, job__on_bad_step="skip")).report()
     assert (report["skipped_steps"], report["partly_skipped"]) == (1, 0)
     assert report["worker_restarts"] >= 3
+
+
+def test_a_step_that_loses_the_gpu_is_tried_in_a_new_process_each_time(start_run: Start, tmp_path: Path) -> None:  # P26
+    run = start_run(job(tmp_path, "lost"), *sets(job__max_attempts=2))
+    run.wait()
+    assert run.process.returncode == 2, "the model is at fault"
+    complaint = run.complaint()
+    assert "the GPU's context is lost: " in complaint
+    assert "failing_line.py:13: RuntimeError: CUDA error: device-side assert triggered; " in complaint
+    assert "CUDA_LAUNCH_BLOCKING=1" in complaint
+    assert " failed 2 times (examples " in complaint
+    assert json.loads((run.dir / "report.json").read_text())["worker_restarts"] >= 1
+    assert not run.left_over()

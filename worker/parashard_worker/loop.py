@@ -27,15 +27,19 @@ from parashard.errors import (
     RetryLater,
     StaleIncarnation,
     StaleRequest,
+    Unavailable,
     WrongModel,
 )
 from parashard.metrics import VALUES_MAX, Sums, kind_of
 from parashard.models.user_errors import described
 from parashard.plan.variables import Float32s, Variable, as_exported
+from parashard.process.cuda_faults import Fault, fault_of
+from parashard.process.cuda_memory import memory_in_words
 from parashard.process.logs import log
 from parashard.store import open_store
 from parashard.store.arrays import to_bytes
 from parashard_worker.computing import Task, WrongResult
+from parashard_worker.gpu_faults import PROCESS_MUST_END, lost_context, out_of_memory
 from parashard_worker.leased import REASON_CHARACTERS_MAX, result_of
 from parashard_worker.leasing import Leasing
 from parashard_worker.session import LeasedStep, Reading, Session
@@ -61,7 +65,7 @@ class ComputesSteps(Protocol):
 
 
 class StepLoop:
-    """One worker's work."""
+    """One worker's work. `ends_process`: this process is the worker's alone, and may end when it has lost its GPU."""
 
     def __init__(
         self,
@@ -72,7 +76,10 @@ class StepLoop:
         depth: int,
         keep: Keep = lambda evaluation, values: "",
         computes: ComputesSteps | None = None,
+        ends_process: bool = False,
     ) -> None:
+        self._task = task
+        self._ends_process = ends_process
         self._computes = computes = computes or task
         self.session = Session(
             client,
@@ -80,12 +87,15 @@ class StepLoop:
             Reading(computes.batch_of, bool(task.tables), reads_ahead(task.source), any_thread(task.source)),
             round_steps=task.round_steps,
             depth=depth,
-            evaluate=partial(evaluate, task=task, client=client, leasing=leasing, keep=keep),
+            evaluate=partial(evaluate, task=task, client=client, leasing=leasing, keep=keep, ends_process=ends_process),
         )
         self._probe = Probe(task, self.session.transfers, leasing)
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Work until the job is over or `stopping` says so; what is half done then is finished or given back."""
+        """Work until the job is over or `stopping` says so; what is half done then is finished or given back.
+
+        Raises Unavailable once a lost context of the GPU is reported, if it ends this process.
+        """
         try:
             for step in self.session.steps(stopping):
                 self._probe.measure(step.grant, step.pulled)
@@ -108,9 +118,27 @@ class StepLoop:
             raise
         except BaseException as error:  # whatever a user's model raises fails the step
             log.warning("step-failed", step=step.number, exc_info=error)
-            session.failed(step, error)
+            self._failed(step, error)
         else:
             session.push(step, gradients, loss=loss, examples=examples, metrics=metrics)
+
+    def _failed(self, step: LeasedStep, error: BaseException) -> None:
+        """Report a step in which the model raised; a lost context ends this process, or else the job."""
+        session, steps, fault = self.session, self._task.steps, fault_of(error)
+        if fault is Fault.LOST_CONTEXT:
+            said = lost_context(error)
+            where = f"step {step.number:,}{steps.examples_in_words(step.number)}: {said}"
+            if not self._ends_process:
+                session.failed(step, f"{where}; {PROCESS_MUST_END}", pb.FAILURE_KIND_WRONG_RESULT)
+                return
+            session.failed(step, said, pb.FAILURE_KIND_MODEL)
+            raise Unavailable(where) from error
+        if fault is Fault.OUT_OF_MEMORY:
+            examples = None if steps.batched else steps.size(step.number)
+            held = memory_in_words(self._task.device.name)
+            session.failed(step, out_of_memory(error, examples, steps.batch_size, held), pb.FAILURE_KIND_MODEL)
+        else:
+            session.failed(step, error)
 
 
 def metric_sums(metrics: Mapping[str, Sums]) -> list[pb.MetricSums]:
@@ -194,14 +222,25 @@ def drift_of(before: Mapping[str, Float32s], after: Mapping[str, Float32s]) -> f
     return math.sqrt(changed / whole) if whole else math.nan
 
 
-def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing: Leasing, keep: Keep) -> None:
-    """Judge the weights that the grant names, and report it; keep them before, where the grant says so."""
+def evaluate(
+    grant: pb.EvaluationGrant,
+    task: Task,
+    client: ShardClient,
+    leasing: Leasing,
+    keep: Keep,
+    *,
+    ends_process: bool = False,
+) -> None:
+    """Judge the weights that the grant names, and report it; keep them before, where the grant says so.
+
+    Raises Unavailable as `StepLoop.run` does.
+    """
     round_ = grant.round if grant.for_round else None
     try:
         with leasing.reading(grant):
             keys = task.held_out_keys()
     except BaseException as error:  # noqa: BLE001  # the model's code
-        _failed(grant, leasing, error)
+        _failed(grant, leasing, error, ends_process=ends_process)
         return
     try:
         pulled = client.pull(round_=round_, keys=keys)
@@ -215,7 +254,7 @@ def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing
     try:
         metrics = task.metrics({**pulled.variables, **pulled.rows}, lambda: leasing.computing(grant), keys)
     except BaseException as error:  # noqa: BLE001  # the model's code
-        _failed(grant, leasing, error)
+        _failed(grant, leasing, error, ends_process=ends_process)
         return
     weights = keep(grant.evaluation, pulled.variables) if grant.store else ""
     judged_steps = 0 if grant.for_round else min(pulled.versions) * task.steps.parts  # a version is a batch
@@ -223,11 +262,22 @@ def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing
     leasing.evaluated(result_of(grant, metrics=metrics, weights=weights, judged_steps=judged_steps))
 
 
-def _failed(grant: pb.EvaluationGrant, leasing: Leasing, error: BaseException) -> None:
+def _failed(grant: pb.EvaluationGrant, leasing: Leasing, error: BaseException, *, ends_process: bool) -> None:
     log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
-    wrong = isinstance(error, WrongResult | WrongModel)  # by the shapes: a retry would fail, too
+    wrong, said = (
+        isinstance(error, WrongResult | WrongModel),
+        described(error),
+    )  # by the shapes: a retry would fail, too
+    lost = fault_of(error) is Fault.LOST_CONTEXT
+    if lost:
+        wrong, said = (
+            not ends_process,
+            lost_context(error) if ends_process else f"{lost_context(error)}; {PROCESS_MUST_END}",
+        )
     kind = pb.FAILURE_KIND_WRONG_RESULT if wrong else pb.FAILURE_KIND_MODEL
-    leasing.evaluated(result_of(grant, error=described(error)[:REASON_CHARACTERS_MAX], kind=kind))
+    leasing.evaluated(result_of(grant, error=said[:REASON_CHARACTERS_MAX], kind=kind))
+    if lost and ends_process:
+        raise Unavailable(f"the evaluation after step {grant.evaluation:,}: {said}") from error
 
 
 def keep_evaluated(

@@ -217,7 +217,7 @@ class Worker:
                 leasing, client = membership.connected(member, stop, self._on_hung)
                 keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, task.plan.variables)
                 depth = AUTO_DEPTH if job.consistency.policy.kind == "auto" else job.cluster.pipeline_depth
-                loop = StepLoop(task, client, leasing, depth=depth, keep=keep)
+                loop = StepLoop(task, client, leasing, depth=depth, keep=keep, ends_process=self._own_process)
                 metrics.add(partial(worker_families, loop.session, member.name))
                 with (
                     warnings_told(leasing.warned) if self._own_process else nullcontext(),

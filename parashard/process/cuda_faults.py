@@ -1,0 +1,75 @@
+"""Faults of a GPU, told from the errors that PyTorch, JAX and CuPy raise: a lost context, and memory that ran out.
+
+Pure: by type and message of an error and of those that it was raised for, so that no framework is imported. A context
+is lost after those of which CUDA's documentation says that "the process must be terminated and relaunched".
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+
+CHAIN_MAX = 16  # errors that are looked at: each was raised for the next one
+
+
+class Fault(enum.Enum):
+    """What has happened to a GPU."""
+
+    LOST_CONTEXT = enum.auto()  # this process cannot use the GPU again
+    OUT_OF_MEMORY = enum.auto()  # the next attempt may succeed, if it needs less
+
+
+# Names in the runtime (CuPy) and in the driver (JAX), and the runtime's words for it (PyTorch, and all others beside).
+_LOST = re.compile(
+    r"(?:cudaErrorAssert|CUDA_ERROR_ASSERT|device-side assert triggered"  # 710
+    r"|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS|an illegal memory access was encountered"  # 700
+    r"|cudaErrorLaunchFailure|CUDA_ERROR_LAUNCH_FAILED|unspecified launch failure"  # 719
+    r"|cudaErrorLaunchTimeout|CUDA_ERROR_LAUNCH_TIMEOUT|the launch timed out and was terminated"  # 702
+    r"|cudaErrorHardwareStackError|CUDA_ERROR_HARDWARE_STACK_ERROR|hardware stack error"  # 714
+    r"|cudaErrorIllegalInstruction|CUDA_ERROR_ILLEGAL_INSTRUCTION|an illegal instruction was encountered"  # 715
+    r"|cudaErrorMisalignedAddress|CUDA_ERROR_MISALIGNED_ADDRESS|misaligned address"  # 716
+    r"|cudaErrorInvalidAddressSpace|CUDA_ERROR_INVALID_ADDRESS_SPACE"
+    r"|operation not supported on global/shared address space"  # 717
+    r"|cudaErrorInvalidPc|CUDA_ERROR_INVALID_PC|invalid program counter"  # 718
+    r"|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE|uncorrectable ECC error"  # 214
+    r"|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE|uncorrectable NVLink error"  # 220
+    r"|cudaErrorContained|CUDA_ERROR_CONTAINED"  # 226
+    r"|cudaErrorContextIsDestroyed|CUDA_ERROR_CONTEXT_IS_DESTROYED|context is destroyed"  # 709
+    r"|CUBLAS_STATUS_EXECUTION_FAILED|CUDNN_STATUS_EXECUTION_FAILED)"  # a library's words for a kernel that failed
+)
+_NO_MEMORY = re.compile(
+    r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    r"|\ARESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|[Ff]ailed to allocate)"  # XLA
+)
+_NO_MEMORY_TYPES = ("OutOfMemoryError",)  # PyTorch's and CuPy's
+_OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN", re.IGNORECASE)
+
+
+def fault_of(error: BaseException) -> Fault | None:
+    """Return the fault of a GPU that an error tells of, or None.
+
+    A lost context counts before memory that ran out: what is raised after it says anything.
+    """
+    found = {_told_by(one) for one in _chain(error)}
+    return next((fault for fault in Fault if fault in found), None)
+
+
+def _told_by(error: BaseException) -> Fault | None:
+    said = str(error)
+    if _LOST.search(said) and _OF_A_GPU.search(said):
+        return Fault.LOST_CONTEXT
+    if type(error).__name__ in _NO_MEMORY_TYPES or _NO_MEMORY.search(said):
+        return Fault.OUT_OF_MEMORY
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised for."""
+    one: BaseException | None = error
+    for _ in range(CHAIN_MAX):
+        if one is None:
+            return
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
