@@ -25,6 +25,7 @@ from parashard.models.framework import (
     Computed,
     Pairing,
     class_outside,
+    in_one_run,
     initial_of,
     made_by,
     pushed_for,
@@ -57,6 +58,7 @@ from parashard.models.jax_arrays import (
     tables_and_keys,
     tensor_of,
 )
+from parashard.models.jax_steps import FlatStep
 from parashard.models.looking_up import placed
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import Keys
@@ -145,6 +147,7 @@ class Model:
         self._leaves: dict[str, Any] = {}  # of the parameters, by path, once they are made
         self._forms: dict[str, tuple[tuple[int, ...], Any]] = {}  # their shapes and types
         self._scale = 1.0
+        self._flat: FlatStep | None = None  # of the runs that a GPU's steps had last
         self._gradients = jax.jit(jax.value_and_grad(self._told, has_aux=True))
         self._scaled = jax.jit(jax.value_and_grad(self._told_scaled, has_aux=True))
         self._judged = jax.jit(self._judge)
@@ -180,6 +183,8 @@ class Model:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         self._check_pairing(variables, batch)
         self._check_classes(variables, batch)
+        if xp is not np:
+            return unscaled(lambda scale: self._computed_flat(variables, batch, xp, scale), self._scale, xp)
         trained, state = self._parted(self._arguments(variables))
         trained |= marked(gathered(variables, batch))
         data, weights = self._batch(batch), _weights(batch)
@@ -189,11 +194,22 @@ class Model:
                 (loss, after), gradients = self._gradients(trained, state, *data, **weights)
             else:
                 (_, (loss, after)), gradients = self._scaled(trained, state, scale, *data, **weights)
-            found, of_ids = parted({name: rows(result_of(leaf, xp, scale)) for name, leaf in gradients.items()})
+            found, of_ids = parted({name: rows(result_of(leaf, scale)) for name, leaf in gradients.items()})
             found |= summed(of_ids, variables, batch, xp)
-            return result_of(loss, xp), found | self._pushed(state, after, xp)
+            return result_of(loss), found | self._pushed(state, after)
 
         return unscaled(computed, self._scale, xp)
+
+    def _computed_flat(self, variables: Mapping[str, Array], batch: Batch, xp: Any, scale: float) -> Computed:
+        """Return what a step on a GPU gives, of which gradients and what is pushed for state are in one run."""
+        self._ready()
+        given = in_one_run(variables, self._forms, xp)
+        if self._flat is None or self._flat.layout != given.layout:
+            self._flat = FlatStep(given.layout, self._forms, self._kinds, self._told, self._told_scaled)
+        looked_up, scaled = gathered(variables, batch), None if scale == 1 else scale
+        loss, found, of_ids = self._flat(given.run, looked_up, scaled, self._batch(batch), _weights(batch), xp)
+        of_rows = {name: xp.from_dlpack(leaf) for name, leaf in of_ids.items()}
+        return loss, found.with_rows(summed(of_rows, variables, batch, xp)) if of_rows else found
 
     def _check_pairing(self, variables: Mapping[str, Array], batch: Batch) -> None:
         """Refuse a loss that compares each output with every target, where `apply` shows the outputs."""
@@ -210,7 +226,7 @@ class Model:
 
     def _check_classes(self, variables: Mapping[str, Array], batch: Batch) -> None:
         """Warn of whole-number targets that are no class of the outputs, where `apply` shows these: JAX does not."""
-        targets = batch.targets
+        targets = batch.targets if batch.on_host is None else batch.on_host.targets
         if self._apply is None or getattr(targets, "dtype", np.dtype(bool)).kind not in "iu" or self._has_warned:
             return
         if self._classes is None:
@@ -321,16 +337,16 @@ class Model:
             placed = jax.device_put(tuple(stacked), spread), jax.device_put(weights, spread)
             losses, gradients, after = steps(*jax.device_put((trained, state), same), *placed)
             jax.block_until_ready(gradients)  # before the pulled arrays are used again
-            found = {name: rows(np.asarray(result_of(leaf, np))) for name, leaf in gradients.items()}
+            found = {name: rows(np.asarray(result_of(leaf))) for name, leaf in gradients.items()}
             each = [{name: leaf[place] for name, leaf in after.items()} for place in range(len(batches))]
-            return np.array(losses).tolist(), found, [self._pushed(state, one_after, np) for one_after in each]
+            return np.array(losses).tolist(), found, [self._pushed(state, one_after) for one_after in each]
 
         return summed
 
-    def _pushed(self, before: Mapping[str, Any], after: Mapping[str, Any], xp: Any) -> dict[str, Array]:
+    def _pushed(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Array]:
         """Return what a step pushes for its state."""
         return {
-            name: xp.asarray(pushed_for(self._kinds[name], array_of(leaf), array_of(after.get(name, leaf))))
+            name: pushed_for(self._kinds[name], array_of(leaf), array_of(after.get(name, leaf)))
             for name, leaf in before.items()
             if self._kinds[name] != FROZEN
         }
@@ -397,12 +413,13 @@ class Model:
     def _batch(self, batch: Batch) -> tuple[Any, Any, Any]:
         """Return inputs, targets and the seed of a step."""
         seed = np.int64(step_seed("jax", self._seed, batch.step, batch.part))
-        return *self._data((batch.inputs, batch.targets)), seed
+        on_host = batch.on_host or batch
+        return *self._data((batch.inputs, batch.targets), (on_host.inputs, on_host.targets)), seed
 
-    def _data(self, tree: Any) -> Any:
+    def _data(self, tree: Any, on_host: Any = None) -> Any:
         """Return a tree of data for one call; with tables, of which NumPy has the ids, JAX may cut them."""
         if not self._tables:
-            check_width(tree)
+            check_width(tree if on_host is None else on_host)
         return all_borrowed(tree)
 
     def _judge(self, parameters: Any, inputs: Any, targets: Any, **further: Any) -> Any:

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,7 @@ from parashard.models.framework import (
     Pairing,
     initial_of,
     made_by,
-    pushed_for,
     refuse_other_framework,
-    rows,
     step_seed,
     unscaled,
     value_of,
@@ -39,7 +38,6 @@ from parashard.models.torch_arrays import (
     AUTOCAST,
     array_of,
     detached,
-    gradient_of,
     on_host,
     output_of,
     seed_generators,
@@ -60,6 +58,7 @@ from parashard.models.torch_embeddings import (
     rows_lent,
 )
 from parashard.models.torch_losses import LossKind, called, loss_kind
+from parashard.models.torch_steps import DeviceTensors, HostTensors
 from parashard.models.torch_variables import (
     Place,
     Writes,
@@ -163,12 +162,13 @@ class Model:
         self.adds_losses = self._loss_kind is not None and self._loss_kind.adds
         self._metrics = metrics_by_name(metrics)
         self.added_metrics = added_up(self._metrics)
-        self._told: Mapping[str, Told] = {}  # of the last step, until its metrics are asked for
+        self._told: Callable[[], Mapping[str, Told]] = dict  # of the last step, until its metrics are asked for
         self._seed = 0
         self._module: torch.nn.Module | None = None
         self._state_kinds = dict(state or {})
         self._kinds: dict[str, str] = {}
         self._own: dict[str, torch.Tensor] = {}
+        self._on_device: DeviceTensors | None = None
         self._places: dict[str, list[Place]] = {}  # where the module has each; a tensor that is tied has more than one
         self._modules: list[tuple[str, torch.nn.Module]] = []  # all within, by what their tensors' names begin with
         self._kept_in_eval: set[str] = set()  # of them
@@ -271,19 +271,22 @@ class Model:
     def _computed(self, variables: Mapping[str, Array], batch: Batch, xp: Any, scale: float) -> Computed:
         module = self._ready()
         self._train_mode(module)
-        pulled = self._pulled(variables)
+        there = self._tensors_of(xp)
+        pulled = there.pulled(variables)
         seed_generators(step_seed("torch", self._seed, batch.step, batch.part))
         trained = {name: tensor.requires_grad_() for name, tensor in pulled.items() if not self._kinds[name]}
         for name, tensor in trained.items():
             for hook in (self._own[name]._backward_hooks or {}).values():
                 tensor.register_hook(hook)
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
-        state = {name: tensor.clone() for name, tensor in pulled.items() if name not in trained}
+        state = there.copies({name: tensor for name, tensor in pulled.items() if name not in trained})
         constants = {name: b for name, b in self._buffers().items() if name not in pulled}
         tensors = {**trained, **state}
         frozen = {name: pulled[name] for name in state if self._kinds[name] == FROZEN}
-        writes = Writes(trained, constants, frozen, self._modules, is_first=not self._has_looked_for_writes)
-        self._has_looked_for_writes = True
+        is_first, self._has_looked_for_writes = not self._has_looked_for_writes, True
+        if xp is not np and not is_first:  # to compare values is to wait for the GPU
+            constants, frozen = constants | {name: state[name] for name in frozen}, {}
+        writes = Writes(trained, constants, frozen, self._modules, is_first=is_first)
         inputs, targets = self._trees(batch.inputs), self._trees(batch.targets)
         looked_up = TorchRows(variables, batch.keys, self._dtype, trained=True)
         with self._precision(tensors):
@@ -296,46 +299,42 @@ class Model:
             raise WrongModel(
                 "the loss depends on no parameter: it is computed without them, or from detach(), item() or numpy()"
             )
-        writes.check(tensors, self._buffers() if constants else constants)
+        writes.check({**self._buffers(), **tensors} if constants else tensors)
         self._check_pairing(outputs, targets, loss.detach(), batch.weights)
         single = loss.reshape(()) if loss.ndim else loss
         whole = single if scale == 1 else single.float() * scale
         found = torch.autograd.grad(whole, [*trained.values(), *looked_up.leaves], allow_unused=True)
-        of_trained, of_rows = found[: len(trained)], found[len(trained) :]
-        gradients = {
-            name: None if g is None else rows(gradient_of(g, xp, scale))
-            for name, g in zip(trained, of_trained, strict=True)
-        }
-        gradients |= looked_up.gradients(of_rows, xp, scale)
-        for name in state.keys() - frozen.keys():
-            before, after = array_of(pulled[name]), array_of(tensors[name])
-            gradients[name] = xp.asarray(pushed_for(self._kinds[name], before, after))
-        self._told = self._told_of(outputs, targets, batch, float(loss.detach()))
-        return float(loss.detach()), gradients
+        of_trained = dict(zip(trained, found[: len(trained)], strict=True))
+        gradients = there.pushed(of_trained, tensors, scale)
+        gradients.update(looked_up.gradients(found[len(trained) :], xp, scale))
+        self._told = dict
+        if self.added_metrics or self._kind_for(batch) is not None:
+            self._told = partial(self._told_of, map_leaves(detached, outputs), targets, batch, single.detach())
+        return there.loss(single), gradients
 
-    def _told_of(self, outputs: Any, targets: Any, batch: Batch, loss: float) -> dict[str, Told]:
+    def _told_of(self, outputs: Any, targets: Any, batch: Batch, loss: torch.Tensor) -> dict[str, Told]:
         """Return a step's metrics, and its loss, where that is no mean over the examples."""
         kind = self._kind_for(batch)
         told: dict[str, Told] = {}
-        if kind is not None and (kind.adds or targets.ndim > 1 or kind.differs(targets)):  # else one an example counts
-            told["loss"] = kind.sums(loss, targets)
+        if kind is not None:
+            counted = targets if batch.on_host is None else self._trees(batch.on_host.targets)
+            if kind.adds or counted.ndim > 1 or kind.differs(counted):  # else one an example counts
+                told["loss"] = kind.sums(float(loss), counted)
         if self.added_metrics:
             with torch.no_grad():
-                told |= judged(
-                    self.added_metrics, map_leaves(detached, outputs), targets, rows_of(batch.inputs), on_host
-                )
+                told |= judged(self.added_metrics, outputs, targets, rows_of(batch.inputs), on_host)
         return told
 
     def step_metrics(self) -> Mapping[str, Told]:
-        """Return the states of the last step's metrics, once."""
-        told, self._told = self._told, {}
-        return told
+        """Return the states of the last step's metrics, once; they are computed here, and a GPU is waited for."""
+        told, self._told = self._told, dict
+        return told()
 
     @holding_model_lock()
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, the mean over the batch or its state, and the metrics' states."""
         with torch.no_grad():
-            outputs = self._outputs(variables, batch.inputs, batch.keys)
+            outputs = self._outputs(variables, batch.inputs, batch.keys, xp)
             targets = self._trees(batch.targets)
             with self._precision(self._own):
                 loss = float(self._loss_of(outputs, targets, batch.weights))
@@ -350,7 +349,7 @@ class Model:
         `values` has the rows of `keys`, too.
         """
         with torch.no_grad():
-            return map_leaves(output_of, self._outputs(values, inputs, keys))
+            return map_leaves(output_of, self._outputs(values, inputs, keys, np))
 
     @holding_model_lock()
     def own(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
@@ -388,10 +387,10 @@ class Model:
         for module in look_ups_in(own):
             module._rows = rows
 
-    def _outputs(self, variables: Mapping[str, Array], inputs: Any, keys: Mapping[str, Keys]) -> Any:
+    def _outputs(self, variables: Mapping[str, Array], inputs: Any, keys: Mapping[str, Keys], xp: Any) -> Any:
         module = self._ready()
         module.eval()
-        tensors = self._pulled(variables)
+        tensors = self._tensors_of(xp).pulled(variables)
         with self._precision(tensors):
             return self._called(module, tensors, self._trees(inputs), TorchRows(variables, keys, self._dtype))
 
@@ -431,16 +430,13 @@ class Model:
         device = next(iter(tensors.values())).device.type
         return torch.autocast(device, self._autocast)  # type: ignore[no-any-return]
 
-    def _pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Return the module's tensors as views of pulled arrays, converted where the module has another type."""
-        self._ready()
-        pulled = {}
-        for name, own in self._own.items():
-            tensor = tensor_of(value_of(variables[name], self._kinds[name]))
-            if tensor.shape != own.shape:
-                tensor = tensor.reshape(own.shape)
-            pulled[name] = tensor if tensor.dtype == own.dtype else tensor.to(own.dtype)
-        return pulled
+    def _tensors_of(self, xp: Any) -> HostTensors | DeviceTensors:
+        """Return the module's tensors where arrays of `xp` are."""
+        if xp is np:
+            return HostTensors(self._own, self._kinds)
+        if self._on_device is None:
+            self._on_device = DeviceTensors(self._own, self._kinds, xp)
+        return self._on_device
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """Return the module's buffers by our names, as they are now."""
@@ -471,6 +467,7 @@ class Model:
         check_module(module, self.keys_function)
         self._kinds = kinds_of(module, self._state_kinds)
         self._own = tensors_of(module, self._kinds)
+        self._on_device = None
         self._places = places_of(module)
         self._look_ups = look_ups_in(module)
         self._modules = [(plain_name(f"{path}." if path else ""), within) for path, within in module.named_modules()]

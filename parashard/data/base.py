@@ -216,6 +216,9 @@ class Batch:
     places : mapping of str to array of int64
         By table: for each key that the model named, in its array's shape, the place of its row among those
         (`parashard.models.base.LooksUp`).
+    on_host : Batch, optional
+        Where the arrays are a GPU's: the batch with those of the host that they are copies of, where that is known. To
+        look at its values does not wait for the GPU.
     """
 
     step: int
@@ -228,6 +231,7 @@ class Batch:
     share: float = 1.0
     keys: Mapping[str, npt.NDArray[np.uint64]] = field(default_factory=dict)
     places: Mapping[str, Array] = field(default_factory=dict)
+    on_host: Batch | None = None
 
 
 class DataSource(Protocol):

@@ -12,7 +12,7 @@ import inspect
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from parashard.data.base import Array
 from parashard.errors import ConfigurationError, WrongModel, shortened
 from parashard.models.base import Initial
 from parashard.models.user_errors import named_with_line
+from parashard.plan.flat import FlatArrays, FlatLayout
 from parashard.plan.state import ALLOWED, AVERAGE, COUNTER, average_factor, check_state, counter_rows, counter_values
 from parashard.plan.variables import Float32s, Variable
 
@@ -74,10 +75,28 @@ def unscaled(compute: Callable[[float], Computed], scale: float, xp: Any) -> Com
     `compute` takes the scale, and divides its gradients by it.
     """
     found = compute(scale)
-    while scale > 1 and not all(bool(xp.isfinite(g).all()) for g in found[1].values() if g is not None):
+    while scale > 1 and not all(bool(xp.isfinite(g).all()) for g in _in_one(found[1]) if g is not None):
         scale /= 2
         found = compute(scale)
     return found
+
+
+def _in_one(gradients: Mapping[str, Array | None]) -> list[Array | None]:
+    """Return all gradients, those that lie in one run as that one."""
+    if not isinstance(gradients, FlatArrays):
+        return list(gradients.values())
+    return [gradients.run, *(g for name, g in gradients.items() if name not in gradients.layout.places)]
+
+
+def in_one_run(variables: Mapping[str, Array], names: Iterable[str], xp: Any) -> FlatArrays:
+    """Return pulled arrays as a worker's GPU has them; those that lie apart are copied into one run."""
+    if isinstance(variables, FlatArrays):
+        return variables
+    layout = FlatLayout.of({name: Variable(name, tuple(variables[name].shape)) for name in names})
+    flat = layout.over(xp.zeros(layout.elements, np.float32))
+    for name, array in flat.items():
+        array[...] = variables[name]
+    return flat
 
 
 def rows(array: Array) -> Array:
@@ -94,6 +113,10 @@ def class_outside(targets: Any, classes: int) -> int | None:
     return low if low < 0 else high if high >= classes else None
 
 
+CHECKS_MAX = 16
+"""Steps in which a loss is asked whether it pairs, on a GPU by waiting for it."""
+
+
 class Pairing:
     """Whether a loss pairs each output with its own target, which a model asks in its first steps.
 
@@ -104,6 +127,7 @@ class Pairing:
 
     def __init__(self) -> None:
         self._open = True
+        self._checks_left = CHECKS_MAX
 
     @property
     def is_open(self) -> bool:
@@ -121,6 +145,8 @@ class Pairing:
 
     def check(self, outputs: Array, targets: Array, loss: float, reversed_loss: Callable[[], float]) -> None:
         """Refuse a loss that is the same when the targets come in reverse."""
+        self._checks_left -= 1
+        self._open = self._checks_left > 0
         spread = float(np.ptp(outputs))
         told_apart = spread > 1e-3 * max(float(np.abs(outputs).max()), float(np.abs(targets).max()))
         if not told_apart or np.array_equal(targets, targets[::-1]):
@@ -185,6 +211,17 @@ def pushed_for(kind: str, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> 
     change: Float32s = np.atleast_1d(np.asarray(after, np.float32)) - before
     if kind.startswith(AVERAGE):
         change = before + change / np.float32(average_factor(kind))
+    return change
+
+
+def pushed_floats(before: Any, after: Any, factors: Any) -> Any:
+    """Return what `pushed_for` does, with its bits, for vectors of any framework.
+
+    Their first elements are of averages, each with its factor; the others are of sums.
+    """
+    change = after - before
+    averages = slice(0, len(factors))
+    change[averages] = before[averages] + change[averages] / factors
     return change
 
 

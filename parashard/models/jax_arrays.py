@@ -79,16 +79,15 @@ def output_of(leaf: Any) -> np.ndarray[Any, Any]:
     return np.array(leaf.astype(jax.numpy.float32) if leaf.dtype == jax.numpy.bfloat16 else leaf)
 
 
-def result_of(leaf: Any, xp: Any, scale: float = 1.0) -> Array:
-    """Return a loss or a gradient as float32, divided by the scale of the loss: an array of CuPy, where `xp` is that.
+def result_of(leaf: Any, scale: float = 1.0) -> Array:
+    """Return a loss or a gradient as float32, divided by the scale of the loss.
 
-    For NumPy it is JAX's own array, which may still be being computed: `np.asarray` waits for it. Where what it is
-    computed of is written again before, wait by `jax.block_until_ready`.
+    It is JAX's own array, which may still be being computed: `np.asarray` waits for it. Where what it is computed of is
+    written again before, wait by `jax.block_until_ready`.
     """
     if leaf.dtype != np.float32:
         leaf = leaf.astype(np.float32)
-    leaf = leaf if scale == 1 else leaf / scale
-    return leaf if xp is np else xp.from_dlpack(leaf)
+    return leaf if scale == 1 else leaf / scale
 
 
 def is_zero(traced: Any) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
+
 from parashard.data.base import Array
 from parashard.errors import WrongModel
 from parashard.models.jax_arrays import borrowed, check_width, jax, output_of, result_of
@@ -28,7 +30,8 @@ class Jax:
         return output_of(tensor)
 
     def result(self, tensor: Any, xp: Any) -> Array:
-        return result_of(tensor, xp)
+        found = result_of(tensor)
+        return found if xp is np else xp.from_dlpack(found)
 
     def gradients(self, function: Function) -> Gradients:
         return _JaxGradients(function)

@@ -182,6 +182,7 @@ Modules = Iterable[tuple[str, torch.nn.Module]]
 class Writes:
     """Tensors and numbers of a module before a step.
 
+    `constants` are watched by their version counters, and `frozen` ones, of which copies are lent, by their values.
     `is_first` looks for writes through `.data` and for numbers that `forward` counts, too, which costs copies.
     """
 
@@ -194,7 +195,7 @@ class Writes:
         self._first = {name: tensor.detach().clone() for name, tensor in trained.items()} if is_first else {}
         self._counted = numbers_in(modules) if is_first else {}
 
-    def check(self, tensors: Tensors, buffers: Tensors) -> None:
+    def check(self, tensors: Tensors) -> None:
         """Compare with the variables and buffers after the step."""
         written = [name for name, tensor in self._trained.items() if tensor._version != self._versions[name]]
         written += [name for name, before in self._first.items() if not torch.equal(self._trained[name], before)]
@@ -203,7 +204,7 @@ class Writes:
         written = [
             name
             for name, before in self._constants.items()
-            if buffers[name] is not before or before._version != self._versions[name]
+            if tensors[name] is not before or before._version != self._versions[name]
         ]
         written += [name for name, before in self._frozen.items() if not torch.equal(tensors[name], before)]
         if written:
@@ -217,7 +218,7 @@ class Writes:
         if self._counted:
             warn_of_counting(self._counted, numbers_in(self._modules))
         turned = [name for name, tensor in self._trained.items() if not tensor.requires_grad]
-        turned += [name for name in self._frozen if tensors[name].requires_grad]
+        turned += [name for name in (*self._frozen, *self._constants) if tensors[name].requires_grad]
         if turned:
             raise WrongModel(
                 f"requires_grad of {turned[0]!r} is changed while a step is computed: set it before fit, which reads "

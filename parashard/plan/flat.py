@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from parashard.plan.variables import Variable
 
@@ -52,13 +53,24 @@ class FlatLayout:
 
 
 class FlatArrays(dict[str, Any]):
-    """Arrays by name, of which those of `layout` are views of `run`; what else is here, such as rows, is not."""
+    """Arrays by name, of which those of `layout` are views of `run`; what else is here, such as rows, is not.
+
+    Attributes
+    ----------
+    layout : FlatLayout
+    run : Run
+    kept : mapping of object to object
+        What a model has made of this memory, whatever its values are, by an object of the model's: gone with either.
+    """
 
     def __init__(self, layout: FlatLayout, run: Run, arrays: Mapping[str, Any]) -> None:
         super().__init__(arrays)
         self.layout = layout
         self.run = run
+        self.kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def with_rows(self, rows: Mapping[str, Any]) -> FlatArrays:
         """Return the same variables, and rows of tables beside them."""
-        return FlatArrays(self.layout, self.run, {**self, **rows})
+        both = FlatArrays(self.layout, self.run, {**self, **rows})
+        both.kept = self.kept
+        return both

@@ -79,7 +79,8 @@ class Gpu:
         given = batch.inputs, batch.targets, batch.places, *([] if batch.weights is None else [batch.weights])
         inputs, targets, places, *weights = map_leaves(self._copied_in, given)
         self._join(self._copies, self._cupy.cuda.get_current_stream())
-        return replace(batch, inputs=inputs, targets=targets, weights=weights[0] if weights else None, places=places)
+        there = replace(batch, inputs=inputs, targets=targets, weights=weights[0] if weights else None, places=places)
+        return replace(there, on_host=batch)
 
     def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
         """Copy into pinned memory on the copy stream, and wait for all of it at once."""

@@ -1,0 +1,236 @@
+"""A module's tensors in a step: of the host, or of a GPU without waiting for it.
+
+Both take pulled arrays and return what is pushed, with the same bits of state. On a GPU nothing here waits for the
+device, and how much is asked of it does not depend on the number of variables: PyTorch moves many tensors at once.
+Knows no loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parashard.data.base import Array
+from parashard.models.framework import FROZEN, in_one_run, pushed_floats, pushed_for, rows, value_of
+from parashard.models.torch_arrays import array_of, gradient_of, tensor_of, torch
+from parashard.plan.flat import FlatArrays, FlatLayout
+from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, SUM, average_factor
+from parashard.plan.variables import Float32s
+
+Tensors = Mapping[str, torch.Tensor]
+Kinds = Mapping[str, str]
+_NO_LAYOUT = FlatLayout({}, 0)
+
+
+class HostTensors:
+    """Of the host: views of pulled arrays, and copies of those without a gradient.
+
+    Parameters
+    ----------
+    own : mapping of str to tensor
+        The module's, whose shapes and types count.
+    kinds : mapping of str to str
+        As `kinds_of` returns them.
+    """
+
+    def __init__(self, own: Tensors, kinds: Kinds) -> None:
+        self._own, self._kinds = own, kinds
+
+    def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Return tensors with the pulled values, converted where the module has another type."""
+        pulled = {}
+        for name, own in self._own.items():
+            tensor = tensor_of(value_of(variables[name], self._kinds[name]))
+            if tensor.shape != own.shape:
+                tensor = tensor.reshape(own.shape)
+            pulled[name] = tensor if tensor.dtype == own.dtype else tensor.to(own.dtype)
+        return pulled
+
+    def copies(self, fixed: Tensors) -> dict[str, torch.Tensor]:
+        """Return copies of pulled tensors without a gradient, which a step may write."""
+        self._fixed = fixed
+        return {name: tensor.clone() for name, tensor in fixed.items()}
+
+    def loss(self, loss: torch.Tensor) -> float:
+        """Return a loss as a model returns it."""
+        return float(loss.detach())
+
+    def pushed(self, gradients: Mapping[str, torch.Tensor | None], after: Tensors, scale: float) -> dict[str, Any]:
+        """Return gradients, divided by a scale, and what is pushed for the state that a step has left in `after`."""
+        found: dict[str, Any] = {
+            name: None if gradient is None else rows(gradient_of(gradient, np, scale))
+            for name, gradient in gradients.items()
+        }
+        for name, before in self._fixed.items():
+            if self._kinds[name] != FROZEN:
+                found[name] = pushed_for(self._kinds[name], array_of(before), array_of(after[name]))
+        return found
+
+
+class DeviceTensors:
+    """Of a GPU: pulled arrays lie in one run, and so do gradients.
+
+    PyTorch computes on the default stream, which what was pulled must be ordered by. A run of gradients is new in each
+    step, from PyTorch's allocator, which gives its memory to a later step once the last array of it is dropped: whoever
+    copies it on another stream keeps an array until that is done.
+
+    Parameters
+    ----------
+    own : mapping of str to tensor
+        The module's, whose shapes and types count.
+    kinds : mapping of str to str
+        As `kinds_of` returns them.
+    xp : module
+        `cupy`.
+    """
+
+    def __init__(self, own: Tensors, kinds: Kinds, xp: Any) -> None:
+        self._own, self._kinds, self.xp = own, kinds, xp
+        self._types = {tensor.dtype for name, tensor in own.items() if kinds[name] != COUNTER} - {torch.float32}
+        self._counters = [name for name in own if kinds[name] == COUNTER]
+        self._averages = [name for name in own if kinds[name].startswith(AVERAGE)]
+        self._floats = [*self._averages, *(name for name in own if kinds[name] == SUM)]
+        self._layout = _NO_LAYOUT
+        self._copies: dict[str, torch.Tensor] = {}
+        self._constants: dict[str, torch.Tensor] = {}  # on the device, made once
+        self._run = self._zeros = torch.empty(0)
+
+    def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Return tensors with the pulled values, converted where the module has another type.
+
+        Each has hooks and a version counter of its own, which `tensor.data` begins anew: tensors of the same memory are
+        kept with its arrays from step to step.
+        """
+        flat = in_one_run(variables, self._own, self.xp)
+        kept: _Kept | None = flat.kept.get(self)
+        if kept is None:
+            kept = flat.kept[self] = _Kept(tensor_of(flat.run), {name: self._view(flat, name) for name in self._own})
+        self._layout, self._run = flat.layout, kept.run
+        by_type = {dtype: kept.run.to(dtype) for dtype in self._types}
+        pulled = {}
+        for name, own in self._own.items():
+            if own.dtype in by_type:
+                place, _ = flat.layout.places[name]
+                pulled[name] = by_type[own.dtype][place].view(own.shape).data
+            elif self._kinds[name] != COUNTER:
+                pulled[name] = kept.tensors[name].data
+        return pulled | self._counted(kept.tensors)
+
+    def _view(self, flat: FlatArrays, name: str) -> torch.Tensor:
+        is_counter = self._kinds[name] == COUNTER
+        return tensor_of(flat[name]).reshape((-1, COUNTER_BYTES) if is_counter else self._own[name].shape)
+
+    def _counted(self, kept: Tensors) -> dict[str, torch.Tensor]:
+        """Return counters as whole numbers: the sums of `counter_values`, modulo 2^64."""
+        if not self._counters:
+            return {}
+        worth = self._constant("worth", lambda: [1 << 8 * place for place in range(COUNTER_BYTES)])
+        numbers = (torch.cat([kept[name] for name in self._counters]).to(torch.int64) * worth).sum(-1)
+        return {
+            name: piece.view(self._own[name].shape).to(self._own[name].dtype)
+            for name, piece in self._parted(numbers, self._counters).items()
+        }
+
+    def copies(self, fixed: Tensors) -> dict[str, torch.Tensor]:
+        """Return copies of pulled tensors without a gradient, which a step may write; their memory is made once.
+
+        Each has memory of its own: a module of `torch.compile` that writes several tensors of one memory is slow.
+        """
+        by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for name, tensor in fixed.items():
+            if name not in self._copies:
+                self._copies[name] = torch.empty_like(tensor)
+            copies, sources = by_type.setdefault(tensor.dtype, ([], []))
+            copies.append(self._copies[name])
+            sources.append(tensor)
+        for copies, sources in by_type.values():
+            torch._foreach_copy_(copies, sources)
+        self._before = self._floats_of(self._copies), self._counts_of(self._copies)
+        return {name: self._copies[name].data for name in fixed}
+
+    def loss(self, loss: torch.Tensor) -> Array:
+        """Return a loss as a model returns it: on the device, of shape ()."""
+        return self.xp.from_dlpack(loss.detach().float())
+
+    def pushed(self, gradients: Mapping[str, torch.Tensor | None], after: Tensors, scale: float) -> FlatArrays:
+        """Return gradients, divided by a scale, and what is pushed for the state that a step has left in `after`."""
+        given = {name: g.to_dense() if g.is_sparse else g for name, g in gradients.items() if g is not None}
+        pieces = {name: g.reshape(-1) for name, g in given.items()}
+        if pieces and (scale != 1 or any(g.dtype != torch.float32 for g in given.values())):
+            whole = torch.cat(list(pieces.values())).float()
+            pieces = self._parted(whole if scale == 1 else whole / scale, list(pieces))
+        pieces |= self._of_state(after)
+        run = self.xp.from_dlpack(self._in_run(pieces))
+        due = {name for name, kind in self._kinds.items() if kind != FROZEN}
+        return FlatArrays(
+            self._layout,
+            run,
+            {
+                name: run[place].reshape(shape) if name in pieces else None
+                for name, (place, shape) in self._layout.places.items()
+                if name in due
+            },
+        )
+
+    def _of_state(self, after: Tensors) -> dict[str, torch.Tensor]:
+        """Return what `pushed_for` does for the state, with its bits, each flat."""
+        found: dict[str, torch.Tensor] = {}
+        floats, counts = self._before
+        if self._floats:
+            factors = self._constant("factors", self._factors)
+            found |= self._parted(pushed_floats(floats, self._floats_of(after), factors), self._floats)
+        if self._counters:
+            shifts = self._constant("shifts", lambda: [8 * place for place in range(COUNTER_BYTES)])
+            of_bytes = ((self._counts_of(after) - counts)[:, None] >> shifts & 0xFF).float()
+            found |= {name: piece.reshape(-1) for name, piece in self._parted(of_bytes, self._counters).items()}
+        return found
+
+    def _floats_of(self, tensors: Tensors) -> torch.Tensor:
+        return _one([tensors[name] for name in self._floats]).float()
+
+    def _counts_of(self, tensors: Tensors) -> torch.Tensor:
+        return _one([tensors[name] for name in self._counters]).to(torch.int64)
+
+    def _factors(self) -> Float32s:
+        """Return the factor of each element of an average: divided by one number, PyTorch multiplies by its inverse."""
+        sizes = [self._own[name].numel() for name in self._averages]
+        return np.repeat(np.array([average_factor(self._kinds[name]) for name in self._averages], np.float32), sizes)
+
+    def _parted(self, whole: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Return the tensors that lie one after the other in one, as many elements of its first axis as each has."""
+        return dict(zip(names, whole.split([self._own[name].numel() for name in names]), strict=True))
+
+    def _in_run(self, pieces: Tensors) -> torch.Tensor:
+        """Return a new run of these variables; it has zeros for the others, and between them."""
+        gaps, end = [], 0
+        places = [(name, place) for name, (place, _) in self._layout.places.items() if name in pieces]
+        for _, place in places:
+            gaps.append(place.start - end)
+            end = place.stop
+        gaps.append(self._layout.elements - end)
+        if max(gaps) > len(self._zeros):
+            self._zeros = torch.zeros(max(gaps), device=self._run.device)
+        parts = [self._zeros[: gaps[0]]]
+        for (name, _), gap in zip(places, gaps[1:], strict=True):
+            parts += [pieces[name], self._zeros[:gap]] if gap else [pieces[name]]
+        return torch.cat(parts)
+
+    def _constant(self, name: str, make: Callable[[], Any]) -> torch.Tensor:
+        """Return a tensor on the device, copied there once."""
+        if name not in self._constants:
+            self._constants[name] = torch.as_tensor(make(), device=self._run.device)
+        return self._constants[name]
+
+
+class _Kept(NamedTuple):
+    """Tensors of a run's memory."""
+
+    run: torch.Tensor
+    tensors: dict[str, torch.Tensor]
+
+
+def _one(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return the elements of tensors one after the other, new."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
