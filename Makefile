@@ -36,7 +36,7 @@ test-large: $(READY)  ## a shard of more than 2 GiB, a minute: it takes 12 GiB o
 	PARASHARD_LARGE=1 $(BIN)/python -m pytest -rs tests/ps_server/serving/test_large_vector.py
 
 test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -rs -m gpu $$(grep -rl "mark.gpu" tests --include="test_*.py")
 
 mutants: $(READY)  ## small faults in the pure cores, each against its unit tests; writes benchmarks/results/mutants.md
 	$(BIN)/python tools/mutants.py --jobs $(JOBS) --write
@@ -105,7 +105,6 @@ bench: $(READY)  ## the races that need no peer, and the kernels
 	$(BIN)/python -m benchmarks.races.promises --data $(DATA) --write
 	$(BIN)/python -m benchmarks.default_speed --data $(DATA) --write
 	$(BIN)/python -m benchmarks.encodings --data $(DATA) --write
-	$(BIN)/python -m benchmarks.gpu --write
 	$(BIN)/python -m benchmarks.races.plots
 
 bench-peers: $(READY)  ## the races against peers, each in an environment of its own (3.8 GB under .peers/)

@@ -34,8 +34,8 @@ def load_before(load: float) -> str:
     return f"{load:.1f} processes in the minute before; 0 is best."
 
 
-def write(name: str, sections: dict[str, str], figures: dict[str, Any]) -> None:
-    """Write `results/NAME.json` and `results/NAME.md`.
+def write(name: str, sections: dict[str, str], figures: dict[str, Any], folder: Path = RESULTS) -> None:
+    """Write `NAME.json` and `NAME.md` in a folder.
 
     Parameters
     ----------
@@ -45,11 +45,13 @@ def write(name: str, sections: dict[str, str], figures: dict[str, Any]) -> None:
         Markdown by heading.
     figures : dict
         What the tables were made from, whole.
+    folder : Path
+        Where; default: `benchmarks/results/`.
     """
     machine = described()
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")
     versions = ", ".join(f"{key} {value}" for key, value in machine.items() if key not in ("command", "cpu", "cores"))
     place = f"`{machine['command']}` on {machine['cpu']}, {machine['cores']} cores; {versions}."
     parts = [f"## {heading}\n\n{text}" for heading, text in sections.items()]
-    (RESULTS / f"{name}.md").write_text("\n\n".join([place, *parts]) + "\n")
+    (folder / f"{name}.md").write_text("\n\n".join([place, *parts]) + "\n")

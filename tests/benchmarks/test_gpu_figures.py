@@ -1,93 +1,228 @@
-"""The benchmark of a GPU, on a GPU of NumPy: what it runs, what it compares, and what it says without a GPU."""
+"""The benchmark of a GPU, on a CPU and on a GPU of NumPy: what it runs and compares, and what it says of failures."""
 
 from __future__ import annotations
 
+import ctypes
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import gpu
-from parashard.job.layers import parse_set
-from parashard.job.load import load_job
-from parashard.job.schema import Job
+import parashard as ps
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import ipc, limited, memory, mlp, rows, speed
+from benchmarks.gpu.limited import Found
+from parashard.api import fits
+from parashard.api import trainer as trainer_module
+from parashard.api.script import Script
 from parashard_server.state.cuda_storage import CudaStorage
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import drawn_from
-from parashard_worker.device import Cpu
 from support import reference_rules as reference
 from support.late_device import LateDevice
 
-SMALL = ("model.hidden=[8]", "job.batch_size=64", 'optimizer.kind="sgd"', "optimizer.learning_rate=0.5")
+MEASURED = ["models", "mlp", "accuracy"]
 
 
-def small_job() -> Job:
-    return load_job(gpu.JOB, [parse_set(setting) for setting in SMALL], {}).job
+def asked(device: str = "cuda:0", **changed: Any) -> command.Asked:
+    return command.Asked(**{"device": device, "turns": 2, "rounds": 1, "data": None, "profile": None, **changed})
 
 
-def test_its_job_is_valid_and_overlaps_transfers() -> None:
-    settings = [parse_set(s) for s in (*gpu.SETTINGS, "cluster.device=cuda:0", "cluster.shard_device=cuda")]
-    assert load_job(gpu.JOB, settings, {}).job.cluster.pipeline_depth == 1
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is none that a script could be found of, as a notebook's."""
+    monkeypatch.chdir(tmp_path)
+    for user in (trainer_module, fits):
+        monkeypatch.setattr(user, "SCRIPT", Script(None))
 
 
-def test_training_without_a_server_learns() -> None:
-    training = gpu.NoServer(small_job(), Cpu(), reference)
-    losses = [training.step(step) for step in range(60)]
-    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+SMALL = ("--device", "cpu", "--width", "8", "--batch", "4", "--steps", "12", "--seconds", "0.1")
 
 
-def test_training_without_a_server_has_the_kernels_that_it_is_given() -> None:
-    pair = [gpu.NoServer(small_job(), Cpu(), kernels) for kernels in (fused, reference)]
-    for training in pair:
-        assert training.ms_per_step(3) > 0
+# --- models ---
+
+
+def test_training_without_a_server_learns_with_the_kernels_that_it_is_given() -> None:
+    inputs, targets = mlp.data(512)
+    pair = [mlp.NoServer(mlp.model(16), ps.Adam(0.02), np, kernels) for kernels in (fused, reference)]
+    losses = [[one.step(inputs, targets) for _ in range(40)] for one in pair]
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < 0.7 * losses[0][0]
     for name, values in pair[0].variables.items():
         np.testing.assert_array_equal(values, pair[1].variables[name])
 
 
-class Untimed(gpu.NoServer):
-    """A step without a server takes 4 ms."""
-
-    batch = 100
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def ms_per_step(self, steps: int) -> float:
-        self.asked.append(steps)
-        return 4.0
-
-
-def test_steps_are_compared_with_those_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[str] = []
-
-    def trained(command: str, job: Path, settings: list[str]) -> dict[str, Any]:
-        runs.append(settings[-1])
-        rate = 10_000.0 if settings[-1].endswith("cpu") else 12_500.0
-        return {"steps_applied": [9, 9], "steps_total": 9, "examples_per_s": rate}
-
-    monkeypatch.setattr(gpu, "trained", trained)
-    no_server = Untimed()
-    host, device = gpu.worker_step_rows(["cluster.device=cuda:0"], no_server, turns=2)
-    assert runs == ["cluster.shard_device=cpu", "cluster.shard_device=cuda"] * 2
-    assert no_server.asked == [8, 8]
-    assert (host["case"], host["ours_ms"], host["peer_ms"], host["ratio"]) == ("shards on the host", 10.0, 4.0, 0.4)
-    assert (device["case"], device["ours_ms"], device["ratio"]) == ("shards on the GPU", 8.0, 0.5)
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize("what", ["plain", "one"])
+def test_a_speed_is_that_of_a_warm_run(
+    what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["speed", "mlp", what, *SMALL])
+    speed.main()
+    told = json.loads(capsys.readouterr().out)
+    assert told["measured_s"] >= 0.1
+    assert told["examples_per_s"] > 0
 
 
-def test_a_run_that_lost_a_step_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = {"steps_applied": [9, 8], "steps_total": 9, "examples_per_s": 1.0}
-    monkeypatch.setattr(gpu, "trained", lambda *words: report)
-    with pytest.raises(AssertionError):
-        gpu.worker_step_rows([], Untimed(), turns=1)
+@pytest.mark.full("a real cluster of two workers; what it measures by is in the tests around it")
+def test_a_cluster_tells_where_a_workers_time_went_meanwhile() -> None:
+    found = limited.run("speed", ["mlp", "cluster", "--workers", "2", "--depth", "0", *SMALL], 100.0)
+    assert not found.why, found.why
+    (told,) = found.lines
+    assert told["examples_per_s"] > 0
+    assert set(told["phases_ms"]) <= set(rows.PHASES)
+    assert told["phases_ms"]["compute"] > 0
+
+
+class Measure:
+    """Keeps what is asked for, and answers by it."""
+
+    def __init__(self, *answers: Found) -> None:
+        self.asked: list[tuple[str, list[str], float]] = []
+        self._answers = answers
+
+    def __call__(self, module: str, words: Sequence[str], limit_s: float) -> Found:
+        self.asked.append((module, list(words), limit_s))
+        return self._answers[(len(self.asked) - 1) % len(self._answers)]
+
+
+def rate(examples_per_s: float) -> Found:
+    return Found([{"examples_per_s": examples_per_s, "accuracy": 0.5, "phases_ms": {"pull": 1.0}}])
+
+
+@pytest.mark.parametrize("part", MEASURED)
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_every_program_understands_its_words(part: str, device: str, tmp_path: Path) -> None:
+    measure = Measure(rate(1.0))
+    found = list(command.PARTS[part](asked(device, data=tmp_path), measure, []))
+    assert len(found) < len(measure.asked), "those without a server have no row of their own"
+    for module, words, limit_s in measure.asked:
+        assert (module, limit_s <= 60.0) == ("speed", True)
+        read = speed.words_parser().parse_args(words)
+        assert (read.device, read.data) == (device, tmp_path)
+        assert (read.width < 64) == (device == "cpu")
+
+
+@pytest.mark.parametrize("model", [command.RESNET, command.LARGE_RESNET, command.MLP])
+def test_each_case_is_what_its_name_says(model: command.Model) -> None:
+    read = {case: speed.words_parser().parse_args(asked().words(model, case)) for case in (model.alone, *model.cases)}
+    assert (read[model.alone].what, read[command.ONE].what) == ("plain", "one")
+    for case, words in read.items():
+        assert (words.shard_device == "cuda:0") == case.endswith("on the GPU")
+        assert (words.what == "cluster") == ("shard on" in case)
+        assert words.workers == (int(case[0]) if case[0].isdigit() else 1)
+        assert (words.depth == 0) == case.endswith("depth 0")
+
+
+def test_speeds_are_compared_with_those_without_a_server_in_the_same_run() -> None:
+    one, card, host = command.mlp(asked(), Measure(rate(1000), rate(900), rate(500), rate(250)), [])
+    assert (one["case"], one["ours"], one["its"], one["ratio"], one["goal"]) == (command.ONE, 900, 1000, 0.9, 0.9)
+    assert (card["ratio"], rows.below_goal(card), host["ratio"], rows.below_goal(host)) == (0.5, True, 0.25, False)
+
+
+def test_rounds_are_medians_and_the_last_row_of_a_case_has_them_all() -> None:
+    measure = Measure(*(rate(figure) for figure in (100, 10, 20, 30, 100, 50, 40, 60, 100, 90, 60, 20)))
+    found = {one["case"]: one for one in command.mlp(asked(rounds=3), measure, [])}
+    assert [one["ours"] for one in found.values()] == [50, 40, 30]
+
+
+def test_what_fails_is_a_row_that_says_why_and_the_rest_goes_on() -> None:
+    measure = Measure(rate(1000), Found([], "over its limit of 30 s: x"), rate(500), rate(250))
+    one, card, _ = command.mlp(asked(), measure, [])
+    assert (one["case"], one["why"]) == (command.ONE, "over its limit of 30 s: x")
+    assert (card["ratio"], rows.below_goal(one)) == (0.5, False)
+    alone, *others = command.mlp(asked(), Measure(Found([], "ended with 1: x"), rate(500)), [])
+    assert alone["case"] == command.CUPY
+    assert [other["why"] for other in others] == ["500 examples/s", "ended with 1: x", "500 examples/s"]
+
+
+def test_accuracy_needs_digits(tmp_path: Path) -> None:
+    measure = Measure(rate(1.0))
+    (one,) = command.accuracy(asked(), measure, [])
+    assert ("--data" in one["why"], measure.asked) == (True, [])
+    found = list(command.accuracy(asked(data=tmp_path), measure, []))
+    assert [(one["case"], one["ratio"]) for one in found] == [("1 worker, auto", 1.0), ("2 workers, auto", 1.0)]
+
+
+def test_what_is_below_its_goal_is_profiled(tmp_path: Path) -> None:
+    before = list(command.mlp(asked(), Measure(rate(1000), rate(900), rate(500), rate(250)), []))
+    measure = Measure(rate(1.0))
+    (one,) = command.profiles(asked(profile=tmp_path / "p"), measure, before)
+    assert one["case"] == f"{command.MLP.table}: {command.CARD}"
+    read = speed.words_parser().parse_args(measure.asked[0][1])
+    assert (Path(read.profile).parent, read.shard_device) == (tmp_path / "p", "cuda:0")
+    assert list(command.profiles(asked(), measure, before)) == []
+
+
+# --- limits ---
+
+
+def test_a_program_over_its_limit_ends_with_what_it_started() -> None:
+    found = limited.run("about", ["--device", "cpu"], 0.0)
+    assert (found.lines, found.why.startswith("over its limit of 0 s")) == ([], True)
+
+
+def test_a_program_that_fails_says_why_in_a_line() -> None:
+    found = limited.run("about", ["--device", "card"], 100.0)
+    assert found.lines == []
+    assert found.why.startswith("ended with 1: ")
+    assert found.why.endswith("device 'card' is unknown; allowed: cpu, cuda, cuda:N")
+
+
+def test_nothing_begins_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(limited, "run", lambda module, words, limit_s: limits.append(limit_s) or Found([]))  # type: ignore[func-returns-value]
+    clock = iter([0.0, 10.0, 90.0, 98.0])
+    measure = command.within(100.0, 1.0, lambda: next(clock))
+    assert [measure("speed", [], 40.0).why for _ in range(3)] == ["", "", "not measured: 100 s were over"]
+    assert limits == [40.0, 10.0]
+
+
+def test_the_command_runs_on_a_cpu_and_writes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(command, "_write", lambda rows, about, folder: written.append(len(rows)))
+    monkeypatch.setattr(command, "within", lambda *limits: Measure(Found([{"about": "a GPU", "examples_per_s": 1}])))
+    monkeypatch.setattr(
+        sys, "argv", ["gpu", "--device", "cpu", "--parts", "mlp", "--write", "--results", str(tmp_path)]
+    )
+    command.main()
+    assert written == [1, 2, 3]
+
+
+def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cuda:0"])
+    monkeypatch.setattr(command, "within", lambda *limits: Measure(Found([], "ended with 1: needs CuPy")))
+    with pytest.raises(SystemExit, match="nothing was measured: ended with 1: needs CuPy"):
+        command.main()
+
+
+def test_figures_are_files_in_a_folder(tmp_path: Path) -> None:
+    command._write(list(command.mlp(asked(), Measure(rate(8.0), rate(4.0)), [])), "Some GPU", tmp_path)
+    assert json.loads((tmp_path / "gpu.json").read_text())["device"] == "Some GPU"
+    text = (tmp_path / "gpu.md").read_text()
+    assert f"| {command.ONE} | 4 examples/s | {command.CUPY} | 8 examples/s | 0.50 | 0.9 |" in text
+    assert f"| {command.MLP.table}: {command.ONE} | 0.00 | 1.00 | 0.00 | 0.00 | 0.00 |" in text
+
+
+def test_a_time_and_a_failure_are_shown() -> None:
+    found = [rows.row("A", "one", "other", rows.TIME, ([2.0, 1.0, 9.0], [6.0])), rows.missing("A", "two", "a|b")]
+    lines = rows.sections(found, "Some GPU")["A"].splitlines()
+    assert lines[2:] == ["| one | 2.000 ms | other | 6.000 ms | 3.00 |  |", "| two | a/b |  |  |  |  |"]
+
+
+# --- memory ---
 
 
 def test_copies_of_both_kinds_of_memory_are_compared() -> None:
     device = LateDevice()
-    rows = gpu.copy_rows(device, [0.001], turns=2)
-    assert [row["case"] for row in rows] == ["0.001 MiB to the GPU", "0.001 MiB from the GPU"]
+    found = list(memory.copy_rows(device, [0.001], 2))
+    assert [one["case"] for one in found] == ["0.001 MiB to the GPU", "0.001 MiB from the GPU"]
     assert len(device.copied_in) == len(device.copied_out) == 2 * 3
     for copied in (device.copied_in, device.copied_out):
         assert [host is device.staged[0] for host in copied] == [True, False] * 3
@@ -95,9 +230,9 @@ def test_copies_of_both_kinds_of_memory_are_compared() -> None:
 
 def test_shards_are_compared_rule_by_rule_with_pulls() -> None:
     device = LateDevice()
-    rows = gpu.shard_rows(device, [0.001], turns=2)
-    assert [row["case"] for row in rows] == ["sgd, 0.001 MiB", "adam, 0.001 MiB"]
-    assert all(row["ratio"] == row["peer_ms"] / row["ours_ms"] for row in rows)
+    found = list(memory.shard_rows(device, [0.001], 2))
+    assert [one["case"] for one in found] == ["sgd, 0.001 MiB", "adam, 0.001 MiB"]
+    assert all(one["ratio"] == one["its"] / one["ours"] for one in found)
     assert len(device.copied_out) == 2 * 3  # a pull after every push
 
 
@@ -105,15 +240,15 @@ def test_shards_that_disagree_are_no_figure() -> None:
     device = LateDevice()
     device.kernels.update = lambda *given: None  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="other weights"):
-        gpu.shard_rows(device, [0.001], turns=1)
+        list(memory.shard_rows(device, [0.001], 1))
 
 
 def test_a_move_pushes_and_pulls_all_that_moved() -> None:
     device = LateDevice()
     storage = CudaStorage(
-        gpu.one_variable(6), 0, Optimizer(gpu.RULES["sgd"], device.kernels), drawn_from(0), device=device
+        memory.one_variable(6), 0, Optimizer(memory.RULES["sgd"], device.kernels), drawn_from(0), device=device
     )
-    move, moved = gpu.moves(storage), storage.moved
+    move, moved = memory.moves(storage), storage.moved
     found: list[int] = []
 
     def moved_bytes(*run: Any) -> Any:
@@ -130,30 +265,163 @@ def test_a_move_pushes_and_pulls_all_that_moved() -> None:
 
 def test_calls_take_turns_and_the_first_turn_does_not_count() -> None:
     called: list[str] = []
-    times = gpu.timed({name: lambda name=name: called.append(name) for name in "ab"}, turns=2)  # type: ignore[misc]
+    times = memory.timed({name: lambda name=name: called.append(name) for name in "ab"}, 2)  # type: ignore[misc]
     assert called == ["a", "b"] * 3
     assert {name: len(found) for name, found in times.items()} == {"a": 2, "b": 2}
 
 
-def test_without_a_gpu_every_row_says_so_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    rows, why = gpu.measured(turns=1)
-    tables = gpu.sections(rows, why)
-    assert "needs CuPy" in tables.pop("GPU")
-    assert list(tables) == [gpu.STEP, gpu.COPY, gpu.SHARD]
-    lines = [line for text in tables.values() for line in text.splitlines()[2:]]
-    assert len(lines) == len(rows) == 2 + 6 + 6
-    assert all(line.count("not measured") == 3 for line in lines)
+@pytest.mark.parametrize("what", ["copies", "shard"])
+def test_rows_of_memory_are_printed_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    monkeypatch.setattr(memory, "open_device", lambda name, shard: LateDevice())
+    monkeypatch.setattr(sys, "argv", ["memory", what, "--turns", "1", "--sizes-mib", "0.001"])
+    memory.main()
+    assert len([json.loads(line) for line in capsys.readouterr().out.splitlines()]) == 2
 
 
-def test_figures_come_in_the_order_of_the_rows_without_figures() -> None:
-    device = LateDevice()
-    expected = [row["case"] for row in gpu.not_measured()]
-    copies = [case.replace("0.001", "1") for case in (row["case"] for row in gpu.copy_rows(device, [0.001], turns=1))]
-    assert expected[2:4] == copies
+# --- CUDA IPC ---
 
 
-def test_a_figure_is_shown_with_its_ratio() -> None:
-    row = gpu.row(gpu.COPY, "1 MiB to the GPU", [2.0, 1.0, 9.0], gpu.PAGEABLE, [6.0])
-    text = gpu.sections([row], "Some GPU")[gpu.COPY]
-    assert text.splitlines()[-1] == "| 1 MiB to the GPU | 2.000 | ordinary memory | 6.000 | 3.000 x |"
+class HostRuntime:
+    """`cupy.cuda.runtime` of one process, whose device memory is the host's.
+
+    Attributes
+    ----------
+    copies : int
+        From device to device.
+    """
+
+    memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3
+
+    def __init__(self) -> None:
+        self._memory: dict[int, np.ndarray] = {}
+        self._opened: set[int] = set()
+        self.locked: set[int] = set()
+        self.copies = 0
+        self.gone = False  # its owner has died
+
+    def malloc(self, size: int) -> int:
+        values = np.zeros(size, np.uint8)
+        self._memory[values.ctypes.data] = values
+        return int(values.ctypes.data)
+
+    def free(self, address: int) -> None:
+        del self._memory[address]
+
+    def memset(self, address: int, value: int, size: int) -> None:
+        ctypes.memset(address, value, size)
+
+    def memcpy(self, to: int, source: int, size: int, kind: int) -> None:
+        self.copies += kind == self.memcpyDeviceToDevice
+        ctypes.memmove(to, source, size)
+
+    def hostRegister(self, address: int, size: int, flags: int) -> None:
+        self.locked.add(address)
+
+    def hostUnregister(self, address: int) -> None:
+        self.locked.remove(address)
+
+    def ipcGetMemHandle(self, address: int) -> bytes:
+        return address.to_bytes(64, "little")
+
+    def ipcOpenMemHandle(self, handle: bytes) -> int:
+        if self.gone:
+            raise RuntimeError("cudaErrorInvalidValue")
+        address = int.from_bytes(handle, "little")
+        self._opened.add(address)
+        return address
+
+    def ipcCloseMemHandle(self, address: int) -> None:
+        self._opened.remove(address)
+
+    def deviceSynchronize(self) -> None:
+        pass
+
+    @property
+    def held(self) -> int:
+        return len(self._memory) + len(self._opened) + len(self.locked)
+
+
+class Here:
+    """The other process, in this one."""
+
+    def __init__(self, runtime: HostRuntime) -> None:
+        self._vector = ipc.Vector(runtime)
+        self._runtime = runtime
+        self.asked: list[str] = []
+
+    def ask(self, **asked: Any) -> dict[str, Any]:
+        self.asked.append(asked["do"])
+        found: dict[str, Any] = json.loads(json.dumps(self._vector.answer(json.loads(json.dumps(asked)))))
+        return found
+
+    def kill(self) -> None:
+        self._runtime.gone = True
+
+
+def test_both_ways_bring_the_vector_and_give_back_all_memory() -> None:
+    runtime = HostRuntime()
+    other = Here(runtime)
+    (one,) = ipc.speed_rows(runtime, other, [0.001], 2)
+    assert (one["case"], one["peer"], one["ratio"] == one["its"] / one["ours"]) == ("0.001 MB", ipc.HOSTS_WAY, True)
+    assert other.asked == ["make", "fill", "wait", "fill", "to host", *["wait", "to host"] * 3, "free"]
+    assert (runtime.held, runtime.copies) == (0, 4)
+
+
+def test_bytes_that_do_not_arrive_are_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = HostRuntime()
+    monkeypatch.setattr(runtime, "memcpy", lambda *given: None)
+    with pytest.raises(AssertionError, match="not what the other process wrote"):
+        list(ipc.speed_rows(runtime, Here(runtime), [0.001], 1))
+
+
+def test_a_reader_tells_what_it_saw_of_a_vector_whose_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipc, "KILLED_AFTER_S", 0.001)
+    runtime = HostRuntime()
+    one = ipc.death_row(runtime, Here(runtime), 0.001, 0.0)
+    assert one["why"].endswith("after its death: its bytes, and no error; opened again: cudaErrorInvalidValue")
+    runtime = HostRuntime()
+    other = Here(runtime)
+    monkeypatch.setattr(other, "kill", lambda: [values.fill(0) for values in runtime._memory.values()])
+    assert "other bytes, and no error" in ipc.death_row(runtime, other, 0.001, 0.0)["why"]
+
+
+def test_an_error_of_a_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> None:
+        raise RuntimeError("cudaErrorLaunchFailure")
+
+    monkeypatch.setattr(ipc, "KILLED_AFTER_S", 0.001)
+    runtime = HostRuntime()
+    monkeypatch.setattr(runtime, "memcpy", broken)
+    assert "cudaErrorLaunchFailure" in ipc.death_row(runtime, Here(runtime), 0.001, 0.0)["why"]
+
+
+@pytest.fixture
+def as_the_other(monkeypatch: pytest.MonkeyPatch) -> HostRuntime:
+    runtime = HostRuntime()
+    monkeypatch.setattr(ipc.cuda, "index_of", lambda device, process: 0)
+    monkeypatch.setattr(ipc.cuda, "device", lambda index: None)
+    monkeypatch.setattr(ipc.cuda, "namespace", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    return runtime
+
+
+def test_the_other_process_answers_line_by_line(
+    as_the_other: HostRuntime, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ipc", "--other"])
+    monkeypatch.setattr(sys, "stdin", ['{"do": "wait"}\n', '{"do": "wait"}\n'])
+    ipc.main()
+    assert capsys.readouterr().out.splitlines() == ['{"done": true}'] * 2
+
+
+def test_a_reader_prints_what_it_measured_before_the_other_dies(
+    as_the_other: HostRuntime, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ipc, "Other", lambda device: Here(as_the_other))
+    monkeypatch.setattr(ipc, "KILLED_AFTER_S", 0.001)
+    monkeypatch.setattr(ipc, "READ_S", 0.0)
+    monkeypatch.setattr(sys, "argv", ["ipc", "--turns", "1", "--sizes-mb", "0.001"])
+    ipc.main()
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["table"] for one in printed] == [ipc.IPC, ipc.DEATH]

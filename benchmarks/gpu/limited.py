@@ -1,0 +1,83 @@
+"""A program in a process of its own, under a limit of time: what it printed, and why that is not all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+END_S = 5.0  # for a program that is over its limit to end what it has started
+WHY_MAX = 240  # characters
+
+
+class Found(NamedTuple):
+    """What a program found.
+
+    Attributes
+    ----------
+    lines : list of dict
+        The JSON objects that it has printed.
+    why : str
+        Why it printed no more; empty if it ended well.
+    """
+
+    lines: list[dict[str, Any]]
+    why: str = ""
+
+
+def run(module: str, words: Sequence[str], limit_s: float) -> Found:
+    """Run a module of this folder in a folder of its own, for at most so long; whatever it started ends with it."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", f"{__package__}.{module}", *words]
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile("w+") as printed,  # files: a process that outlives the program holds up no pipe
+        tempfile.TemporaryFile("w+") as said,
+    ):
+        process = subprocess.Popen(
+            command, cwd=folder, env=environ, stdout=printed, stderr=said, start_new_session=True
+        )
+        try:
+            why = f"ended with {code}" if (code := process.wait(limit_s)) else ""
+        except subprocess.TimeoutExpired:
+            why = f"over its limit of {limit_s:.0f} s"
+        finally:
+            _end(process)
+        return Found(_objects(_text(printed)), f"{why}: {_last_line(_text(said))}"[:WHY_MAX] if why else "")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()  # a run ends its processes
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _text(file: Any) -> str:
+    file.seek(0)
+    return str(file.read())
+
+
+def _objects(printed: str) -> list[dict[str, Any]]:
+    found = []
+    for line in printed.splitlines():
+        with suppress(ValueError):
+            value = json.loads(line)
+            found += [value] if isinstance(value, dict) else []
+    return found
+
+
+def _last_line(said: str) -> str:
+    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "nothing was said")
