@@ -31,10 +31,11 @@ from parashard.process.resources import limit_threads, threads_for
 from parashard.process.shell import ExitCode, die_with_parent, end_process
 
 NUMBER = struct.Struct("i")  # a process id, or the negative number of an error
+GPU_FILES = "/dev/nvidia"
 
 
 class _Threaded(Exception):
-    """A module began a thread when it was imported, so that this process may not fork any more."""
+    """A module began a thread, or opened a GPU, when it was imported, so that this process may not fork any more."""
 
 
 class ForkServer:
@@ -71,6 +72,7 @@ class ForkServer:
     def _prepare(self, request: Request) -> None:
         """Import what a child needs; what cannot be imported here fails there, where its log is."""
         due = {name: file for name, file in request.preload.items() if name not in self._prepared}
+        had_gpu = opens_gpu()  # such as what the user has loaded into each process: nothing here
         for name, file in due.items():
             self._prepared.add(name)
             with suppress(Exception):  # whatever a library raises
@@ -80,7 +82,7 @@ class ForkServer:
                 imported = importlib.import_module(module)
                 if function:
                     getattr(imported, function)()
-            if threads() > 1:
+            if threads() > 1 or (opens_gpu() and not had_gpu):
                 raise _Threaded(name)
         if due:
             gc.collect()
@@ -135,6 +137,15 @@ def _forked() -> int:
 def threads() -> int:
     """Return how many threads this process has."""
     return len(os.listdir("/proc/self/task"))
+
+
+def opens_gpu(process: int | str = "self") -> bool:
+    """Tell whether a process has opened a GPU, as CUDA does at its first call: forked children could not use it."""
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):  # it is closed by now
+            if os.readlink(descriptor).startswith(GPU_FILES):
+                return True
+    return False
 
 
 def main() -> Callable[[], None] | None:

@@ -1,7 +1,8 @@
 """Run: what a run is begun with: its job, its folder, and where its processes get credentials and work from.
 
-Owns the environment of its processes, too: threads, hashes of texts, a cache for JAX. What a user has set stays, but
-for numbers of threads that the job file names. A frozen value, which `parashard run`, `fit` and tests hold alike.
+Owns the environment of its processes, too: threads, hashes of texts, a cache for JAX and its share of a GPU. What a
+user has set stays, but for numbers of threads that the job file names. A frozen value, which `parashard run`, `fit` and
+tests hold alike.
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ def job_credentials(tls_dir: Path | None) -> Credentials | None:
 
 HASH_SEED = "PYTHONHASHSEED"
 JAX_CACHE = "JAX_COMPILATION_CACHE_DIR"
+JAX_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the latter is the name before
+JAX_OF_A_CARD = 0.75
+"""What all workers on a GPU share, as JAX's own default: the rest is for contexts, CuPy and shards."""
 
 
 def child_variables(job: Job, environ: Mapping[str, str], *, jax: bool) -> dict[str, dict[str, str]]:
@@ -80,6 +84,7 @@ def child_variables(job: Job, environ: Mapping[str, str], *, jax: bool) -> dict[
             **thread_variables(threads, environ, override=options.worker_threads > 0),
             **hashes,
             **(jax_variables(environ) if jax else {}),
+            **jax_share(job, environ, gpus(environ)),
         },
         MODULES["coordinator"]: {**thread_variables(1, environ, override=False), **hashes},
     }
@@ -108,6 +113,27 @@ def jax_variables(environ: Mapping[str, str]) -> dict[str, str]:
     except OSError:
         return {}
     return {JAX_CACHE: str(folder)} if os.access(folder, os.W_OK | os.X_OK) else {}
+
+
+def jax_share(job: Job, environ: Mapping[str, str], gpus: int) -> dict[str, str]:
+    """Return how much of a GPU a worker's JAX may take, where workers share one; else nothing: JAX has a default."""
+    options = job.cluster
+    spread = options.device in ("auto", "cuda")
+    sharing = -(-options.workers // max(1, gpus)) if spread else options.workers
+    if not gpus or sharing < 2 or any(name in environ for name in JAX_FRACTIONS):  # JAX refuses both together
+        return {}
+    return {JAX_FRACTIONS[0]: f"{JAX_OF_A_CARD / sharing:.4f}"}
+
+
+def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """Return how many GPUs a process with this environment may use; no library is asked, which would open them."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    there = sum(device.name.removeprefix("nvidia").isdecimal() for device in devices.glob("nvidia*"))
+    if visible is None:
+        return there
+    named = [name for name in visible.split(",") if name.strip()]
+    until = next((place for place, name in enumerate(named) if name.strip().startswith("-")), len(named))
+    return min(there, until)  # those behind an invalid one are hidden
 
 
 def _processor() -> str:

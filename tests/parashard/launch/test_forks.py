@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from parashard.launch import fork_server
 from parashard.launch import forks as forks_module
 from parashard.launch.fork_server import ForkServer
 from parashard.launch.forks import Fork, Forks, Lost, Request, of_script, read_message, send_message
@@ -177,6 +178,30 @@ def test_a_module_that_begins_a_thread_is_imported_in_the_child(place: Place, tm
         "import os, sys\nprint(len(os.listdir('/proc/self/task')), 'threaded' in sys.modules, 'wave' in sys.modules)"
     )
     assert place.said(source, preload=("threaded", "wave")) == "1 False True\n"
+
+
+def test_a_module_that_opens_a_gpu_is_imported_in_the_child_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = tmp_path / "nvidia0"
+    card.touch()
+    monkeypatch.setattr(fork_server, "GPU_FILES", str(tmp_path / "nvidia"))
+    monkeypatch.setattr(fork_server, "threads", lambda: 1)
+    monkeypatch.setattr(fork_server.gc, "freeze", lambda: None)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("opening", "harmless"):
+        (tmp_path / f"{name}.py").write_text(f"held = open({str(card)!r})\n" if name == "opening" else "")
+    here, there = socket.socketpair()
+    with here, there:
+        server = ForkServer(there, -1)
+        assert not fork_server.opens_gpu()
+        server._prepare(Request([], "", {}, {"harmless": ""}))
+        with pytest.raises(fork_server._Threaded, match="opening"):
+            server._prepare(Request([], "", {}, {"opening": ""}))
+        assert fork_server.opens_gpu()
+        server._prepare(Request([], "", {}, {"wave": ""}))  # where each process has one open it is no module's
+    sys.modules.pop("opening").held.close()
+    assert not fork_server.opens_gpu()
 
 
 def test_a_module_that_cannot_be_imported_is_left_to_the_child(place: Place, tmp_path: Path) -> None:
