@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from parashard.client.fan_out import FanOut
-from parashard.client.pulled import PullBuffers, Pulled
+from parashard.client.pulled import Memory, PullBuffers, Pulled, aligned
 from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet, rows_by_shard, with_rows
 from parashard.encodings.feedback import Encoded, GradientEncoder
 from parashard.errors import RetryLater, ShapeMismatch, UnknownVariable
@@ -78,6 +78,7 @@ class ShardClient:
         tracer: Tracer | None = None,
         tables: TableSet = NO_TABLES,
         tells_norms: bool = False,  # each push says the norm of its whole gradient, by which shards clip its batch's
+        memory: Memory = aligned,  # what is pulled into
     ) -> None:
         self._run_id = run_id
         self._job_digest = job_digest
@@ -104,7 +105,7 @@ class ShardClient:
         self._shard_bytes = [plan.shard_elements(shard) * ELEMENT_BYTES for shard in range(len(plan.shards))]
         self._no_rows = PulledRows(tables)
         self._unacknowledged: set[tuple[int, int]] = set()  # (step, shard) of encoded pushes whose ack never came
-        self._sets = PullBuffers(plan)
+        self._sets = PullBuffers(plan, memory)
         self.view = View(0, ())
 
     def use(self, view: View) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from parashard.errors import ConfigurationError, Unavailable
 
 _NOT_HERE = (35, 100)  # cudaErrorInsufficientDriver, also raised without a driver, and cudaErrorNoDevice
+_PORTABLE = 1  # cudaHostAllocPortable: page-locked for every device and thread of the process
 _NUMBER_AT_END = re.compile(r"-([0-9]+)\Z")
 
 
@@ -90,8 +91,12 @@ def index_of(asked: str, process: str) -> int | None:
 
 
 def page_locked(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an array in page-locked memory, from CuPy's pool of such memory, with undefined values."""
+    """Return an array in page-locked memory of its own, with undefined values.
+
+    CuPy's pool of such memory would round its size up to a power of two, and keep it.
+    """
     kind = np.dtype(dtype)
     elements = int(np.prod(shape, dtype=np.int64))
-    memory = namespace().cuda.alloc_pinned_memory(max(1, elements * kind.itemsize))
+    pinned = namespace().cuda
+    memory = pinned.PinnedMemoryPointer(pinned.PinnedMemory(max(1, elements * kind.itemsize), _PORTABLE), 0)
     return np.frombuffer(memory, kind, elements).reshape(shape)

@@ -1,91 +1,188 @@
-"""A CuPy of a few lines whose streams run as late as they may: what is not ordered by an event happens out of order.
+"""A CuPy of a few lines over NumPy that counts what it is asked for, and whose streams run as late as they may.
 
-Work on a stream is done when it must be: when the host waits for it, or another stream waits for an event behind it.
-Pinned memory goes back to a pool when its last reference dies, and comes out of it again at once, as in CuPy.
+Work on a stream is done when it must be: when the host waits for it, or another stream for an event behind it. Given a
+random generator, it is done at any moment at which CUDA could do it, too. So what no event orders happens out of order.
+Memory of the GPU is not zero at first, and page-locked memory that was dropped has other bytes at once.
 """
 
 from __future__ import annotations
 
 import ctypes
+import random
+import threading
 import weakref
+from collections import Counter, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+Place = tuple["Stream", int]
+"""A stream after so many pieces of work."""
+GARBAGE = 0xFF  # four of them are a NaN
+
 
 class Stream:
-    """Work in the order of its submission, done as late as possible."""
+    """Work in the order of its submission."""
 
-    def __init__(self, non_blocking: bool = False) -> None:
-        self._late: list[Callable[[], None]] = []
-        self.synchronisations = 0
+    def __init__(self, cuda: LateCuda) -> None:
+        self._cuda = cuda
+        self._ahead: deque[Callable[[], None] | Place] = deque()
+        self.asked = self.done = 0
+        cuda.streams.append(self)
 
-    def submit(self, work: Callable[[], None]) -> None:
-        self._late.append(work)
+    def submit(self, work: Callable[[], None] | Place) -> None:
+        with self._cuda.lock:
+            self._ahead.append(work)
+            self.asked += 1
+            self._cuda.go_on()
 
     def wait_event(self, event: Event) -> None:
-        self.submit(event.run)
+        if event.place is not None:
+            self.submit(event.place)
 
     def synchronize(self) -> None:
-        self.synchronisations += 1
-        while self._late:
-            self._late.pop(0)()
+        self._cuda.count_wait()
+        self.run_until(self.asked)
 
-    def run_until(self, marker: Callable[[], None]) -> None:
-        while marker in self._late:
-            self._late.pop(0)()
+    def run_until(self, count: int) -> None:
+        with self._cuda.lock:
+            while self.done < count:
+                self._cuda.go_on()
+                if self.done < count:
+                    self.step()
+
+    def step(self) -> None:
+        """Do the next piece of work, after what it waits for."""
+        work = self._ahead[0]
+        if isinstance(work, tuple):
+            work[0].run_until(work[1])
+        else:
+            work()
+        if self._ahead and self._ahead[0] is work:
+            self._ahead.popleft()
+            self.done += 1
+
+    @property
+    def may_go_on(self) -> bool:
+        head = self._ahead[0] if self._ahead else None
+        return head is not None and (not isinstance(head, tuple) or head[0].done >= head[1])
 
 
 class Event:
     """A place in a stream."""
 
-    def __init__(self, disable_timing: bool = False) -> None:
-        self._stream: Stream | None = None
+    def __init__(self, cuda: LateCuda) -> None:
+        self._cuda = cuda
+        self.place: Place | None = None
 
     def record(self, stream: Stream) -> None:
-        self._stream = stream
-        self._marker = lambda: None
-        stream.submit(self._marker)
-
-    def run(self) -> None:
-        assert self._stream is not None
-        self._stream.run_until(self._marker)
+        self._cuda.counts["events"] += 1
+        self.place = stream, stream.asked
 
     @property
     def done(self) -> bool:
-        assert self._stream is not None
-        return self._marker not in self._stream._late
+        return self.place is None or self.place[0].done >= self.place[1]
+
+    def synchronize(self) -> None:
+        self._cuda.count_wait()
+        if self._cuda.lost:
+            raise self._cuda.cuda.runtime.CUDARuntimeError("cudaErrorAssert: device-side assert triggered")
+        if self.place is not None:
+            self.place[0].run_until(self.place[1])
+
+
+class Pointer:
+    """A place in memory of the GPU."""
+
+    def __init__(self, memory: np.ndarray, offset: int) -> None:
+        self.memory, self.offset = memory, offset
+        self.ptr = memory.__array_interface__["data"][0] + offset
+
+    def __add__(self, more: int) -> Pointer:
+        return Pointer(self.memory, self.offset + more)
 
 
 class Array:
-    """Device memory."""
+    """Values in memory of the GPU: only its streams, and `LateCuda.value_of`, may look at them."""
 
-    def __init__(self, values: np.ndarray, cuda: LateCuda) -> None:
-        self.values = values
-        self.shape, self.dtype = values.shape, values.dtype
-        self._cuda = cuda
+    cuda: LateCuda
+
+    def __init__(self, shape: Any, dtype: Any, memptr: Pointer) -> None:
+        self.data = memptr
+        self._hold(np.ndarray(shape, dtype, memptr.memory, memptr.offset))
+
+    def _hold(self, values: np.ndarray) -> None:
+        self.values, self.shape, self.dtype, self.ndim = values, values.shape, values.dtype, values.ndim
+
+    def _view(self, values: np.ndarray) -> Array:
+        view = object.__new__(type(self))
+        offset = values.__array_interface__["data"][0] - self.data.ptr
+        view.data = self.data + offset
+        view._hold(values)
+        return view
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, key: Any) -> Array:
+        return self._view(self.values[key])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        into = self.values[key]
+        self.cuda.ask(lambda: np.copyto(into, value.values, casting="unsafe"))
+
+    def reshape(self, *shape: Any) -> Array:
+        return self._view(self.values.reshape(*shape))
+
+    def fill(self, value: float) -> None:
+        self.cuda.ask(lambda: self.values.fill(value))
 
     def set(self, host: np.ndarray, stream: Stream) -> None:
-        source = host.__array_interface__["data"][0]  # an address, and no reference: as the driver has it
-        stream.submit(lambda: np.copyto(self.values, self._cuda.read(source, self.values)))
+        assert (host.shape, host.dtype) == (self.shape, self.dtype)
+        self.cuda.count_copy("in", host.nbytes)
+        read = self.cuda.reader(host)
+        stream.submit(lambda: np.copyto(self.values, read()))
 
-    def get(self, stream: Stream, out: np.ndarray, blocking: bool) -> None:
-        assert not blocking
-        stream.submit(lambda: np.copyto(out, self.values))
+    def get(self, stream: Stream | None = None, out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
+        host = np.empty(self.shape, self.dtype) if out is None else out
+        assert (host.shape, host.dtype) == (self.shape, self.dtype)
+        self.cuda.count_copy("out", host.nbytes)
+        used = stream or self.cuda.compute
+        used.submit(lambda: np.copyto(host, self.values))
+        if blocking:
+            used.synchronize()
+        elif not self.cuda.is_pinned(host):
+            used.run_until(used.asked)
+        return host
 
 
 class LateCuda:
-    """What `parashard_worker.device` and `parashard.process.cuda` use of the module `cupy`."""
+    """What `parashard_worker.device` and `parashard.process.cuda` use of the module `cupy`.
 
-    float32 = np.float32
+    Attributes
+    ----------
+    counts : Counter
+        "copies in" and "out" with their "bytes in" and "out", "kernels", "events" that were recorded, "events made",
+        "allocations" of either side's memory, "waits" of the main thread and "waits elsewhere".
+    refuses : bool
+        No memory can be page-locked.
+    lost : bool
+        Whatever waits for an event learns that the context is lost.
+    """
+
     __version__ = "0.late"
 
-    def __init__(self, devices: int = 1) -> None:
-        self._free: dict[int, list[np.ndarray]] = {}
-        self._blocks: dict[int, np.ndarray] = {}
-        self.compute = Stream()
+    def __init__(self, devices: int = 1, at_random: random.Random | None = None) -> None:
+        self.counts: Counter[str] = Counter()
+        self.streams: list[Stream] = []
+        self.lock = threading.RLock()
+        self.refuses = self.lost = False
+        self._at_random = at_random
+        self._pinned: dict[int, np.ndarray] = {}
+        self.compute = Stream(self)
+        self.ndarray = type("ndarray", (Array,), {"cuda": self})
 
         class CUDARuntimeError(RuntimeError):
             pass
@@ -99,40 +196,129 @@ class LateCuda:
         self.cuda = SimpleNamespace(
             runtime=runtime,
             Device=lambda index: SimpleNamespace(use=lambda: None),
-            Stream=Stream,
-            Event=Event,
+            Stream=self._stream,
+            Event=self._event,
             get_current_stream=lambda: self.compute,
-            alloc_pinned_memory=self._alloc,
+            PinnedMemory=lambda size, flags: size,
+            PinnedMemoryPointer=self._alloc,
         )
 
-    def _alloc(self, size_bytes: int) -> Any:
-        free = self._free.setdefault(size_bytes, [])
-        block = free.pop() if free else np.zeros(size_bytes, np.uint8)
-        self._blocks[block.__array_interface__["data"][0]] = block
-        memory = (ctypes.c_uint8 * size_bytes).from_buffer(block.data)
-        weakref.finalize(memory, free.append, block)
-        return memory
-
-    def read(self, address: int, like: np.ndarray) -> np.ndarray:
-        return self._blocks[address][: like.nbytes].view(like.dtype).reshape(like.shape)
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return Array(np.zeros(shape, dtype), self)
+    # --- what tests ask ---
 
     def computed(self, values: Any) -> Array:
-        """Return what a kernel on the compute stream writes, late."""
-        result = Array(np.zeros_like(values), self)
-        self.compute.submit(lambda: np.copyto(result.values, values))
-        return result
-
-    def ascontiguousarray(self, array: Array, dtype: Any) -> Array:
-        if array.dtype == dtype and array.values.flags.c_contiguous:
-            return array
-        result = Array(np.zeros(array.shape, dtype), self)
-        self.compute.submit(lambda: np.copyto(result.values, array.values, casting="same_kind"))
+        """Return what a kernel of the compute stream writes: an array, or what a function returns then."""
+        like = values() if callable(values) else np.asarray(values)
+        result = self.empty(like.shape, like.dtype)
+        self.counts["allocations"] -= 1  # the model's
+        self.ask(lambda: np.copyto(result.values, values() if callable(values) else like))
         return result
 
     def value_of(self, array: Array) -> np.ndarray:
         """Return an array's value as a kernel on the compute stream would see it."""
-        self.compute.synchronize()
+        self.compute.run_until(self.compute.asked)
         return array.values
+
+    # --- what streams, events and arrays ask ---
+
+    def go_on(self) -> None:
+        """Do some of the work that may be done."""
+        if self._at_random is None:
+            return
+        for _ in range(self._at_random.randrange(4)):
+            ready = [stream for stream in self.streams if stream.may_go_on]
+            if ready:
+                self._at_random.choice(ready).step()
+
+    def ask(self, kernel: Callable[[], None]) -> None:
+        self.counts["kernels"] += 1
+        self.compute.submit(kernel)
+
+    def count_wait(self) -> None:
+        here = threading.current_thread() is threading.main_thread()
+        self.counts["waits" if here else "waits elsewhere"] += 1
+
+    def count_copy(self, way: str, size_bytes: int) -> None:
+        self.counts[f"copies {way}"] += 1
+        self.counts[f"bytes {way}"] += size_bytes
+
+    def is_pinned(self, host: np.ndarray) -> bool:
+        return self._block(host.__array_interface__["data"][0]) is not None
+
+    def reader(self, host: np.ndarray) -> Callable[[], np.ndarray]:
+        """Return what reads memory of the host by its address, and no reference, as the driver does."""
+        address = host.__array_interface__["data"][0]
+        found = self._block(address)
+        if found is None:  # CUDA reads ordinary memory before the call returns
+            kept = host.copy()
+            return lambda: kept
+        base, block = found
+        run = block[address - base : address - base + host.nbytes]
+        return lambda: run.view(host.dtype).reshape(host.shape)
+
+    def _block(self, address: int) -> tuple[int, np.ndarray] | None:
+        return next(((b, block) for b, block in self._pinned.items() if b <= address < b + len(block)), None)
+
+    def _alloc(self, size_bytes: int, offset: int) -> Any:
+        if self.refuses:
+            raise self.cuda.runtime.CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+        self.counts["allocations"] += 1
+        block = np.full(size_bytes, GARBAGE, np.uint8)
+        self._pinned[block.__array_interface__["data"][0]] = block
+        memory = (ctypes.c_uint8 * size_bytes).from_buffer(block.data)
+        weakref.finalize(memory, block.fill, GARBAGE)
+        return memory
+
+    def _stream(self, non_blocking: bool) -> Stream:
+        assert non_blocking
+        return Stream(self)
+
+    def _event(self, disable_timing: bool) -> Event:
+        assert disable_timing
+        self.counts["events made"] += 1
+        return Event(self)
+
+    # --- the module ---
+
+    def empty(self, shape: Any, dtype: Any) -> Array:
+        self.counts["allocations"] += 1
+        like = np.empty(shape, dtype)
+        memory = np.full(max(1, like.nbytes), GARBAGE, np.uint8)
+        return self.ndarray(like.shape, like.dtype, Pointer(memory, 0))
+
+    def zeros(self, shape: Any, dtype: Any) -> Array:
+        made = self.empty(shape, dtype)
+        made.fill(0)
+        return made
+
+    def asarray(self, values: Any, dtype: Any = None) -> Array:
+        if isinstance(values, Array) and values.dtype == (dtype or values.dtype):
+            return values
+        given = values.values if isinstance(values, Array) else np.asarray(values)
+        made = self.empty(given.shape, dtype or given.dtype)
+        if isinstance(values, Array):
+            self.ask(lambda: np.copyto(made.values, given, casting="unsafe"))
+        else:
+            self.count_copy("in", given.nbytes)
+            made.values[...] = given
+        return made
+
+    def ElementwiseKernel(
+        self, inputs: str, outputs: str, operation: str, name: str, *, no_return: bool
+    ) -> Callable[..., None]:
+        """Return what does in NumPy what a known operation does."""
+        assert no_return
+        kernel = {
+            "if (!isfinite(value)) told[1] = 1.0;": _look,
+            "if (counts) value *= weight;": _weigh,
+        }[operation]
+        return lambda *given: self.ask(lambda: kernel(*(x.values if isinstance(x, Array) else x for x in given)))
+
+
+def _look(value: np.ndarray, told: np.ndarray) -> None:
+    if not np.isfinite(value).all():
+        told[1] = 1.0
+
+
+def _weigh(counts: np.ndarray, weight: np.float32, value: np.ndarray) -> None:
+    assert isinstance(weight, np.float32)
+    value[counts != 0] *= weight

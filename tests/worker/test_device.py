@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ import threadpoolctl
 
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError, ParashardError, Unavailable
+from parashard.plan.flat import FlatLayout
+from parashard.plan.variables import Variable
 from parashard_worker.device import Cpu, Gpu, open_device
+from parashard_worker.gpu_copies import PendingGradients, awaited
 from support.late_cuda import LateCuda
 
 BATCH = Batch(3, 1, np.arange(4), np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 1, 2, 0]))
@@ -34,8 +39,9 @@ def test_the_cpu_computes_with_numpy_on_what_it_is_given() -> None:
 
 
 def test_gradients_come_from_the_cpu_as_float32() -> None:
-    loss, host = Cpu().to_host(np.float32(0.5), {"a": np.ones(2), "b": np.ones((2, 2), np.float32).T})
-    assert (type(loss), loss) == (float, 0.5)
+    loss, host, finite = Cpu().to_host(np.float32(0.5), {"a": np.ones(2), "b": np.ones((2, 2), np.float32).T})
+    assert (type(loss), loss, finite) == (float, 0.5, None)
+    assert isinstance(host, dict)
     assert {name: (g.dtype, g.tolist()) for name, g in host.items()} == {
         "a": (np.float32, [1.0, 1.0]),
         "b": (np.float32, [[1.0, 1.0], [1.0, 1.0]]),
@@ -150,10 +156,18 @@ def late(monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, LateCuda]:
     return Gpu(0), cupy
 
 
-def test_variables_arrive_though_their_copies_run_late(late: tuple[Gpu, LateCuda]) -> None:
+def received(gpu: Gpu, loss: Any, gradients: Mapping[str, Any]) -> tuple[float, dict[str, np.ndarray]]:
+    """Return what came to the host, with gradients of variables as they are shaped."""
+    declared = {name: Variable(name, gradient.shape) for name, gradient in gradients.items()}
+    found = gpu.to_host(loss, gradients, declared)
+    return found.loss, dict(awaited(found.gradients))
+
+
+def test_variables_in_no_run_arrive_though_their_copies_run_late(late: tuple[Gpu, LateCuda]) -> None:
     gpu, cupy = late
-    arrays = gpu.variables_from_host(VARIABLES)  # all of one size: the pool has the same buffer for each, if it is free
-    for name, array in arrays.items():
+    kept = gpu.variables_from_host(VARIABLES)
+    gpu.variables_from_host({name: values + 9 for name, values in VARIABLES.items()})
+    for name, array in kept.items():
         np.testing.assert_array_equal(cupy.value_of(array), VARIABLES[name])
 
 
@@ -166,52 +180,67 @@ def test_a_batch_arrives_though_its_copies_run_late(late: tuple[Gpu, LateCuda]) 
     assert batch.targets.dtype == np.int64
 
 
-def test_several_arrays_and_weights_of_a_batch_arrive_too(late: tuple[Gpu, LateCuda]) -> None:
+def test_several_arrays_and_weights_of_a_batch_arrive_in_one_copy(late: tuple[Gpu, LateCuda]) -> None:
     gpu, cupy = late
-    given = {"ids": np.arange(4), "mask": np.ones((4, 2), np.float32)}
-    batch = gpu.batch_from_host(Batch(3, 1, np.arange(4), given, (BATCH.targets,), np.arange(4, dtype=np.float32)))
+    given = {"ids": np.arange(4), "mask": np.ones((4, 2), bool), "none": np.empty((4, 0)), "one": np.float64(7)}
+    weights, places = np.arange(4, dtype=np.float32), {"users": np.asfortranarray(np.arange(8).reshape(4, 2))}
+    batch = gpu.batch_from_host(Batch(3, 1, np.arange(4), given, (BATCH.targets,), weights, places=places))
+    assert cupy.counts["copies in"] == 1
     for name, array in given.items():
         np.testing.assert_array_equal(cupy.value_of(batch.inputs[name]), array)
+        assert batch.inputs[name].dtype == array.dtype
     np.testing.assert_array_equal(cupy.value_of(batch.targets[0]), BATCH.targets)
-    np.testing.assert_array_equal(cupy.value_of(batch.weights), np.arange(4))
+    np.testing.assert_array_equal(cupy.value_of(batch.weights), weights)
+    np.testing.assert_array_equal(cupy.value_of(batch.places["users"]), places["users"])
+
+
+def test_a_larger_batch_gets_more_room(late: tuple[Gpu, LateCuda]) -> None:
+    gpu, cupy = late
+    for rows in (1, 1, 100, 5000, 2, 5000):
+        inputs = np.random.default_rng(rows).standard_normal((rows, 3))
+        batch = gpu.batch_from_host(Batch(3, 1, np.arange(rows), inputs, np.arange(rows)))
+        np.testing.assert_array_equal(cupy.value_of(batch.inputs), inputs)
 
 
 def test_gradients_are_read_after_the_kernels_that_write_them(late: tuple[Gpu, LateCuda]) -> None:
     gpu, cupy = late
-    loss, host = gpu.to_host(
+    loss, host = received(
+        gpu,
         cupy.computed(np.array(0.25, np.float32)),
         {
             "float32": cupy.computed(np.full((2, 2), 1.5, np.float32)),
             "float64": cupy.computed(np.full((2, 2), 2.5)),
             "transposed": cupy.computed(np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))),
+            "of the host": np.full(3, 3.5),
         },
     )
     assert (type(loss), loss) == (float, 0.25)
     assert host["float32"].tolist() == [[1.5, 1.5], [1.5, 1.5]]
     assert host["float64"].tolist() == [[2.5, 2.5], [2.5, 2.5]]
     assert host["transposed"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert host["of the host"].tolist() == [3.5] * 3
     assert {g.dtype for g in host.values()} == {np.dtype(np.float32)}
-
-
-def test_the_host_waits_once_in_a_step(late: tuple[Gpu, LateCuda]) -> None:
-    gpu, cupy = late
-    gpu.batch_from_host(BATCH)
-    variables = gpu.variables_from_host(VARIABLES)
-    gpu.to_host(cupy.computed(np.array(0.25)), {name: cupy.computed(v.values) for name, v in variables.items()})
-    assert gpu._copies.synchronisations + cupy.compute.synchronisations == 1
 
 
 @pytest.mark.parametrize("loss", [0.5, np.float32(0.5), np.array(0.5), 1])
 def test_a_loss_that_is_on_the_host_already_stays_there(late: tuple[Gpu, LateCuda], loss: object) -> None:
-    assert late[0].to_host(loss, {}) == (float(loss), {})  # type: ignore[arg-type]
-
-
-def test_pinned_buffers_are_given_back_once_their_copies_are_done(late: tuple[Gpu, LateCuda]) -> None:
     gpu, cupy = late
-    for _ in range(5):
-        for array in gpu.variables_from_host(VARIABLES).values():
-            cupy.value_of(array)
-    assert len(gpu._staged) <= len(VARIABLES) + 1
+    assert gpu.to_host(loss, {}) == (float(loss), {}, None)  # type: ignore[arg-type]
+    assert received(gpu, loss, {"w": cupy.computed(np.ones(2))})[0] == float(loss)  # type: ignore[arg-type]
+
+
+def test_memory_that_cuda_does_not_page_lock_is_ordinary(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cupy = LateCuda()
+    cupy.refuses = True
+    use_cupy(monkeypatch, cupy)
+    gpu = Gpu(0)
+    memory = gpu.host_memory(100)
+    assert (memory.shape, memory.dtype, memory.ctypes.data % 256) == ((100,), np.float32, 0)
+    assert "not-page-locked" in caplog.text
+    np.testing.assert_array_equal(cupy.value_of(gpu.batch_from_host(BATCH).inputs), BATCH.inputs)
+    assert received(gpu, 0.5, {"w": cupy.computed(np.ones(2))})[1]["w"].tolist() == [1.0, 1.0]
 
 
 # --- a real one ---
@@ -221,11 +250,35 @@ def test_pinned_buffers_are_given_back_once_their_copies_are_done(late: tuple[Gp
 def test_variables_survive_the_round_trip(xp_gpu: object) -> None:
     gpu = Gpu(0)
     rng = np.random.default_rng(0)
-    variables = {f"v{i}": rng.standard_normal((257, 129)).astype(np.float32) for i in range(8)}
-    for _ in range(20):  # often enough to reuse pinned memory
-        _, host = gpu.to_host(0.0, gpu.variables_from_host(variables))
-        for name, values in variables.items():
-            np.testing.assert_array_equal(host[name], values)
+    declared = {f"v{i}": Variable(f"v{i}", (257, 129)) for i in range(8)}
+    layout = FlatLayout.of(declared)
+    sent: list[tuple[PendingGradients, np.ndarray]] = []
+    for _ in range(20):  # often enough to use all memory again
+        run = gpu.host_memory(layout.elements)
+        run[:] = rng.standard_normal(layout.elements)
+        variables = gpu.arrived(layout.over(run))
+        found = gpu.to_host(0.0, gpu.variables_from_host(variables), declared, 0.5)
+        assert found.finite
+        assert isinstance(found.gradients, PendingGradients)
+        sent.append((found.gradients, run))
+        if len(sent) == 3:
+            gradients, given = sent.pop(0)
+            for name, values in layout.over(given).items():
+                np.testing.assert_array_equal(gradients.wait()[name], values * np.float32(0.5))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_gradient_that_is_not_finite_is_seen_on_the_gpu(xp_gpu: object, bad: float) -> None:
+    gpu, declared = Gpu(0), {"v": Variable("v", (100_000,)), "count": Variable("count", (1, 8), state="counter")}
+    on_gpu = gpu.xp.full(100_000, 3e38, np.float32)
+    count = gpu.xp.ones((1, 8), np.float32)
+    found = gpu.to_host(gpu.xp.float64(0.1) + gpu.xp.zeros(()), {"v": on_gpu, "count": count}, declared, 0.5)
+    assert (found.loss, found.finite) == (0.1, True)
+    assert awaited(found.gradients)["count"].tolist() == [[1.0] * 8], "state is not weighed"
+    on_gpu[99_999] = bad
+    assert not gpu.to_host(0.0, {"v": on_gpu}, declared).finite
+    assert gpu.to_host(0.0, {"count": count}, declared).finite, "what was there before is zero again"
 
 
 @pytest.mark.gpu
@@ -242,7 +295,7 @@ def test_gradients_of_any_layout_come_to_the_host(xp_gpu: object) -> None:
     values = np.random.default_rng(1).standard_normal((300, 200))
     on_gpu = gpu.xp.asarray(values)
     gradients = {"float64": on_gpu * 2, "transposed": on_gpu.T.astype(np.float32), "every other": on_gpu[::2]}
-    loss, host = gpu.to_host(on_gpu.sum(), gradients)
+    loss, host = received(gpu, on_gpu.sum(), gradients)
     assert loss == pytest.approx(values.sum())
     np.testing.assert_array_equal(host["float64"], (values * 2).astype(np.float32))
     np.testing.assert_array_equal(host["transposed"], values.T.astype(np.float32))

@@ -274,7 +274,7 @@ def test_whatever_may_be_under_way_waits_for_no_other(depth: int) -> None:
             pulls.append(step)
             if step >= depth:
                 others.wait(DEADLINE_S)
-            return SimpleNamespace(variables={}, rows={}, waited_s=0.0, release=lambda: None)
+            return SimpleNamespace(variables={}, values={}, rows={}, waited_s=0.0, release=lambda: None)
 
         def push(self, step: int, *_: object, **about: object) -> SimpleNamespace:
             if step < depth:

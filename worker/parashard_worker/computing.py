@@ -24,12 +24,14 @@ from parashard.models.evaluation import Told, Totals, Update
 from parashard.models.looking_up import keys_of_all, looked_up, placed
 from parashard.models.user_errors import place_of
 from parashard.plan.embedding import EmbeddingTable, Keys
+from parashard.plan.flat import FlatArrays
 from parashard.plan.partition import Plan
 from parashard.plan.state import AVERAGE
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable, global_norm
 from parashard.protocol.messages import NO_KEYS
 from parashard_worker.device import Device
+from parashard_worker.gpu_copies import Gradients, awaited
 from parashard_worker.round_weights import RoundWeights, UnevenBatches
 
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
@@ -67,12 +69,13 @@ class Task(NamedTuple):
 
     def gradients(
         self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None] = lambda: None
-    ) -> tuple[float | None, int, dict[str, Float32s] | None]:
+    ) -> tuple[float | None, int, Gradients | None]:
         """Compute a step: return its loss (None: the model does not tell), its number of examples and its gradients.
 
         Gradients are finite float32, of every variable that is not frozen; clipped to `clip_norm` together and weighed
         for their round or batch, but for state without a gradient. Empty of a step without examples; None: the step
-        moves nothing. On a CPU they may be views of `values`, if the model made them so.
+        moves nothing. On a CPU they may be views of `values`, if the model made them so. From a GPU, which has looked
+        at them and weighed them, they may be on their way yet; those that are clipped are waited for and clipped here.
 
         `values`, which are only read, are every variable, and of each table the rows that the batch needs. `meanwhile`
         is called once the model has returned, before its results are waited for, which may still be being computed.
@@ -88,28 +91,43 @@ class Task(NamedTuple):
         returned = self.model.loss_and_gradients(variables, there, self.device.xp)
         meanwhile()
         raw_loss, raw = self._checked(returned)
+        clips = self.clip_norm, self.variable_clip_norm
+        clipped, weight = clips != (None, None), 1.0 if raw is None else self._weight(batch)
         for value in (raw_loss, *({} if raw is None else raw).values()):
             if hasattr(value, "block_until_ready"):  # an error of computing it is the model's, not one of its type
                 value.block_until_ready()
         try:
-            number, gradients = self.device.to_host(
-                0.0 if raw_loss is None else raw_loss, {} if raw is None else self._trainable(raw, values)
+            number, gradients, finite = self.device.to_host(
+                0.0 if raw_loss is None else raw_loss,
+                {} if raw is None else self._trainable(raw, values),
+                self.plan.variables,
+                1.0 if clipped else weight,
             )
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
         loss, rows = (None if raw_loss is None else number), rows_of(batch.inputs)
         if raw is None:
             return loss, rows, None
+        if finite and not clipped:
+            return loss, rows, gradients
+        arrived, step = awaited(gradients), batch.step - self.steps.steps_before
         try:
-            step = batch.step - self.steps.steps_before
-            weight = batch.share if self.weights is None else self.weights.factor(step, rows)
-            clips = self.clip_norm, self.variable_clip_norm
-            return loss, rows, sendable(step, number, gradients, clips, self.plan.variables, weight)
-        except UnevenBatches as error:
-            raise WrongResult(error.message) from None
+            if finite is None or clipped:
+                return loss, rows, sendable(step, number, arrived, clips, self.plan.variables, weight)
+            check_finite(step, number, arrived)
         except NonFiniteGradient:
             _check_examples(batch)
             raise
+        return loss, rows, gradients
+
+    def _weight(self, batch: Batch) -> float:
+        """Return what a step's gradient counts in its round, or its batch."""
+        if self.weights is None:
+            return batch.share
+        try:
+            return self.weights.factor(batch.step - self.steps.steps_before, rows_of(batch.inputs))
+        except UnevenBatches as error:
+            raise WrongResult(error.message) from None
 
     def step_metrics(self, examples: int) -> dict[str, Sums]:
         """Return the metrics of the step whose gradients were computed last; none of a model that tells none."""
@@ -224,7 +242,7 @@ class Task(NamedTuple):
                 if variables[name].state.startswith(AVERAGE):
                     raise self._wrong(f"returned None for {name!r}; due is the batch's value: it is an average")
                 found[name] = self.device.xp.zeros(variables[name].shape, np.float32)
-        return found
+        return FlatArrays(gradients.layout, gradients.run, found) if isinstance(gradients, FlatArrays) else found
 
     def _rows_due(self, values: Mapping[str, Float32s]) -> dict[str, Variable]:
         """Return for each table of which the batch has a key what its rows are like."""
@@ -284,7 +302,7 @@ def _rows_of(batch: Batch, rows: slice) -> Batch:
 def sendable(
     step: int,
     loss: float,
-    gradients: dict[str, Float32s],
+    gradients: Mapping[str, Float32s],
     clips: tuple[float | None, float | None],
     variables: Mapping[str, Variable],
     weight: float = 1.0,
@@ -297,9 +315,7 @@ def sendable(
     Raises NonFiniteGradient before anything is sent: a bad gradient must reach no shard.
     """
     together, each = clips
-    bad = [name for name in sorted(gradients) if not _is_finite(gradients[name])]
-    if bad:
-        raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
+    check_finite(step, loss, gradients)
     scaled = {name: g for name, g in gradients.items() if name not in variables or not variables[name].state}
     if each is not None:
         scaled = {name: _clipped(g, each) for name, g in scaled.items()}
@@ -309,7 +325,14 @@ def sendable(
     if weight != 1.0:
         factor = np.float32(weight)
         scaled = {name: gradient * factor for name, gradient in scaled.items()}
-    return gradients | scaled
+    return {**gradients, **scaled}
+
+
+def check_finite(step: int, loss: float, gradients: Mapping[str, Float32s]) -> None:
+    """Raise NonFiniteGradient if a gradient has a value that is not finite."""
+    bad = [name for name in sorted(gradients) if not _is_finite(gradients[name])]
+    if bad:
+        raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
 
 
 def _clipped(gradient: Float32s, bound: float) -> Float32s:

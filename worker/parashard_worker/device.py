@@ -1,7 +1,7 @@
 """Device: where gradients are computed, on the CPU or one CUDA GPU; models get the array namespace `xp`.
 
-On a GPU, copies go through pinned host buffers on a stream of their own, and the host waits once in a step: for loss
-and gradients together. Knows no model and no shard.
+On a GPU weights, a batch and gradients each cross in one copy (`parashard_worker.gpu_copies`), and the step loop waits
+once in a step: for the loss, and whether the gradients are finite. Knows no model and no shard.
 """
 
 from __future__ import annotations
@@ -9,23 +9,48 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import threadpoolctl
 
+from parashard.client.pulled import aligned
 from parashard.data.base import Array, Batch
-from parashard.data.tree import map_leaves
 from parashard.errors import ConfigurationError, Unavailable
-from parashard.plan.variables import Float32s
+from parashard.plan.flat import FlatArrays
+from parashard.plan.variables import Float32s, Variable
 from parashard.process import cuda
+from parashard.process.logs import log
+from parashard_worker.gpu_copies import ArraysIn, Found, Gradients, GradientsOut, WeightsIn
+
+NO_VARIABLES: Mapping[str, Variable] = MappingProxyType({})
+
+
+class Received(NamedTuple):
+    """A step's results on the host.
+
+    Attributes
+    ----------
+    loss : float
+    gradients : dict of str to ndarray of float32, or PendingGradients
+        Valid until the caller drops them.
+    finite : bool, optional
+        Whether all gradients are; they are weighed then. None: neither was done.
+    """
+
+    loss: float
+    gradients: Gradients
+    finite: bool | None = None
 
 
 class Cpu:
     """NumPy on the host."""
+
+    host_memory = staticmethod(aligned)
+    arrived = None  # what is pulled is where it is computed with
 
     def __init__(self) -> None:
         self.xp: Any = np
@@ -39,12 +64,15 @@ class Cpu:
         """Return the batch with inputs and targets as arrays of `xp`."""
         return batch
 
-    def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
-        """Return a loss and gradients of `xp` as a number and NumPy arrays of float32; the step's one synchronisation.
-
-        The arrays are valid until the caller drops them.
-        """
-        return float(loss), {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()}
+    def to_host(
+        self,
+        loss: Array | float,
+        gradients: Mapping[str, Array],
+        variables: Mapping[str, Variable] = NO_VARIABLES,
+        weight: float = 1.0,
+    ) -> Received:
+        """Return a loss and gradients of `xp` as a number and NumPy arrays of float32; nothing is weighed here."""
+        return Received(float(loss), {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()})
 
     def fingerprint(self) -> str:
         """Name the processor, NumPy, BLAS with its kernel and threads, and the frameworks that a model has loaded."""
@@ -57,75 +85,112 @@ class Cpu:
 
 
 class Gpu:
-    """CuPy on one CUDA device; raise ConfigurationError if CuPy or the device is not there."""
+    """CuPy on one CUDA device; raise ConfigurationError if CuPy or the device is not there.
+
+    One thread computes on it; `arrived` and the waiting for gradients may be another's.
+    """
 
     def __init__(self, index: int) -> None:
         self._device = cuda.device(index)
         self._cupy = self.xp = cuda.namespace()
-        self._copies = self._cupy.cuda.Stream(non_blocking=True)
-        self._staged: deque[tuple[Any, Any]] = deque()  # (event after the copy, pinned buffer that it reads)
+        self._weights = WeightsIn(self._cupy)
+        self._batches = ArraysIn(self._cupy, self.host_memory)
+        self._rows = ArraysIn(self._cupy, self.host_memory)
+        self._gradients: GradientsOut | None = None  # of the plan of the last step
         self.name = cuda.device_name(index)
 
-    def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
-        """Copy from pinned memory on the copy stream; the compute stream waits for it on the device, not the host."""
+    def host_memory(self, elements: int) -> Float32s:
+        """Return page-locked memory, not filled; ordinary memory, whose copies are slower, where CUDA refuses."""
         self._device.use()  # the current device belongs to the thread
-        arrays = {name: self._copied_in(values) for name, values in variables.items()}
-        self._join(self._copies, self._cupy.cuda.get_current_stream())
-        return arrays
+        try:
+            return cuda.page_locked((elements,), np.float32)
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            log.warning("not-page-locked", bytes=4 * elements, error=str(error))
+            return aligned(elements)
+
+    def arrived(self, variables: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
+        """Begin to copy variables that were pulled, in any thread; return them as `variables_from_host` knows them.
+
+        Where both sets on the GPU are in use, or it fails, they are copied when they are asked for.
+        """
+        if not isinstance(variables, FlatArrays) or isinstance(variables.run, self._cupy.ndarray):
+            return variables
+        try:
+            self._device.use()
+            return self._weights.arrived(variables)
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            log.warning("weights-not-copied", error=str(error))  # the step will tell
+            return variables
+
+    def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
+        """Return variables, and rows of tables beside them, on the GPU, to be read until the next call.
+
+        Of pulled ones it is one of two `FlatArrays`, each the same object whenever it comes, unless there are rows.
+        What is on the GPU already is returned as it is. What is in no run is copied into memory of its own, to be kept.
+        """
+        self._device.use()
+        if not isinstance(variables, FlatArrays):
+            arrays: Mapping[str, Array] = ArraysIn(self._cupy, self.host_memory).ready(dict(variables))
+            self._cupy.cuda.get_current_stream().synchronize()  # the host's memory goes
+            return arrays
+        flat = variables
+        if not isinstance(flat.run, self._cupy.ndarray):
+            flat = self._weights.ready(flat)
+        if len(variables) == len(flat.layout.places):
+            return flat
+        rows = {name: values for name, values in variables.items() if name not in flat.layout.places}
+        return flat.with_rows(self._rows.ready(rows))
 
     def batch_from_host(self, batch: Batch) -> Batch:
-        """Copy inputs and targets likewise."""
+        """Return a batch with its arrays on the GPU, until the batch after the next one comes."""
         self._device.use()
         given = batch.inputs, batch.targets, batch.places, *([] if batch.weights is None else [batch.weights])
-        inputs, targets, places, *weights = map_leaves(self._copied_in, given)
-        self._join(self._copies, self._cupy.cuda.get_current_stream())
+        inputs, targets, places, *weights = self._batches.ready(given)
         there = replace(batch, inputs=inputs, targets=targets, weights=weights[0] if weights else None, places=places)
         return replace(there, on_host=batch)
 
-    def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
-        """Copy into pinned memory on the copy stream, and wait for all of it at once."""
+    def gathered(
+        self, loss: Array | float, gradients: Mapping[str, Array], variables: Mapping[str, Variable], weight: float
+    ) -> Found:
+        """Gather gradients of variables on the GPU, as `GradientsOut.gathered` does: the step's one synchronisation."""
         self._device.use()
-        float32 = self._cupy.float32
-        compact = {name: self._cupy.ascontiguousarray(g, dtype=float32) for name, g in gradients.items()}
-        on_device = not isinstance(loss, float | int | np.generic | np.ndarray)
-        self._join(self._cupy.cuda.get_current_stream(), self._copies)  # after the last kernel that writes them
-        host = {name: self._copying_out(gradient) for name, gradient in compact.items()}
-        host_loss = self._copying_out(loss) if on_device else loss
-        self._copies.synchronize()
-        return float(host_loss), host
+        if self._gradients is None or self._gradients.variables is not variables:
+            self._gradients = GradientsOut(self._cupy, self._device, variables, self.host_memory)
+        try:
+            return self._gradients.gathered(loss, gradients, weight)
+        finally:
+            self._weights.left()
+
+    def to_host(
+        self,
+        loss: Array | float,
+        gradients: Mapping[str, Array],
+        variables: Mapping[str, Variable] = NO_VARIABLES,
+        weight: float = 1.0,
+    ) -> Received:
+        """Return a loss, whether all gradients are finite, and gradients on their way to the host, times `weight`.
+
+        Gradients of rows of tables, which `variables` does not have, are waited for, and nothing is looked at or
+        weighed then. State without a gradient is not weighed.
+        """
+        self._device.use()
+        if not gradients:
+            self._weights.left()
+            return Received(float(loss), {})
+        of_rows = {name: gradient for name, gradient in gradients.items() if name not in variables}
+        found = self.gathered(loss, gradients, variables, 1.0 if of_rows else weight)
+        assert self._gradients is not None
+        pending = self._gradients.leave(found)
+        if not of_rows:
+            return Received(found.loss, pending, found.finite)
+        rows = {name: self._cupy.asarray(g, np.float32).get() for name, g in of_rows.items()}
+        return Received(found.loss, pending.wait() | rows)
 
     def fingerprint(self) -> str:
         """Name the GPU, CuPy, the CUDA runtime, which brings cuBLAS, and the frameworks that a model has loaded."""
         runtime = self._cupy.cuda.runtime.runtimeGetVersion()
         names = [self.name.partition(" ")[2], f"cupy {self._cupy.__version__}", f"cuda {runtime}", *_frameworks()]
         return "; ".join(names)
-
-    def _copied_in(self, values: Any) -> Array:
-        staged = cuda.page_locked(values.shape, values.dtype)
-        np.copyto(staged, values)
-        array = self._cupy.empty(values.shape, values.dtype)
-        self._join(self._cupy.cuda.get_current_stream(), self._copies)  # the pool may reuse memory still being read
-        array.set(staged, stream=self._copies)
-        self._keep(staged)
-        return array
-
-    def _copying_out(self, array: Array) -> Any:
-        host = cuda.page_locked(array.shape, array.dtype)
-        array.get(stream=self._copies, out=host, blocking=False)
-        return host
-
-    def _keep(self, staged: Any) -> None:
-        """Hold a pinned buffer until its copy is done: the pool would hand it out while the device still reads it."""
-        while self._staged and self._staged[0][0].done:
-            self._staged.popleft()
-        event = self._cupy.cuda.Event(disable_timing=True)
-        event.record(self._copies)
-        self._staged.append((event, staged))
-
-    def _join(self, first: Any, then: Any) -> None:
-        event = self._cupy.cuda.Event(disable_timing=True)
-        event.record(first)
-        then.wait_event(event)
 
 
 Device = Cpu | Gpu

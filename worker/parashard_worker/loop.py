@@ -39,6 +39,7 @@ from parashard.process.logs import log
 from parashard.store import open_store
 from parashard.store.arrays import to_bytes
 from parashard_worker.computing import Task, WrongResult
+from parashard_worker.gpu_copies import Gradients, awaited
 from parashard_worker.gpu_faults import PROCESS_MUST_END, lost_context, out_of_memory
 from parashard_worker.leased import REASON_CHARACTERS_MAX, result_of
 from parashard_worker.leasing import Leasing
@@ -57,7 +58,7 @@ class ComputesSteps(Protocol):
 
     def gradients(
         self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None]
-    ) -> tuple[float | None, int, dict[str, Float32s] | None]:
+    ) -> tuple[float | None, int, Gradients | None]:
         """Return loss, number of examples and gradients."""
 
     def step_metrics(self, examples: int) -> Mapping[str, Sums]:
@@ -88,6 +89,7 @@ class StepLoop:
             round_steps=task.round_steps,
             depth=depth,
             evaluate=partial(evaluate, task=task, client=client, leasing=leasing, keep=keep, ends_process=ends_process),
+            arrived=task.device.arrived,
         )
         self._probe = Probe(task, self.session.transfers, leasing)
 
@@ -173,10 +175,10 @@ class Probe:
         self._task, self._transfers, self._leasing = task, transfers, leasing
         self._kept: _Kept | None = None
 
-    def keep(self, grant: pb.Grant, batch: Batch, gradients: Mapping[str, Float32s] | None, pulled: Pulled) -> None:
+    def keep(self, grant: pb.Grant, batch: Batch, gradients: Gradients | None, pulled: Pulled) -> None:
         """Keep a step's gradient if the coordinator asks for its drift."""
         if grant.probe and gradients:
-            own = {name: array.copy() for name, array in gradients.items() if self._counts(name)}
+            own = {name: array.copy() for name, array in awaited(gradients).items() if self._counts(name)}
             self._kept = _Kept(grant.step, batch, own, pulled.versions, pulled.incarnations)
 
     def measure(self, grant: pb.Grant, pulled: Pulled | None) -> None:
@@ -193,20 +195,21 @@ class Probe:
             return
         try:
             with self._leasing.reading(grant):
-                drift = drift_of(kept.gradients, self._again(grant, kept.batch, pulled))
+                again = self._again(grant, kept.batch, pulled)
+                drift = drift_of(kept.gradients, {} if again is None else awaited(again))
         except BaseException as error:  # noqa: BLE001  # whatever a user's model raises
             log.warning("probe-failed", step=kept.step, error=repr(error))
             return
         if math.isfinite(drift):
             self._leasing.drifted(pb.StepDrift(step=kept.step, drift=drift, updates=updates))
 
-    def _again(self, grant: pb.Grant, batch: Batch, pulled: Pulled) -> Mapping[str, Float32s]:
+    def _again(self, grant: pb.Grant, batch: Batch, pulled: Pulled) -> Gradients | None:
         if not self._task.tables:
-            return self._task.gradients(batch, pulled.variables)[2] or {}
+            return self._task.gradients(batch, pulled.variables)[2]
         rows = self._transfers.pull(grant, batch.keys)
         assert rows is not None
         try:
-            return self._task.gradients(batch, {**rows.variables, **rows.rows})[2] or {}
+            return self._task.gradients(batch, rows.values)[2]
         finally:
             rows.release()
 
@@ -252,7 +255,7 @@ def evaluate(
         client.refresh()
         return
     try:
-        metrics = task.metrics({**pulled.variables, **pulled.rows}, lambda: leasing.computing(grant), keys)
+        metrics = task.metrics(pulled.values, lambda: leasing.computing(grant), keys)
     except BaseException as error:  # noqa: BLE001  # the model's code
         _failed(grant, leasing, error, ends_process=ends_process)
         return

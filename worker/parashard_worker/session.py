@@ -27,8 +27,9 @@ from parashard.errors import InvalidRequest, NonFiniteGradient, ParashardError
 from parashard.models.user_errors import described
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
+from parashard_worker.gpu_copies import PendingGradients
 from parashard_worker.leasing import Leasing
-from parashard_worker.transfers import Transfers
+from parashard_worker.transfers import Arrived, Transfers
 
 POLL_S = 0.2
 
@@ -98,7 +99,7 @@ class LeasedStep:
     def values(self) -> Mapping[str, Float32s]:
         """Every variable, and of each table the rows that its examples need."""
         assert self.pulled is not None
-        return {**self.pulled.variables, **self.pulled.rows} if self.pulled.rows else self.pulled.variables
+        return self.pulled.values
 
 
 class Session:
@@ -117,12 +118,13 @@ class Session:
         round_steps: int | None,
         depth: int = 0,  # most steps pulled ahead, and pushes under way, while a gradient is computed
         evaluate: Callable[[pb.EvaluationGrant], None],
+        arrived: Arrived | None = None,  # is told of the variables of each pull; see `Transfers`
     ) -> None:
         self.leasing = leasing
         self._reading = reading
         self._evaluate = evaluate
         self._depth_max = depth
-        self.transfers = Transfers(client, leasing, round_steps)
+        self.transfers = Transfers(client, leasing, round_steps, arrived)
         # A thread for whatever may be under way: the pulls of this step and of `depth` more, and `depth` pushes.
         self._threads: Executor | None = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else None
         self._reader: Executor | None = ThreadPoolExecutor(1, "data") if depth and reading.ahead else None
@@ -198,7 +200,7 @@ class Session:
     def push(
         self,
         step: LeasedStep,
-        gradients: Mapping[str, Float32s] | None,
+        gradients: Mapping[str, Float32s] | PendingGradients | None,
         *,
         loss: float | None,
         examples: int,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import Pulled
@@ -19,13 +19,23 @@ from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.protocol.messages import NO_KEYS
+from parashard_worker.gpu_copies import NotCopied, PendingGradients, awaited
 from parashard_worker.leasing import Leasing
+
+Arrived = Callable[[Mapping[str, Float32s]], Mapping[str, Float32s]]
 
 
 class Transfers:
-    """One worker's pulls and pushes."""
+    """One worker's pulls and pushes.
 
-    def __init__(self, client: ShardClient, leasing: Leasing, round_steps: int | None) -> None:
+    `arrived` is given the variables of each pull as soon as they are there, and returns them: a GPU begins to copy
+    them. The gradients of a GPU are waited for where they are pushed.
+    """
+
+    def __init__(
+        self, client: ShardClient, leasing: Leasing, round_steps: int | None, arrived: Arrived | None = None
+    ) -> None:
+        self._arrived = arrived
         self._client = client
         self._leasing = leasing
         self._round_steps = round_steps
@@ -56,16 +66,24 @@ class Transfers:
         finally:
             with self._adding:
                 self.transfer_s += max(0.0, time.perf_counter() - started_s - waited_s)
+        if self._arrived is not None:
+            pulled.variables = self._arrived(pulled.variables)
         failpoints.hit("worker.pull.done")
         return pulled
 
-    def push(self, grant: pb.Grant, gradients: Mapping[str, Float32s] | None, pulled: Pulled | None) -> tuple[int, ...]:
+    def push(
+        self,
+        grant: pb.Grant,
+        gradients: Mapping[str, Float32s] | PendingGradients | None,
+        pulled: Pulled | None,
+    ) -> tuple[int, ...]:
         """Push a step to all shards, and return the incarnations that have it; None: it changes nothing."""
+        arrays = {} if gradients is None else awaited(gradients)  # views of what `gradients` holds
         started_s = time.perf_counter()
         try:
             pushed = self._client.push(
                 grant.step,
-                gradients or {},
+                arrays,
                 pulled,
                 skipped=grant.skip,
                 void=gradients is None and not grant.skip,
@@ -87,7 +105,7 @@ class Transfers:
 
     def gave_up(self, step: int, error: ParashardError) -> None:
         """Report a step that did not go through, by what the error asks for; another error is raised."""
-        if isinstance(error, InvalidRequest):
+        if isinstance(error, InvalidRequest | NotCopied):
             self._leasing.failed(step, str(error))
         elif isinstance(error, JobFailed):  # such as a table that is full (P34): no step would go better
             self._leasing.failed(step, str(error), pb.FAILURE_KIND_WRONG_RESULT)

@@ -23,6 +23,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.proto_conversion import view_from
+from parashard.client.pulled import Memory, aligned
 from parashard.client.pulled_rows import TableSet
 from parashard.client.shard_client import ShardClient
 from parashard.job.embeddings import tables_of
@@ -101,9 +102,15 @@ class Membership:
         return Joined(self._reply.run_id, member.name, member.incarnation, member.lease_ttl_s)
 
     def connected(
-        self, member: Joined, stop: Stop, on_hung: Callable[[str], None], *, evaluates: bool = True
+        self,
+        member: Joined,
+        stop: Stop,
+        on_hung: Callable[[str], None],
+        *,
+        evaluates: bool = True,
+        memory: Memory = aligned,
     ) -> tuple[Leasing, ShardClient]:
-        """Return what leases steps, and what pulls and pushes; nothing is asked yet."""
+        """Return what leases steps, and what pulls, into `memory`, and pushes; nothing is asked yet."""
         cluster, reply = self._job.cluster, self._reply
         leasing = Leasing(
             self._coordinator,
@@ -127,6 +134,7 @@ class Membership:
             tracer=self._tracer,
             tables=TableSet(tables_of(self._job), self._job.job.seed),
             tells_norms=self._job.batch_clip_norm is not None,
+            memory=memory,
         )
         return leasing, client
 
@@ -214,7 +222,7 @@ class Worker:
             failpoints.hit("worker.boot.joined")
             with bound(worker=member.name, incarnation=member.incarnation):
                 log.info("joined", device=device.name, threads=threads, http=http.address)
-                leasing, client = membership.connected(member, stop, self._on_hung)
+                leasing, client = membership.connected(member, stop, self._on_hung, memory=device.host_memory)
                 keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, task.plan.variables)
                 depth = AUTO_DEPTH if job.consistency.policy.kind == "auto" else job.cluster.pipeline_depth
                 loop = StepLoop(task, client, leasing, depth=depth, keep=keep, ends_process=self._own_process)

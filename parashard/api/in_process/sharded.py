@@ -21,6 +21,7 @@ from parashard.metrics import Sums
 from parashard.models.base import Model as AnyModel
 from parashard.plan.variables import Float32s
 from parashard_worker.computing import Task
+from parashard_worker.gpu_copies import Gradients
 
 
 def check(model: AnyModel, job: Job) -> None:
@@ -70,7 +71,7 @@ class ShardedSteps:
 
     def gradients(
         self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None]
-    ) -> tuple[float | None, int, dict[str, Float32s] | None]:
+    ) -> tuple[float | None, int, Gradients | None]:
         """Compute a step, and those with it; where a gradient is not finite each by itself, which says whose it is."""
         step = batch.step - self._task.steps.steps_before
         if self._together and step == self._together[0]:

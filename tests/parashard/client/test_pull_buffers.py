@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.client.pulled import KEPT_MAX, PullBuffer, PullBuffers
+from parashard.client.pulled import KEPT_MAX, PullBuffers
+from parashard.plan.flat import ALIGNMENT_BYTES
 from parashard.plan.partition import fixed_shards, place, split
 from parashard.plan.variables import Variable
 from parashard.transports import memory
@@ -20,7 +21,7 @@ PLAN = plan_of(VARIABLES, shards=2, partitioner=fixed_shards(2))
 @given(st.integers(1, 5), st.integers(1, 4))
 def test_the_places_of_all_shards_are_the_variables(partitions, shards):
     plan = place(VARIABLES, split(VARIABLES, fixed_shards(partitions)), shards, version=1)
-    weights = PullBuffer(plan)
+    weights = PullBuffers(plan).take((1,) * shards)
     for shard, places in enumerate(weights.by_shard):
         assert places.nbytes == 4 * plan.shard_elements(shard)
         memory.scatter(np.full(plan.shard_elements(shard), shard + 1, np.float32).view(np.uint8), places, 0)
@@ -32,8 +33,24 @@ def test_the_places_of_all_shards_are_the_variables(partitions, shards):
 
 
 def test_arrays_begin_where_xla_reads_them_in_place():
-    sets = [PullBuffer(PLAN) for _ in range(20)]  # by chance, one in four would
-    assert all(array.ctypes.data % 64 == 0 for weights in sets for array in weights.variables.values())
+    buffers = PullBuffers(PLAN)
+    sets = [buffers.take((1, 1)) for _ in range(20)]  # by chance, one in four would
+    assert all(array.ctypes.data % ALIGNMENT_BYTES == 0 for weights in sets for array in weights.variables.values())
+
+
+def test_a_set_is_one_run_in_memory_that_is_asked_for_with_zeros_between_variables():
+    asked = []
+
+    def memory(elements: int) -> np.ndarray:
+        asked.append(np.full(elements, np.nan, np.float32))
+        return asked[-1]
+
+    weights = PullBuffers(PLAN, memory).take((1, 1))
+    assert weights.variables.run is asked[0]
+    for array in weights.variables.values():
+        array[...] = 0.0
+        assert np.shares_memory(array, asked[0])
+    assert not asked[0].any()
 
 
 def test_a_set_that_was_given_back_is_used_again_with_what_it_holds():

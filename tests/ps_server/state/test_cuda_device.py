@@ -34,7 +34,8 @@ class Recorded:
             Stream=lambda non_blocking: SimpleNamespace(
                 use=lambda: self.asked.append("stream"), synchronize=lambda: self.asked.append("synchronize")
             ),
-            alloc_pinned_memory=bytearray,
+            PinnedMemory=lambda size_bytes, flags: bytearray(size_bytes),
+            PinnedMemoryPointer=lambda memory, offset: memory,
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )
 

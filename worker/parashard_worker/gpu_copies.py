@@ -1,0 +1,309 @@
+"""GPU copies: what crosses between the host and one GPU, each kind in one run: weights, a batch's arrays, gradients.
+
+Memory is made once, twice of each kind on the GPU, so that a pull, a step's kernels and a push go on beside each other.
+Weights come in on one stream, a batch on another, and gradients leave on a third; kernels run on the caller's. None of
+these waits for another by itself: they do not synchronise with the null stream, and whatever order matters is an
+event's. Events are made once, too: to record one anew leaves those alone that wait for what it was recorded for before.
+Knows no step and no model. Made by `parashard_worker.device`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parashard.data.base import Array
+from parashard.data.tree import Tree, leaves, map_leaves
+from parashard.errors import ParashardError
+from parashard.plan.flat import ALIGNMENT_BYTES, FlatArrays, FlatLayout
+from parashard.plan.variables import Float32s, Variable
+
+HostMemory = Callable[[int], Float32s]
+"""Returns a vector of so many float32 in memory that copies are fast from and to."""
+LEAVING_MAX = 32  # steps whose gradients are on their way to the shards; a session has at most 9
+ROOM = 1.25  # of what is made for arrays: batches may differ in length
+
+
+class NotCopied(ParashardError):
+    """The GPU failed while a step's gradients were on their way to the host."""
+
+
+def _nobody() -> None:
+    """Stand for a weak reference to what is gone."""
+
+
+class _Weights:
+    """One set of the variables on the GPU."""
+
+    def __init__(self, cupy: Any, layout: FlatLayout) -> None:
+        self.variables = layout.over(cupy.empty(layout.elements, np.float32))
+        self.copied = cupy.cuda.Event(disable_timing=True)
+        self.left = cupy.cuda.Event(disable_timing=True)
+        self.left.record(cupy.cuda.get_current_stream())  # what had this memory before may still be read
+        self.source: Any = None  # the host's memory must outlive its copy
+        self.claim: Callable[[], Float32s | None] = _nobody  # the run that is copied here for a step to come
+
+
+class WeightsIn:
+    """Two sets of the variables on the GPU, filled in turn, each by one copy of a run of the host.
+
+    A run may be written again once the step that is computed with it is: its copy is done by then.
+    """
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._lock = threading.Lock()
+        self._sets: list[_Weights] = []  # the one used last is the last
+        self._present: _Weights | None = None  # which the model computes with
+
+    def arrived(self, values: FlatArrays) -> FlatArrays:
+        """Begin the copy of what was pulled, if a set is free, and return it as `ready` knows it; in any thread."""
+        with self._lock:
+            free = next((one for one in self._sets if one is not self._present and one.claim() is None), None)
+            if free is None or free.variables.layout != values.layout:
+                return values
+            self._begin(free, values.run)
+            mine = values.run.view()  # this pull's alone: its memory has other values in the next
+            free.claim = weakref.ref(mine)
+            return FlatArrays(values.layout, mine, values)
+
+    def ready(self, values: FlatArrays) -> FlatArrays:
+        """Return values on the GPU, for what the calling thread's stream computes next, until `left`."""
+        stream = self._cupy.cuda.get_current_stream()
+        self.left()
+        with self._lock:
+            if not self._sets or self._sets[0].variables.layout != values.layout:
+                self._sets = [_Weights(self._cupy, values.layout) for _ in range(2)]
+            found = next((one for one in self._sets if one.claim() is values.run), None)
+            if found is None:
+                found = next((one for one in self._sets if one.claim() is None), self._sets[0])
+                self._begin(found, values.run)
+            found.claim = _nobody
+            self._sets.remove(found)
+            self._sets.append(found)
+            self._present = found
+        stream.wait_event(found.copied)
+        return found.variables
+
+    def left(self) -> None:
+        """Note that what is asked of the calling thread's stream from now on does not read the present set."""
+        with self._lock:
+            if self._present is not None:
+                self._present.left.record(self._cupy.cuda.get_current_stream())
+                self._present = None
+
+    def _begin(self, into: _Weights, run: Float32s) -> None:
+        self._stream.wait_event(into.left)
+        into.variables.run.set(run, stream=self._stream)
+        into.source = run
+        into.copied.record(self._stream)
+
+
+class _Side:
+    """Memory of both sides for one batch."""
+
+    def __init__(self, cupy: Any) -> None:
+        self.host: Any = np.empty(0, np.uint8)
+        self.device: Any = None
+        self.copied = cupy.cuda.Event(disable_timing=True)
+        self.left = cupy.cuda.Event(disable_timing=True)
+
+
+class ArraysIn:
+    """Arrays of any types, put end to end in memory of the host, and copied to the GPU at once.
+
+    Their memory is used again for the arrays after the next ones.
+    """
+
+    def __init__(self, cupy: Any, host_memory: HostMemory) -> None:
+        self._cupy = cupy
+        self._host_memory = host_memory
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._sides = deque(_Side(cupy) for _ in range(2))
+
+    def ready(self, tree: Tree) -> Tree:
+        """Return a tree of arrays on the GPU, for what the calling thread's stream computes next."""
+        stream, begins, end = self._cupy.cuda.get_current_stream(), [], 0
+        for _, values in leaves(tree):
+            begins.append(end)
+            size_bytes = math.prod(values.shape) * values.dtype.itemsize
+            end += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        last, side = self._sides
+        self._sides.reverse()
+        last.left.record(stream)
+        if not side.copied.done:
+            side.copied.synchronize()  # the host's memory is written next
+        if side.device is None or len(side.host) < end:
+            room = -(-max(1, int(ROOM * end)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            side.host = self._host_memory(room // 4).view(np.uint8)
+            side.device = self._cupy.empty(room, np.uint8)
+            side.left.record(stream)  # what had this memory before may still be read
+        placed: Iterator[int] = iter(begins)
+        there = map_leaves(lambda values: self._placed(values, side, next(placed)), tree)
+        self._stream.wait_event(side.left)
+        if end:
+            side.device[:end].set(side.host[:end], stream=self._stream)
+        side.copied.record(self._stream)
+        stream.wait_event(side.copied)
+        return there
+
+    def _placed(self, values: Any, side: _Side, begin: int) -> Array:
+        """Write an array into the host's memory, and return its place on the GPU."""
+        np.copyto(np.ndarray(values.shape, values.dtype, side.host, begin), values)
+        return self._cupy.ndarray(values.shape, values.dtype, side.device.data + begin)
+
+
+class _Leaving:
+    """Memory of the host for a step's gradients."""
+
+    def __init__(self, cupy: Any, layout: FlatLayout, host_memory: HostMemory) -> None:
+        self.arrays = layout.over(host_memory(layout.elements))
+        self.copied = cupy.cuda.Event(disable_timing=True)
+        self.owner: Callable[[], PendingGradients | None] = _nobody
+
+
+class PendingGradients:
+    """A step's gradients on their way to the host; their memory there is used again once this object is dropped."""
+
+    def __init__(self, memory: _Leaving, names: Collection[str], cupy: Any, device: Any) -> None:
+        self._memory, self._names, self._cupy, self._device = memory, names, cupy, device
+
+    def wait(self) -> dict[str, Float32s]:
+        """Wait for the copy, in any thread, and return them by name: views, of which none outlives this object."""
+        try:
+            self._device.use()  # the current device belongs to the thread
+            self._memory.copied.synchronize()  # without the interpreter's lock
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            raise NotCopied(f"the GPU failed while gradients were copied to the host: {error}") from error
+        return {name: self._memory.arrays[name] for name in self._names}
+
+
+Gradients = dict[str, Float32s] | PendingGradients
+"""A step's gradients, by variable and table, or on their way to the host."""
+
+
+def awaited(gradients: Mapping[str, Float32s] | PendingGradients) -> Mapping[str, Float32s]:
+    """Return gradients once the host has them; NotCopied: it never will."""
+    return gradients.wait() if isinstance(gradients, PendingGradients) else gradients
+
+
+class _Gathered:
+    """One flat array of gradients on the GPU."""
+
+    def __init__(self, cupy: Any, layout: FlatLayout) -> None:
+        self.arrays = layout.over(cupy.zeros(layout.elements, np.float32))
+        self.sent = cupy.cuda.Event(disable_timing=True)
+        self.zero = set(layout.places)  # names whose place is zero
+
+    def take(self, gradients: Mapping[str, Array], cupy: Any) -> None:
+        """Write gradients into it; what has none is zero."""
+        run = gradients.run if isinstance(gradients, FlatArrays) and isinstance(gradients.run, cupy.ndarray) else None
+        whole = run is not None and gradients.layout == self.arrays.layout  # type: ignore[attr-defined]
+        if whole:
+            self.arrays.run[...] = run
+            self.zero.clear()
+        for name, mine in self.arrays.items():
+            given = gradients.get(name)
+            if given is not None:
+                self.zero.discard(name)
+                if not whole or not _is_place(given, run, self.arrays.layout.places[name][0]):
+                    mine[...] = cupy.asarray(given)
+            elif name not in self.zero:
+                mine.fill(0)
+                self.zero.add(name)
+
+
+def _is_place(given: Any, run: Any, place: slice) -> bool:
+    """Tell whether an array is the one at a place of a run."""
+    return bool(getattr(getattr(given, "data", None), "ptr", None) == run.data.ptr + 4 * place.start)
+
+
+class Found(NamedTuple):
+    """A step's results as `GradientsOut.gathered` returns them."""
+
+    loss: float
+    finite: bool
+    gradients: FlatArrays
+    """On the GPU, weighed, until the second step after; what has no gradient is not in it, and zero in its run."""
+
+
+class GradientsOut:
+    """Gradients, gathered in one flat array on the GPU, looked at, weighed, and copied to the host at once.
+
+    Parameters
+    ----------
+    cupy : module
+    device : cupy.cuda.Device
+    variables : mapping of str to Variable
+        Those of the plan; state without a gradient is not weighed.
+    host_memory : callable (elements) -> ndarray of float32
+    """
+
+    def __init__(self, cupy: Any, device: Any, variables: Mapping[str, Variable], host_memory: HostMemory) -> None:
+        self._cupy, self._device = cupy, device
+        self.variables = variables
+        self._layout = FlatLayout.of(variables)
+        self._host_memory = host_memory
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._flats = deque(_Gathered(cupy, self._layout) for _ in range(2))
+        self._leaving: list[_Leaving] = []
+        self._told = cupy.empty(2, np.float64)  # the loss, and whether a gradient is not finite
+        self._told_loss = self._told[:1].reshape(())
+        self._host_told = host_memory(4).view(np.float64)
+        self._computed = cupy.cuda.Event(disable_timing=True)
+        self._look = cupy.ElementwiseKernel(
+            "float32 value", "raw float64 told", "if (!isfinite(value)) told[1] = 1.0;", "not_finite", no_return=True
+        )
+        self._weigh = cupy.ElementwiseKernel(
+            "uint8 counts, float32 weight", "float32 value", "if (counts) value *= weight;", "weigh", no_return=True
+        )
+        counts = np.zeros(self._layout.elements, np.uint8)
+        for name, (place, _) in self._layout.places.items():
+            counts[place] = not variables[name].state
+        self._counts = cupy.asarray(counts)
+
+    def gathered(self, loss: Array | float, gradients: Mapping[str, Array], weight: float) -> Found:
+        """Gather gradients of the layout's variables, times `weight`, and wait for all that the step has computed."""
+        cupy, told, stream = self._cupy, self._told, self._cupy.cuda.get_current_stream()
+        flat = self._flats[0]
+        self._flats.rotate(1)
+        stream.wait_event(flat.sent)
+        flat.take(gradients, cupy)
+        run = flat.arrays.run
+        told.fill(0)
+        on_host = isinstance(loss, float | int | np.generic | np.ndarray)
+        if not on_host:
+            self._told_loss[...] = cupy.asarray(loss)
+        self._look(run, told)
+        if weight != 1.0:
+            self._weigh(self._counts, np.float32(weight), run)
+        told.get(stream=stream, out=self._host_told, blocking=False)
+        self._computed.record(stream)
+        self._computed.synchronize()
+        here = {name: flat.arrays[name] for name in gradients if name in flat.arrays}
+        found = float(loss if on_host else self._host_told[0])
+        return Found(found, not bool(self._host_told[1]), FlatArrays(self._layout, run, here))
+
+    def leave(self, found: Found) -> PendingGradients:
+        """Begin the copy of gradients to the host; there is nothing to wait for: `gathered` has."""
+        flat = self._flats[-1]
+        assert found.gradients.run is flat.arrays.run, "one step after the other"
+        memory = next((one for one in self._leaving if one.owner() is None), None)
+        if memory is None:
+            assert len(self._leaving) < LEAVING_MAX, "gradients that were pushed are kept"
+            memory = _Leaving(self._cupy, self._layout, self._host_memory)
+            self._leaving.append(memory)
+        # A copy that nobody waited for may still be writing there; this one is behind it on the stream.
+        flat.arrays.run.get(stream=self._stream, out=memory.arrays.run, blocking=False)
+        memory.copied.record(self._stream)
+        flat.sent.record(self._stream)
+        pending = PendingGradients(memory, tuple(found.gradients), self._cupy, self._device)
+        memory.owner = weakref.ref(pending)
+        return pending
