@@ -1,8 +1,9 @@
 """How long the update rules take, against a two-thread copy of as many bytes: `python -m benchmarks.kernels`.
 
 Everything takes turns in one run: the copy (the yardstick: what the memory allows), NumPy's copy, every kernel on one
-thread and on all, and its NumPy reference. Before it is timed, each kernel must have its reference's bits on every
-number of threads. Run it on an idle machine.
+thread and on all, and NumPy. Before it is timed, each kernel must have its reference's bits on every
+number of threads. Then every rule once more, with slots that have seen 2,000 gradients of zeros: a processor takes
+several times as long for denormal numbers, which a slot would decay to. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,6 +49,18 @@ UPDATES: dict[str, tuple[str, dict[str, Any]]] = {  # rule: (its vectors beside 
     "lamb": ("mv", ADAM),
 }
 KERNELS = (*UPDATES, "is_finite", "accumulate")
+NUMPY = SimpleNamespace(
+    update=partial(reference.update, kind=np.ndarray), is_finite=reference.is_finite, accumulate=reference.accumulate
+)
+"""The reference without its emulation of flushed denormals, which NumPy does not have: what is timed."""
+
+ZEROS = 2_000
+ZEROS_ELEMENTS = 1_100_000
+ZEROS_TARGET = 1.1
+"""Most that an update may take after so many gradients of zeros, over its normal time."""
+ROW = 16
+"""Elements of a row, of rules that move rows of a table."""
+AFTER_ZEROS = (*UPDATES, "adam by row", "adamw by row", "rowwise_adagrad")
 
 
 class Vectors:
@@ -118,7 +133,7 @@ def measure(size_mib: int, threads: int, turns: int) -> dict[str, list[float]]:
                 fused.accumulate(copied, gradient)  # starts the threads
                 for name, call in vectors.calls(fused).items():
                     timed(f"{name}, {used} threads", call)
-            for name, call in vectors.calls(reference).items():
+            for name, call in vectors.calls(NUMPY).items():
                 timed(f"{name}, NumPy", call)
     assert all(np.isfinite(v).all() for v in vectors.all())
     return {name: found[1:] for name, found in times.items()}  # the first turn faults pages in
@@ -156,6 +171,44 @@ def markdown(found: list[dict[str, Any]]) -> str:
     return table(("kernel", "threads", "ms", "over the copy", "faster than NumPy"), lines)
 
 
+def after_zeros(elements: int, zeros: int, turns: int) -> list[dict[str, Any]]:
+    """Return a row for each rule: the least milliseconds of an update, and of one after so many gradients of zeros."""
+    found = []
+    for name in AFTER_ZEROS:
+        normal, after = Vectors(elements), Vectors(elements)
+        after.gradient[:] = 0.0
+        calls = [_update_of(name, vectors) for vectors in (normal, after)]
+        for _ in range(zeros):
+            calls[1]()
+        times: list[list[float]] = [[], []]
+        for _ in range(turns):
+            for call, of_call in zip(calls, times, strict=True):
+                begin_s = time.perf_counter()
+                call()
+                of_call.append((time.perf_counter() - begin_s) * 1e3)
+        normal_ms, after_ms = map(min, times)
+        found.append({"rule": name, "normal_ms": normal_ms, "after_ms": after_ms, "ratio": after_ms / normal_ms})
+    return found
+
+
+def _update_of(name: str, vectors: Vectors) -> Call:
+    """Return a rule as a call without weight decay, which would keep a gradient of zeros from being one."""
+    rule, _, by_row = name.partition(" ")
+    rows = vectors.weights.size // ROW
+    slots, settings = ("v", COMMON | {"epsilon": 1e-10}) if rule == "rowwise_adagrad" else UPDATES[rule]
+    if by_row:
+        settings = settings | {"t": np.full(rows, settings["t"], np.uint32)}
+    state = [vectors.state[slot][: rows if rule == "rowwise_adagrad" else None] for slot in slots]
+    values = RULES[rule].values(settings | {"weight_decay": 0.0})
+    return lambda: fused.update(rule, values, vectors.weights, vectors.gradient, *state)
+
+
+def markdown_after_zeros(found: list[dict[str, Any]]) -> str:
+    """Return the rows of `after_zeros` as a table."""
+    lines = [(row["rule"], f"{row['normal_ms']:.3f}", f"{row['after_ms']:.3f}", f"{row['ratio']:.2f}") for row in found]
+    return table(("rule", "normal ms", "ms after zeros", f"ratio (at most {ZEROS_TARGET})"), lines)
+
+
 def main() -> None:
     """Check, measure at every size, and print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -173,8 +226,13 @@ def main() -> None:
         copy_ms = of_size[0]["peer_ms"]
         sections[f"{size_mib} MiB, {YARDSTICK} {copy_ms:.3f} ms"] = markdown(of_size)
         print(f"{size_mib} MiB, {YARDSTICK} {copy_ms:.3f} ms\n{markdown(of_size)}\n")
+    fused.use_threads(1)
+    zeros = after_zeros(ZEROS_ELEMENTS, ZEROS, arguments.turns)
+    heading = f"{ZEROS_ELEMENTS:,} elements on one thread, after {ZEROS:,} gradients of zeros"
+    sections[heading] = markdown_after_zeros(zeros)
+    print(f"{heading}\n{sections[heading]}\n")
     if arguments.write:
-        write("kernels", sections, {"turns": arguments.turns, "load": load, "rows": found})
+        write("kernels", sections, {"turns": arguments.turns, "load": load, "rows": found, "after_zeros": zeros})
 
 
 if __name__ == "__main__":

@@ -26,6 +26,13 @@ def test_every_kernel_is_measured_on_one_thread_and_on_all() -> None:
     assert all(row["ours_ms"] > 0 and row["ratio"] == row["ours_ms"] / row["peer_ms"] for row in rows)
 
 
+def test_every_rule_is_measured_after_zeros() -> None:
+    rows = kernels.after_zeros(1600, 3, turns=1)
+    assert [row["rule"] for row in rows] == [*kernels.UPDATES, "adam by row", "adamw by row", "rowwise_adagrad"]
+    assert all(row["normal_ms"] > 0 and row["ratio"] == row["after_ms"] / row["normal_ms"] for row in rows)
+    assert len(kernels.markdown_after_zeros(rows).splitlines()) == 2 + len(rows)
+
+
 def test_a_kernel_with_other_bits_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels.check(100, 2)
     update = fused.update

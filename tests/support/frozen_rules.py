@@ -32,8 +32,11 @@ CASES: dict[str, dict[str, float]] = {
     "extremes": PLAIN | {"weight_decay": 0.01},
     "not finite": PLAIN | {"weight_decay": 0.01},
     "not finite, clipped": PLAIN | {"weight_decay": 0.01, "clip": 1.5},
+    "denormals": PLAIN,
 }
 EXTREMES = [0.0, -0.0, 1e-45, -1e-38, 1e38, -3e38, 1e20, -1e-20, 1.0]
+AROUND_DENORMALS = 1e-37
+"""Multiplies weights, slots and gradients of "denormals"."""
 NOT_FINITE = [math.inf, -math.inf, math.nan, 1.0, -0.0]
 
 RULES: dict[str, tuple[int, dict[str, Any]]] = {  # of a rule: (number of slots, settings of its own)
@@ -64,7 +67,7 @@ class Case(NamedTuple):
         """Return [weights, *slots] after the updates."""
         slots, own = RULES[self.rule]
         length = SIZE // ROW if self.rule == "rowwise_adagrad" else SIZE
-        arrays = [drawn(0, SIZE), *(np.abs(drawn(20 + slot, length)) for slot in range(slots))]
+        arrays = [self._drawn(0, SIZE), *(np.abs(self._drawn(20 + slot, length)) for slot in range(slots))]
         for t in range(1, STEPS + 1):
             counter = T_OF_ROWS + np.uint32(t - 1) if self.rule.endswith("by row") else t
             with np.errstate(all="ignore"):
@@ -75,12 +78,15 @@ class Case(NamedTuple):
         return arrays
 
     def _gradient(self, t: int) -> np.ndarray:
-        values = drawn(t, SIZE)
+        values = self._drawn(t, SIZE)
         if self.name == "extremes":
             values[: len(EXTREMES)] = EXTREMES
         elif self.name.startswith("not finite") and t == 2:
             values[: len(NOT_FINITE)] = NOT_FINITE
         return values
+
+    def _drawn(self, seed: int, size: int) -> np.ndarray:
+        return drawn(seed, size) * np.float32(AROUND_DENORMALS if self.name == "denormals" else 1.0)
 
 
 def drawn(seed: int, size: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -27,3 +28,8 @@ def on_this_cpu(compiled_cupy: CompiledCupy, monkeypatch: pytest.MonkeyPatch) ->
     cuda._compiled.cache_clear()
     yield Hosted(lambda vector: vector.copy().view(Resident), Resident.get)
     cuda._compiled.cache_clear()
+
+
+@pytest.fixture
+def on_a_device(xp_gpu: Any) -> Hosted:
+    return Hosted(xp_gpu.asarray, xp_gpu.asnumpy)

@@ -37,11 +37,6 @@ def test_ftrl_at_a_vanishing_rate_launches_nothing(on_this_cpu: Hosted) -> None:
 # --- a real GPU ---
 
 
-@pytest.fixture
-def on_a_device(xp_gpu: Any) -> Hosted:
-    return Hosted(xp_gpu.asarray, xp_gpu.asnumpy)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KERNELS)

@@ -23,7 +23,8 @@ REFERENCES = Vector("uint32")
 TAGS = Vector("uint8")
 NUMBERS = Vector("int64")
 
-_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_VOID, _INT32, _INT64, _FLOAT = ir.VoidType(), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_BYTES = ir.IntType(8).as_pointer()
 
 BLOCK_WORDS = 8
 """What a register of AVX has."""
@@ -95,6 +96,89 @@ def _copied_block(typing: Any, target: Any, to: Any, source: Any, begin: Any) ->
 
 copy_block: Any = intrinsic(_copied_block)
 """Within a loop, copy_block(target, to, source, begin): copy BLOCK_WORDS float32s by one load and one store."""
+
+
+_FLUSHING = {"x86_64": 1 << 15 | 1 << 6, "aarch64": 1 << 24}
+"""Bits of a processor's mode by which denormals are 0 as operands and as results: MXCSR's FTZ and DAZ, FPCR's FZ."""
+
+
+def _processor(builder: Any) -> str:
+    return str(builder.module.triple).partition("-")[0]
+
+
+def _call(builder: Any, name: str, result: Any, *given: Any) -> Any:
+    kind = ir.FunctionType(result, [one.type for one in given])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given)
+
+
+def _mode(builder: Any) -> Any:
+    """Read this thread's floating-point mode."""
+    if _processor(builder) == "aarch64":
+        return _call(builder, "llvm.aarch64.get.fpcr", _INT64)
+    place = cgutils.alloca_once(builder, _INT32)
+    _call(builder, "llvm.x86.sse.stmxcsr", _VOID, builder.bitcast(place, _BYTES))
+    return builder.zext(builder.load(place), _INT64)
+
+
+def _set_mode(builder: Any, mode: Any) -> None:
+    if _processor(builder) == "aarch64":
+        _call(builder, "llvm.aarch64.set.fpcr", _VOID, mode)
+        return
+    place = cgutils.alloca_once(builder, _INT32)
+    builder.store(builder.trunc(mode, _INT32), place)
+    _call(builder, "llvm.x86.sse.ldmxcsr", _VOID, builder.bitcast(place, _BYTES))
+
+
+def _barrier(builder: Any) -> None:
+    """Keep the compiler from moving loads and stores across; arithmetic is held by its operands and its result."""
+    builder.fence("seq_cst", targetscope="singlethread")
+
+
+def begin_flushing(builder: Any) -> Any:
+    """Emit what `flush_denormals` does, and return the mode of before."""
+    bits = _FLUSHING.get(_processor(builder))
+    if bits is None:
+        return _INT64(0)
+    before = _mode(builder)
+    _set_mode(builder, builder.or_(before, _INT64(bits)))
+    _barrier(builder)
+    return before
+
+
+def end_flushing(builder: Any, mode: Any) -> None:
+    """Emit what `restore_mode` does."""
+    if _processor(builder) in _FLUSHING:
+        _barrier(builder)
+        _set_mode(builder, mode)
+
+
+def _flushing(typing: Any) -> Any:
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return begin_flushing(builder)
+
+    return types.uint64(), code
+
+
+flush_denormals: Any = intrinsic(_flushing)
+"""Within a loop, mode = flush_denormals(): from here on a denormal operand or result is a zero of its sign.
+
+For this thread, until `restore_mode(mode)`; a processor without such a mode keeps denormals. Between the two may stand
+what reads its operands from arrays and writes its results to arrays; LLVM may move other arithmetic out.
+"""
+
+
+def _restored(typing: Any, mode: Any) -> Any:
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        end_flushing(builder, given[0])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), code
+
+
+restore_mode: Any = intrinsic(_restored)
+"""Within a loop, restore_mode(mode): end what `flush_denormals` began."""
 
 
 def loop(*arrays: Vector) -> Callable[[Callable[..., Any]], Loop]:

@@ -3,10 +3,10 @@
 Launches on the calling thread's current device and stream; knows no shard.
 
 Each element goes through the operations of its rule in their order, with one rounding each: no contraction of a
-product and a sum into one (`--fmad=false`), and NVRTC's defaults for the rest, which are correctly rounded division and
-square root and no flushing of subnormals. LAMB's norms are added block by block, in index order. So the bits are meant
-to be those of `fused`, on any GPU; a test marked `gpu` compares them. A rule's lines say the same in CUDA's C++ as in
-Python: only what has the same meaning and order in both is taken.
+product and a sum into one (`--fmad=false`), denormals flushed to zero (`--ftz=true`, which CuPy adds whatever it is
+given), and NVRTC's defaults for the rest, which are correctly rounded division and square root. LAMB's norms are added
+block by block, in index order. So the bits are meant to be those of `fused`, on any GPU; a test marked `gpu` compares
+them. A rule's lines say the same in CUDA's C++ as in Python: only what has the same meaning and order in both is taken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, trust_ratio
 
 Resident = Any  # a flat vector of float32 on the device
 
-OPTIONS = ("--fmad=false",)
+OPTIONS = ("--fmad=false", "--ftz=true")
 
 _f32 = np.float32
 

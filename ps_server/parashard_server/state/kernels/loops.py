@@ -1,7 +1,8 @@
 """Loops by which the update rules move vectors, compiled by `parashard_server.state.kernels.compiling`.
 
 A loop makes one pass over memory and calls a rule of `parashard_server.state.kernels.rules` for each element; its
-scalars come rounded to float32 from `parashard_server.state.kernels.fused`.
+scalars come rounded to float32 from `parashard_server.state.kernels.fused`. A loop that moves weights flushes
+denormals: slots of elements without a gradient decay into them, and they take a processor several times as long.
 
 No fastmath and no `parallel=True`: they let results depend on the division of a vector. Scalars are float32, for a
 float64 would turn a whole expression into float64 and halve the vector width. Loops index: LLVM does not vectorise
@@ -18,7 +19,14 @@ import numpy as np
 
 from parashard.process.cached_code import const, inlined
 from parashard_server.state.kernels import rules
-from parashard_server.state.kernels.compiling import SUMS, VECTOR, compiled_form_of, loop
+from parashard_server.state.kernels.compiling import (
+    SUMS,
+    VECTOR,
+    compiled_form_of,
+    flush_denormals,
+    loop,
+    restore_mode,
+)
 from parashard_server.state.kernels.rules import RULES
 
 _f32 = np.float32
@@ -49,17 +57,21 @@ _lamb_direction = inlined(rules.lamb_direction)
 
 _DENSE = """
 def {name}({arguments}):
+    mode = flush_denormals()
     for i in range(weights.size):
         g = prepared(gradient[i], weights[i], weight_decay, clip, scale)
         {moved}, = step(weights[i], g, {slots_and_scalars})
+    restore_mode(mode)
 """
 _BY_ROW = """
 def {name}({arguments}):
+    mode = flush_denormals()
     for row in range({by_t}.size):
         length = weights.size // {by_t}.size
         for i in range(row * length, (row + 1) * length):
             g = prepared(gradient[i], weights[i], weight_decay, clip, scale)
             {moved}, = step(weights[i], g, {slots_and_scalars})
+    restore_mode(mode)
 """
 
 
@@ -69,9 +81,11 @@ def _declare_loop(rule, *, by_row):
     Of `adam` it is
 
         def adam(weights, gradient, m, v, step_size, ..., epsilon_t, weight_decay, clip, scale):
+            mode = flush_denormals()
             for i in range(weights.size):
                 g = prepared(gradient[i], weights[i], weight_decay, clip, scale)
                 weights[i], m[i], v[i], = step(weights[i], g, m[i], v[i], step_size, ..., epsilon_t)
+            restore_mode(mode)
     """
     slots, scalars, by_t = RULES[rule].slots, RULES[rule].scalars, RULES[rule].by_t if by_row else ()
     name = f"{rule}_by_row" if by_row else rule
@@ -87,6 +101,7 @@ def _declare_loop(rule, *, by_row):
         ),
     )
     made = {"__name__": __name__, "step": inlined(RULES[rule].step), "prepared": _prepared}
+    made |= {"flush_denormals": flush_denormals, "restore_mode": restore_mode}
     exec(compile(text, __file__, "exec"), made)  # Numba compiles functions of named arguments only, and caches files'
     loop(VECTOR, const(VECTOR), *[VECTOR] * len(slots), *[const(VECTOR)] * len(by_t))(made[name])
 
@@ -100,6 +115,7 @@ for _rule in ("adam", "adamw"):
 
 @loop(VECTOR, const(VECTOR), VECTOR)
 def rowwise_adagrad(weights, gradient, accumulator, learning_rate, epsilon, weight_decay, clip, scale):
+    mode = flush_denormals()
     length = weights.size // max(accumulator.size, 1)
     for row in range(accumulator.size):
         begin, end = row * length, (row + 1) * length
@@ -113,6 +129,7 @@ def rowwise_adagrad(weights, gradient, accumulator, learning_rate, epsilon, weig
             g = _prepared(gradient[i], weights[i], weight_decay, clip, scale)
             weights[i], after = _rowwise_adagrad(weights[i], g, before, mean_square, learning_rate, epsilon)
         accumulator[row] = after
+    restore_mode(mode)
 
 
 @loop(const(VECTOR), const(VECTOR), VECTOR, VECTOR, SUMS, VECTOR)
@@ -124,6 +141,7 @@ def lamb_moments(
 
     These are the squared norms of weights and direction; `squares` has 2 * blocks elements, `direction` is scratch.
     """
+    mode = flush_denormals()
     for block in range(squares.size // 2):
         run = slice(block * direction.size, (block + 1) * direction.size)
         w, g, m_run, v_run = weights[run], gradient[run], m[run], v[run]
@@ -138,18 +156,23 @@ def lamb_moments(
             of_direction += np.float64(direction[i]) * np.float64(direction[i])
         squares[2 * block] = of_weights
         squares[2 * block + 1] = of_direction
+    restore_mode(mode)
 
 
 @loop(VECTOR, const(VECTOR), const(VECTOR))
 def lamb_step(weights, m, v, correction, epsilon_t, decay, rate):
+    mode = flush_denormals()
     for i in range(weights.size):  # the direction again, rather than a scratch vector of the variable's size
         weights[i] -= rate * _lamb_direction(weights[i], m[i], v[i], correction, epsilon_t, decay)
+    restore_mode(mode)
 
 
 @loop(VECTOR)
 def decay(weights, share):
+    mode = flush_denormals()
     for i in range(weights.size):
         weights[i] = _decayed(weights[i], share)
+    restore_mode(mode)
 
 
 @loop(VECTOR, const(VECTOR))

@@ -12,6 +12,9 @@ Conventions, the same for all:
 - Operations are float32 with one rounding each, in the order in which the expressions say it (products and sums from
   left to right). No fused multiply-add, no reassociation: an element's result depends on that element alone, so that
   cutting the vector anywhere changes nothing. LAMB's norms are the exception, hence its whole variables.
+- Denormals are zeros: an operand below the smallest normal number, 1.18e-38, counts as a zero of its sign, and a result
+  below it becomes one. Modes of processors and compilers do that, for all of a loop. A result is below if it still is
+  once it is rounded to 24 bits; Arm takes it as it is before rounding, and of CUDA nothing says how.
 - A GPU has no tables: `rowwise_adagrad`, and a t for each row, are only on the CPU.
 """
 
