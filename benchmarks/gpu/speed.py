@@ -122,7 +122,7 @@ def words_parser() -> argparse.ArgumentParser:
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--steps", type=int, default=STEPS, help="of an epoch (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="to measure, at least (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.5, help="to measure, at least (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--shard-device", default="cpu")
     parser.add_argument("--depth", type=int, help="cluster.pipeline_depth")

@@ -27,7 +27,7 @@ from parashard_server.state.storage import drawn_from
 from support import reference_rules as reference
 from support.late_device import LateDevice
 
-MEASURED = ["models", "mlp", "accuracy"]
+MEASURED = ["models", "mlp", "workers", "accuracy"]
 
 
 def asked(device: str = "cuda:0", **changed: Any) -> command.Asked:
@@ -109,13 +109,14 @@ def test_every_program_understands_its_words(part: str, device: str, tmp_path: P
         assert (read.width < 64) == (device == "cpu")
 
 
-@pytest.mark.parametrize("model", [command.RESNET, command.LARGE_RESNET, command.MLP])
+@pytest.mark.parametrize("model", [command.RESNET, command.LARGE_RESNET, command.SHARING, command.MLP])
 def test_each_case_is_what_its_name_says(model: command.Model) -> None:
     read = {case: speed.words_parser().parse_args(asked().words(model, case)) for case in (model.alone, *model.cases)}
-    assert (read[model.alone].what, read[command.ONE].what) == ("plain", "one")
+    assert read[model.alone].what == "plain"
     for case, words in read.items():
         assert (words.shard_device == "cuda:0") == case.endswith("on the GPU")
         assert (words.what == "cluster") == ("shard on" in case)
+        assert (words.what == "one") == (case == command.ONE)
         assert words.workers == (int(case[0]) if case[0].isdigit() else 1)
         assert (words.depth == 0) == case.endswith("depth 0")
 
@@ -124,6 +125,15 @@ def test_speeds_are_compared_with_those_without_a_server_in_the_same_run() -> No
     one, card, host = command.mlp(asked(), Measure(rate(1000), rate(900), rate(500), rate(250)), [])
     assert (one["case"], one["ours"], one["its"], one["ratio"], one["goal"]) == (command.ONE, 900, 1000, 0.9, 0.9)
     assert (card["ratio"], rows.below_goal(card), host["ratio"], rows.below_goal(host)) == (0.5, True, 0.25, False)
+
+
+def test_workers_that_share_a_gpu_are_compared_with_what_was_measured_before() -> None:
+    before = list(command.models(asked(), Measure(rate(100)), []))
+    measure = Measure(rate(50))
+    found = list(command.workers(asked(rounds=2), measure, before))
+    assert [(one["its"], one["ratio"]) for one in found] == [(100, 0.5)] * 6
+    assert "plain" not in {words[1] for _, words, _ in measure.asked}
+    assert next(iter(command.workers(asked(), Measure(rate(10), rate(5)), [])))["ratio"] == 0.5
 
 
 def test_rounds_are_medians_and_the_last_row_of_a_case_has_them_all() -> None:
