@@ -28,6 +28,7 @@ from parashard.models.framework import (
     class_outside,
     initial_of,
     made_by,
+    moved_by,
     pushed_for,
     refuse_other_framework,
     rows,
@@ -55,6 +56,7 @@ from parashard.models.keras_variables import (
 )
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.optimizers import OptimizerSpec
+from parashard.plan.state import COUNTER
 from parashard.plan.variables import Float32s
 from parashard.process.threads import holding_model_lock
 from parashard.protocol.messages import NO_KEYS
@@ -219,7 +221,12 @@ class Model:
         array = self._backend.array
         for name, before in zip(self._found.names(trained=False), state[1], strict=False):
             if name in after:
-                gradients[name] = xp.asarray(pushed_for(self._found.kinds[name], array(before), array(after[name])))
+                kind = self._found.kinds[name]
+                if xp is np or kind == COUNTER:
+                    gradients[name] = xp.asarray(pushed_for(kind, array(before), array(after[name])))
+                else:  # without waiting for the GPU
+                    first, last = (self._backend.result(tensor, xp) for tensor in (before, after[name]))
+                    gradients[name] = moved_by(kind, first, last.reshape(first.shape))
         return self._backend.result(loss, xp), gradients
 
     @holding_model_lock()
@@ -323,11 +330,13 @@ class Model:
 
     def _data(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> tuple[KerasRows | None, _Data]:
         """Return rows, and inputs, targets and weights as tensors; the first ones build the loss and the metrics."""
-        pulled, inputs = self._looking_up(variables, batch.keys, batch.inputs, xp)
-        targets = self._tensors(batch.targets)
+        seen = None if batch.on_host is None else batch.on_host.inputs
+        pulled, inputs = self._looking_up(variables, batch.keys, batch.inputs, xp, seen)
+        on_host = batch.on_host or batch
+        targets = self._tensors(batch.targets, on_host.targets)
         if not self._is_built:
             self._build(inputs, targets)
-        for given, classes in zip(keras.tree.flatten(batch.targets), self._classes, strict=True):
+        for given, classes in zip(keras.tree.flatten(on_host.targets), self._classes, strict=True):
             outside = None if classes is None else class_outside(given, classes)
             if outside is not None:
                 raise WrongModel(
@@ -337,20 +346,20 @@ class Model:
         return pulled, (inputs, targets, None if batch.weights is None else self._backend.tensor(batch.weights))
 
     def _looking_up(
-        self, variables: Mapping[str, Array], keys: Mapping[str, Keys], inputs: Any, xp: Any
+        self, variables: Mapping[str, Array], keys: Mapping[str, Keys], inputs: Any, xp: Any, on_host: Any = None
     ) -> tuple[KerasRows | None, Any]:
         """Return the rows of a batch, None without tables, and its inputs as tensors with what these have for ids."""
         layers = self._keys.layers
         if not layers:
-            return None, self._tensors(inputs)
+            return None, self._tensors(inputs, on_host)
         renamed = NOT_RENAMED
         if not self._backend.has_wide_numbers():
             renamed = Renamed(inputs, [layer.padding_key for layer in layers if layer.padding_key is not None])
             inputs = renamed.inputs
         return KerasRows(variables, keys, xp, renamed), self._tensors(inputs)
 
-    def _tensors(self, data: Any) -> Any:
-        return keras.tree.map_structure(self._backend.tensor, data)
+    def _tensors(self, data: Any, on_host: Any = None) -> Any:
+        return keras.tree.map_structure(self._backend.tensor, data, data if on_host is None else on_host)
 
     def _build(self, inputs: Any, targets: Any) -> None:
         """Build what `compile()` says, which Keras does with the first data: outside of what is compiled."""

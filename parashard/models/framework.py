@@ -208,10 +208,14 @@ def pushed_for(kind: str, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> 
     if kind == COUNTER:
         return counter_rows(np.asarray(after, np.int64) - np.asarray(before, np.int64))
     before = np.atleast_1d(np.asarray(before, np.float32))
-    change: Float32s = np.atleast_1d(np.asarray(after, np.float32)) - before
-    if kind.startswith(AVERAGE):
-        change = before + change / np.float32(average_factor(kind))
-    return change
+    moved: Float32s = moved_by(kind, before, np.atleast_1d(np.asarray(after, np.float32)))
+    return moved
+
+
+def moved_by(kind: str, before: Array, after: Array) -> Array:
+    """Return what `pushed_for` does for arrays of float32, of NumPy or CuPy."""
+    change = after - before
+    return before + change / np.float32(average_factor(kind)) if kind.startswith(AVERAGE) else change
 
 
 def pushed_floats(before: Any, after: Any, factors: Any) -> Any:

@@ -61,8 +61,11 @@ class Outputs(Protocol):
 class Backend(Protocol):
     """What computes."""
 
-    def tensor(self, array: Any) -> Any:
-        """Return a tensor of an array's values; it may share the array's memory, and is not written."""
+    def tensor(self, array: Any, on_host: Any = None) -> Any:
+        """Return a tensor of an array's values; it may share the array's memory, and is not written.
+
+        `on_host`: the same values in the host's memory, where there are such.
+        """
 
     def array(self, tensor: Any) -> Any:
         """Return a NumPy array of a tensor's values in its type, bfloat16 as float32; it shares nothing."""

@@ -21,9 +21,9 @@ from parashard.models.keras_rows import Asking, Gathered, Given, KerasRows, lent
 class Jax:
     """JAX."""
 
-    def tensor(self, array: Any) -> Any:
+    def tensor(self, array: Any, on_host: Any = None) -> Any:
         """Return the array itself: compiled functions take it, and are done with it once their results are there."""
-        check_width(array)
+        check_width(array if on_host is None else on_host)
         return borrowed(array)
 
     def array(self, tensor: Any) -> Any:

@@ -25,7 +25,7 @@ from parashard.models.torch_embeddings import TorchRows, with_padding
 class Torch:
     """PyTorch."""
 
-    def tensor(self, array: Any) -> Any:
+    def tensor(self, array: Any, on_host: Any = None) -> Any:
         """Return a tensor that shares the array's memory if it may be written."""
         return tensor_of(array)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.hosted_xp import HostedXp, Watched, flat_of, there
 from support.keras_cases import Counting, X, alone, batch, compiled, first_values, kinds, layers, model
 
 
@@ -33,6 +34,18 @@ def test_frozen_layers_are_frozen_and_normalisation_without_training_is() -> Non
     )
     gradients = ours.loss_and_gradients(values, batch(), np)[1]
     assert sorted(gradients) == ["sequential/dense_1/bias", "sequential/dense_1/kernel"]
+
+
+def test_on_a_gpu_statistics_have_the_same_bits_and_no_number_is_looked_at() -> None:
+    ours = model(lambda: compiled(layers.BatchNormalization(momentum=0.9), layers.Dense(3)))
+    values = first_values(ours)
+    due_loss, due = ours.loss_and_gradients(values, batch(), np)
+    Watched.waits.clear()
+    loss, found = ours.loss_and_gradients(flat_of(values), there(batch()), HostedXp())
+    assert not Watched.waits
+    assert np.asarray(loss).tobytes() == np.asarray(due_loss).tobytes()
+    assert found.keys() == due.keys()
+    assert all(np.asarray(found[name]).tobytes() == np.asarray(due[name]).tobytes() for name in due)
 
 
 def test_statistics_of_batch_normalisation_are_pushed_as_the_batchs_own() -> None:
